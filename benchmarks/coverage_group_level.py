@@ -14,7 +14,8 @@ from gradstats import estimators
 from gradstats.estimators import Batch
 from gradstats.stats.intervals import skewed_mean, studentised_ratio
 from gradstats.stats.jackknife import Statistic, mean_statistic
-from gradstats.stats.variance.estimates import mean_over_pairs, ratio_simultaneous
+from gradstats.stats.variance.estimates import ratio_simultaneous
+from gradstats.stats.variance.moments import mean_over_pairs
 
 LEVEL = 0.95
 N_PROMPTS, DIMENSION = 12_000, 12

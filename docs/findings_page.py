@@ -35,7 +35,7 @@ from findings_tokens import section_concentration, section_proxy
 from gradstats import data
 from gradstats.estimators.display_names import in_words
 from gradstats.report.saved_results import completion_means, read_results
-from gradstats.stats.variance.estimates import FEW as ENOUGH_PROMPTS
+from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
 from gradstats.stats.variance.minimiser import written_interval
 
 PAGE = Path(__file__).with_name("findings.md")

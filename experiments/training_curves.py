@@ -157,7 +157,7 @@ def draw_curves(table: pd.DataFrame, start: float, stem: Path) -> list[Path]:
         draw_landmark(ax, start, horizontal=True)
         ax.set(xlabel="thousand tokens drawn", ylabel="mean reward")
         ax.set_ylim(0.0, 1.0)
-        legend_below(ax, plt.rcParams["font.size"] * 7.0 / 8.0)
+        legend_below(ax)
         paths = save_figure(fig, stem, source=table, overwrite=True)
         plt.close(fig)
     return paths

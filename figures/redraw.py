@@ -27,8 +27,7 @@ from gradstats.plots import save_figure
 from gradstats.plots.blocks import plot_alpha_by_block
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import draw_overlay, draw_run, styled
-from gradstats.report.saved_results import BREAKDOWNS, SavedResults, added_tables, read_results
-from gradstats.report.saved_results import FILES as TOKEN_FILES
+from gradstats.report.saved_results import BREAKDOWNS, TOKEN_FILES, SavedResults, added_tables, read_results
 from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
 from gradstats.system.files import atomic_path, read_json, write_csv, write_json

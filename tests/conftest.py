@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import numpy as np
@@ -19,6 +20,9 @@ from transformers import (
 
 from gradstats import data
 from gradstats.rollouts.table import Rollouts
+
+# Figures are drawn into files; children of the tests draw so, too.
+os.environ["MPLBACKEND"] = "Agg"
 
 VOCABULARY = 41
 

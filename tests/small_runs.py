@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
 
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement, read_measurement
+from gradstats.report import figures
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.sampling_step import sample_shards
@@ -23,10 +29,28 @@ def small_experiment(policy: str, file, /, n_problems: int = 8, **changes) -> Ex
         "sampling": {"group_size": 2, "max_new_tokens": 12, "batch_size": 3, "reward": "small_runs:vowels"},
         "measurement": {"sketch_dim": 64},
         "variance": {"estimators": ["reinforce", "rloo"]},
+        "figures": {"formats": []},  # drawing is four fifths of the time of so small a run
     }
     for section, fields in changes.items():
         data[section] = data[section] | fields
     return Experiment.model_validate(data)
+
+
+def leave_out_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing where no file of a figure is asked for: the pictures of the page are most of the time of a run."""
+    drawn = figures._drawn
+
+    def blank(run, listed, style) -> Iterator[tuple[figures.RunFigure, Figure, pd.DataFrame]]:
+        if style.formats:
+            yield from drawn(run, listed, style)
+            return
+        for one in listed:
+            table = one.needs(run)
+            if table is not None:
+                yield one, Figure(figsize=(1, 1)), figures.chosen_rows(table, style)
+
+    monkeypatch.setattr(figures, "_drawn", blank)
+    monkeypatch.setattr(figures, "_svg", lambda figure: '<svg width="2pt" height="1pt"></svg>')
 
 
 def sampled_and_measured(experiment: Experiment, path) -> Measurement:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,8 +14,6 @@ from gradstats.config.experiment import find_experiment, read_experiment
 from gradstats.config.options import read_label
 from gradstats.estimators import recipes, registry
 from gradstats.system.files import write_json
-
-mpl.use("Agg")
 
 FIGURES = Path(__file__).parent.parent / "figures"
 

@@ -1,4 +1,4 @@
-"""The commands by name. Each calls the public API and imports it only when it runs, so that ``--help`` is immediate."""
+"""The commands by name, and how their errors are shown; ``--help`` is immediate, since each imports what it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that writes a new experiment file."""
+"""The commands that run: run, sample, measure, regrade, sweep, and init, which writes an experiment file."""
 
 from __future__ import annotations
 
@@ -176,12 +176,12 @@ def sample(
     """
     import gradstats
     from gradstats.report.saved_results import refuse_inside_run, writing_into
-    from gradstats.rollouts.table import is_rollouts_file, refuse_to_replace_rollouts
+    from gradstats.rollouts.table import ROLLOUTS_FILE, refuse_to_replace_rollouts
     from gradstats.sampling.plan import SamplingPlan
     from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
 
-    refuse_foreign(out, "a rollouts file", is_rollouts_file)
+    refuse_foreign(out, ROLLOUTS_FILE)
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, dtype=dtype, device=device)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
@@ -258,7 +258,7 @@ def measure(
     import gradstats
     from gradstats.gradients.parameters import n_block_sketches
     from gradstats.measurement.disk_size import measured_bytes, require_space
-    from gradstats.measurement.measurement import is_measurement_folder, refuse_to_replace_measurement
+    from gradstats.measurement.measurement import MEASUREMENT, refuse_to_replace_measurement
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.rollouts.table import read_rollouts
@@ -266,7 +266,7 @@ def measure(
     from gradstats.system.outputs import refuse_foreign
     from gradstats.system.shards import remove_shards, shards_folder
 
-    refuse_foreign(out, "a measurement", is_measurement_folder)
+    refuse_foreign(out, MEASUREMENT)
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype, device=device)
     loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)

@@ -1,4 +1,4 @@
-"""The command that profiles policies side by side."""
+"""The commands that compute statistics of runs and measurements, and what they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of a new experiment file: every setting with what it means, those that were not chosen behind a ``#``."""
+"""Experiment files: what one holds, how it is read, its schema, and the text of a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a metric and of the estimate of its second moments, written as ``adam(eps=1e-6)``."""
+"""Options that several sections share: their defaults and types, labels ``name(parameter=value)``, and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a measurement, and what goes together among them."""
+"""Every section of an experiment file, declared once for Python, the command line and YAML."""
 
 from __future__ import annotations
 

@@ -41,9 +41,7 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-        name: of its folder, made of the values of the settings that vary.
         settings: these settings, each by its full name.
-        experiment: the whole experiment.
     """
 
     name: str
@@ -53,12 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """An experiment whose settings vary from cell to cell.
-
-    Attributes:
-        name: that of its folder.
-        cells: in the order in which they are run.
-    """
+    """An experiment whose settings vary from cell to cell."""
 
     name: str
     cells: tuple[Cell, ...]

@@ -27,8 +27,6 @@ class NamedCode:
 
     Attributes:
         setting: where it is named, such as "sampling.reward".
-        value: what it names.
-        anywhere: whether it needs permission in every file, not in a run directory's alone.
     """
 
     setting: str

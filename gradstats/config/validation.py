@@ -21,8 +21,6 @@ class WrongSetting:
 
     Attributes:
         path: where it stands, such as ``("sampling", "group_size")``.
-        fault: what is wrong and what to do, as the end of a sentence that begins with the path.
-        unknown: whether the setting does not exist; the sentence then begins with its section.
     """
 
     path: tuple[str, ...]

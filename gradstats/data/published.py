@@ -1,4 +1,4 @@
-"""Small named data sets that ship with the package."""
+"""Published numbers that ship with the package, by name."""
 
 from collections.abc import Callable
 from difflib import get_close_matches

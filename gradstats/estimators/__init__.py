@@ -11,19 +11,13 @@ from gradstats.estimators.registry import names, register, table
 
 # one advantage per completion
 from gradstats.estimators.baselines.means import asymmetric, batch_mean, constant, dr_grpo, group_mean, reinforce, rloo
+from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.estimators.baselines.weighted import length_weighted, norm_weighted, token_mean
-from gradstats.estimators.baselines.weighted import optimal_constant
-from gradstats.estimators.baselines.scaled import grpo
-from gradstats.estimators.baselines.means import pass_at_k
-from gradstats.estimators.baselines.means import kimi
-from gradstats.estimators.baselines.means import max_rl
-from gradstats.estimators.baselines.scaled import james_stein
+from gradstats.estimators.baselines.scaled import grpo, james_stein, kimi, max_rl, pass_at_k
 from gradstats.estimators.baselines.scaled import reinforce_pp, reinforce_pp_baseline
 
 # one advantage per token
-from gradstats.estimators.baselines.token_baseline import discounted
-from gradstats.estimators.baselines.means import remax
-from gradstats.estimators.baselines.token_baseline import causal_optimal, otb, otb_turns
+from gradstats.estimators.baselines.token_baseline import causal_optimal, discounted, otb, otb_turns, remax
 from gradstats.estimators.baselines.value_baseline import gae, vine
 
 # whole policy-gradient estimators

@@ -1,4 +1,4 @@
-"""An estimator at another value of one of its parameters."""
+"""Estimators and recipes by their labels, and with one of their parameters at another value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar, overload
 from gradstats.config.options import read_label
 from gradstats.estimators import registry
 from gradstats.estimators.estimator import Estimator, Weighting, nearest
-from gradstats.estimators.recipes import named as lookup
+from gradstats.estimators.recipes import named
 from gradstats.estimators.recipes.recipe import PREFIX, Recipe
 
 W = TypeVar("W", bound=Weighting)
@@ -54,10 +54,22 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
         return name
     base, _ = read_label(name)
     if base.startswith(PREFIX):
-        return lookup.get(name, **parameters)
+        return named.get(name, **parameters)
     if ":" not in base and base not in registry.DEFINITIONS and base not in registry.ALIASES:
         raise KeyError(f"no estimator is called {base!r}: {_hint(base)}")
     return registry.get_estimator(name, **parameters)
+
+
+def _hint(name: str) -> str:
+    """Return the label that a wrong name most likely stands for; recipes are written with their prefix."""
+    baselines = [*registry.DEFINITIONS, *registry.ALIASES]
+    labels = {recipe: f"{PREFIX}{recipe}" for recipe in named.names() if recipe not in baselines}
+    labels |= {label: label for label in baselines}
+    near = nearest(name, labels)
+    if near is not None:
+        return f"did you mean {labels[near]!r}?"
+    known = ", ".join(sorted(labels.values()))
+    return f"known are {known}, and module:function or path/to/file.py:function for a user-defined one"
 
 
 def get_all(estimators: Iterable[str | Weighting]) -> list[Weighting]:
@@ -65,18 +77,6 @@ def get_all(estimators: Iterable[str | Weighting]) -> list[Weighting]:
     if isinstance(estimators, str):
         raise TypeError(f"estimators must be a list of labels, got the text {estimators!r}: write [{estimators!r}]")
     return [get(one) for one in estimators]
-
-
-def _hint(name: str) -> str:
-    """Return the label that a wrong name most likely stands for; recipes are written with their prefix."""
-    baselines = [*registry.DEFINITIONS, *registry.ALIASES]
-    labels = {recipe: f"{PREFIX}{recipe}" for recipe in lookup.names() if recipe not in baselines}
-    labels |= {label: label for label in baselines}
-    near = nearest(name, labels)
-    if near is not None:
-        return f"did you mean {labels[near]!r}?"
-    known = ", ".join(sorted(labels.values()))
-    return f"known are {known}, and module:function or path/to/file.py:function for a user-defined one"
 
 
 #: A name that stands for several parameters at once: the width ε of a clip to [1 − ε, 1 + ε].

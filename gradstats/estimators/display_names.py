@@ -34,6 +34,27 @@ def in_words(label: str) -> str:
     return ", ".join([name, *(_parameter(key, value) for key, value in parameters.items())])
 
 
+def _parameter(key: str, value: object) -> str:
+    words = str(value).replace("_", " ")
+    if key == "loo":
+        return "leave-one-out" if value else "own sample"
+    if key == "scope":
+        return f"over the {words}"
+    if key == "energy":
+        return f"{words} energy"
+    if key in ("advantage", "baseline"):
+        return f"{in_words(str(value))} {key}"
+    first, _, rest = key.partition("_")
+    name = " ".join([GREEK[first], *([rest] if rest else [])]) if first in GREEK else key.replace("_", " ")
+    name = {"off policy": "off-policy"}.get(name, name)
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    if isinstance(value, int | float):
+        return f"{name} = {value:g}".replace("-", "−")
+    # An exponent that is fitted, a constant that is optimised.
+    return f"{words.replace(' ', '-')} {name}" if name in (*GREEK.values(), "b") else f"{name} = {words}"
+
+
 def distinct_names(labels: Iterable[str], chosen: Mapping[str, str] | None = None) -> dict[str, str]:
     """Name several estimators, so that no two share a name: those that would are named by their labels."""
     names = {label: in_words(label) for label in labels}
@@ -57,25 +78,3 @@ def uses_own_sample(label: str) -> bool:
     except (KeyError, ValueError):
         return False
     return {**defaults, **parameters}.get("loo") is False
-
-
-def _parameter(key: str, value: object) -> str:
-    """Return one parameter of a label in words."""
-    words = str(value).replace("_", " ")
-    if key == "loo":
-        return "leave-one-out" if value else "own sample"
-    if key == "scope":
-        return f"over the {words}"
-    if key == "energy":
-        return f"{words} energy"
-    if key in ("advantage", "baseline"):
-        return f"{in_words(str(value))} {key}"
-    first, _, rest = key.partition("_")
-    name = " ".join([GREEK[first], *([rest] if rest else [])]) if first in GREEK else key.replace("_", " ")
-    name = {"off policy": "off-policy"}.get(name, name)
-    if isinstance(value, bool):
-        return name if value else f"no {name}"
-    if isinstance(value, int | float):
-        return f"{name} = {value:g}".replace("-", "−")
-    # An exponent that is fitted, a constant that is optimised.
-    return f"{words.replace(' ', '-')} {name}" if name in (*GREEK.values(), "b") else f"{name} = {words}"

@@ -1,10 +1,10 @@
-"""User-defined estimators, named "module:function" without being registered."""
+"""What an estimator is: a definition and its parameters, checked and bound, which weight the scores of completions."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
@@ -13,7 +13,6 @@ from jaxtyping import Float
 
 from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
-from gradstats.system.user_code import import_function
 
 #: Values by name; a user's own estimator may take values of any type.
 Parameters = Mapping[str, Any]
@@ -80,13 +79,9 @@ RULES: dict[str, Rule] = {
 }
 
 
-# Similarity from which on a name counts as misspelt; at 0.5, "dapo" passes for "opo".
-_NEAR = 0.7
-
-
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that a misspelt one stands for; None where none is near."""
-    near = get_close_matches(name, list(known), cutoff=_NEAR)
+    near = get_close_matches(name, list(known), cutoff=0.7)  # at 0.5, "dapo" passes for "opo"
     # Letters that changed places, as in "gpro", are likelier than others that are equally similar.
     return min(near, key=lambda one: sorted(one) != sorted(name), default=None)
 
@@ -98,13 +93,9 @@ def suggest(name: str, known: list[str]) -> str:
 
 
 def bind_parameters(
-    what: str,
-    function: Callable[..., object],
-    arguments: tuple[object, ...],
-    keywords: Parameters,
-    skip: int,
+    what: str, function: Callable[..., object], arguments: tuple[object, ...], keywords: Parameters, skip: int
 ) -> dict[str, object]:
-    """Bind values to the parameters of ``function`` and fill in the defaults."""
+    """Bind values to the parameters of ``function`` after the first ``skip``, and fill in the defaults."""
     declared = list(inspect.signature(function).parameters.values())[skip:]
     names = [parameter.name for parameter in declared]
     if len(arguments) > len(names):
@@ -134,7 +125,7 @@ def _as_declared(parameter: inspect.Parameter, value: object) -> object:
 def check_parameters(
     what: str, function: Callable[..., object], parameters: Parameters, own: Mapping[str, Rule] | None = None
 ) -> None:
-    """Refuse values outside the range that a parameter of that name has in every estimator."""
+    """Refuse values outside the range that a parameter of that name has in every estimator, or in ``own``."""
     declared = inspect.signature(function).parameters
     for name, value in parameters.items():
         left_out = value is None and declared[name].default is None
@@ -150,29 +141,23 @@ def describe(name: str, function: Callable[..., object], parameters: Parameters)
     return f"{name}({', '.join(stated)})" if stated else name
 
 
-@runtime_checkable
-class NamedFunction(Protocol):
-    """A function that is found by name, and the properties of its use."""
+Level = Literal["sequence", "token"]
 
-    @property
-    def name(self) -> str:
-        """The canonical name."""
-        ...
+# The unit of a plain baseline: rewards times the scores summed over the tokens of a completion.
+SEQUENCE_SUM = "sequence_sum"
 
-    @property
-    def function(self) -> Callable[..., object]:
-        """The function that the parameters are passed to."""
-        ...
 
-    @property
-    def across_groups(self) -> Callable[[Parameters], bool]:
-        """Whether it is batch-level, that is, uses other groups than the prompt's, given the parameters."""
-        ...
+@dataclass(frozen=True, kw_only=True)
+class NamedFunction:
+    """A function that is found by name, and the properties of its use, given its parameters."""
 
-    @property
-    def unit(self) -> Callable[[Parameters], str]:
-        """What gradients are measured in, or divided by, given the parameters."""
-        ...
+    name: str
+    function: Callable[..., Any]
+    level: Level = "sequence"
+    #: Whether it is batch-level, that is, uses other groups than the prompt's.
+    across_groups: Callable[[Parameters], bool] = lambda parameters: False
+    #: What gradients are measured in, or divided by.
+    unit: Callable[[Parameters], str] = lambda parameters: SEQUENCE_SUM
 
 
 Defined = TypeVar("Defined", bound=NamedFunction, covariant=True)
@@ -224,45 +209,25 @@ class Parametrised(Generic[Defined]):
         return self.label
 
 
-Level = Literal["sequence", "token"]
+@dataclass(frozen=True, kw_only=True)
+class Definition(NamedFunction):
+    """A named estimator: a function from a ``Batch`` to advantages; the defaults are those of the user's own.
 
-# The unit of a plain baseline: rewards times the scores summed over the tokens of a completion.
-SEQUENCE_SUM = "sequence_sum"
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A named estimator, whatever its parameters.
-
-    Attributes:
-        name: canonical name.
-        function: ``Batch`` (and parameters) → advantages, (N,) or (N, T).
-        baseline: what is subtracted, in words, for the table.
-        scale: what it is divided by, in words.
-        bias: whether E[ĝ] is the true gradient ∇J, a multiple of it, or biased in direction, in words.
-        source: paper or code.
-        level: "sequence" for (N,) advantages, "token" for (N, T).
-        needs: Batch fields that are required, given the parameters.
-        across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given the parameters.
-        expected_scale: c with E[ĝ] = c·∇J, given the group size and the parameters; None where unknown.
-        checked: whether values are checked against :data:`gradstats.estimators.estimator.RULES`.
-        unit: what the gradient is measured in, given the parameters: ``"sequence_sum"``, followed by what the
-            advantages are divided by, as in ``"sequence_sum / group_std"``.
-        display: what figures and tables of a paper call it; empty: its label.
+    Its unit is ``"sequence_sum"`` and what the advantages are divided by, as in ``"sequence_sum / group_std"``.
     """
 
-    name: str
-    function: Callable[..., np.ndarray]
-    baseline: str
-    scale: str
-    bias: str
-    source: str
-    level: Level
-    needs: Callable[[Parameters], tuple[str, ...]]
-    across_groups: Callable[[Parameters], bool]
-    expected_scale: Callable[[int, Parameters], float | None]
-    checked: bool
-    unit: Callable[[Parameters], str] = lambda parameters: SEQUENCE_SUM
+    # What is subtracted, what the difference is divided by, and what E[ĝ] is, in words, for the table.
+    baseline: str = "user's own"
+    scale: str = "–"
+    bias: str = "not stated"
+    source: str = "user's own"
+    # The fields of the Batch that are required, given the parameters.
+    needs: Callable[[Parameters], tuple[str, ...]] = lambda parameters: ()
+    # c with E[ĝ] = c·∇J, given the group size and the parameters; None where unknown.
+    expected_scale: Callable[[int, Parameters], float | None] = lambda group_size, parameters: None
+    # Whether values are checked against RULES.
+    checked: bool = False
+    # What figures and tables of a paper call it; empty: its label.
     display: str = ""
 
 
@@ -377,26 +342,54 @@ def unit_of(estimator: Weighting) -> str:
     return getattr(estimator, "unit", SEQUENCE_SUM)
 
 
-def user_definition(name: str, registered: Iterable[Definition]) -> Definition:
-    """Return the definition behind "module:function", a function ``Batch → advantages``.
+W = TypeVar("W", bound=Weighting, covariant=True)
 
-    The requirements of :func:`gradstats.estimators.register` hold here as well. A function that is not registered must
-    return one advantage for each completion, and its bias is unknown.
-    """
-    function = import_function(name, "the estimator")
-    known = next((definition for definition in registered if definition.function is function), None)
-    if known is not None:
-        return replace(known, name=name)
-    return Definition(
-        name=name,
-        function=function,
-        baseline="user's own",
-        scale="–",
-        bias="not stated",
-        source="user's own",
-        level="sequence",
-        needs=lambda parameters: (),
-        across_groups=lambda parameters: False,
-        expected_scale=lambda group_size, parameters: None,
-        checked=False,
-    )
+
+@dataclass(frozen=True)
+class Wrapped(Generic[W]):
+    """An estimator used in another way: whatever a subclass does not change is the estimator's."""
+
+    estimator: W
+
+    @property
+    def name(self) -> str:
+        """The estimator's name."""
+        return self.estimator.name
+
+    @property
+    def label(self) -> str:
+        """The estimator's label."""
+        return self.estimator.label
+
+    @property
+    def composition(self) -> str:
+        """What the estimator is composed of."""
+        return composition_of(self.estimator)
+
+    @property
+    def level(self) -> Level:
+        """The estimator's level."""
+        return self.estimator.level
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The optional fields of the Batch that the estimator requires."""
+        return self.estimator.needs
+
+    @property
+    def across_groups(self) -> bool:
+        """Whether the estimator is batch-level."""
+        return self.estimator.across_groups
+
+    @property
+    def unit(self) -> str:
+        """The estimator's unit."""
+        return unit_of(self.estimator)
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """Return the estimator's factor c in E[ĝ] = c·∇J."""
+        return self.estimator.expected_scale(group_size)
+
+    def weights(self, batch: Batch) -> np.ndarray:
+        """Return the estimator's weights."""
+        return self.estimator.weights(batch)

@@ -1,22 +1,14 @@
-"""Weights that are formed a few prompts at a time, so that no array of all tokens is held."""
+"""Ratios of the scored policy to the sampler, and weights of whole completions or of a few prompts at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.estimator import Level, Weighting, composition_of, unit_of
-
-#: Below this :math:`χ^2 = E[ρ_i^2] - 1` of whole completions, sampler and scorer count as one policy: bfloat16 and the
-#: kernels of a server leave less, another checkpoint or temperature more.
-NEGLIGIBLE_CHI_SQUARED = 0.01
-
-#: exp(709.8) is the greatest double; a product with an advantage needs some room.
-LARGEST_LOG_RATIO = 700.0
+from gradstats.estimators.estimator import Level, Weighting, Wrapped
 
 
 def log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n t"]:
@@ -31,6 +23,10 @@ def log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.nda
 def sequence_log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n"]:
     r"""Log ρ_i = Σ_t log ρ_{i,t} of each completion, (N,)."""
     return log_ratios(batch, name).sum(axis=1)
+
+
+#: exp(709.8) is the greatest double; a product with an advantage needs some room.
+LARGEST_LOG_RATIO = 700.0
 
 
 def exponential(log_ratio: np.ndarray) -> np.ndarray:
@@ -61,6 +57,11 @@ def chi_squared(batch: Batch) -> float:
         return float(np.mean(np.expm1(sequence_log_ratios(batch)) ** 2))
 
 
+#: Below this :math:`χ^2 = E[ρ_i^2] - 1` of whole completions, sampler and scorer count as one policy: bfloat16 and the
+#: kernels of a server leave less, another checkpoint or temperature more.
+NEGLIGIBLE_CHI_SQUARED = 0.01
+
+
 def without_negligible_ratios(batch: Batch) -> Batch:
     r"""Set every ratio of a batch to exactly 1 where :math:`χ^2` is below :data:`NEGLIGIBLE_CHI_SQUARED`.
 
@@ -71,54 +72,13 @@ def without_negligible_ratios(batch: Batch) -> Batch:
     return batch.with_fields(old_logprobs=None)
 
 
-@dataclass(frozen=True)
-class AlongCompletions:
-    """A token-level estimator used at the level of completions, which needs only the scores of completions.
-
-    Attributes:
-        estimator: an estimator whose weights are constant along each completion.
-    """
-
-    estimator: Weighting
-
-    @property
-    def name(self) -> str:
-        """The estimator's name."""
-        return self.estimator.name
-
-    @property
-    def label(self) -> str:
-        """The estimator's label."""
-        return self.estimator.label
-
-    @property
-    def composition(self) -> str:
-        """What the estimator is composed of."""
-        return composition_of(self.estimator)
+class AlongCompletions(Wrapped[Weighting]):
+    """A token-level estimator with constant weights along completions, which needs only the scores of completions."""
 
     @property
     def level(self) -> Level:
         """``"sequence"``."""
         return "sequence"
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The optional fields of the Batch that the estimator requires."""
-        return self.estimator.needs
-
-    @property
-    def across_groups(self) -> bool:
-        """Whether the estimator is batch-level."""
-        return self.estimator.across_groups
-
-    @property
-    def unit(self) -> str:
-        """The estimator's unit."""
-        return unit_of(self.estimator)
-
-    def expected_scale(self, group_size: int) -> float | None:
-        """Return the estimator's factor c in E[ĝ] = c·∇J."""
-        return self.estimator.expected_scale(group_size)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"]:
         """Return the weight of each completion."""
@@ -153,9 +113,7 @@ TOKENS_AT_ONCE = 2**22
 def in_blocks_of_groups(weights_of: Callable[[Batch], np.ndarray], batch: Batch) -> np.ndarray:
     """Return ``weights_of(batch)``, called on whole groups, as many at a time as :data:`TOKENS_AT_ONCE` allows.
 
-    Args:
-        weights_of: batch → one value for each completion, (n,) or (n, T), which depends on its group alone.
-        batch: the completions.
+    The values of a completion, (n,) or (n, T), may depend on its group alone.
     """
     if batch.mask.size <= TOKENS_AT_ONCE:
         return weights_of(batch)

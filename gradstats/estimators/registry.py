@@ -21,13 +21,12 @@ from gradstats.estimators.estimator import (
     bind_parameters,
     check_parameters,
     suggest,
-    user_definition,
 )
+from gradstats.system.user_code import import_function
 
 P = ParamSpec("P")
 V = TypeVar("V")
 F = TypeVar("F", bound=Callable[..., np.ndarray])
-
 
 DEFINITIONS: dict[str, Definition] = {}
 ALIASES: dict[str, str] = {}
@@ -78,6 +77,28 @@ def estimator(
         return cast("Callable[P, Estimator]", factory)
 
     return decorate
+
+
+def _as_function(value: V | Callable[[Parameters], V]) -> Callable[[Parameters], V]:
+    """Turn a value that depends on no parameter into a function of the parameters; leave a function unchanged."""
+    if callable(value):
+        return cast("Callable[[Parameters], V]", value)
+    return lambda parameters: value
+
+
+def _add(definition: Definition) -> None:
+    if definition.name in DEFINITIONS or definition.name in ALIASES:
+        raise ValueError(f"an estimator called {definition.name!r} is registered already: choose another name")
+    DEFINITIONS[definition.name] = definition
+
+
+def _make(definition: Definition, arguments: tuple[object, ...], keywords: Parameters) -> Estimator:
+    what = f"estimator {definition.name}"
+    parameters = bind_parameters(what, definition.function, arguments, keywords, skip=1)
+    if definition.checked:
+        check_parameters(what, definition.function, parameters)
+    definition.needs(parameters)  # a parameter that is itself the label of an estimator is refused here
+    return Estimator(definition, parameters)
 
 
 def register(
@@ -176,11 +197,21 @@ def get_estimator(name: str | Estimator, **parameters: object) -> Estimator:
 def get_definition(name: str) -> Definition:
     """Return the definition registered under a canonical name or an alias, or that of "module:function"."""
     if ":" in name:
-        return user_definition(name, DEFINITIONS.values())
+        return user_definition(name)
     base = ALIASES.get(name, name)
     if base not in DEFINITIONS:
         raise KeyError(f"no estimator is called {base!r}: {suggest(base, [*DEFINITIONS, *ALIASES])}")
     return DEFINITIONS[base]
+
+
+def user_definition(name: str) -> Definition:
+    """Return the definition behind "module:function", a function ``Batch → advantages``.
+
+    A function that is not registered must return one advantage for each completion, and its bias is unknown.
+    """
+    function = import_function(name, "the estimator")
+    known = next((definition for definition in DEFINITIONS.values() if definition.function is function), None)
+    return Definition(name=name, function=function) if known is None else replace(known, name=name)
 
 
 def names() -> list[str]:
@@ -243,25 +274,3 @@ def to_be_filled(name: str) -> str:
     declared = list(inspect.signature(definition.function).parameters)[1:]
     missing = [one for one in declared if one not in default_parameters(definition)]
     return f"{name}({', '.join(f'{one}=…' for one in missing)})" if missing else name
-
-
-def _as_function(value: V | Callable[[Parameters], V]) -> Callable[[Parameters], V]:
-    """Turn a value that depends on no parameter into a function of the parameters; leave a function unchanged."""
-    if callable(value):
-        return cast("Callable[[Parameters], V]", value)
-    return lambda parameters: value
-
-
-def _make(definition: Definition, arguments: tuple[object, ...], keywords: Parameters) -> Estimator:
-    what = f"estimator {definition.name}"
-    parameters = bind_parameters(what, definition.function, arguments, keywords, skip=1)
-    if definition.checked:
-        check_parameters(what, definition.function, parameters)
-    definition.needs(parameters)  # a parameter that is itself the label of an estimator is refused here
-    return Estimator(definition, parameters)
-
-
-def _add(definition: Definition) -> None:
-    if definition.name in DEFINITIONS or definition.name in ALIASES:
-        raise ValueError(f"an estimator called {definition.name!r} is registered already: choose another name")
-    DEFINITIONS[definition.name] = definition

@@ -1,4 +1,4 @@
-"""The implementations of attention and of experts with which gradients are measured."""
+"""Attention, experts, rotary factors and precision: under which settings of a model its gradients are exact."""
 
 from __future__ import annotations
 
@@ -77,11 +77,8 @@ class _LengthDependence:
     """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length.
 
     Attributes:
-        path: name of the module in the model.
-        module: the module.
         prefix: of its attributes for one kind of layers; empty where all layers share them.
         dynamic: whether each length beyond ``limit`` has factors of its own; otherwise all of them share the long ones.
-        limit: the largest length with the original factors.
     """
 
     path: str

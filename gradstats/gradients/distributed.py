@@ -1,4 +1,4 @@
-"""Gradients of a model that is sharded over the ranks of a process group (FSDP2), for the self-check.
+"""The ranks that hold a model together, and the gradients of a model that is sharded over them (FSDP2).
 
 Every rank has to measure the same sequences in the same order, since each forward and backward pass gathers weights
 from all of them.
@@ -51,7 +51,6 @@ class Ranks:
 
     Attributes:
         rank: this process, from 0.
-        size: number of ranks.
         group: through which they exchange results; None where there is one.
     """
 

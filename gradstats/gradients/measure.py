@@ -1,4 +1,4 @@
-r"""Mean squares of batch gradients, coordinate by coordinate: what Adam's second moments are running means of."""
+"""Measure the gradients of rollouts: norms and sketches of each sequence, or mean squares over batches."""
 
 from __future__ import annotations
 

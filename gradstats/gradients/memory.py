@@ -41,13 +41,7 @@ class PeakMemory:
     """An estimate in GiB, by what takes it.
 
     Attributes:
-        libraries: Python and the libraries.
-        weights: the parameters of the model.
-        activations: what the forward pass keeps for the backward pass, and what that adds.
         logits: logits and their gradients.
-        gradients: gradients of whole sequences.
-        sketches: sketches of the chunk, and their random signs.
-        preconditioner: P of a metric, one more copy of the selected parameters.
     """
 
     libraries: float

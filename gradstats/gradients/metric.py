@@ -1,4 +1,4 @@
-"""Adam's second moments from the files of a trainer, from tensors of the user's, or from a running optimizer."""
+"""Adam's metric, and where its second moments come from: checkpoints of trainers, tensors, a running optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""The one differentiated function: :math:`\sum_t w_t \log\pi(y_t \mid x, y_{<t})`, and token statistics for free."""
+r"""The differentiated function :math:`\sum_t w_t \log\pi(y_t \mid x, y_{<t})`, and chunks of sequences."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ class TokenStatistics(NamedTuple):
 
     Attributes:
         logprobs: log-probability of the sampled token.
-        entropy: entropy of the scored distribution, in nats.
         sum_pi_squared: sum of the squared probabilities of that distribution.
-        hidden_sq_norms: squared norm of the hidden state that enters the output embedding.
     """
 
     logprobs: Tensor

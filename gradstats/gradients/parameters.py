@@ -1,4 +1,4 @@
-"""Which parameter each entry of an optimizer's state belongs to.
+"""The differentiated parameters of a model: which are selected, in which blocks, and their order in optimizer states.
 
 The ``state_dict`` of a torch optimizer numbers parameters in the order in which its groups list them, and records no
 names. Trainers list the trainable parameters of the model either all together or, as the Trainer of transformers does,
@@ -49,7 +49,6 @@ class ParameterSelection:
 
     Attributes:
         parameters: name → tensor, in the model's order; tied weights appear once, under their first name.
-        block_names: the blocks, in the order in which they first appear.
         block_index: for each parameter, the position of its block in ``block_names``.
         other_names: the further names of tied weights → the name in ``parameters``.
         preconditioner: for each parameter, P of its shape, by which its gradients are multiplied before anything is

@@ -1,4 +1,4 @@
-"""A policy, an engine and settings that have passed the self-check, ready to measure."""
+"""A policy, its reference, an engine and settings that have passed the self-check, ready to measure shards."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ class MeasuringSession:
     Attributes:
         checked_later: prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk
             is measured, see :meth:`expect`; None afterwards.
-        ranks: the ranks that measure together, each with a session of the same settings; one for a whole model.
         estimated_from: digests of the prompts from which the metric's second moments were estimated.
     """
 

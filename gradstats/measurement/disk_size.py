@@ -19,17 +19,14 @@ _BYTES_PER_SKETCH_ENTRY = 4
 
 
 def measured_bytes(rollouts: Rollouts, section: MeasurementSection, n_blocks: int = 0) -> int:
-    """Return an upper bound of the disk space that the measurement of some rollouts takes, in bytes."""
+    """Return an upper bound of the disk space that a measurement takes, in bytes; ``n_blocks`` of sketches by block."""
     lengths = rollouts.frame["completion_tokens"].map(len).to_numpy()
     counted = zip(*np.unique(lengths, return_counts=True), strict=True)
     return sum(bytes_of_sequences(int(length), int(n), section, n_blocks) for length, n in counted)
 
 
 def bytes_of_sequences(length: int, n: int, section: MeasurementSection, n_blocks: int = 0) -> int:
-    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes.
-
-    ``n_blocks`` is as for :func:`measured_bytes`.
-    """
+    """Return an upper bound of the disk space that ``n`` sequences of ``length`` tokens take, in bytes."""
     sketch_dim, probes, exact = section.sketch_dim or 0, section.token_probes, section.token_exact
     # The heaviest tokens that hold a share of a sum are at most that share of all tokens.
     heavy = min(length, math.ceil(exact * length) if 0 < exact < 1 else int(exact))

@@ -1,4 +1,4 @@
-"""Measurements of several shards joined into one."""
+"""A measurement: the gradients of completions as norms and sketches, their files, and the joining of shards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gradstats.system.files import (
     refuse_newer_format,
     write_json,
 )
-from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
+from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 
 
@@ -49,9 +49,8 @@ def metric_label(metadata: Mapping[str, Any]) -> str:
     described = metadata.get("metric")
     if described is None:
         return EUCLIDEAN
-    names = (
-        ["eps", "power", "moments"] if described.get("step") is None else ["eps", "power", "step", "beta2", "moments"]
-    )
+    decay = [] if described.get("step") is None else ["step", "beta2"]
+    names = ["eps", "power", *decay, "moments"]
     inside = ", ".join(f"{name}={_value(described[name])}" for name in names)
     return f"{described['name']}({inside})"
 
@@ -96,7 +95,7 @@ def split_layer(name: str) -> tuple[int, str] | None:
     return None if match is None else (int(match.group(1)), match.group(2) or "")
 
 
-#: What a measurement is told that would need sketches by block.
+#: The error of a measurement without the sketches by block that are needed.
 NO_BLOCK_SKETCHES = "this measurement holds no sketches by block: measure with block_sketches=True"
 
 
@@ -164,83 +163,6 @@ def sketched_gram(sketches: np.ndarray | None, sq_norms: np.ndarray) -> np.ndarr
     return gram
 
 
-class TokenQuantities:
-    """What follows from a measurement's token scores; base class of :class:`gradstats.Measurement`."""
-
-    rollouts: Rollouts
-    sketches: np.ndarray | None
-    token_projections: list[np.ndarray] | None
-    heavy_positions: list[np.ndarray] | None
-    heavy_sq_norms: list[np.ndarray] | None
-    heavy_sketches: list[np.ndarray] | None
-
-    @property
-    def n_token_probes(self) -> int:
-        """K, the number of random directions that token scores were projected on; 0 for none."""
-        return self.token_projections[0].shape[1] if self.token_projections else 0
-
-    def token_scores(self) -> list[TokenScores] | None:
-        """Return each sequence's measured token scores; None when neither probes nor exact tokens were measured."""
-        if self.token_projections is None and self.heavy_positions is None:
-            return None
-        nothing = np.zeros(0)
-        return [
-            TokenScores(
-                None if self.token_projections is None else self.token_projections[row],
-                nothing.astype(np.int64) if self.heavy_positions is None else self.heavy_positions[row],
-                nothing if self.heavy_sq_norms is None else self.heavy_sq_norms[row],
-                None if self.heavy_sketches is None else self.heavy_sketches[row],
-                mask,
-            )
-            for row, mask in enumerate(self.rollouts.masks)
-        ]
-
-    @property
-    def token_energy(self) -> list[np.ndarray] | None:
-        r"""For each sequence, (T_i,) :math:`\lVert s_t\rVert^2`, unbiased: see :meth:`TokenScores.energy`."""
-        scores = self._scores_with_probes(1, "token energies")
-        return None if scores is None else [one.energy() for one in scores]
-
-    @property
-    def token_energy_stderr(self) -> list[np.ndarray] | None:
-        """For each sequence, (T_i,) standard errors of the token energies, 0 where they are exact."""
-        scores = self._scores_with_probes(1, "token energies")
-        return None if scores is None else [one.energy_stderr() for one in scores]
-
-    @property
-    def cumulative_energy(self) -> list[np.ndarray] | None:
-        r"""For each sequence, (T_i,) :math:`W_t = \sum_{u\le t}\lVert s_u\rVert^2`, unbiased."""
-        scores = self._scores_with_probes(1, "cumulative energies")
-        return None if scores is None else [one.cumulative_energy() for one in scores]
-
-    @property
-    def cumulative_energy_stderr(self) -> list[np.ndarray] | None:
-        """For each sequence, (T_i,) standard errors of the cumulative energies, from the spread of the probes."""
-        scores = self._scores_with_probes(2, "standard errors of cumulative energies")
-        return None if scores is None else [one.cumulative_energy_stderr() for one in scores]
-
-    @property
-    def token_cross(self) -> list[np.ndarray] | None:
-        r"""For each sequence, (T_i,) :math:`\langle s_t, S\rangle`, unbiased: see :meth:`TokenScores.cross`."""
-        scores = self._scores_with_probes(1, "inner products of light tokens")
-        if scores is None:
-            return None
-        sketches = [None] * len(scores) if self.sketches is None else self.sketches
-        return [one.cross(sketch) for one, sketch in zip(scores, sketches, strict=True)]
-
-    def _scores_with_probes(self, needed: int, what: str) -> list[TokenScores] | None:
-        """Return the token scores, with a warning where some tokens need more probes than were measured."""
-        scores = self.token_scores()
-        if scores is not None and self.n_token_probes < needed and any(one.light.any() for one in scores):
-            warnings.warn(
-                f"{what} are NaN on tokens that were not measured exactly, since token_probes is "
-                f"{self.n_token_probes}: measure with token_probes={max(needed, 32)}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return scores
-
-
 #: Fields with one value per token.
 TOKEN_FIELDS = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
 #: Fields with one row per token that a measurement may lack.
@@ -250,7 +172,7 @@ HEAVY_FIELDS = ("heavy_positions", "heavy_sq_norms", "heavy_sketches")
 
 
 @dataclass(frozen=True)
-class Measurement(TokenQuantities):
+class Measurement:
     r"""Per-sequence gradients of :math:`S_i = \sum_t \nabla\log\pi(y_{i,t})`, kept as norms and sketches.
 
     Attributes:
@@ -311,13 +233,8 @@ class Measurement(TokenQuantities):
 
     def __post_init__(self) -> None:
         n = len(self.rollouts)
-        counts = {name: len(rows) for name, rows in self.per_token_fields().items()}
-        counts["sq_norms_by_block"] = len(self.sq_norms_by_block)
-        if self.sketches is not None:
-            counts["sketches"] = len(self.sketches)
-        if self.sketches_by_block is not None:
-            counts["sketches_by_block"] = len(self.sketches_by_block)
-        counts |= {name: len(rows) for name, rows in self.heavy_fields().items()}
+        whole = self._present(("sq_norms_by_block", "sketches", "sketches_by_block"))
+        counts = {name: len(rows) for name, rows in (self.per_token_fields() | whole | self.heavy_fields()).items()}
         counts |= {f"weighted[{name!r}]": len(gradients) for name, gradients in self.weighted.items()}
         for name, count in counts.items():
             if count != n:
@@ -375,6 +292,72 @@ class Measurement(TokenQuantities):
         """
         return sketched_gram(self.sketches, self.sq_norms)
 
+    @property
+    def n_token_probes(self) -> int:
+        """K, the number of random directions that token scores were projected on; 0 for none."""
+        return self.token_projections[0].shape[1] if self.token_projections else 0
+
+    def token_scores(self) -> list[TokenScores] | None:
+        """Return each sequence's measured token scores; None when neither probes nor exact tokens were measured."""
+        if self.token_projections is None and self.heavy_positions is None:
+            return None
+        nothing = np.zeros(0)
+        return [
+            TokenScores(
+                None if self.token_projections is None else self.token_projections[row],
+                nothing.astype(np.int64) if self.heavy_positions is None else self.heavy_positions[row],
+                nothing if self.heavy_sq_norms is None else self.heavy_sq_norms[row],
+                None if self.heavy_sketches is None else self.heavy_sketches[row],
+                mask,
+            )
+            for row, mask in enumerate(self.rollouts.masks)
+        ]
+
+    @property
+    def token_energy(self) -> list[np.ndarray] | None:
+        r"""For each sequence, :math:`(T_i,)` :math:`\lVert s_t\rVert^2`, unbiased: see :meth:`TokenScores.energy`."""
+        scores = self._scores_with_probes(1, "token energies")
+        return None if scores is None else [one.energy() for one in scores]
+
+    @property
+    def token_energy_stderr(self) -> list[np.ndarray] | None:
+        r"""For each sequence, :math:`(T_i,)` standard errors of the token energies, 0 where they are exact."""
+        scores = self._scores_with_probes(1, "token energies")
+        return None if scores is None else [one.energy_stderr() for one in scores]
+
+    @property
+    def cumulative_energy(self) -> list[np.ndarray] | None:
+        r"""For each sequence, :math:`(T_i,)` :math:`W_t = \sum_{u\le t}\lVert s_u\rVert^2`, unbiased."""
+        scores = self._scores_with_probes(1, "cumulative energies")
+        return None if scores is None else [one.cumulative_energy() for one in scores]
+
+    @property
+    def cumulative_energy_stderr(self) -> list[np.ndarray] | None:
+        r"""For each sequence, :math:`(T_i,)` standard errors of cumulative energies, from the spread of the probes."""
+        scores = self._scores_with_probes(2, "standard errors of cumulative energies")
+        return None if scores is None else [one.cumulative_energy_stderr() for one in scores]
+
+    @property
+    def token_cross(self) -> list[np.ndarray] | None:
+        r"""For each sequence, :math:`(T_i,)` :math:`\langle s_t, S\rangle`, unbiased: see :meth:`TokenScores.cross`."""
+        scores = self._scores_with_probes(1, "inner products of light tokens")
+        if scores is None:
+            return None
+        sketches = [None] * len(scores) if self.sketches is None else self.sketches
+        return [one.cross(sketch) for one, sketch in zip(scores, sketches, strict=True)]
+
+    def _scores_with_probes(self, needed: int, what: str) -> list[TokenScores] | None:
+        """Return the token scores, with a warning where some tokens need more probes than were measured."""
+        scores = self.token_scores()
+        if scores is not None and self.n_token_probes < needed and any(one.light.any() for one in scores):
+            warnings.warn(
+                f"{what} are NaN on tokens that were not measured exactly, since token_probes is "
+                f"{self.n_token_probes}: measure with token_probes={max(needed, 32)}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return scores
+
     def per_token_fields(self) -> dict[str, list[np.ndarray]]:
         """Return the fields with one row per token that this measurement has, by name."""
         return self._present((*TOKEN_FIELDS, *OPTIONAL_TOKEN_FIELDS))
@@ -383,7 +366,7 @@ class Measurement(TokenQuantities):
         """Return the fields with one row per exactly measured token that this measurement has, by name."""
         return self._present(HEAVY_FIELDS)
 
-    def _present(self, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+    def _present(self, names: Sequence[str]) -> dict[str, Any]:
         rows = {name: getattr(self, name) for name in names}
         return {name: values for name, values in rows.items() if values is not None}
 
@@ -416,7 +399,28 @@ class Measurement(TokenQuantities):
         Raises:
             ValueError: when there are none, or they differ in policy, blocks, sketches, weightings or reference policy.
         """
-        return concatenate_measurements(shards, allow_policy_mismatch=allow_policy_mismatch)
+        shards = list(shards)
+        if not shards:
+            raise ValueError("there are no measurements to concatenate: give at least one")
+        _refuse_different(shards)
+        if not allow_policy_mismatch:
+            refuse_different_policies((shard.metadata for shard in shards), "measurements")
+        tables = (shard.rollouts for shard in shards)
+        gradients = WeightedGradients.concatenate([shard.gradients for shard in shards])
+        per_token = [shard.per_token_fields() | shard.heavy_fields() for shard in shards]
+        return cls(
+            Rollouts.concatenate(tables, allow_policy_mismatch=allow_policy_mismatch),
+            gradients.sq_norms_by_block,
+            gradients.sketches,
+            **{name: [rows for fields in per_token for rows in fields[name]] for name in per_token[0]},
+            weighted={
+                name: WeightedGradients.concatenate([shard.weighted[name] for shard in shards])
+                for name in shards[0].weighted
+            },
+            metadata={name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
+            | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
+            sketches_by_block=gradients.sketches_by_block,
+        )
 
     def save(self, folder: str | os.PathLike[str], token_dtype: str = "float32", *, overwrite: bool = False) -> None:
         """Write ``rollouts.parquet``, ``tensors.safetensors`` and ``measurement.json``, all of them or none.
@@ -430,47 +434,45 @@ class Measurement(TokenQuantities):
             FileExistsError: when something else lies there, which is left alone.
             ValueError: when a projection is too large for ``token_dtype``, or for another type.
         """
-        save_measurement(self, folder, token_dtype, overwrite=overwrite)
+        refuse_to_replace_measurement(folder, self.metadata, self.rollouts, overwrite)
+        tensors = {name: np.concatenate(rows) for name, rows in (self.per_token_fields() | self.heavy_fields()).items()}
+        if self.heavy_positions is not None:
+            tensors["heavy_counts"] = np.array([len(rows) for rows in self.heavy_positions], dtype=np.int64)
+        for name in _NARROWED & set(tensors):
+            tensors[name] = _narrowed(name, tensors[name], token_dtype)
+        for prefix, gradients in _by_prefix(self).items():
+            tensors[f"{prefix}sq_norms_by_block"] = gradients.sq_norms_by_block.to_numpy(dtype=np.float64)
+            if gradients.sketches is not None:
+                tensors[f"{prefix}sketches"] = gradients.sketches
+            if gradients.sketches_by_block is not None:
+                tensors[f"{prefix}sketches_by_block"] = gradients.sketches_by_block
+        # safetensors writes an array's memory as it is laid out: a transposed array would be read back scrambled.
+        tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
+        with atomic_path(folder, replace_folder=True) as partial:
+            partial.mkdir()
+            self.rollouts.to_parquet(partial / "rollouts.parquet")
+            try:
+                save_file(tensors, partial / "tensors.safetensors")
+            except SafetensorError as error:  # the error of safetensors for a full disk
+                raise OSError(
+                    f"the measurement cannot be written to {os.fspath(folder)} ({error}): free some space"
+                ) from error
+            described = {
+                "format": FORMAT,
+                "block_names": list(self.sq_norms_by_block),
+                "weighted": list(self.weighted),
+                "metadata": self.metadata,
+                "tensors": file_digest(partial / "tensors.safetensors"),
+                "sequences": _sequences_digest(self.rollouts),
+            }
+            write_json(partial / "measurement.json", described)
 
 
-#: Entries of the metadata that measurements must share to be joined.
+# Entries of the metadata that measurements must share to be joined.
 _SHARED = (
-    "metric",
-    "sketch_dim",
-    "sketch_seed",
-    "sketch_version",
-    "block_names",
-    "token_probes",
-    "token_seed",
-    "token_exact",
+    "metric", "sketch_dim", "sketch_seed", "sketch_version", "block_names", "token_probes", "token_seed", "token_exact",
     "token_distribution",
-)
-
-
-def concatenate_measurements(shards: Iterable[Measurement], *, allow_policy_mismatch: bool = False) -> Measurement:
-    """Stack measurements, see :meth:`gradstats.Measurement.concatenate`."""
-    shards = list(shards)
-    if not shards:
-        raise ValueError("there are no measurements to concatenate: give at least one")
-    _refuse_different(shards)
-    if not allow_policy_mismatch:
-        refuse_different_policies((shard.metadata for shard in shards), "measurements")
-    tables = (shard.rollouts for shard in shards)
-    gradients = WeightedGradients.concatenate([shard.gradients for shard in shards])
-    per_token = [shard.per_token_fields() | shard.heavy_fields() for shard in shards]
-    return Measurement(
-        Rollouts.concatenate(tables, allow_policy_mismatch=allow_policy_mismatch),
-        gradients.sq_norms_by_block,
-        gradients.sketches,
-        **{name: [rows for fields in per_token for rows in fields[name]] for name in per_token[0]},
-        weighted={
-            name: WeightedGradients.concatenate([shard.weighted[name] for shard in shards])
-            for name in shards[0].weighted
-        },
-        metadata={name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
-        | {"not_finite": [row for shard in shards for row in shard.metadata.get("not_finite", [])]},
-        sketches_by_block=gradients.sketches_by_block,
-    )
+)  # fmt: skip
 
 
 def _refuse_different(shards: Sequence[Measurement]) -> None:
@@ -503,61 +505,43 @@ def shared_entry(measured: Measurement, name: str) -> object:
     return measured.metadata.get(name)
 
 
-#: What ``token_dtype`` narrows.
+def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
+    """Return the gradients of a measurement by the prefix of their tensors' names."""
+    return {"": measured.gradients} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
+
+
+# What ``token_dtype`` narrows.
 _NARROWED = {"token_projections", "heavy_sketches"}
 
 
-#: The files of a measurement.
-FILES = {"rollouts.parquet", "tensors.safetensors", "measurement.json"}
+def _narrowed(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f'token_dtype is {dtype!r}: choose "float32" or "float16"')
+    largest = np.abs(values).max(initial=0.0)
+    if largest > np.finfo(dtype).max:
+        raise ValueError(f'{name} reach {largest:.3g}, too large for {dtype}: save with token_dtype="float32"')
+    return values.astype(dtype)
+
+
+def _sequences_digest(rollouts: Rollouts) -> str:
+    """Digest which completions were measured; their rewards may change when a run is scored again."""
+    columns = ("prompt_id", "sample_id", "prompt_tokens", "completion_tokens", "completion_mask")
+    return digest([rollouts.frame[name].map(_listed).tolist() for name in columns if name in rollouts.frame])
+
+
+def _listed(cell: Any) -> Any:
+    return np.asarray(cell).tolist() if isinstance(cell, (list, tuple, np.ndarray)) else cell
+
+
 # Entries of the metadata that differ between two calls with the same settings.
 _VARYING = {"self_check", "token_self_check", "versions", "not_finite", ORIGIN}
-
-
-def save_measurement(
-    measured: Measurement, folder: str | os.PathLike[str], token_dtype: str = "float32", *, overwrite: bool = False
-) -> None:
-    """Write a measurement, see :meth:`gradstats.Measurement.save`."""
-    refuse_to_replace_measurement(folder, measured.metadata, measured.rollouts, overwrite)
-    tensors = {
-        name: np.concatenate(rows) for name, rows in (measured.per_token_fields() | measured.heavy_fields()).items()
-    }
-    if measured.heavy_positions is not None:
-        tensors["heavy_counts"] = np.array([len(rows) for rows in measured.heavy_positions], dtype=np.int64)
-    for name in _NARROWED & set(tensors):
-        tensors[name] = _narrowed(name, tensors[name], token_dtype)
-    for prefix, gradients in _by_prefix(measured).items():
-        tensors[f"{prefix}sq_norms_by_block"] = gradients.sq_norms_by_block.to_numpy(dtype=np.float64)
-        if gradients.sketches is not None:
-            tensors[f"{prefix}sketches"] = gradients.sketches
-        if gradients.sketches_by_block is not None:
-            tensors[f"{prefix}sketches_by_block"] = gradients.sketches_by_block
-    # safetensors writes an array's memory as it is laid out: a transposed array would be read back scrambled.
-    tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-    with atomic_path(folder, replace_folder=True) as partial:
-        partial.mkdir()
-        measured.rollouts.to_parquet(partial / "rollouts.parquet")
-        try:
-            save_file(tensors, partial / "tensors.safetensors")
-        except SafetensorError as error:  # the error of safetensors for a full disk
-            raise OSError(
-                f"the measurement cannot be written to {os.fspath(folder)} ({error}): free some space"
-            ) from error
-        described = {
-            "format": FORMAT,
-            "block_names": list(measured.sq_norms_by_block),
-            "weighted": list(measured.weighted),
-            "metadata": measured.metadata,
-            "tensors": file_digest(partial / "tensors.safetensors"),
-            "sequences": _sequences_digest(measured.rollouts),
-        }
-        write_json(partial / "measurement.json", described)
 
 
 def refuse_to_replace_measurement(
     folder: str | os.PathLike[str], metadata: Mapping[str, object], rollouts: Rollouts, overwrite: bool
 ) -> None:
     """Refuse to write a measurement where something else lies, or one of other settings or completions."""
-    earlier = earlier_result(folder, "a measurement", is_measurement_folder, overwrite)
+    earlier = earlier_result(folder, MEASUREMENT, overwrite)
     if earlier is None:
         return
     there = read_json(earlier / "measurement.json")
@@ -567,15 +551,22 @@ def refuse_to_replace_measurement(
     refuse_other_result(folder, None if same else "other completions", overwrite)
 
 
+# The files of a measurement.
+_FILES = {"rollouts.parquet", "tensors.safetensors", "measurement.json"}
+
+
 def is_measurement_folder(folder: Path) -> bool:
     """Return whether a folder holds the files of a measurement that this program wrote, and nothing else."""
-    if not folder.is_dir() or {path.name for path in folder.iterdir()} - FILES:
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - _FILES:
         return False
     try:
         described = read_json(folder / "measurement.json")
     except (ValueError, OSError):
         return False
     return isinstance(described.get("metadata"), dict) and "block_names" in described
+
+
+MEASUREMENT = Kind("a measurement", is_measurement_folder)
 
 
 def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -> Measurement:
@@ -592,7 +583,7 @@ def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -
     """
     folder = part_of_run(Path(folder), "measurement")
     if not (folder / "measurement.json").exists():
-        measured = concatenate_measurements(_read_shards(folder, partial))
+        measured = Measurement.concatenate(_read_shards(folder, partial))
         if folder.name != "measurement":
             return measured
         # Within a run, state values lie beside its measurement.
@@ -651,33 +642,9 @@ def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
     )
 
 
-def _sequences_digest(rollouts: Rollouts) -> str:
-    """Digest which completions were measured; their rewards may change when a run is scored again."""
-    columns = ("prompt_id", "sample_id", "prompt_tokens", "completion_tokens", "completion_mask")
-    return digest([rollouts.frame[name].map(_listed).tolist() for name in columns if name in rollouts.frame])
-
-
-def _listed(cell: Any) -> Any:
-    return np.asarray(cell).tolist() if isinstance(cell, (list, tuple, np.ndarray)) else cell
-
-
-def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
-    """Return the gradients of a measurement by the prefix of their tensors' names."""
-    return {"": measured.gradients} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
-
-
 def _rows(
     tensors: Mapping[str, np.ndarray], names: Sequence[str], counts: Sequence[int] | np.ndarray
 ) -> dict[str, list[np.ndarray]]:
     """Return tensors in which the sequences lie one after another, cut into one array per sequence."""
     ends = np.cumsum(counts)[:-1]
     return {name: np.split(tensors[name], ends) for name in names}
-
-
-def _narrowed(name: str, values: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype not in ("float32", "float16"):
-        raise ValueError(f'token_dtype is {dtype!r}: choose "float32" or "float16"')
-    largest = np.abs(values).max(initial=0.0)
-    if largest > np.finfo(dtype).max:
-        raise ValueError(f'{name} reach {largest:.3g}, too large for {dtype}: save with token_dtype="float32"')
-    return values.astype(dtype)

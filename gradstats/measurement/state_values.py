@@ -15,10 +15,7 @@ import pyarrow as pa
 
 from gradstats.rollouts.schema import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
-from gradstats.system.files import (
-    digest,
-    file_digest,
-)
+from gradstats.system.files import digest, file_digest
 from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard
 
 #: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.
@@ -28,15 +25,9 @@ _KEY = ["prompt_id", "sample_id"]
 
 @dataclass(frozen=True)
 class StateValues:
-    """One value for each token of some completions.
+    """One value for each token of some completions, of the state before it; NaN where there is none."""
 
-    Attributes:
-        completions: frame with ``prompt_id``, ``sample_id`` and the ``reward`` that the values predict.
-        values: for each completion, (T_i,) values of the state before each token; NaN where there is none.
-        metadata: how they were obtained.
-    """
-
-    completions: pd.DataFrame
+    completions: pd.DataFrame  # ``prompt_id``, ``sample_id`` and the ``reward`` that the values predict
     values: list[np.ndarray]
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -109,7 +100,7 @@ def stored_values(folder: Path, rollouts: Rollouts) -> dict[str, list[np.ndarray
                 f"the state values in {folder} are left out ({error}): `gradstats run` makes them again, "
                 "once what is damaged has been removed",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
     return found
 

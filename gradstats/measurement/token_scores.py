@@ -8,9 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-#: Relative standard error of cumulative energies above which a remedy is named.
-POOR_PRECISION = 0.1
-
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -90,9 +87,6 @@ class TokenScores:
         :math:`\lVert s_t\rVert^2 + \langle Cs_t, C(S - s_t)\rangle` with the sketch C, whose error is
         :math:`\sqrt{D/K}` times smaller, or the same with probes where there are no sketches. NaN where there is
         neither.
-
-        Args:
-            sketch: (sketch_dim,), of S, or None.
         """
         cross = np.where(self.mask, np.nan, 0.0)
         heavy = self.heavy_positions
@@ -116,6 +110,10 @@ class TokenScores:
 def relative_error_of_total(scores: Sequence[TokenScores]) -> float:
     """Median over sequences of the standard error of :math:`W_T` relative to it; NaN where probes are too few."""
     return float(np.median([one.cumulative_energy_stderr()[-1] / one.cumulative_energy()[-1] for one in scores]))
+
+
+#: Relative standard error of cumulative energies above which a remedy is named.
+POOR_PRECISION = 0.1
 
 
 def remark_on_precision(scores: Sequence[TokenScores]) -> str:

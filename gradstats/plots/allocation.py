@@ -1,4 +1,4 @@
-"""A value head beside Monte-Carlo values: bias and explained variance along the steps."""
+"""Noise at an equal number of tokens, shares of the gradient by bins, and the quality of a value head by step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from gradstats.plots.marks import (
     as_frame,
     draw_intervals,
     draw_nothing,
+    draw_series,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
     require_columns,
+    with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, variants, wrapped_to_axis
 from gradstats.plots.style import edge, ink, muted, paper, stroke
-from gradstats.plots.variance import plain_ticks
+from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.critic_quality import FAILED, RECOVERED
 from gradstats.stats.variance.quantities import in_metric
 from gradstats.stats.variance.shares import SHARES
@@ -44,26 +47,22 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    ends = ["relative_noise", "relative_noise_low", "relative_noise_high"]
-    require_columns(
-        frame, ["estimator", "group_size", "n_prompts", "extrapolated", *ends], "draw what allocate() gives"
-    )
+    columns = ["estimator", "group_size", "n_prompts", "extrapolated", *with_ends("relative_noise")]
+    require_columns(frame, columns, "draw what allocate() gives")
     lines = _distinct(frame)
     shown = names_in(frame)
     labels = ["; ".join(shown[name] for name in names) for names in lines]
-    keys = interval_keys(frame[ends].to_numpy(dtype=float))
-    entries = [*labels, *(str(key.get_label()) for key in keys)]
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    keys = interval_keys(frame, ["relative_noise"])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(entries, width, font_size)))
+        _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(labels, keys)))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     kinds = variants([names[0] for names in lines])
     for place, (names, label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):
         rows = frame.loc[[str(one) == names[0] for one in frame["estimator"]]]
         sizes, guessed = rows["group_size"].to_numpy(dtype=float), rows["extrapolated"].to_numpy(dtype=bool)
-        centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
+        centre, low, high = estimates_of(rows, "relative_noise").T
         color, marker = estimator_appearance(names[0])
         # Side by side, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.3 * (place - (len(lines) - 1) / 2.0) / max(len(lines) / 2.0, 1.0))
@@ -76,7 +75,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     if frame.empty:
         draw_nothing(ax, "no estimators")
     else:
-        ax.axhline(1.0, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
+        draw_landmark(ax, 1.0, horizontal=True)
     prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
     if prompts:
         ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
@@ -85,7 +84,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
     ax.set_ylabel(in_metric("relative noise\nat equal tokens", frame.attrs))
-    legend_below(ax, font_size, keys)
+    legend_below(ax, keys)
     return ax
 
 
@@ -96,7 +95,7 @@ def n_prompts_label(n: float) -> str:
 
 def _distinct(frame: pd.DataFrame) -> list[list[str]]:
     """Return the estimators in order, those of equal noise at the same sizes together."""
-    columns = ["group_size", "relative_noise", "relative_noise_low", "relative_noise_high"]
+    columns = ["group_size", *with_ends("relative_noise")]
     found: list[tuple[list[str], np.ndarray]] = []
     for name, rows in frame.groupby("estimator", sort=False):
         numbers = rows[columns].to_numpy(dtype=float)
@@ -134,26 +133,19 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
         raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(SHARES)}")
     quantity = "success" if "success_low" in frame else "length"
     edges = [f"{quantity}_low", f"{quantity}_high"]
-    ends = [value, f"{value}_low", f"{value}_high"]
-    require_columns(frame, ["estimator", *edges, *ends], "draw what variance_by_success() gives")
-    lines = [(str(name), rows[ends].to_numpy(dtype=float)) for name, rows in frame.groupby("estimator", sort=False)]
+    require_columns(frame, ["estimator", *edges, *with_ends(value)], "draw what variance_by_success() gives")
+    lines = [(str(name), estimates_of(rows, value)) for name, rows in frame.groupby("estimator", sort=False)]
     names = names_in(frame)
     labels = [names[name] + ("" if np.isfinite(numbers[:, 0]).any() else " (not resolved)") for name, numbers in lines]
-    keys = interval_keys(frame[ends].to_numpy(dtype=float))
-    entries = [*labels, *(str(key.get_label()) for key in keys)]
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    keys = interval_keys(frame, [value])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(entries, width, font_size)))
+        _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(labels, keys)))
     bins = frame[edges].drop_duplicates().to_numpy(dtype=float)
     kinds = variants([name for name, _ in lines])
     for place, ((name, numbers), label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):
-        color, marker = estimator_appearance(name)
         at = np.arange(len(numbers)) + min(0.12, 0.6 / len(lines)) * (place - (len(lines) - 1) / 2.0)
-        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
-        ax.plot(at, numbers[:, 0], linewidth=stroke(1.0), label=label, zorder=3, **drawn, **edge())
-        middle, low, high = numbers.T
-        draw_intervals(ax, at, middle, low, high, color)
+        draw_series(ax, at, numbers, estimator_appearance(name), kind, label)
     if not np.isfinite(frame[value].to_numpy(dtype=float)).any():
         draw_nothing(ax, "no share is resolved" if len(frame) else "no bins")
         ax.set_yticks([])
@@ -162,7 +154,7 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     ax.set_xlim(-0.5, max(len(bins), 1) - 0.5)
     ax.set_xlabel(_AXIS_LABELS[quantity])
     ax.set_ylabel(in_metric(SHARES[value], frame.attrs))
-    legend_below(ax, font_size, keys)
+    legend_below(ax, keys)
     return ax
 
 
@@ -171,7 +163,7 @@ def bin_label(low: float, high: float, dash: str = "–") -> str:
     return f"{low:.3g}" if low == high else f"{low:.3g}{dash}{high:.3g}"
 
 
-_PANELS = (("bias", "bias of the head"), ("explained_variance", "explained variance"))
+_PANELS = {"bias": "bias of the head", "explained_variance": "explained variance"}
 _AFTER = {RECOVERED: "recovered", FAILED: "not recovered"}
 
 
@@ -188,24 +180,24 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    columns = ["states", *(f"{name}{end}" for name, _ in _PANELS for end in ("", "_low", "_high"))]
+    columns = ["states", *(column for name in _PANELS for column in with_ends(name))]
     require_columns(frame, columns, "draw what critic_quality() gives")
     width, height = plt.rcParams["figure.figsize"]
-    keys = interval_keys(*(frame[[f"{name}{end}" for end in ("", "_low", "_high")]].to_numpy() for name, _ in _PANELS))
+    keys = interval_keys(frame, list(_PANELS))
     _, both = plt.subplots(2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True)
     axes = [ax for ax in np.ravel(both) if isinstance(ax, Axes)]
     drawn = frame.loc[frame["states"] != "all"].reset_index(drop=True)
     after = drawn["states"].isin(list(_AFTER))
     at = np.arange(len(drawn)) + 0.5 * after.to_numpy(dtype=float)
-    for ax, (name, label) in zip(axes, _PANELS, strict=True):
-        value, low, high = (drawn[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
+    for ax, (name, label) in zip(axes, _PANELS.items(), strict=True):
+        value, low, high = estimates_of(drawn, name).T
         known = np.isfinite(value)
         if not known.any():
             draw_nothing(ax, "not resolved")
         draw_intervals(ax, at, value, low, high, ink())
         for some, marker, fill in ((known & ~after, "o", ink()), (known & after, "D", paper())):
             ax.plot(at[some], value[some], marker=marker, linestyle="none", color=ink(), markerfacecolor=fill, zorder=3)
-        ax.axhline(0.0, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
+        draw_landmark(ax, 0.0, horizontal=True)
         ax.set_ylabel(label)
     names = [
         _AFTER.get(str(states), str(states).removeprefix("step ").replace(" and later", "+"))
@@ -217,5 +209,5 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
             tick.set(rotation=30, ha="right", rotation_mode="anchor")
     label = "step that begins at the state" + (", or after a wrong step" if after.any() else "")
     axes[-1].set_xlabel(wrapped_to_axis(label, 0.85))
-    legend_below(axes[0], plt.rcParams["font.size"] * 7.0 / 8.0, keys)
+    legend_below(axes[0], keys)
     return axes

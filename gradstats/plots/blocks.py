@@ -15,10 +15,12 @@ from gradstats.plots.marks import (
     WithFrame,
     as_frame,
     draw_nothing,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
     require_columns,
+    with_ends,
 )
 from gradstats.plots.style import ink, palette
 from gradstats.plots.variance import (
@@ -55,35 +57,25 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    require_columns(frame, ["block", "alpha", "alpha_low", "alpha_high"], "draw what length_scaling_by_block() gives")
+    require_columns(frame, ["block", *with_ends("alpha")], "draw what length_scaling_by_block() gives")
     labels = [wrap_label(_SHORT.sub("", str(name))) for name in frame["block"]]
     places, height = rows_of_own_height(labels)
-    estimates = frame[["alpha", "alpha_low", "alpha_high"]].to_numpy(dtype=float)
-    keys, font_size = interval_keys(estimates, forest=True), plt.rcParams["font.size"] * 7.0 / 8.0
+    estimates, keys = estimates_of(frame, "alpha"), interval_keys(frame, ["alpha"], forest=True)
     if ax is None:
-        width = plt.rcParams["figure.figsize"][0]
-        entries = [str(key.get_label()) for key in keys]
-        height += legend_height(entries, width, font_size) if entries else 0.0
-        _, ax = plt.subplots(figsize=(width, height))
+        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height + legend_height([], keys)))
     ax.set_xlim(*forest_limits(np.append(estimates.ravel(), 1.0), False, 0.5))
     for at in (0.5, 1.0) if len(frame) else ():
         draw_landmark(ax, at)
     color = palette()[0]
     for row, (name, estimate) in enumerate(zip(frame["block"], estimates, strict=True)):
-        whole = name == "total"
-        draw_row(
-            ax,
-            float(places[row]),
-            (estimate[0], estimate[1], estimate[2]),
-            ink() if whole else color,
-            "D" if whole else "o",
-        )
+        look = (ink(), "D") if name == "total" else (color, "o")
+        draw_row(ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), *look)
     set_rows(ax, labels, places)
     plain_ticks(ax, logarithmic=False)
     ax.set_xlabel(in_metric(r"length exponent $\alpha$", frame.attrs))
     if frame.empty:
         draw_nothing(ax, "no blocks")
-    legend_below(ax, font_size, keys)
+    legend_below(ax, keys)
     return ax
 
 
@@ -133,9 +125,7 @@ def plot_block_heatmap(
     )
     # Blocks whose gradient vanishes somewhere have no exponent: grey, not white, which reads as a small value.
     ax.set_facecolor(plt.rcParams["grid.color"])
-    ax.tick_params(length=0)
-    ax.tick_params(axis="y", labelrotation=0)
-    ax.tick_params(axis="x", labelrotation=0)
+    ax.tick_params(length=0, labelrotation=0)
     every = max(1, round(0.18 / column_inches)) if any(name.isdigit() for name in grid.columns) else 1
     ax.set_xticks(
         np.arange(grid.shape[1])[::every] + 0.5, labels=[str(name) for name in grid.columns[::every]], rotation=0

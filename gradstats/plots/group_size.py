@@ -1,4 +1,4 @@
-"""The components of the variance within prompts and between them."""
+"""Variance against the group size, and its components within prompts and between them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
-    draw_intervals,
     draw_nothing,
+    draw_series,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
     quantity_to_draw,
     require_columns,
+    with_ends,
 )
 from gradstats.plots.names import (
     estimator_appearance,
@@ -28,7 +30,7 @@ from gradstats.plots.names import (
     variants,
     write_sentence,
 )
-from gradstats.plots.style import edge, stroke
+from gradstats.plots.style import stroke
 from gradstats.plots.variance import (
     draw_landmark,
     draw_row,
@@ -76,9 +78,7 @@ def plot_group_size(
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, DRAWN)
-    require_columns(
-        frame, ["estimator", "group_size", value, f"{value}_low", f"{value}_high"], "draw what compare() gives"
-    )
+    require_columns(frame, ["estimator", "group_size", *with_ends(value)], "draw what compare() gives")
     frame, sentence = rows_of_one_unit(frame, [quantity])
     if equivalence is not None and not (value == "within_prompt" and per_completion):
         raise ValueError(
@@ -87,29 +87,23 @@ def plot_group_size(
         )
     estimators = list(dict.fromkeys(map(str, frame["estimator"])))
     labels = _labels(frame, equivalence)
-    keys = interval_keys(frame[list(_ends(value))].to_numpy(dtype=float))
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    keys = interval_keys(frame, [value])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        entries = [*labels.values(), *(str(key.get_label()) for key in keys)]
-        height += legend_height(entries, width, font_size) + sentence_height(sentence)
+        height += legend_height(list(labels.values()), keys) + sentence_height(sentence)
         _, ax = plt.subplots(figsize=(width, height))
     scaled = per_completion and quantity.has_unit
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     for place, (name, kind) in enumerate(zip(estimators, variants(estimators), strict=True)):
-        rows = pd.DataFrame(frame.loc[[str(label) == name for label in frame["estimator"]]]).sort_values(
-            by="group_size"
-        )
+        rows = pd.DataFrame(frame.loc[[str(label) == name for label in frame["estimator"]]])
+        rows = rows.sort_values(by="group_size")
         sizes = rows["group_size"].to_numpy(dtype=float)
         factor = sizes if scaled else np.ones(len(sizes))
-        centre, low, high = (rows[column].to_numpy(dtype=float) * factor for column in _ends(value))
-        color, marker = estimator_appearance(name)
+        estimates = estimates_of(rows, value) * factor[:, None]
         # Points of different estimators stand side by side, a little apart, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
-        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
-        ax.plot(at, centre, label=labels[name], linewidth=stroke(1.0), zorder=3, **drawn, **edge())
-        draw_intervals(ax, at, centre, low, high, color)
+        draw_series(ax, at, estimates, estimator_appearance(name), kind, labels[name])
     if frame.empty:
         draw_nothing(ax, "no estimators")
     elif equivalence is not None:
@@ -121,7 +115,7 @@ def plot_group_size(
     label = rf"{quantity.heading} $\times$ group size" if scaled else quantity.axis_label
     ax.set_ylabel(in_metric(label, frame.attrs))
     write_sentence(ax, sentence)
-    legend_below(ax, font_size, keys)
+    legend_below(ax, keys)
     return ax
 
 
@@ -170,10 +164,6 @@ def _ticks(ax: Axes, frame: pd.DataFrame, group_size_of_run: int | None) -> None
     plain_ticks(ax, logarithmic=True, vertical=True)
 
 
-def _ends(value: str) -> tuple[str, str, str]:
-    return value, f"{value}_low", f"{value}_high"
-
-
 def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw both components of each estimator's variance with their intervals: filled within prompts, open between.
 
@@ -191,25 +181,17 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    columns = [f"{component.name}{end}" for component in VARIANCE_COMPONENTS for end in ("", "_low", "_high")]
+    names = [component.name for component in VARIANCE_COMPONENTS]
+    columns = [column for name in names for column in with_ends(name)]
     require_columns(frame, ["estimator", *columns], "draw what .variance_components() gives")
     frame, sentence = rows_of_one_unit(frame, VARIANCE_COMPONENTS)
     labels = row_labels(frame)
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     places, rows_height = rows_of_own_height(labels)
-    signs = interval_keys(
-        *(
-            frame[[f"{part.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
-            for part in VARIANCE_COMPONENTS
-        ),
-        forest=True,
-    )
+    signs = interval_keys(frame, names, forest=True)
     keys = [component.panel_label.replace("\n", " ") for component in VARIANCE_COMPONENTS]
     if ax is None:
-        width = plt.rcParams["figure.figsize"][0]
-        entries = [*keys, *(str(sign.get_label()) for sign in signs)]
-        height = 1.15 * rows_height + sentence_height(sentence) + legend_height(entries, width, font_size)
-        _, ax = plt.subplots(figsize=(width, height))
+        height = 1.15 * rows_height + sentence_height(sentence) + legend_height(keys, signs)
+        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
     ax.set_xlim(*forest_limits(frame[columns].to_numpy(dtype=float).ravel(), False, 0.0))
     if len(frame):
         draw_landmark(ax, 0.0)
@@ -217,13 +199,9 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         color, marker = estimator_appearance(str(record["estimator"]))
         known = [column for column in columns if np.isfinite(record[column])]
         # An estimator with neither component says so once, not twice on top of itself.
-        parts = zip(VARIANCE_COMPONENTS, (-0.16, 0.16), strict=True) if known else [(VARIANCE_COMPONENTS[0], 0.0)]
-        for component, offset in parts:
-            name = component.name
+        for name, offset in zip(names, (-0.16, 0.16), strict=True) if known else [(names[0], 0.0)]:
             estimate = (float(record[name]), float(record[f"{name}_low"]), float(record[f"{name}_high"]))
-            draw_row(
-                ax, float(places[row]) + offset, estimate, color, marker, hollow=component is VARIANCE_COMPONENTS[1]
-            )
+            draw_row(ax, float(places[row]) + offset, estimate, color, marker, hollow=name == names[1])
     set_rows(ax, labels, places)
     plain_ticks(ax, logarithmic=False)
     ax.set_xlabel(in_metric(COMPONENT_LABEL, frame.attrs))
@@ -236,5 +214,5 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         Line2D([], [], color=ink, marker="o", linestyle="none", label=label, markerfacecolor=face)
         for label, face in zip(keys, (ink, "none"), strict=True)
     ]
-    legend_below(ax, font_size, [*drawn, *signs])
+    legend_below(ax, [*drawn, *signs])
     return ax

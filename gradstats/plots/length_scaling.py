@@ -1,4 +1,4 @@
-"""Figures against length: reward within prompts, noise to signal by bins of length."""
+"""Figures against length: gradient norms with the fitted power law, reward within prompts, and bins of length."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
-    draw_intervals,
     draw_nothing,
+    draw_series,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
+    points_look,
     require_columns,
+    with_ends,
 )
-from gradstats.plots.names import estimator_appearance, names_in, variants, wrapped_to_axis
-from gradstats.plots.style import edge, muted, palette, stroke
+from gradstats.plots.names import Appearance, estimator_appearance, names_in, variants, wrapped_to_axis
+from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.length_reward import LengthRewardCorrelation
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
@@ -117,36 +120,13 @@ def plot_length_scaling(
 
 def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType, marker: str) -> None:
     """Draw the points, fainter where there are many; those of completions cut off at the cap are open."""
-    few = fit.n <= 100
-    alpha = 0.7 if few else max(0.08, 0.7 * (100 / fit.n) ** 0.5)
-    size = (9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2
-    whole = ~fit.truncated
-    many = fit.n > 2000
-    ax.scatter(
-        fit.lengths[whole],
-        fit.sq_norms[whole],
-        s=size,
-        marker=marker,
-        color=color,
-        alpha=alpha,
-        linewidths=0,
-        rasterized=many,
-        zorder=2,
-    )
+    look, whole, cut = points_look(fit.n) | {"marker": marker, "zorder": 2}, ~fit.truncated, fit.truncated
+    ax.scatter(fit.lengths[whole], fit.sq_norms[whole], color=color, **look)
     if fit.n_truncated:
-        ax.scatter(
-            fit.lengths[fit.truncated],
-            fit.sq_norms[fit.truncated],
-            s=size,
-            marker=marker,
-            facecolors="none",
-            edgecolors=[color],
-            linewidths=stroke(0.5),
-            alpha=max(alpha, 0.4),
-            rasterized=many,
-            label=None if CUT_OFF in ax.get_legend_handles_labels()[1] else CUT_OFF,
-            zorder=2,
-        )
+        label = None if CUT_OFF in ax.get_legend_handles_labels()[1] else CUT_OFF
+        look |= {"facecolors": "none", "edgecolors": [color], "linewidths": stroke(0.5)}
+        look["alpha"] = max(look["alpha"], 0.4)
+        ax.scatter(fit.lengths[cut], fit.sq_norms[cut], label=label, **look)
 
 
 def leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
@@ -166,15 +146,8 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
     name = str(points.attrs.get("label", "published"))
     inset = ax.inset_axes(INSET)
     grey = muted()
-    inset.scatter(
-        points["length"],
-        points["sq_norm"],
-        s=5,
-        marker="D",
-        facecolors="none",
-        edgecolors=[grey],
-        linewidths=stroke(0.5),
-    )
+    look = {"s": 5, "marker": "D", "facecolors": "none", "edgecolors": [grey], "linewidths": stroke(0.5)}
+    inset.scatter(points["length"], points["sq_norm"], **look)
     inset.set_xscale("log")
     inset.set_yscale("log")
     try:
@@ -186,23 +159,13 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
         name += rf": $\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"
         curve = fit.predict(np.array([fit.lengths.min(), fit.lengths.max()]), confidence_level)
         inset.plot(curve["length"], curve["sq_norm"], color=grey, linewidth=stroke(0.9))
-    small = 0.75 * plt.rcParams["font.size"]
     plain_ticks(inset, logarithmic=True, most=2)
     inset.set_yticks([], minor=False)
     inset.set_yticks([], minor=True)
-    inset.tick_params(labelsize=small, pad=1.5)
+    inset.tick_params(labelsize=0.75 * plt.rcParams["font.size"], pad=1.5)
     inset.patch.set_alpha(0.0)
-    ax.plot(
-        [],
-        [],
-        marker="D",
-        markersize=2.5,
-        markerfacecolor="none",
-        color=grey,
-        linewidth=stroke(0.9),
-        gid="published",
-        label=name,
-    )
+    key = {"marker": "D", "markersize": 2.5, "markerfacecolor": "none", "linewidth": stroke(0.9)}
+    ax.plot([], [], color=grey, gid="published", label=name, **key)
 
 
 def plot_length_reward(
@@ -236,27 +199,13 @@ def plot_length_reward(
     by_prompt = frame.groupby("prompt_id")
     x = (frame["length"] - by_prompt["length"].transform("mean")).to_numpy(dtype=float)
     y = (frame["reward"] - by_prompt["reward"].transform("mean")).to_numpy(dtype=float)
-    few = len(frame) <= 100
-    color = palette()[0]
     ax.axhline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
     ax.axvline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
-    ax.scatter(
-        x,
-        y,
-        s=(9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2,
-        color=color,
-        alpha=0.7 if few else max(0.08, 0.7 * (100 / len(frame)) ** 0.5),
-        linewidths=0,
-        rasterized=len(frame) > 2000,
-        zorder=2,
-    )
+    ax.scatter(x, y, color=palette()[0], zorder=2, **points_look(len(frame)))
     if correlation is not None and np.isfinite(correlation.correlation):
         low, high = correlation.confidence_interval()
-        ax.set_title(
-            f"correlation {correlation.correlation:.2f} [{low:.2f}, {high:.2f}]".replace("-", "−"),
-            loc="left",
-            fontsize="small",
-        )
+        title = f"correlation {correlation.correlation:.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
+        ax.set_title(title, loc="left", fontsize="small")
     return ax
 
 
@@ -278,39 +227,29 @@ def plot_length_bins(
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    ends = (value, f"{value}_low", f"{value}_high")
-    require_columns(frame, ["length_low", "length_high", *ends], "give one row per bin")
-    lines = (
-        [("", frame)]
-        if "estimator" not in frame
-        else [(str(name), rows) for name, rows in frame.groupby("estimator", sort=False)]
-    )
-    names = names_in(frame)
-    keys = interval_keys(frame[list(ends)].to_numpy(dtype=float))
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    require_columns(frame, ["length_low", "length_high", *with_ends(value)], "give one row per bin")
+    by_estimator = frame.groupby("estimator", sort=False) if "estimator" in frame else [("", frame)]
+    lines = [(str(name), rows) for name, rows in by_estimator]
+    names, keys = names_in(frame), interval_keys(frame, [value])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        entries = [*names.values(), *(str(key.get_label()) for key in keys)]
-        extra = legend_height(entries, width, font_size) if entries else 0.0
-        _, ax = plt.subplots(figsize=(width, height + extra))
+        _, ax = plt.subplots(figsize=(width, height + legend_height(list(names.values()), keys)))
     ax.set_xscale("log")
     ax.set_yscale("log")
-    known = frame[list(ends)].to_numpy(dtype=float)
-    if not np.isfinite(known).any():
+    if not np.isfinite(estimates_of(frame, value)).any():
         draw_nothing(ax, "no bin is resolved" if len(frame) else "no bins")
     unresolved = 0
     for place, ((name, rows), kind) in enumerate(zip(lines, variants([name for name, _ in lines]), strict=True)):
-        color, marker = estimator_appearance(name) if name else (palette()[0], "o")
-        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
+        look = estimator_appearance(name) if name else Appearance(palette()[0], "o")
         middle = np.sqrt(rows["length_low"].to_numpy(dtype=float) * rows["length_high"].to_numpy(dtype=float))
         # Side by side within a bin, however many they are.
         at = middle * 2.0 ** (min(0.08, 0.5 / len(lines)) * (place - (len(lines) - 1) / 2.0))
-        centre, low, high = (rows[column].to_numpy(dtype=float) for column in ends)
-        ax.plot(at, centre, linewidth=stroke(1.0), label=names.get(name), zorder=3, **drawn, **edge())
-        draw_intervals(ax, at, centre, low, high, color)
+        estimates = estimates_of(rows, value)
+        draw_series(ax, at, estimates, look, kind, names.get(name))
         # Known from below alone: an upward triangle at the bound.
-        bounded = np.isnan(centre) & np.isfinite(low)
-        ax.plot(at[bounded], low[bounded], marker="^", color=color, linestyle="none", zorder=3, markerfacecolor="none")
+        bounded = np.isnan(estimates[:, 0]) & np.isfinite(estimates[:, 1])
+        triangle = look._replace(marker="^")._asdict()
+        ax.plot(at[bounded], estimates[bounded, 1], linestyle="none", zorder=3, markerfacecolor="none", **triangle)
         unresolved += int(bounded.sum())
     if unresolved:
         ax.set_title(r"$\bigtriangleup$ at least", loc="left", fontsize="small")
@@ -325,7 +264,7 @@ def plot_length_bins(
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
     ax.set_ylabel(in_metric(value.replace("_", " "), frame.attrs))
-    legend_below(ax, font_size, keys)
+    legend_below(ax, keys)
     return ax
 
 

@@ -1,4 +1,4 @@
-"""Figures of quantities that have a unit: estimators in another unit are left out, and a sentence names them."""
+"""Estimators in figures: names in lines that fit, looks, and a sentence on those left out by their unit."""
 
 from __future__ import annotations
 
@@ -98,47 +98,14 @@ def wrapped_to_axis(text: str, share: float = PANEL_SHARE) -> str:
 MARKERS = "osD^vPXp*d"
 # Order is appearance: a name keeps its place, and new names are added at the end.
 KNOWN = (
-    "rloo",
-    "reinforce",
-    "group_mean",
-    "grpo",
-    "token_mean",
-    "length_weighted",
-    "norm_weighted",
-    "constant",
-    "dr_grpo",
-    "otb",
-    "batch_mean",
-    "asymmetric",
-    "kimi",
-    "james_stein",
-    "remax",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "pass_at_k",
-    "max_rl",
-    "gae",
-    "vine",
-    "otb_turns",
-    "causal_optimal",
-    "recipe:grpo",
-    "recipe:dr_grpo",
-    "recipe:dapo",
-    "recipe:gspo",
-    "recipe:cispo",
-    "recipe:ppo",
-    "recipe:kimi_k15",
-    "recipe:rloo_is",
-    "recipe:gmpo",
-    "recipe:delta_l",
-    "recipe:dapo_top_entropy",
-    "discounted",
-)
-
+    "rloo", "reinforce", "group_mean", "grpo", "token_mean", "length_weighted", "norm_weighted", "constant",
+    "dr_grpo", "otb", "batch_mean", "asymmetric", "kimi", "james_stein", "remax", "reinforce_pp",
+    "reinforce_pp_baseline", "pass_at_k", "max_rl", "gae", "vine", "otb_turns", "causal_optimal", "recipe:grpo",
+    "recipe:dr_grpo", "recipe:dapo", "recipe:gspo", "recipe:cispo", "recipe:ppo", "recipe:kimi_k15",
+    "recipe:rloo_is", "recipe:gmpo", "recipe:delta_l", "recipe:dapo_top_entropy", "discounted",
+)  # fmt: skip
 # Places kept for names to come, so that adding one does not move the unknown ones.
-RESERVED = 40
-
-
+_RESERVED = 40
 # Estimators of one name in a figure, in turn: their lines, and how their markers are filled. Those whose baseline
 # includes the completion itself have lines and fillings of their own.
 _LINES = ("-", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
@@ -173,7 +140,7 @@ def estimator_appearance(label: str) -> Appearance:
     colors = palette()
     name = label.partition("(")[0].strip()
     pairs = len(colors) * len(MARKERS)
-    unknown = RESERVED + zlib.crc32(name.encode()) % (pairs - RESERVED)
+    unknown = _RESERVED + zlib.crc32(name.encode()) % (pairs - _RESERVED)
     place = KNOWN.index(name) if name in KNOWN else unknown
     # Shifting the marker by one each round of the palette keeps every (colour, marker) pair distinct.
     marker = MARKERS[(place + place // len(colors)) % len(MARKERS)]
@@ -199,10 +166,6 @@ def variants(labels: Sequence[str]) -> list[Variant]:
 def estimator_fill(label: str) -> str:
     """Return how the marker of an estimator is filled in a row of its own: half where it uses its own sample."""
     return OWN_FILL if uses_own_sample(label) else _FILLS[0]
-
-
-# Inches that a character takes at 8-point text, and a line its height.
-_CHARACTER, _LINE = 0.064, 0.135
 
 
 def estimator_unit(label: str) -> str:
@@ -241,6 +204,10 @@ def rows_of_one_unit(frame: pd.DataFrame, quantities: Iterable[Quantity]) -> tup
     names = names_in(frame)
     others = dict.fromkeys(label for label, unit in zip(labels, units, strict=True) if unit != common)
     return kept, f"Left out, in another unit: {'; '.join(names[label] for label in others)}." if others else ""
+
+
+# Inches that a character of a sentence takes at 8-point text, and a line its height.
+_CHARACTER, _LINE = 0.064, 0.135
 
 
 def sentence_height(sentence: str) -> float:

@@ -1,4 +1,4 @@
-"""PGF pictures without a LaTeX installation: text is measured with the figure's own fonts."""
+"""The look of figures: widths and fonts of venues, colours that can be seen on the paper, pictures in PGF."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from gradstats.plots.marks import (
     WithFrame,
     as_frame,
     draw_intervals,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
@@ -129,24 +130,21 @@ def plot_sweep(
     styles = _styles(lines) if setting != CELL else ["none"]  # unlike cells are joined by no line
     axis = _axis_of(frame, setting, training=steps is not None)
     panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
-    ratios = [name for name in OF_ESTIMATORS if drawn and name in frame]
     if steps is not None:
         panels += [name for name in OF_REFERENCE if name in frame and np.isfinite(frame[f"{name}_low"]).any()]
-    columns = 2
-    rows = -(-(len(panels) + len(ratios)) // columns)
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
-    width, _ = plt.rcParams["figure.figsize"]
-    names = names_in(frame)
-    keys = interval_keys(*(_estimates(frame, name) for name in [*panels, *ratios]))
-    numbered = _numbered(axis) if setting == CELL else []
+    panels += [name for name in OF_ESTIMATORS if drawn and name in frame]
+    rows = -(-len(panels) // 2)
+    names, keys = names_in(frame), interval_keys(frame, panels)
+    # The axis has no room for the names of cells.
+    cells = enumerate(axis.values, start=1) if setting == CELL else ()
+    numbered = [f"{at}: {str(cell).replace(',', ', ')}" for at, cell in cells]
     labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label), *numbered]
-    entries = [*labels, *(str(key.get_label()) for key in keys)]
-    height = rows * _ROW_INCHES * plt.rcParams["font.size"] / 8.0 + legend_height(entries, width, font_size)
-    _, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False)
+    height = rows * _ROW_INCHES * plt.rcParams["font.size"] / 8.0 + legend_height(labels, keys)
+    _, grid = plt.subplots(rows, 2, figsize=(plt.rcParams["figure.figsize"][0], height), squeeze=False)
     axes = list(grid.ravel())
-    for ax in axes[len(panels) + len(ratios) :]:
+    for ax in axes[len(panels) :]:
         ax.set_visible(False)
-    for ax, name in zip(axes, [*panels, *ratios], strict=False):
+    for ax, name in zip(axes, panels, strict=False):
         for style, (_, cells) in zip(styles, lines, strict=True):
             series = _series(cells, name, drawn)
             for place, ((_, part), look) in enumerate(zip(series, _looks([one for one, _ in series]), strict=True)):
@@ -159,8 +157,8 @@ def plot_sweep(
         axes[0].plot([], [], linewidth=stroke(1.0), label=names[label], **look, **edge())
     for label in numbered:
         axes[0].plot([], [], linestyle="none", label=label)
-    legend_below(axes[0], font_size, keys)
-    return axes[: len(panels) + len(ratios)]
+    legend_below(axes[0], keys)
+    return axes[: len(panels)]
 
 
 def _drawn(frame: pd.DataFrame, estimators: Sequence[str] | None) -> list[str]:
@@ -245,7 +243,7 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     if axis.numeric:
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
-    centre, low, high = _estimates(rows, name).T
+    centre, low, high = estimates_of(rows, name).T
     ax.plot(at, centre, linewidth=stroke(1.0), zorder=3, **look, **edge())
     if name not in OF_CELLS:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
         low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
@@ -253,10 +251,6 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     draw_intervals(ax, at, centre, low, high, look["color"])
     known_below = np.isnan(centre) & np.isfinite(low)
     ax.plot(at[known_below], low[known_below], linestyle="none", marker=CARETUP, color=look["color"], zorder=3)
-
-
-def _estimates(rows: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
-    return rows[[f"{name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
 
 
 def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
@@ -269,11 +263,6 @@ def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
     places = np.asarray(values, dtype=float)
     logarithmic = not training and 0 < 4 * places[0] <= places[-1]
     return _Axis(setting, label, values, np.log(places) if logarithmic else places, numeric=True)
-
-
-def _numbered(axis: _Axis) -> list[str]:
-    """Return the names of the cells with their numbers on the axis, which has no room for the names."""
-    return [f"{at}: {str(cell).replace(',', ', ')}" for at, cell in enumerate(axis.values, start=1)]
 
 
 def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Token profiles: how concentrated energy is, and how scores correlate with distance."""
+"""Single tokens: energies along completions, proxies against energies, and profiles by rank and by distance."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from gradstats.plots.marks import (
     as_frame,
     draw_intervals,
     draw_nothing,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
     legend_text,
+    points_look,
     require_columns,
+    with_ends,
 )
 from gradstats.plots.names import CHARACTER, figure_inches, wrapped
 from gradstats.plots.style import muted, palette, stroke
-from gradstats.plots.variance import plain_ticks
+from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.variance.quantities import in_metric
 
 # Above this number of traces, a legend no longer helps.
@@ -47,17 +50,11 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     """
     frame = as_frame(table)
     require_columns(frame, ["position", "energy"], "give one row per token")
-    traces = (
-        [("", frame)]
-        if "sequence" not in frame
-        else [(str(name), rows) for name, rows in frame.groupby("sequence", sort=False)]
-    )
+    traces = _traces(frame)
     named = 1 < len(traces) <= _MOST_NAMED
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        extra = legend_height([name for name, _ in traces], width, font_size) if named else 0.0
-        _, ax = plt.subplots(figsize=(width, height + extra))
+        _, ax = plt.subplots(figsize=(width, height + legend_height([name for name, _ in traces] if named else [])))
     energies = frame["energy"].to_numpy(dtype=float)
     positive = energies[energies > 0]
     if len(positive) == 0:
@@ -65,9 +62,7 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     else:
         ax.set_yscale("log")
     colors = palette()
-    for place, (name, rows) in enumerate(traces):
-        if len(positive) == 0:
-            break
+    for place, (name, rows) in enumerate(traces if len(positive) else []):
         color = colors[place % len(colors)]
         rows = rows.sort_values("position")
         at, energy = rows["position"].to_numpy(dtype=float), rows["energy"].to_numpy(dtype=float)
@@ -81,8 +76,13 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     ax.set_xlabel("position in the completion (tokens)")
     ax.set_ylabel(in_metric(_ENERGY, frame.attrs))
     if named:
-        legend_below(ax, font_size)
+        legend_below(ax)
     return ax
+
+
+def _traces(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    by_name = frame.groupby("sequence", sort=False) if "sequence" in frame else [("", frame)]
+    return [(str(name), rows) for name, rows in by_name]
 
 
 def plot_token_energy_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
@@ -101,8 +101,7 @@ def plot_token_energy_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     """
     frame = as_frame(table)
     require_columns(frame, ["position", "energy"], "give one row per token")
-    by_name = frame.groupby("sequence", sort=False) if "sequence" in frame else [("", frame)]
-    traces = [(str(name), rows) for name, rows in by_name][:_MOST_NAMED]
+    traces = _traces(frame)[:_MOST_NAMED]
     width = plt.rcParams["figure.figsize"][0]
     height = (_PANEL * max(len(traces), 1) + _AXIS) * plt.rcParams["font.size"] / 8.0
     _, grid = plt.subplots(max(len(traces), 1), 1, figsize=(width, height), sharex=True, sharey=True, squeeze=False)
@@ -147,16 +146,7 @@ def plot_proxy(
     if shown.empty:
         draw_nothing(ax, "no points")
     else:
-        few = len(shown) <= 100
-        ax.scatter(
-            shown[truth],
-            shown[proxy],
-            s=(9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2,
-            color=palette()[0],
-            alpha=0.7 if few else max(0.08, 0.7 * (100 / len(shown)) ** 0.5),
-            linewidths=0,
-            rasterized=len(shown) > 2000,
-        )
+        ax.scatter(shown[truth], shown[proxy], color=palette()[0], **points_look(len(shown)))
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.axline((1.0, 1.0), (2.0, 2.0), color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
@@ -185,7 +175,7 @@ def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = Non
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    require_columns(frame, ["tokens_first", "share", "share_low", "share_high"], "draw what concentration() gives")
+    require_columns(frame, ["tokens_first", *with_ends("share")], "draw what concentration() gives")
     ax = _profile(frame, "tokens", "share", ax)
     ax.set_ylim(0.0, 1.02)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
@@ -208,18 +198,17 @@ def plot_token_correlation(table: WithFrame | pd.DataFrame, *, ax: Axes | None =
         ValueError: for a frame without its columns.
     """
     frame = as_frame(table)
-    columns = ["distance_first", "distance_last", "correlation", "correlation_low", "correlation_high"]
+    columns = ["distance_first", "distance_last", *with_ends("correlation")]
     require_columns(frame, columns, "draw what token_correlation() gives")
     ax = _profile(frame, "distance", "correlation", ax)
-    ax.axhline(0.0, color=muted(), linewidth=stroke(0.8), linestyle=(0, (4, 2)), zorder=1)
+    draw_landmark(ax, 0.0, horizontal=True)
     ax.set_xlabel("distance (tokens)")
     ax.set_ylabel(in_metric("correlation of token scores", frame.attrs))
     return ax
 
 
 def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> Axes:
-    ends = [quantity, f"{quantity}_low", f"{quantity}_high"]
-    keys, font_size = interval_keys(frame[ends].to_numpy(dtype=float)), plt.rcParams["font.size"] * 7.0 / 8.0
+    keys = interval_keys(frame, [quantity])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + (0.2 if keys else 0.0)))
@@ -229,7 +218,7 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
         return ax
     first, last = (known[f"{axis}_{end}"].to_numpy(dtype=float) for end in ("first", "last"))
     at = np.sqrt(first * last)
-    value, low, high = known[ends].to_numpy(dtype=float).T
+    value, low, high = estimates_of(known, quantity).T
     color = palette()[0]
     ax.plot(at, value, color=color, linewidth=stroke(0.9), zorder=2)
     size = plt.rcParams["lines.markersize"] * 0.8
@@ -242,5 +231,5 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
     step = 1 if len(labels) <= 6 else 2
     ax.set_xticklabels([label if place % step == 0 else "" for place, label in enumerate(labels)])
     ax.xaxis.set_minor_locator(NullLocator())
-    legend_below(ax, font_size, keys)
+    legend_below(ax, keys)
     return ax

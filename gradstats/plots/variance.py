@@ -1,4 +1,4 @@
-"""The variance-against-baseline figure, in forest form, alone or next to bias and cosine."""
+"""Forest figures: the variance of estimators, a row each, alone, next to bias and cosine, or of several runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.typing import ColorType
 
@@ -21,11 +20,13 @@ from gradstats.plots.marks import (
     WithFrame,
     as_frame,
     draw_nothing,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
     quantity_to_draw,
     require_columns,
+    with_ends,
 )
 from gradstats.plots.names import (
     CHARACTER,
@@ -184,17 +185,9 @@ def draw_row(
     centre, low, high = estimate
     left, right = ax.get_xlim()
     if np.isnan(centre) and not np.isfinite(low) and not np.isfinite(high):
-        ax.annotate(
-            unknown,
-            (0.5, row),
-            xycoords=("axes fraction", "data"),
-            ha="center",
-            va="center",
-            color=muted(REMARK),
-            style="italic",
-            fontsize="small",
-            bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1.0},
-        )
+        place = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
+        box = {"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1.0}
+        ax.annotate(unknown, (0.5, row), color=muted(REMARK), style="italic", fontsize="small", bbox=box, **place)
         return
     size = plt.rcParams["lines.markersize"]
     if np.isfinite(centre) and np.isnan(low) and np.isnan(high):
@@ -208,15 +201,9 @@ def draw_row(
         ax.plot([left], [row], marker="<", color=color, clip_on=False, zorder=3)
     if not np.isfinite(high):
         ax.plot([right], [row], marker=">", color=color, clip_on=False, zorder=3)
-    ax.plot(
-        [start, stop],
-        [row, row],
-        color=color,
-        linewidth=1.17 * plt.rcParams["lines.linewidth"],
-        linestyle="-" if np.isfinite(centre) else DASHES,
-        solid_capstyle="butt",
-        zorder=2,
-    )
+    dashes, width = "-" if np.isfinite(centre) else DASHES, 1.17 * plt.rcParams["lines.linewidth"]
+    bar = {"color": color, "linestyle": dashes, "linewidth": width, "solid_capstyle": "butt"}
+    ax.plot([start, stop], [row, row], zorder=2, **bar)
     if not np.isfinite(centre):
         ends = [end for end, known in ((start, low), (stop, high)) if np.isfinite(known) and start < stop]
         if ends:
@@ -241,15 +228,14 @@ def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = 
         axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10], min_n_ticks=min(2, most)))
         return
     decades = np.log10(right / left)
-    subs = (
-        (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.5 else (1.0, 2.0, 5.0) if decades > 1 or most < 5 else FINE
-    )
     if decades < 0.7:
-        ticks = _linear_ticks(left, right, most)
         axis.set_major_locator(LogLocator(subs=(1.0,)))
-        axis.set_ticks(ticks)
+        axis.set_ticks(_linear_ticks(left, right, most))
         axis.set_minor_locator(LogLocator(subs=()))
     else:
+        coarse = (1.0,) if decades > 3 else (1.0, 3.0)
+        fine = (1.0, 2.0, 5.0) if decades > 1 or most < 5 else FINE
+        subs = coarse if decades > 1.5 else fine
         axis.set_major_locator(LogLocator(subs=subs, numticks=12 if decades <= 6 else most + 1))
     if decades > 6:
         axis.set_minor_locator(NullLocator())
@@ -324,17 +310,17 @@ def plot_variance(
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
-    require_columns(frame, ["estimator", *_with_ends(quantity)], "draw what compare() gives")
+    require_columns(frame, ["estimator", *with_ends(value)], "draw what compare() gives")
     frame, sentence = rows_of_one_unit(frame, [quantity])
     if sort:
         frame = sorted_rows(frame, value)
-    keys = _keys(frame, [quantity])
+    keys = interval_keys(frame, [value], forest=True)
     if ax is None:
-        height = _rows(frame)[1] + sentence_height(sentence) + _height_of(keys)
+        height = _rows(frame)[1] + sentence_height(sentence) + legend_height([], keys)
         _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
     _draw_named(ax, frame, quantity, reference)
     write_sentence(ax, sentence)
-    legend_below(ax, _key_size(), keys)
+    legend_below(ax, keys)
     return ax
 
 
@@ -371,18 +357,17 @@ def plot_variance_panels(
     frame, sentence = rows_of_one_unit(frame, quantities)
     if sort and values and values[0] in frame:
         frame = sorted_rows(frame, values[0])
-    keys = _keys(frame, quantities)
+    keys, longest = interval_keys(frame, values, forest=True), int(NARROW_LINE / widening())
     if axes is None:
-        height = _rows(frame, int(NARROW_LINE / widening()))[1] + 0.25 + sentence_height(sentence) + _height_of(keys)
-        size = (plt.rcParams["figure.figsize"][0], height)
-        _, grid = plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=_widths(len(values)))
-        axes = list(grid[0])
+        height = _rows(frame, longest)[1] + 0.25 + sentence_height(sentence) + legend_height([], keys)
+        size, ratios = (plt.rcParams["figure.figsize"][0], height), [1.6, *[1.0] * (len(values) - 1)]
+        axes = list(plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=ratios)[1][0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
     inches = figure_inches()
     for ax, quantity in zip(axes, quantities, strict=True):
-        require_columns(frame, _with_ends(quantity), "draw what compare() gives")
-        _draw_named(ax, frame, quantity, reference, int(NARROW_LINE / widening()))
+        require_columns(frame, with_ends(quantity.name), "draw what compare() gives")
+        _draw_named(ax, frame, quantity, reference, longest)
         name = "\n".join(wrapped(reference_name(frame, reference), int(NARROW_AXIS / widening())))
         label = in_mathematics(filled_in(quantity.panel_label, frame.attrs, name))
         size = plt.rcParams["axes.labelsize"] if inches >= SMALL_NAMES else "x-small"
@@ -395,7 +380,7 @@ def plot_variance_panels(
         ax.tick_params(which="both", labelleft=False)
     if axes:
         write_sentence(axes[-1], sentence)
-        legend_below(axes[0], _key_size(), keys)
+        legend_below(axes[0], keys)
     return list(axes)
 
 
@@ -426,8 +411,9 @@ def plot_variance_of_runs(
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
-    columns = ["estimator", "run", value, f"{value}_low", f"{value}_high"]
-    require_columns(frame, columns, "draw the tables of several runs, one under the other")
+    require_columns(
+        frame, ["estimator", "run", *with_ends(value)], "draw the tables of several runs, one under the other"
+    )
     frame, sentence = rows_of_one_unit(frame, [quantity])
     key = ["estimator", "group_size"] if _sizes_differ(frame) else ["estimator"]
     rows = pd.DataFrame(frame[key]).drop_duplicates()
@@ -435,22 +421,23 @@ def plot_variance_of_runs(
     panels = [rows.merge(frame[frame["run"] == run], "left", key) for run in runs]
     labels = row_labels(rows)
     places, height = rows_of_own_height(labels)
-    keys = _keys(frame, [quantity])
+    keys = interval_keys(frame, [value], forest=True)
+    titles = [wrap_label(str(run), longest_title(len(runs))) for run in runs]
+    name = _axis_name(frame, quantity, reference, PANEL_SHARE / len(runs))
     if axes is None:
-        texts = [wrap_label(str(run), longest_title(len(runs))) for run in runs]
-        lines = max((text.count("\n") for text in texts), default=0)
-        lines += _axis_name(frame, quantity, reference, PANEL_SHARE / len(runs)).count("\n")
+        lines = max((title.count("\n") for title in titles), default=0)
+        lines += name.count("\n")
         height += 0.25 + LINE * lines * plt.rcParams["font.size"] / 8.0
-        size = (plt.rcParams["figure.figsize"][0], height + sentence_height(sentence) + _height_of(keys))
+        size = (plt.rcParams["figure.figsize"][0], height + sentence_height(sentence) + legend_height([], keys))
         axes = list(plt.subplots(1, len(runs), figsize=size, squeeze=False)[1][0])
     if len(axes) != len(runs):
         raise ValueError(f"axes holds {len(axes)} axes for {len(runs)} runs: give one for each")
-    for ax, run, panel in zip(axes, runs, panels, strict=True):
+    for ax, title, panel in zip(axes, titles, panels, strict=True):
         _draw(ax, panel, quantity, frame, places)
         set_rows(ax, labels, places)
-        ax.set_title(wrap_label(str(run), longest_title(len(runs))), fontsize="medium")
+        ax.set_title(title, fontsize="medium")
         plain_ticks(ax, quantity.logarithmic, most=max(1, min(5, longest_title(len(runs)) // TICK)))
-        _name_axis(ax, frame, quantity, reference, PANEL_SHARE / len(runs))
+        ax.set_xlabel(name)
     if quantity is JUDGED:
         best = [set(rows_in_best_set(panel)) for panel in panels if "in_best_set" in panel]
         for row in set.intersection(*best) if best else ():
@@ -458,7 +445,7 @@ def plot_variance_of_runs(
     for ax in axes[1:]:
         ax.tick_params(which="both", labelleft=False)
     write_sentence(axes[-1], sentence)
-    legend_below(axes[0], _key_size(), keys)
+    legend_below(axes[0], keys)
     return list(axes)
 
 
@@ -491,21 +478,18 @@ def _draw_named(
     ax: Axes, frame: pd.DataFrame, quantity: Quantity, reference: str | None, longest: int | None = None
 ) -> None:
     """Draw the rows of a frame with their names, and name the axis."""
-    _draw(ax, frame, quantity, places=_rows(frame, longest)[0])
-    _name_rows(ax, frame, longest)
-    if quantity is JUDGED:
-        _mark_best_set(ax, frame)
-    if frame.empty:
-        draw_nothing(ax, "no estimators")
-    _name_axis(ax, frame, quantity, reference)
-
-
-def _name_rows(ax: Axes, frame: pd.DataFrame, longest: int | None = None) -> None:
+    places = _rows(frame, longest)[0]
+    _draw(ax, frame, quantity, frame, places)
     labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
     if letters:
         set_shared_rows(ax, [label for label, _ in groupby(labels)], _grouped(labels, letters))
     else:
-        set_rows(ax, labels, _rows(frame, longest)[0])
+        set_rows(ax, labels, places)
+    if quantity is JUDGED:
+        _mark_best_set(ax, frame)
+    if frame.empty:
+        draw_nothing(ax, "no estimators")
+    ax.set_xlabel(_axis_name(frame, quantity, reference, PANEL_SHARE))
 
 
 def _rows(frame: pd.DataFrame, longest: int | None = None) -> tuple[np.ndarray, float]:
@@ -515,21 +499,6 @@ def _rows(frame: pd.DataFrame, longest: int | None = None) -> tuple[np.ndarray, 
         return rows_of_own_height(labels)
     rows_each = max(map(len, _grouped(labels, letters)))
     return np.arange(len(frame), dtype=float), forest_height([label for label, _ in groupby(labels)], rows_each)
-
-
-def _keys(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Line2D]:
-    """Return the entries of a legend for estimates without interval, and the like."""
-    drawn = [_estimates(frame, quantity) for quantity in quantities if set(_with_ends(quantity)) <= set(frame)]
-    return interval_keys(*drawn, forest=True)
-
-
-def _key_size() -> float:
-    return plt.rcParams["font.size"] * 7.0 / 8.0
-
-
-def _height_of(keys: Sequence[Line2D]) -> float:
-    labels = [str(key.get_label()) for key in keys]
-    return legend_height(labels, plt.rcParams["figure.figsize"][0], _key_size()) if labels else 0.0
 
 
 def _letters_of_runs(frame: pd.DataFrame) -> list[str]:
@@ -544,48 +513,30 @@ def _grouped(labels: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
     return [[next(remaining) for _ in group] for _, group in groupby(labels)]
 
 
-def _draw(
-    ax: Axes,
-    frame: pd.DataFrame,
-    quantity: Quantity,
-    beside: pd.DataFrame | None = None,
-    places: np.ndarray | None = None,
-) -> None:
-    """Draw the rows of a frame at some heights, on an axis for those of ``beside`` as well."""
-    places = np.arange(len(frame), dtype=float) if places is None else places
-    estimates, together = _estimates(frame, quantity), _simultaneous(frame, quantity)
+def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity, every: pd.DataFrame, places: np.ndarray) -> None:
+    """Draw the rows of a frame at some heights, on an axis that has room for every row."""
+    estimates, together = estimates_of(frame, quantity.name), _simultaneous(frame, quantity)
     if quantity.logarithmic:
         ax.set_xscale("log")
     if quantity.landmark is not None and len(frame):
         draw_landmark(ax, quantity.landmark)
-    ax.set_xlim(*_limits(frame if beside is None else beside, quantity))
+    ax.set_xlim(*_limits(every, quantity))
     measured = frame["kept_share"].notna().to_numpy() if "kept_share" in frame else np.ones(len(frame), dtype=bool)
     colors = []
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         colors.append(color)
-        fill = estimator_fill(str(label))
-        unknown = "not resolved" if measured[row] else "not measured"
-        draw_row(
-            ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), color, marker, fill=fill, unknown=unknown
-        )
+        look = {"fill": estimator_fill(str(label)), "unknown": "not resolved" if measured[row] else "not measured"}
+        draw_row(ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), color, marker, **look)
     known = np.flatnonzero(~np.isnan(together).any(axis=1))
     low, high = np.clip(together[known], *ax.get_xlim()).T
     ax.hlines(places[known], low, high, colors=[colors[row] for row in known], linewidth=stroke(0.6), zorder=1.5)
     plain_ticks(ax, quantity.logarithmic)
 
 
-def _estimates(frame: pd.DataFrame, quantity: Quantity) -> np.ndarray:
-    return frame[_with_ends(quantity)].to_numpy(dtype=float)
-
-
-def _with_ends(quantity: Quantity) -> list[str]:
-    return [f"{quantity.name}{end}" for end in ("", "_low", "_high")]
-
-
 def _limits(frame: pd.DataFrame, quantity: Quantity) -> tuple[float, float]:
     """Return the ends of an axis that shows all rows with a value."""
-    estimates, together = _estimates(frame, quantity), _simultaneous(frame, quantity)
+    estimates, together = estimates_of(frame, quantity.name), _simultaneous(frame, quantity)
     # A row of which one end is known runs off the axis; it does not stretch it, unless there is no other.
     resolved = ~np.isnan(estimates[:, 0])
     framing = resolved if resolved.any() else np.ones(len(frame), dtype=bool)
@@ -606,15 +557,6 @@ def _mark_best_set(ax: Axes, frame: pd.DataFrame) -> None:
             labels[row].set_fontweight("bold")
 
 
-def _name_axis(
-    ax: Axes, frame: pd.DataFrame, quantity: Quantity, reference: str | None, share: float = PANEL_SHARE
-) -> None:
-    ax.set_xlabel(in_mathematics(_axis_name(frame, quantity, reference, share)))
-
-
 def _axis_name(frame: pd.DataFrame, quantity: Quantity, reference: str | None, share: float) -> str:
-    return wrapped_to_axis(axis_label(quantity, frame.attrs, reference_name(frame, reference)), share)
-
-
-def _widths(n: int) -> list[float]:
-    return [1.6, *[1.0] * (n - 1)]
+    """Return the name of the axis in lines that fit a share of the figure's width."""
+    return in_mathematics(wrapped_to_axis(axis_label(quantity, frame.attrs, reference_name(frame, reference)), share))

@@ -1,4 +1,4 @@
-"""Variance, cosine and bias along one parameter of an estimator."""
+"""Variance, cosine and bias along one parameter of an estimator, alone or below each other."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
     draw_nothing,
+    estimates_of,
     interval_keys,
     legend_below,
     legend_height,
     mark_without_interval,
     quantity_to_draw,
     require_columns,
+    with_ends,
 )
 from gradstats.plots.names import LABELS, in_mathematics, reference_name
 from gradstats.plots.style import edge, ink, muted, paper, stroke
@@ -40,12 +41,7 @@ _MINIMISER_AT, _ROOM_BELOW = 0.08, 0.14
 _PANEL, _AXIS = 0.75, 0.45
 
 
-def plot_variance_curve(
-    table: WithFrame | pd.DataFrame,
-    *,
-    ax: Axes | None = None,
-    value: str = JUDGED.name,
-) -> Axes:
+def plot_variance_curve(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = JUDGED.name) -> Axes:
     """Draw one quantity along a parameter, with its pointwise band and, thin, the simultaneous one.
 
     The raw variance is a dotted line beside that at matched signal. Where the frame has a minimiser, a diamond with its
@@ -65,20 +61,17 @@ def plot_variance_curve(
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
-    require_columns(frame, ["value", value, f"{value}_low", f"{value}_high"], "draw what variance_curve() gives")
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
-    own, keys = ax is None, _keys(frame, [quantity])
+    require_columns(frame, ["value", *with_ends(value)], "draw what variance_curve() gives")
+    own, keys = ax is None, interval_keys(frame, [value])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        entries = [*_labels(frame).values(), *(str(key.get_label()) for key in keys)]
-        height += legend_height(entries, width, font_size)
-        _, ax = plt.subplots(figsize=(width, height))
+        _, ax = plt.subplots(figsize=(width, height + legend_height(list(_labels(frame).values()), keys)))
     _draw(ax, frame, quantity)
     _draw_parameters(ax, frame)
     plain_ticks(ax, ax.get_yscale() == "log", most=4, vertical=True)
     ax.set_xlabel(_parameter(frame))
     if own:
-        legend_below(ax, font_size, keys)
+        legend_below(ax, keys)
     return ax
 
 
@@ -95,11 +88,10 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
         ValueError: as :func:`plot_variance_curve`.
     """
     frame = as_frame(table)
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
     width = plt.rcParams["figure.figsize"][0]
     height = (_PANEL * sum(CURVE_PANELS.values()) + _AXIS) * plt.rcParams["font.size"] / 8.0
-    keys = _keys(frame, [quantity_to_draw(name, COMPARED) for name in CURVE_PANELS])
-    height += legend_height([*_labels(frame).values(), *(str(key.get_label()) for key in keys)], width, font_size)
+    keys = interval_keys(frame, list(CURVE_PANELS))
+    height += legend_height(list(_labels(frame).values()), keys)
     _, grid = plt.subplots(
         len(CURVE_PANELS), 1, figsize=(width, height), sharex=True, height_ratios=list(CURVE_PANELS.values())
     )
@@ -109,14 +101,14 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
         ax.set_ylabel(in_mathematics(in_metric(label, frame.attrs) if ax is grid[0] else label))
         ax.set_xlabel("")
     grid[-1].set_xlabel(_parameter(frame))
-    legend_below(grid[0], font_size, keys)
+    legend_below(grid[0], keys)
     return list(grid)
 
 
 def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     name = quantity.name
     at = frame["value"].to_numpy(dtype=float)
-    centre, low, high = (frame[f"{name}{end}"].to_numpy(dtype=float) for end in ("", "_low", "_high"))
+    centre, low, high = estimates_of(frame, name).T
     if not np.isfinite(centre).any():
         draw_nothing(ax, "not resolved")
     labels = _labels(frame)
@@ -168,12 +160,6 @@ def _make_room_below(ax: Axes) -> None:
     low, high = ax.get_ylim()
     share = _ROOM_BELOW / (1.0 - _ROOM_BELOW)
     ax.set_ylim(low * (low / high) ** share if ax.get_yscale() == "log" else low - share * (high - low), high)
-
-
-def _keys(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Line2D]:
-    """Return the entry of a legend for values without interval, where there are any."""
-    columns = [[f"{quantity.name}{end}" for end in ("", "_low", "_high")] for quantity in quantities]
-    return interval_keys(*(frame[ends].to_numpy(dtype=float) for ends in columns if set(ends) <= set(frame)))
 
 
 def _labels(frame: pd.DataFrame) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Digests of the parts of a policy: its weights, its adapter, its tokenizer.
+"""Checkpoints: where weights lie, what they may hold, their digests, and the policy that ships with the package.
 
-They are computed from the files, so that they do not depend on dtype or device.
+Digests are computed from the files, so that they do not depend on dtype or device.
 """
 
 from __future__ import annotations

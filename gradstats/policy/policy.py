@@ -1,4 +1,4 @@
-"""The number of threads that a small model runs with."""
+"""Policies: a model with its tokenizer, loaded from a folder, a file or the hub, and the threads it runs with."""
 
 from __future__ import annotations
 

@@ -42,14 +42,7 @@ Kind = Literal["gain", "loss"]
 
 @dataclass(frozen=True)
 class EmbeddedProblem:
-    """One word problem with its verifiable answer.
-
-    Attributes:
-        prompt_id: A digest of the problem's text: the same problem has the same id in every call.
-        prompt: The text of the user's message.
-        answer: The count asked for, in decimal digits.
-        difficulty: The number of steps, that is of changes of the count.
-    """
+    """One word problem with its verifiable answer."""
 
     prompt_id: str
     prompt: str
@@ -62,9 +55,6 @@ class Change:
     """One change of the count.
 
     Attributes:
-        when: The day or month.
-        verb: What the person does.
-        amount: How many things are gained or lost.
         friend: Who is given something, or empty.
     """
 
@@ -85,14 +75,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Story:
-    """What a problem says.
-
-    Attributes:
-        name: The person.
-        things: What is counted.
-        start: The count at the beginning.
-        changes: What happens, in order.
-    """
+    """What a problem says."""
 
     name: str
     things: str

@@ -1,4 +1,4 @@
-"""Load problems from any source, by its name."""
+"""Load problems by the name of their source: files, the hub, known sets, generated tasks, functions of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert rows of a table with a prompt and an answer column into problems; read answers in several formats."""
+"""A problem, and the columns of a table that problems are read from."""
 
 from __future__ import annotations
 
@@ -62,13 +62,7 @@ class ColumnMapping:
     A column may be a path into nested columns: ``reward_model.ground_truth``, ``choices.0.text``.
 
     Attributes:
-        prompt_column: the problem's text, or a conversation of one user message.
-        answer_column: the reference answer.
         id_column: unique, stable names of the problems; the row number when None.
-        answer_format: how the reference answer is written, see :func:`extract_reference`.
-        skip_unparsable: leave out rows without an answer in that format and warn with their number; otherwise such a
-            row is an error.
-        drop_repeats: leave out rows that repeat an earlier row's prompt.
 
     Raises:
         ValueError: for an unknown answer format.

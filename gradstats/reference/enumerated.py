@@ -14,31 +14,9 @@ from scipy.special import gammaln, log_softmax
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
 
-MAX_GROUPS = 500_000
 
-
-def multisets(
-    choices: Int[np.ndarray, " k"], log_shares: Float[np.ndarray, " all"], group_size: int
-) -> tuple[Int[np.ndarray, "groups n"], Float[np.ndarray, " groups"]]:
-    """Return all multisets of N members, and the probability that N independent draws give each."""
-    refuse_too_many(comb(choices.size + group_size - 1, group_size), "groups")
-    groups = np.array(list(combinations_with_replacement(choices, group_size)), dtype=np.int64)
-    # N!/Π c!, with Π c! accumulated member by member: a repeat multiplies by its place in the run of equals
-    run = np.ones_like(groups)
-    for member in range(1, group_size):
-        repeated = groups[:, member] == groups[:, member - 1]
-        run[:, member] = np.where(repeated, run[:, member - 1] + 1, 1)
-    log_orders = gammaln(group_size + 1) - np.log(run).sum(axis=1)
-    return groups, np.exp(log_shares[groups].sum(axis=1) + log_orders)
-
-
-def refuse_too_many(count: int, what: str) -> None:
-    """Raise a ValueError when more are to be enumerated than the limit."""
-    if count > MAX_GROUPS:
-        raise ValueError(
-            f"{count} {what} are too many to enumerate (limit {MAX_GROUPS}): choose a smaller group_size, "
-            "vocabulary or max_length"
-        )
+def _share(bias_sq: float, variance: float) -> float:
+    return bias_sq / (bias_sq + variance) if bias_sq + variance > 0 else float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +98,37 @@ def gradient_moments(
     return GradientMoments(mean, within + between, within, between, true_gradient)
 
 
-def _share(bias_sq: float, variance: float) -> float:
-    return bias_sq / (bias_sq + variance) if bias_sq + variance > 0 else float("nan")
+#: Groups or batches that are enumerated at most.
+MAX_GROUPS = 500_000
 
 
+def multisets(
+    choices: Int[np.ndarray, " k"], log_shares: Float[np.ndarray, " all"], group_size: int
+) -> tuple[Int[np.ndarray, "groups n"], Float[np.ndarray, " groups"]]:
+    """Return all multisets of N members, and the probability that N independent draws give each."""
+    refuse_too_many(comb(choices.size + group_size - 1, group_size), "groups")
+    groups = np.array(list(combinations_with_replacement(choices, group_size)), dtype=np.int64)
+    # N!/Π c!, with Π c! accumulated member by member: a repeat multiplies by its place in the run of equals
+    run = np.ones_like(groups)
+    for member in range(1, group_size):
+        repeated = groups[:, member] == groups[:, member - 1]
+        run[:, member] = np.where(repeated, run[:, member - 1] + 1, 1)
+    log_orders = gammaln(group_size + 1) - np.log(run).sum(axis=1)
+    return groups, np.exp(log_shares[groups].sum(axis=1) + log_orders)
+
+
+def refuse_too_many(count: int, what: str) -> None:
+    """Raise a ValueError when more are to be enumerated than the limit."""
+    if count > MAX_GROUPS:
+        raise ValueError(
+            f"{count} {what} are too many to enumerate (limit {MAX_GROUPS}): choose a smaller group_size, "
+            "vocabulary or max_length"
+        )
+
+
+#: The token that ends a trajectory.
 END = 0
+#: Groups whose gradients are formed together.
 CHUNK = 20_000
 
 Prefix = tuple[int, ...]
@@ -282,10 +286,7 @@ class EnumeratedPolicy:
         return values
 
     def _greedy(self) -> Float[np.ndarray, "p"]:
-        rows = {
-            (prompt, tokens): row
-            for row, (prompt, tokens) in enumerate(zip(self.prompts, self.trajectories, strict=True))
-        }
+        rows = {pair: row for row, pair in enumerate(zip(self.prompts, self.trajectories, strict=True))}
         rewards = np.empty(self.n_prompts)
         for prompt in range(self.n_prompts):
             prefix: Prefix = ()

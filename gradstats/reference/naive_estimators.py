@@ -1,4 +1,4 @@
-"""Oracle of every gradient engine: plain autograd, one sequence at a time."""
+"""Every estimator by plain loops over completions and tokens, and every gradient by a backward pass of its own."""
 
 from __future__ import annotations
 
@@ -29,17 +29,26 @@ def lone_advantage(reward: float, singleton: str) -> float:
     return {"zero": 0.0, "reward": reward, "nan": math.nan}[singleton]
 
 
+def for_each(
+    batch: Batch, advantage: Callable[[int, float], float], singleton: str, scope: str = "group"
+) -> np.ndarray:
+    """Return ``advantage(i, R_i)`` of every completion, or what ``singleton`` says where it is alone in its set."""
+    return np.array(
+        [
+            lone_advantage(reward, singleton) if alone(batch, i, scope) else advantage(i, reward)
+            for i, reward in enumerate(batch.rewards)
+        ]
+    )
+
+
 def weighted(batch: Batch, weight: Callable[[int], float], loo: bool, scope: str, singleton: str) -> np.ndarray:
     """Return R_i − Σ_j w_j R_j / Σ_j w_j."""
-    advantages = []
-    for i, reward in enumerate(batch.rewards):
-        if alone(batch, i, scope):
-            advantages.append(lone_advantage(reward, singleton))
-            continue
-        numerator = sum(weight(j) * batch.rewards[j] for j in members(batch, i, loo, scope))
-        denominator = sum(weight(j) for j in members(batch, i, loo, scope))
-        advantages.append(reward - numerator / denominator)
-    return np.array(advantages)
+
+    def advantage(i: int, reward: float) -> float:
+        others = members(batch, i, loo, scope)
+        return reward - sum(weight(j) * batch.rewards[j] for j in others) / sum(weight(j) for j in others)
+
+    return for_each(batch, advantage, singleton, scope)
 
 
 def reinforce(batch: Batch) -> np.ndarray:
@@ -115,45 +124,36 @@ def pass_at_k(
     batch: Batch, normalize: bool = False, ddof: int = 1, eps: float = 1e-6, singleton: str = "zero"
 ) -> np.ndarray:
     """Return r_max − r_second for the best, 0 else."""
-    advantages = []
-    for i, reward in enumerate(batch.rewards):
-        if alone(batch, i):
-            advantages.append(lone_advantage(reward, singleton))
-            continue
-        same = members(batch, i, loo=False)
-        ranked = sorted(same, key=lambda j: -batch.rewards[j])
-        lead = batch.rewards[ranked[0]] - batch.rewards[ranked[1]] if i == ranked[0] else 0.0
-        advantages.append(lead / (group_deviation(batch, i, ddof) + eps) if normalize else lead)
-    return np.array(advantages)
+
+    def advantage(i: int, reward: float) -> float:
+        ranked = sorted(members(batch, i, loo=False), key=lambda j: -batch.rewards[j])
+        lead = reward - batch.rewards[ranked[1]] if i == ranked[0] else 0.0
+        return lead / (group_deviation(batch, i, ddof) + eps) if normalize else lead
+
+    return for_each(batch, advantage, singleton)
 
 
 def kimi(batch: Batch, tau: float, loo: bool = False, singleton: str = "zero") -> np.ndarray:
     """Return R_i − τ·log mean_j exp(R_j/τ)."""
-    advantages = []
-    for i, reward in enumerate(batch.rewards):
-        if alone(batch, i):
-            advantages.append(lone_advantage(reward, singleton))
-            continue
+
+    def advantage(i: int, reward: float) -> float:
         exponents = [batch.rewards[j] / tau for j in members(batch, i, loo)]
         top = max(exponents)  # τ·log mean exp, safe from overflow
         mean = sum(math.exp(e - top) for e in exponents) / len(exponents)
-        advantages.append(reward - tau * (top + math.log(mean)))
-    return np.array(advantages)
+        return reward - tau * (top + math.log(mean))
+
+    return for_each(batch, advantage, singleton)
 
 
 def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> np.ndarray:
     """Return (R_i − R̄)/R̄, 0 for a group of zeros."""
     plain = group_mean(batch, loo, singleton)
-    advantages = []
-    for i in range(len(plain)):
+
+    def advantage(i: int, reward: float) -> float:
         rewards = [batch.rewards[j] for j in members(batch, i, loo=False)]
-        if alone(batch, i):
-            advantages.append(plain[i])
-        elif all(reward == 0 for reward in rewards):
-            advantages.append(0.0)
-        else:
-            advantages.append(plain[i] / (sum(rewards) / len(rewards)))
-    return np.array(advantages)
+        return 0.0 if all(one == 0 for one in rewards) else plain[i] / (sum(rewards) / len(rewards))
+
+    return for_each(batch, advantage, singleton)
 
 
 def james_stein(
@@ -164,29 +164,27 @@ def james_stein(
     rewards = {g: [r for r, label in zip(batch.rewards, batch.groups, strict=True) if label == g] for g in groups}
     mean = {g: sum(rewards[g]) / len(rewards[g]) for g in groups}
     n = len(groups)
-    advantages = []
-    for i, reward in enumerate(batch.rewards):
-        if alone(batch, i):
-            advantages.append(lone_advantage(reward, singleton))
-            continue
+
+    def advantage(i: int, reward: float) -> float:
         same = members(batch, i, loo)
         same_mean = sum(batch.rewards[j] for j in same) / len(same)
         others = [g for g in groups if g != batch.groups[i]]
-        shrinkage, others_mean = 0.0, 0.0
-        if others:
-            others_mean = sum(mean[g] for g in others) / len(others)
-            spreads = []
-            for g in others:
-                m = len(rewards[g])
-                if m > 1:
-                    spreads.append(sum((r - mean[g]) ** 2 for r in rewards[g]) / (m * (m - 1)))
-            v = sum(spreads) / len(spreads) if spreads else 0.0
-            s = sum((mean[g] - others_mean) ** 2 for g in others) / len(others)
-            shrinkage = v / (v + s + eps) if v + s > 0 else 0.0
-            if shrink_factor:
-                shrinkage *= (n - 1) / n
-        advantages.append(reward - ((1 - shrinkage) * same_mean + shrinkage * others_mean))
-    return np.array(advantages)
+        if not others:
+            return reward - same_mean
+        others_mean = sum(mean[g] for g in others) / len(others)
+        noise = [
+            sum((r - mean[g]) ** 2 for r in rewards[g]) / (len(rewards[g]) * (len(rewards[g]) - 1))
+            for g in others
+            if len(rewards[g]) > 1
+        ]
+        v = sum(noise) / len(noise) if noise else 0.0
+        s = sum((mean[g] - others_mean) ** 2 for g in others) / len(others)
+        shrinkage = v / (v + s + eps) if v + s > 0 else 0.0
+        if shrink_factor:
+            shrinkage *= (n - 1) / n
+        return reward - ((1 - shrinkage) * same_mean + shrinkage * others_mean)
+
+    return for_each(batch, advantage, singleton)
 
 
 def whiten(values: list[float]) -> list[float]:
@@ -222,66 +220,6 @@ NAIVE_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "james_stein": james_stein,
     "reinforce_pp_baseline": reinforce_pp_baseline,
 }
-
-
-def clipped_objective(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> float:
-    """Return min(ρA, clip(ρ)A), and not below cA for A < 0 where a dual clip c is given."""
-    value = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
-    return max(value, dual * advantage) if dual is not None and advantage < 0 else value
-
-
-def token_weight(ratio: float, advantage: float, low: float, high: float, dual: float | None = None) -> float:
-    """Return d/d log π of the clipped objective, by a central difference in log ρ."""
-    step = 1e-6
-    above = clipped_objective(ratio * math.exp(step), advantage, low, high, dual)
-    below = clipped_objective(ratio * math.exp(-step), advantage, low, high, dual)
-    return (above - below) / (2 * step)
-
-
-def sequence_ratio(log_ratios: list[float]) -> float:
-    """Return GSPO's s_i = exp(mean_t log ρ_t)."""
-    return math.exp(sum(log_ratios) / len(log_ratios))
-
-
-def cispo_weight(ratio: float, advantage: float, convention: str, low: float, high: float) -> float:
-    """Return stop-grad(clip(ρ))·A in verl's and in TRL's convention."""
-    if convention == "trl":
-        return min(ratio, high) * advantage
-    return min(max(ratio, 1 - low), 1 + high) * advantage
-
-
-def aggregation_factor(batch: Batch, i: int, name: str, max_tokens: float | None = None) -> float:
-    """Return the factor of each token of completion i within its group's gradient."""
-    group = [j for j in range(len(batch.rewards)) if batch.groups[j] == batch.groups[i]]
-    if name == "sequence_sum":
-        return 1 / len(group)
-    if name == "sequence_mean":
-        return 1 / len(group) / int(batch.lengths[i])
-    if name == "token_mean":
-        return 1 / sum(int(batch.lengths[j]) for j in group)
-    return 1 / (len(group) * (batch.mask.shape[1] if max_tokens is None else max_tokens))
-
-
-def kl_value(log_ratio: float, kind: str) -> float:
-    """Return k1, k2 or k3 at log π/π_ref."""
-    if kind == "k1":
-        return log_ratio
-    return 0.5 * log_ratio**2 if kind == "k2" else math.exp(-log_ratio) - 1 + log_ratio
-
-
-def kl_slope(log_ratio: float, kind: str) -> float:
-    """Return dk/d log π, by a central difference."""
-    step = 1e-6
-    return (kl_value(log_ratio + step, kind) - kl_value(log_ratio - step, kind)) / (2 * step)
-
-
-def differing_groups(batch: Batch) -> np.ndarray:
-    """Return which groups, in sorted order of their labels, hold two different rewards."""
-    kept = []
-    for group in sorted(set(batch.groups.tolist())):
-        rewards = {float(r) for r, label in zip(batch.rewards, batch.groups, strict=True) if label == group}
-        kept.append(len(rewards) > 1)
-    return np.array(kept)
 
 
 def counted(batch: Batch, i: int) -> list[int]:
@@ -387,7 +325,7 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
 
     def advantage(i: int, t: int) -> float:
         baseline = 0.0
-        if len(members(batch, i, loo=False)) > 1 and not (zero_tail and zeroed(batch, i, t)):
+        if not alone(batch, i) and not (zero_tail and zeroed(batch, i, t)):
             alive = [j for j in members(batch, i, loo) if batch.mask[j, t]]
             weight = {j: sum(energy_at(batch, j, u, energy) for u in counted(batch, j) if u <= t) for j in alive}
             numerator = sum(return_at(batch, j, t) * weight[j] for j in alive)
@@ -403,7 +341,7 @@ def otb_turns(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: 
     def advantage(i: int, t: int) -> float:
         place = counted(batch, i).index(t)
         baseline = 0.0
-        if len(members(batch, i, loo=False)) > 1 and not (zero_tail and zeroed(batch, i, place)):
+        if not alone(batch, i) and not (zero_tail and zeroed(batch, i, place)):
             numerator = denominator = 0.0
             for j in members(batch, i, loo):
                 tokens = counted(batch, j)
@@ -427,7 +365,7 @@ def causal_optimal(batch: Batch, loo: bool = False, scope: str = "group") -> np.
         alive = [j for j in members(batch, i, loo, scope) if batch.mask[j, t]]
         total = sum(energy[j, t] for j in alive)
         baseline = 0.0
-        if len(members(batch, i, loo=False, scope=scope)) > 1 and total != 0:
+        if not alone(batch, i, scope) and total != 0:
             baseline = sum(batch.rewards[j] * cross[j, t] for j in alive) / total
         return return_at(batch, i, t) - baseline
 
@@ -439,15 +377,9 @@ def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> np.n
 
     def advantage(i: int, t: int) -> float:
         tokens = counted(batch, i)
-        others = [j for j in members(batch, i, loo=False) if j != i or baseline == "group_mean"]
-        alone = len(members(batch, i, loo=False)) == 1
-        mean = batch.rewards[i] if alone else sum(batch.rewards[j] for j in others) / len(others)
-        total = 0.0
-        for place in range(tokens.index(t), len(tokens)):
-            last = batch.rewards[i] if tokens[place] == tokens[-1] else 0.0
-            reward = last if batch.token_rewards is None else batch.token_rewards[i, tokens[place]]
-            total += gamma ** (place - tokens.index(t)) * reward
-        return total - gamma ** (len(tokens) - 1 - tokens.index(t)) * mean
+        others = members(batch, i, loo=baseline == "rloo" and not alone(batch, i))
+        mean = sum(batch.rewards[j] for j in others) / len(others)
+        return return_at(batch, i, t, gamma) - gamma ** (len(tokens) - 1 - tokens.index(t)) * mean
 
     return fill(batch, advantage)
 
@@ -464,15 +396,72 @@ NAIVE_TOKEN_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
+def clipped_objective(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> float:
+    """Return min(ρA, clip(ρ)A), and not below cA for A < 0 where a dual clip c is given."""
+    value = min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
+    return max(value, dual * advantage) if dual is not None and advantage < 0 else value
+
+
+def token_weight(ratio: float, advantage: float, low: float, high: float, dual: float | None = None) -> float:
+    """Return d/d log π of the clipped objective, by a central difference in log ρ."""
+    step = 1e-6
+    above = clipped_objective(ratio * math.exp(step), advantage, low, high, dual)
+    below = clipped_objective(ratio * math.exp(-step), advantage, low, high, dual)
+    return (above - below) / (2 * step)
+
+
+def sequence_ratio(log_ratios: list[float]) -> float:
+    """Return GSPO's s_i = exp(mean_t log ρ_t)."""
+    return math.exp(sum(log_ratios) / len(log_ratios))
+
+
+def cispo_weight(ratio: float, advantage: float, convention: str, low: float, high: float) -> float:
+    """Return stop-grad(clip(ρ))·A in verl's and in TRL's convention."""
+    if convention == "trl":
+        return min(ratio, high) * advantage
+    return min(max(ratio, 1 - low), 1 + high) * advantage
+
+
+def aggregation_factor(batch: Batch, i: int, name: str, max_tokens: float | None = None) -> float:
+    """Return the factor of each token of completion i within its group's gradient."""
+    group = members(batch, i, loo=False)
+    if name == "sequence_sum":
+        return 1 / len(group)
+    if name == "sequence_mean":
+        return 1 / len(group) / int(batch.lengths[i])
+    if name == "token_mean":
+        return 1 / sum(int(batch.lengths[j]) for j in group)
+    return 1 / (len(group) * (batch.mask.shape[1] if max_tokens is None else max_tokens))
+
+
+def kl_value(log_ratio: float, kind: str) -> float:
+    """Return k1, k2 or k3 at log π/π_ref."""
+    if kind == "k1":
+        return log_ratio
+    return 0.5 * log_ratio**2 if kind == "k2" else math.exp(-log_ratio) - 1 + log_ratio
+
+
+def kl_slope(log_ratio: float, kind: str) -> float:
+    """Return dk/d log π, by a central difference."""
+    step = 1e-6
+    return (kl_value(log_ratio + step, kind) - kl_value(log_ratio - step, kind)) / (2 * step)
+
+
+def differing_groups(batch: Batch) -> np.ndarray:
+    """Return which groups, in sorted order of their labels, hold two different rewards."""
+    kept = []
+    for group in sorted(set(batch.groups.tolist())):
+        rewards = {float(r) for r, label in zip(batch.rewards, batch.groups, strict=True) if label == group}
+        kept.append(len(rewards) > 1)
+    return np.array(kept)
+
+
 def sequence_gradients(
     model: torch.nn.Module, rollouts: Rollouts, temperature: float = 1.0
 ) -> list[dict[str, torch.Tensor]]:
     r"""Return gradients :math:`S_i = \nabla \sum_t m_t \log\mathrm{softmax}(z_t/\tau)_{y_t}` by one backward pass each.
 
-    Args:
-        model: a causal language model of transformers.
-        rollouts: the sequences; ``completion_mask`` gives :math:`m_t`, 1 without it.
-        temperature: :math:`\tau`.
+    The mask m_t is the ``completion_mask`` of the rollouts, 1 without it.
     """
     device = next(model.parameters()).device
     results = []

@@ -16,9 +16,6 @@ from gradstats.estimators.by_label import with_parameter
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
 from gradstats.reference.enumerated import EnumeratedPolicy
 
-#: The exponents between which the best is sought, as in :func:`gradstats.optimal_baselines`.
-EXPONENTS = (-1.0, 2.0)
-
 
 @dataclass(frozen=True)
 class ExactOptimum:
@@ -33,36 +30,6 @@ class ExactOptimum:
     label: str
     parameters: dict[str, float]
     trace_cov: float
-
-
-@dataclass(frozen=True)
-class MixtureOfMeans:
-    r"""The baseline :math:`\sum_k p_k b_k` of the leave-one-out means of a group, plain and weighted by length, and
-    a constant.
-
-    Attributes:
-        shares: (3,) of the plain mean, of that weighted by length, of the constant; they sum to 1.
-        constant: what stands for the mean reward of all other prompts.
-    """
-
-    shares: Float[np.ndarray, "3"] = field(compare=False)
-    constant: float
-
-    name = label = "mixture"
-    level: Level = "sequence"
-    needs: tuple[str, ...] = ()
-    across_groups = False
-    unit = SEQUENCE_SUM
-
-    def expected_scale(self, group_size: int) -> float | None:
-        """Return 1: no part contains the own sample; for a group of one, which has no others, it is not known."""
-        return 1.0 if group_size > 1 else None
-
-    def weights(self, batch: Batch) -> Float[np.ndarray, " n"]:
-        """Return the weights (R − b)/N."""
-        plain, by_length = (one.weights(batch) for one in (families.rloo(), families.token_mean(loo=True)))
-        beside = (batch.rewards - self.constant) / batch.group_sizes[batch.group_index]
-        return np.asarray(self.shares) @ np.stack([plain, by_length, beside])
 
 
 def exact_minimiser(
@@ -108,6 +75,11 @@ def exact_minimiser(
     return ExactOptimum(label, {parameter: best}, variance(best))
 
 
+def _require_on_policy(policy: EnumeratedPolicy) -> None:
+    if policy.off_policy:
+        raise ValueError("these baselines are without bias on-policy only: choose a policy without old_theta")
+
+
 def exact_optimal_shift(policy: EnumeratedPolicy, group_size: int) -> ExactOptimum:
     r"""Find the best constant shift δ of the leave-one-out mean, in closed form.
 
@@ -124,6 +96,33 @@ def exact_optimal_shift(policy: EnumeratedPolicy, group_size: int) -> ExactOptim
     slope, curvature = (above - below) / 2.0, (above + below) / 2.0 - middle
     best = -slope / (2.0 * curvature)
     return ExactOptimum("shift", {"delta": best}, middle + slope * best + curvature * best**2)
+
+
+@dataclass(frozen=True)
+class MixtureOfMeans:
+    r"""The baseline :math:`\sum_k p_k b_k` of a group's leave-one-out means, plain and by length, and of a constant.
+
+    The shares p sum to 1; the constant stands for the mean reward of all other prompts.
+    """
+
+    shares: Float[np.ndarray, "3"] = field(compare=False)
+    constant: float
+
+    name = label = "mixture"
+    level: Level = "sequence"
+    needs: tuple[str, ...] = ()
+    across_groups = False
+    unit = SEQUENCE_SUM
+
+    def expected_scale(self, group_size: int) -> float | None:
+        """Return 1: no part contains the own sample; for a group of one, which has no others, it is not known."""
+        return 1.0 if group_size > 1 else None
+
+    def weights(self, batch: Batch) -> Float[np.ndarray, " n"]:
+        """Return the weights (R − b)/N."""
+        plain, by_length = (one.weights(batch) for one in (families.rloo(), families.token_mean(loo=True)))
+        beside = (batch.rewards - self.constant) / batch.group_sizes[batch.group_index]
+        return np.asarray(self.shares) @ np.stack([plain, by_length, beside])
 
 
 def exact_optimal_mixture(policy: EnumeratedPolicy, group_size: int, n_prompts: int | None = None) -> ExactOptimum:
@@ -154,30 +153,6 @@ def exact_optimal_mixture(policy: EnumeratedPolicy, group_size: int, n_prompts: 
     shares = lowest_on_simplex(form)
     names = ("group", "token", "batch")
     return ExactOptimum("mixture", dict(zip(names, map(float, shares), strict=True)), float(shares @ form @ shares))
-
-
-def exact_optimal_baselines(
-    policy: EnumeratedPolicy, group_size: int, n_prompts: int | None = None
-) -> tuple[ExactOptimum, ExactOptimum, ExactOptimum]:
-    """Return the best exponent, shift and mixture, which :func:`gradstats.optimal_baselines` learns from completions.
-
-    Args:
-        policy: whose moments are known; completions are drawn from it as it is scored.
-        group_size: N, at least 2.
-        n_prompts: prompts of a batch, for the mixture; None for infinitely many.
-
-    Raises:
-        ValueError: as :func:`exact_optimal_mixture`.
-
-    Example:
-        >>> policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=3, rng=0)
-        >>> [(one.label, sorted(one.parameters)) for one in exact_optimal_baselines(policy, group_size=3)]
-        [('exponent', ['alpha']), ('shift', ['delta']), ('mixture', ['batch', 'group', 'token'])]
-    """
-    mixture = exact_optimal_mixture(policy, group_size, n_prompts)
-    exponent = exact_minimiser(policy, "length_weighted(loo=True)", "alpha", EXPONENTS, group_size)
-    named = ExactOptimum("exponent", exponent.parameters, exponent.trace_cov)
-    return named, exact_optimal_shift(policy, group_size), mixture
 
 
 def mixture_form(policy: EnumeratedPolicy, group_size: int) -> Float[np.ndarray, "3 3"]:
@@ -218,6 +193,29 @@ def _deviation_of_others(policy: EnumeratedPolicy, group_size: int) -> float:
     return float(policy.expected_sq_norm / group_size * variance + signal)
 
 
-def _require_on_policy(policy: EnumeratedPolicy) -> None:
-    if policy.off_policy:
-        raise ValueError("these baselines are without bias on-policy only: choose a policy without old_theta")
+#: The exponents between which the best is sought, as in :func:`gradstats.optimal_baselines`.
+EXPONENTS = (-1.0, 2.0)
+
+
+def exact_optimal_baselines(
+    policy: EnumeratedPolicy, group_size: int, n_prompts: int | None = None
+) -> tuple[ExactOptimum, ExactOptimum, ExactOptimum]:
+    """Return the best exponent, shift and mixture, which :func:`gradstats.optimal_baselines` learns from completions.
+
+    Args:
+        policy: whose moments are known; completions are drawn from it as it is scored.
+        group_size: N, at least 2.
+        n_prompts: prompts of a batch, for the mixture; None for infinitely many.
+
+    Raises:
+        ValueError: as :func:`exact_optimal_mixture`.
+
+    Example:
+        >>> policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=3, rng=0)
+        >>> [(one.label, sorted(one.parameters)) for one in exact_optimal_baselines(policy, group_size=3)]
+        [('exponent', ['alpha']), ('shift', ['delta']), ('mixture', ['batch', 'group', 'token'])]
+    """
+    mixture = exact_optimal_mixture(policy, group_size, n_prompts)
+    exponent = exact_minimiser(policy, "length_weighted(loo=True)", "alpha", EXPONENTS, group_size)
+    named = ExactOptimum("exponent", exponent.parameters, exponent.trace_cov)
+    return named, exact_optimal_shift(policy, group_size), mixture

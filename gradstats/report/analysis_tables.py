@@ -1,4 +1,4 @@
-"""Curves along a parameter, and learned baselines: the names of their files, their tables and figures."""
+"""The tables of single analyses: the comparison of estimators, its breakdowns, ratios, curves, baselines, critic."""
 
 from __future__ import annotations
 
@@ -65,19 +65,12 @@ BEST_SET = "best set"
 
 @dataclass(frozen=True)
 class VarianceColumn:
-    """One column.
-
-    Attributes:
-        quantity: name of the quantity.
-        heading: with the names of reference and target.
-        triples: ``(value, low, high)`` of each row.
-        together: whether these are intervals that hold for all rows at once, which have no value of their own.
-    """
+    """One column of the comparison."""
 
     quantity: str
-    heading: str
+    heading: str  # with the names of reference and target
     triples: list[Triple]
-    together: bool = False
+    together: bool = False  # whether the intervals hold for all rows at once; such have no value of their own
 
 
 def variance_columns(frame: pd.DataFrame, names: Sequence[str], place: Place) -> list[VarianceColumn]:
@@ -138,8 +131,7 @@ def variance_table(
     missing = [name for name in needed if name not in frame]
     if missing:
         raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
-    bold: frozenset[tuple[int, int]] = frozenset()
-    named = frame_in_words(frame)
+    named, bold = frame_in_words(frame), frozenset[tuple[int, int]]()
     shown = variance_columns(named, columns, "paper")
     if JUDGED.name in columns:
         rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
@@ -148,7 +140,7 @@ def variance_table(
     sentences = _column_sentences(named.attrs, shown, _bold_sentence(frame, paired is None, bool(bold)))
     headings = {column.quantity: column.heading for column in shown if not column.together}
     return Table(
-        caption=" ".join([_variance_caption(named.attrs), *dict.fromkeys(sentences.values())]),
+        caption=" ".join([_variance_caption(named), *dict.fromkeys(sentences.values())]),
         heading="estimator",
         rows=tuple(_row_names(named)),
         columns={column.heading: column.triples for column in shown},
@@ -190,12 +182,12 @@ def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
     return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
 
 
-def _variance_caption(about: Mapping[Hashable, object]) -> str:
-    level = f"{about['confidence_level']:.0%} " if "confidence_level" in about else ""
+def _variance_caption(frame: pd.DataFrame) -> str:
+    about = frame.attrs
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
     groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
     caption = (
-        f"Variance of one prompt group's gradient, {level}intervals{n}{groups}; ratios "
+        f"Variance of one prompt group's gradient, {_level(frame)}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."
     )
     if about.get("target") == "importance":
@@ -221,6 +213,16 @@ def _column_sentences(
     return sentences
 
 
+def columns_of(frame: pd.DataFrame, headings: Mapping[str, str]) -> dict[str, list[Triple]]:
+    """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
+    return {heading: triples_of(frame, name) for name, heading in headings.items()}
+
+
+def _level(frame: pd.DataFrame) -> str:
+    """Return the level of a frame's intervals, where it states one, and a space."""
+    return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
+
+
 #: Squared deviations of ratios below this are those of float32.
 _ROUNDING = 1e-9
 _KINDS = {"token": "token", "product": "completion", "geometric_mean": "geometric mean"}
@@ -242,13 +244,11 @@ def ratio_table(frame: pd.DataFrame) -> Table:
     """Return the table of ``RatioDiagnostics.to_frame()``, all completions first."""
     rows = []
     for row in frame.to_dict("records"):
-        lengths = f"{row['length_low']:g}–{row['length_high']:g} tokens"
-        what = lengths if row["by_length"] else "all"
+        what = f"{row['length_low']:g}–{row['length_high']:g} tokens" if row["by_length"] else "all"
         rows.append(f"{_KINDS[str(row['ratio'])]}, {what} (n = {row['n']:,})")
-    level = frame.attrs["confidence_level"]
     caption = (
-        f"Importance ratios of the scored to the sampling policy, with {level:.0%} intervals over prompts; "
-        "χ² is the mean of (ρ − 1)²."
+        f"Importance ratios of the scored to the sampling policy, with {frame.attrs['confidence_level']:.0%} intervals "
+        "over prompts; χ² is the mean of (ρ − 1)²."
     )
     columns = columns_of(frame, RATIO_HEADINGS)
     # Sampler and scorer are one policy: what is left is the rounding of log-probabilities.
@@ -267,28 +267,16 @@ def ratio_table(frame: pd.DataFrame) -> Table:
 
 def clipping_table(frame: pd.DataFrame) -> Table:
     """Return the table of ``RatioDiagnostics.clipping_frame()``."""
-    level = frame.attrs["confidence_level"]
     caption = (
-        f"Effect of each recipe's clip, with {level:.0%} intervals over prompts. The squared norm is that of "
-        "completions for clips of completions, and of tokens for clips of tokens."
+        f"Effect of each recipe's clip, with {frame.attrs['confidence_level']:.0%} intervals over prompts. The squared "
+        "norm is that of completions for clips of completions, and of tokens for clips of tokens."
     )
     if "unknown" in set(frame["removed_of"]):
         caption += (
             " Dashes: energies of tokens were not measured (token_probes), which this share of their clips needs."
         )
-    rows = tuple(str(name) for name in frame["recipe"])
+    rows = tuple(map(str, frame["recipe"]))
     return Table(caption, "recipe", rows, columns_of(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
-
-
-def columns_of(frame: pd.DataFrame, headings: dict[str, str]) -> dict[str, list[Triple]]:
-    """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
-    return {
-        heading: [
-            (float(value), float(low), float(high))
-            for value, low, high in frame[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
-        ]
-        for name, heading in headings.items()
-    }
 
 
 SUCCESS_HEADINGS = {
@@ -357,10 +345,6 @@ def allocation_table(frame: pd.DataFrame) -> Table:
     return Table(caption, "estimator, completions × prompts", tuple(rows), columns, frame, label="tab:allocation")
 
 
-def _level(frame: pd.DataFrame) -> str:
-    return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
-
-
 LENGTH_HEADINGS = {
     "scale": "scale kept",
     "matched_bias_share": "matched bias",
@@ -373,11 +357,10 @@ LENGTH_HEADINGS = {
 
 def length_table(frame: pd.DataFrame) -> Table:
     """Return the table of ``LengthBins.to_frame()``, or of several below each other."""
-    level = frame.attrs["confidence_level"]
     caption = (
-        f"Gradients of completions by length, with {level:.0%} intervals over prompts, judged against what completions "
-        "of the same lengths contribute to the target; the scale kept is 1 where the estimator keeps their gradient, 0 "
-        "where it drops it."
+        f"Gradients of completions by length, with {frame.attrs['confidence_level']:.0%} intervals over prompts, "
+        "judged against what completions of the same lengths contribute to the target; the scale kept is 1 where the "
+        "estimator keeps their gradient, 0 where it drops it."
     )
     rows = tuple(
         f"{row['estimator']}, {row['length_low']:g}–{row['length_high']:g} tokens (n = {row['n_completions']:,})"
@@ -405,8 +388,8 @@ def critic_table(frame: pd.DataFrame) -> Table:
     return Table(caption, "states", tuple(rows), columns_of(frame, CRITIC_HEADINGS), frame, label="tab:critic")
 
 
-#: Quantities of the printed table.
-SHOWN = ("ratio", JUDGED.name, "cosine", "matched_bias_share")
+# Quantities of a curve's table.
+_SHOWN = ("ratio", JUDGED.name, "cosine", "matched_bias_share")
 
 
 def curve_name(label: str, parameter: str) -> str:
@@ -421,45 +404,31 @@ def curve_name(label: str, parameter: str) -> str:
 def curve_table(frame: pd.DataFrame) -> Table:
     """Return the table of ``VarianceCurve.to_frame()``, one row per value."""
     about = frame.attrs
-    columns = {
-        column.heading: column.triples for column in variance_columns(frame, SHOWN, "panels") if not column.together
-    }
-    level = about.get("confidence_level", math.nan)
-    return Table(
-        caption=(
-            f"{about.get('curve')} along {about.get('parameter')}, with pointwise {level:.0%} intervals over "
-            f"{about.get('n_prompts')} prompts."
-        ),
-        heading=str(about.get("parameter")),
-        rows=tuple(f"{value:.4g}".replace("-", "−") for value in frame["value"]),
-        columns=columns,
-        source=frame,
-        label="tab:curve",
+    shown = variance_columns(frame, _SHOWN, "panels")
+    caption = (
+        f"{about.get('curve')} along {about.get('parameter')}, with pointwise "
+        f"{about.get('confidence_level', math.nan):.0%} intervals over {about.get('n_prompts')} prompts."
     )
+    rows = tuple(f"{value:.4g}".replace("-", "−") for value in frame["value"])
+    columns = {column.heading: column.triples for column in shown if not column.together}
+    return Table(caption, str(about.get("parameter")), rows, columns, frame, label="tab:curve")
 
 
 def baselines_table(frame: pd.DataFrame) -> Table:
     """Return the table of ``OptimalBaselines.to_frame()``: what was learned, and both ratios with simultaneous ends."""
-    about = frame.attrs
-    level = about.get("confidence_level", math.nan)
-    columns = {}
+    about, columns = frame.attrs, {}
     for heading, name in (("over oracle", "ratio"), ("over best learned", "ratio_to_learned")):
         ends = frame[[name, f"{name}_simultaneous_low", f"{name}_simultaneous_high"]].to_numpy(dtype=float)
         columns[heading] = [(value, low, high) for value, low, high in ends.tolist()]
-    # A text that is empty is missing in a file.
-    rows = zip(frame["estimator"], frame["kind"], frame["parameters"].fillna(""), strict=True)
-    return Table(
-        caption=(
-            f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
-            f"{about.get('best_learned')}; {level:.0%} intervals hold for all rows at once, over "
-            f"{about.get('n_prompts')} prompts."
-        ),
-        heading="baseline",
-        rows=tuple(f"{label}: {learned}" if learned else f"{label} ({kind})" for label, kind, learned in rows),
-        columns=columns,
-        source=frame,
-        label="tab:baselines",
+    caption = (
+        f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
+        f"{about.get('best_learned')}; {about.get('confidence_level', math.nan):.0%} intervals hold for all rows at "
+        f"once, over {about.get('n_prompts')} prompts."
     )
+    # A text that is empty is missing in a file.
+    parts = zip(frame["estimator"], frame["kind"], frame["parameters"].fillna(""), strict=True)
+    rows = tuple(f"{label}: {learned}" if learned else f"{label} ({kind})" for label, kind, learned in parts)
+    return Table(caption, "baseline", rows, columns, frame, label="tab:baselines")
 
 
 def curve_caption(frame: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""The index of all printed and saved columns: table, meaning, and the file that defines each.
+"""The index of all printed and saved columns: table, meaning, and the file that computes each.
 
 ``gradstats list quantities`` prints it. Headings that figures and tables share are read from where they are declared;
 a column's ``_low`` and ``_high`` are the ends of its interval and have no entry of their own.
@@ -18,119 +18,56 @@ from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPO
 
 @dataclass(frozen=True)
 class PrintedColumn:
-    """One column, or one row where a table has a row for each quantity.
-
-    Attributes:
-        name: as it is saved.
-        meaning: in words.
-        file: that defines it, from the folder of the package.
-    """
+    """One column, or one row where a table has a row for each quantity."""
 
     name: str
     meaning: str
-    file: str
+    file: str  # that computes it, from the folder of the package
 
 
-def of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
-    """Return columns that one file defines: name → meaning."""
+def _of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
+    """Return columns that one file computes: name → meaning."""
     return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
 
 
-def headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
-    """Return the headings of quantities by name."""
+def _headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
     return {one.name: filled_in(one.heading, {}) for one in quantities}
-
-
-#: Of bins of success rates.
-SUCCESS_BINS = {
-    "success": "range of success rates",
-    "n_prompts": "prompts of these rates",
-    "group_size": "completions per group",
-    "scale": "factor of the prompts' expected gradient on that of the target",
-    "kept_scale": "the same of groups with any non-zero weight",
-    "kept_share": "share of groups with any non-zero weight",
-    "spread_share": "share of groups whose rewards are not all equal",
-}
-
-#: Of any bins.
-SHARES = {
-    "share_of_gradient": "share of the expected gradient that the bin makes up",
-    "share_of_variance": "share of tr Cov: the covariance of the bin's part with the whole",
-}
-
-#: Of batches of an equal number of tokens.
-ALLOCATION = {
-    "group_size": "completions of a prompt",
-    "n_prompts": "prompts that the tokens pay for",
-    "extrapolated": "whether no groups of this size were measured",
-    "noise_to_signal": "variance of the batch gradient at the target's scale, over ‖∇J‖²",
-    "relative_noise": "the variance over that of rloo at the largest measured size",
-    "tokens_saved": "share of tokens saved at equal noise",
-    "within_prompt": "variance between groups of one prompt",
-    "between_prompt": "variance between the expected gradients of prompts",
-}
-
-#: Of the group size at which RLOO is as noisy.
-EQUIVALENT_GROUP_SIZE = {
-    "group_size": "completions per group",
-    "n_prompts": "prompts",
-    "same_prompts_group_size": "group size at which RLOO is as noisy at the same number of prompts",
-    "tokens_saved": "share of tokens saved at equal noise, against RLOO in groups of the same size",
-}
-
-ALPHA_DIFFERENCE = {
-    "alpha": "α of the first sample",
-    "other_alpha": "α of the second",
-    "difference": "first less second, paired over prompts",
-    "pvalue": "of no difference",
-    "n_prompts": "prompts of both",
-}
-
-CELL_DIFFERENCES = {
-    "cell": "run of the sweep",
-    "minus": "the run that is subtracted",
-    "quantity": "alpha, mean_length or mean_reward",
-    "difference": "between the two, paired over prompts",
-    "n_prompts": "prompts of both",
-}
 
 
 _VARIANCE = "stats/variance"
 _ESTIMATES = f"{_VARIANCE}/estimates.py"
 _RESULT = f"{_VARIANCE}/result.py"
 _INPUTS = f"{_VARIANCE}/inputs.py"
+_CURVE = f"{_VARIANCE}/variance_curve.py"
 _LEARNED = f"{_VARIANCE}/optimal_baselines.py"
 _LENGTH = "stats/length_scaling"
 _DIAGNOSTICS = f"{_LENGTH}/diagnostics.py"
 _PROXIES = "stats/proxy_quality.py"
 _PROFILES = "stats/token_profiles.py"
 _TABLE = "rollouts/schema.py"
-_JUDGED = ("cosine", "matched_bias_share")
 
-_ESTIMATOR = of("estimators/by_label.py", estimator="label of the estimator")
-_COMPLETION = of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
+_ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
+_COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
 _ROW = (
     *_ESTIMATOR,
-    *of(f"{_VARIANCE}/quantities.py", group_size="completions per group"),
-    *of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
-    *of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
-    *of(_INPUTS, target="the gradient that bias and cosine are judged against"),
-    *of(_ESTIMATES, **headings(COMPARED)),
-    *of(
+    *_of(f"{_VARIANCE}/quantities.py", group_size="completions per group"),
+    *_of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
+    *_of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
+    *_of(_INPUTS, target="the gradient that bias and cosine are judged against"),
+    *_of(
         _ESTIMATES,
-        **{
-            "ratio_simultaneous": "interval of the ratio that holds for all rows at once",
-            f"{JUDGED.name}_simultaneous": "the same for the matched ratio",
-            "n_effective_prompts": "number of equally noisy prompts that the variance rests on",
-            "most_influential_prompt": "the prompt without which tr Cov changes most",
-        },
+        **_headings(COMPARED),
+        ratio_simultaneous="interval of the ratio that holds for all rows at once",
+        **{f"{JUDGED.name}_simultaneous": "the same for the matched ratio"},
+        n_effective_prompts="number of equally noisy prompts that the variance rests on",
+        most_influential_prompt="the prompt without which tr Cov changes most",
     ),
-    *of(_RESULT, in_best_set="whether it may have the lowest matched ratio"),
+    *_of(_RESULT, in_best_set="whether it may have the lowest matched ratio"),
 )
 
 _FIT = (
-    *of(
+    *_of(
         f"{_LENGTH}/alpha.py",
         alpha="length exponent α, half the slope",
         alpha_stderr="standard error of α by the interval's method",
@@ -144,14 +81,18 @@ _FIT = (
         interval="how the interval was made",
         confidence_level="level of the interval",
     ),
-    *of(f"{_LENGTH}/regression.py", r_squared="share of the variance of log‖S‖² that the line explains"),
+    *_of(f"{_LENGTH}/regression.py", r_squared="share of the variance of log‖S‖² that the line explains"),
 )
 
 _TOKEN = (
     *_COMPLETION,
-    *of("measurement/token_scores.py", energy="squared norm of a token's score"),
-    *of("measurement/token_scores.py", energy_stderr="standard error of the energy", exact="whether it is exact"),
-    *of(
+    *_of(
+        "measurement/token_scores.py",
+        energy="squared norm of a token's score",
+        energy_stderr="standard error of the energy",
+        exact="whether it is exact",
+    ),
+    *_of(
         _PROXIES,
         position="token of the completion, from 0",
         logit="proxy: squared norm of the gradient with respect to the logits",
@@ -163,15 +104,19 @@ _TOKEN = (
 
 _POINT = (
     *_COMPLETION,
-    *of(_TABLE, reward="reward"),
-    *of("runs/analysis.py", length="tokens that count", truncated="whether it was cut off at the cap"),
-    *of("measurement/measurement.py", sq_norm="‖S‖², squared norm of the gradient of its log-probability"),
-    *of(_PROFILES, energy="summed energy of its tokens"),
+    *_of(_TABLE, reward="reward"),
+    *_of("runs/analysis.py", length="tokens that count", truncated="whether it was cut off at the cap"),
+    *_of("measurement/measurement.py", sq_norm="‖S‖², squared norm of the gradient of its log-probability"),
+    *_of(_PROFILES, energy="summed energy of its tokens"),
 )
 
-_SHARES = of(f"{_VARIANCE}/shares.py", **SHARES)
+_SHARES = _of(
+    f"{_VARIANCE}/shares.py",
+    share_of_gradient="share of the expected gradient that the bin makes up",
+    share_of_variance="share of tr Cov: the covariance of the bin's part with the whole",
+)
 
-_PLAN = of(
+_PLAN = _of(
     "stats/prompt_plan.py",
     confidence_level="level of the planned interval",
     n_prompts="prompts needed, by the pilot's estimates",
@@ -190,23 +135,29 @@ _PLAN = of(
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "variance": _ROW,
     "curve": (
-        *of(f"{_VARIANCE}/variance_curve.py", value="of the parameter"),
+        *_of(
+            _CURVE,
+            value="of the parameter",
+            cosine_simultaneous="that holds at all values at once",
+            matched_bias_share_simultaneous="that holds at all values at once",
+        ),
         *_ROW,
-        *(PrintedColumn(f"{name}_simultaneous", "that holds at all values at once", _ESTIMATES) for name in _JUDGED),
     ),
-    "curve fits": of(
-        f"{_VARIANCE}/variance_curve.py", fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"
-    ),
+    "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
     "optimal_baselines": (
         *_ROW,
-        *of(_LEARNED, kind="learned, published or oracle", parameters="what was learned, with its range"),
-        *of(_LEARNED, ratio_to_learned="variance over that of the best learned baseline"),
-        *of(_LEARNED, ratio_to_learned_simultaneous="its interval that holds for all rows at once"),
+        *_of(
+            _LEARNED,
+            kind="learned, published or oracle",
+            parameters="what was learned, with its range",
+            ratio_to_learned="variance over that of the best learned baseline",
+            ratio_to_learned_simultaneous="its interval that holds for all rows at once",
+        ),
     ),
-    "group_sizes": (*_ROW, *of(_ESTIMATES, **headings(VARIANCE_COMPONENTS))),
+    "group_sizes": (*_ROW, *_of(_ESTIMATES, **_headings(VARIANCE_COMPONENTS))),
     "length_bins": (
         *_ROW,
-        *of(
+        *_of(
             f"{_VARIANCE}/length_bins.py",
             length="range of lengths",
             n_completions="completions of these lengths",
@@ -216,13 +167,22 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "success_bins": (
         *_ESTIMATOR,
-        *of("estimators/estimator.py", unit="unit of the gradient"),
-        *of(f"{_VARIANCE}/success_bins.py", **SUCCESS_BINS),
+        *_of("estimators/estimator.py", unit="unit of the gradient"),
+        *_of(
+            f"{_VARIANCE}/success_bins.py",
+            success="range of success rates",
+            n_prompts="prompts of these rates",
+            group_size="completions per group",
+            scale="factor of the prompts' expected gradient on that of the target",
+            kept_scale="the same of groups with any non-zero weight",
+            kept_share="share of groups with any non-zero weight",
+            spread_share="share of groups whose rewards are not all equal",
+        ),
         *_SHARES,
     ),
     "sweep": (
         *_ROW,
-        *of(
+        *_of(
             "report/sweeps.py",
             cell="run of the sweep",
             n_prompts="prompts of the run",
@@ -231,22 +191,45 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             mean_length="mean over prompts of the mean length",
             mean_reward="mean over prompts of the mean reward",
         ),
-        *of(f"{_LENGTH}/alpha.py", alpha="exponent α of the run"),
+        *_of(f"{_LENGTH}/alpha.py", alpha="exponent α of the run"),
     ),
-    "cell_differences": of("report/sweeps.py", **CELL_DIFFERENCES),
-    "variance_by_block": (*of(_RESULT, block="block of parameters"), *_ROW),
+    "cell_differences": _of(
+        "report/sweeps.py",
+        cell="run of the sweep",
+        minus="the run that is subtracted",
+        quantity="alpha, mean_length or mean_reward",
+        difference="between the two, paired over prompts",
+        n_prompts="prompts of both",
+    ),
+    "variance_by_block": (*_of(_RESULT, block="block of parameters"), *_ROW),
     "equivalent_group_size": (
         *_ESTIMATOR,
-        *of(f"{_VARIANCE}/equivalent_group_size.py", **EQUIVALENT_GROUP_SIZE),
-        *of(f"{_VARIANCE}/equivalent_group_size.py", equivalent_group_size="group size at which RLOO is as noisy"),
+        *_of(
+            f"{_VARIANCE}/equivalent_group_size.py",
+            group_size="completions per group",
+            n_prompts="prompts",
+            same_prompts_group_size="group size at which RLOO is as noisy at the same number of prompts",
+            tokens_saved="share of tokens saved at equal noise, against RLOO in groups of the same size",
+            equivalent_group_size="group size at which RLOO is as noisy",
+        ),
     ),
     "allocation": (
         *_ESTIMATOR,
-        *of("estimators/estimator.py", unit="unit of the gradient as measured"),
-        *of(f"{_VARIANCE}/allocation.py", **ALLOCATION),
+        *_of("estimators/estimator.py", unit="unit of the gradient as measured"),
+        *_of(
+            f"{_VARIANCE}/allocation.py",
+            group_size="completions of a prompt",
+            n_prompts="prompts that the tokens pay for",
+            extrapolated="whether no groups of this size were measured",
+            noise_to_signal="variance of the batch gradient at the target's scale, over ‖∇J‖²",
+            relative_noise="the variance over that of rloo at the largest measured size",
+            tokens_saved="share of tokens saved at equal noise",
+            within_prompt="variance between groups of one prompt",
+            between_prompt="variance between the expected gradients of prompts",
+        ),
     ),
     "variance.json": (
-        *of(
+        *_of(
             _RESULT,
             reference="estimator in the denominator of ratios",
             confidence_level="level of the intervals",
@@ -258,15 +241,15 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             notes="what to know when reading the table",
             lowest_beyond_doubt="the only estimator in the best set",
         ),
-        *of("measurement/measurement.py", metric="the metric that gradients were measured in"),
-        *of(_INPUTS, target="the gradient that bias and cosine are judged against"),
-        *of(
+        *_of("measurement/measurement.py", metric="the metric that gradients were measured in"),
+        *_of(_INPUTS, target="the gradient that bias and cosine are judged against"),
+        *_of(
             "stats/measured.py",
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
     ),
     "ratios": (
-        *of(
+        *_of(
             "stats/ratios.py",
             ratio="kind of importance ratio: of tokens, of completions, geometric mean",
             length="range of lengths",
@@ -274,15 +257,15 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             n_prompts="prompts",
             **{name: RATIO_HEADINGS[name] for name in ("mean", "variance", "chi_squared")},
         ),
-        *of("stats/ratio_diagnostics.py", by_length="whether of completions of these lengths only"),
-        *of("stats/measured.py", effective_sample_size=RATIO_HEADINGS["effective_sample_size"]),
-        *of(
+        *_of("stats/ratio_diagnostics.py", by_length="whether of completions of these lengths only"),
+        *_of("stats/measured.py", effective_sample_size=RATIO_HEADINGS["effective_sample_size"]),
+        *_of(
             "report/figures.py",
             effective_share="effective sample size over n",
             estimator="kind of ratio, in a figure",
         ),
     ),
-    "ratio_clipping": of(
+    "ratio_clipping": _of(
         "stats/ratio_diagnostics.py",
         recipe="recipe that clips",
         removed_of="what the removed share is a share of",
@@ -290,15 +273,15 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "alpha": (
         *_FIT,
-        *of("report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"),
+        *_of("report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"),
     ),
     "alpha_by_block": (
         *_FIT,
-        *of(_DIAGNOSTICS, block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
+        *_of(_DIAGNOSTICS, block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
     ),
     "alpha.json": (
         *_FIT,
-        *of(
+        *_of(
             f"{_LENGTH}/alpha_report.py",
             mean_scaling="α of the mean of ‖S‖²",
             within_prompt="α within prompts, that of a group baseline",
@@ -310,45 +293,46 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             most_influential_prompt="whose omission moves α most",
             sentences="what to consider when reading α",
         ),
-        *of("measurement/measurement.py", metric="the metric of the norms"),
-        *of(
-            _DIAGNOSTICS,
-            curvature="whether one power law fits",
-        ),
+        *_of("measurement/measurement.py", metric="the metric of the norms"),
+        *_of(_DIAGNOSTICS, curvature="whether one power law fits"),
     ),
-    "curvature": (
-        *of(_DIAGNOSTICS, curvature="half the change of the slope per unit of log T"),
-        *of(_DIAGNOSTICS, pvalue="of no curvature"),
+    "curvature": _of(
+        _DIAGNOSTICS, curvature="half the change of the slope per unit of log T", pvalue="of no curvature"
     ),
-    "within_between": of(
+    "within_between": _of(
         _DIAGNOSTICS,
         alpha_within="α of answers to one prompt",
         alpha_between="α of prompts' means",
         difference="between less within",
         pvalue="of no difference",
     ),
-    "alpha difference": of(_DIAGNOSTICS, **ALPHA_DIFFERENCE),
-    "most_influential_prompt": of(
+    "alpha difference": _of(
+        _DIAGNOSTICS,
+        alpha="α of the first sample",
+        other_alpha="α of the second",
+        difference="first less second, paired over prompts",
+        pvalue="of no difference",
+        n_prompts="prompts of both",
+    ),
+    "most_influential_prompt": _of(
         _DIAGNOSTICS,
         prompt="the prompt left out",
         n="its completions",
         alpha="α without it",
         change="of α",
     ),
-    "on_policy": (
-        *of("stats/on_policy.py", **WORDS),
-        *of(
-            "stats/on_policy.py",
-            quantity="which of the three",
-            on_policy_value="what on-policy sampling gives",
-            estimate="the estimate",
-            low="lower end of its interval",
-            high="upper end",
-            pvalue="of the on-policy value, adjusted for three tests",
-        ),
+    "on_policy": _of(
+        "stats/on_policy.py",
+        **WORDS,
+        quantity="which of the three",
+        on_policy_value="what on-policy sampling gives",
+        estimate="the estimate",
+        low="lower end of its interval",
+        high="upper end",
+        pvalue="of the on-policy value, adjusted for three tests",
     ),
     "sampler_gap": (
-        *of(
+        *_of(
             "stats/sampler_gap.py",
             mean_abs_gap="mean |log π − log q| of a token, nats",
             token_kl="KL(q‖π) per token, nats",
@@ -373,20 +357,19 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quantities="the table of estimates",
             quantiles="the table of quantiles",
         ),
-        *of(
+        *_of(
             "stats/measured.py",
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
     ),
     "proxy_quality": (
-        *of(_PROXIES, proxy="forward-only proxy of token energies"),
-        *of(_PROXIES, **PROXY_QUANTITIES),
-        *of(
+        *_of(_PROXIES, proxy="forward-only proxy of token energies", **PROXY_QUANTITIES),
+        *_of(
             _PROFILES,
             **{f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS},
         ),
     ),
-    "proxy_quality.json": of(
+    "proxy_quality.json": _of(
         _PROXIES,
         confidence_level="level of the intervals",
         n_prompts="prompts",
@@ -396,15 +379,12 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         notes="what to know when reading the table",
     ),
     "token_profiles": (
-        *of(
+        *_of(
             _PROFILES,
             correlation="correlation of token scores by the distance between tokens",
             concentration="share of a completion's energy in its heaviest tokens",
             local_slope="exponent of summed energy from position to position",
-        ),
-        *of(_PROFILES, share="the quantity of the profile concentration"),
-        *of(
-            _PROFILES,
+            share="the quantity of the profile concentration",
             first="first value of the axis in a bin",
             last="last value of it",
             value="the estimate",
@@ -414,23 +394,31 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             axis="distance, position or number of tokens",
             quantity="what is estimated",
         ),
-        *of("report/saved_results.py", profile="which profile"),
+        *_of("report/saved_results.py", profile="which profile"),
     ),
-    "token_traces": (*_TOKEN, *of("report/saved_results.py", sequence="completion, named by its length")),
+    "token_traces": (*_TOKEN, *_of("report/saved_results.py", sequence="completion, named by its length")),
     "token_sample": _TOKEN,
     "length_scaling": _POINT,
     "profile": (
-        *of("stats/profile.py", **PROFILE_QUANTITIES, quantity="name", heading="in words", value="the number"),
-        *of("stats/profile.py", low="lower end of its interval", high="upper end", policy="name of the policy"),
-        *of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
+        *_of(
+            "stats/profile.py",
+            **PROFILE_QUANTITIES,
+            quantity="name",
+            heading="in words",
+            value="the number",
+            low="lower end of its interval",
+            high="upper end",
+            policy="name of the policy",
+        ),
+        *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
     ),
     "plan alpha": (
         *_PLAN,
-        *of("stats/plans.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
+        *_of("stats/plans.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
     ),
     "plan ratio": (
         *_PLAN,
-        *of(
+        *_of(
             "stats/plans.py",
             estimator="in the numerator",
             reference="in the denominator",
@@ -442,7 +430,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "plan signal": (
         *_PLAN,
-        *of(
+        *_of(
             "stats/plans.py",
             estimator="whose signal is to be resolved",
             signal_sq="the pilot's ‖E ĝ‖²",
@@ -450,27 +438,27 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quadratic="part that falls like 2/M²",
         ),
     ),
-    "shift": (*_ESTIMATOR, *of(f"{_VARIANCE}/implied_shift.py", delta="δ, the baseline less the group mean")),
-    "length-reward": of(
+    "shift": (*_ESTIMATOR, *_of(f"{_VARIANCE}/implied_shift.py", delta="δ, the baseline less the group mean")),
+    "length-reward": _of(
         "stats/length_reward.py",
         correlation="of length and reward within prompts",
         n_prompts="prompts whose completions vary in both",
         n="completions of those",
     ),
-    "fitted values": of(
+    "fitted values": _of(
         "values/fitted.py",
         explained_variance="share of the variance of returns that the values explain, out of fold",
         n_folds="folds of prompts",
         penalty="median ridge penalty",
     ),
-    "critic": of(
+    "critic": _of(
         "stats/critic_quality.py",
         states="at which the values are compared",
         n="how many",
         n_prompts="prompts that have such states",
         **CRITIC_HEADINGS,
     ),
-    "check": of(
+    "check": _of(
         "gradients/checks/check_engines.py",
         dtype="of the model",
         check="which comparison",

@@ -1,4 +1,4 @@
-"""Several runs on the same axes, drawn from their saved numbers."""
+"""The figures of a run, and those of several runs on the same axes, drawn from saved numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -45,19 +47,12 @@ ORDER = "order"
 
 @dataclass(frozen=True)
 class RunFigure:
-    """One figure of a run.
+    """One figure of a run."""
 
-    Attributes:
-        name: of its files.
-        caption: in the report, one sentence.
-        needs: run → the table behind the figure, which is written next to it; None where the run lacks its numbers.
-        draw: draws that table, given the run, on a figure of its own.
-    """
-
-    name: str
-    caption: str
-    needs: Callable[[SavedResults], pd.DataFrame | None]
-    draw: Callable[[SavedResults, pd.DataFrame], object]
+    name: str  # of its files
+    caption: str  # in the report
+    needs: Callable[[SavedResults], pd.DataFrame | None]  # the table behind it; None where the run lacks its numbers
+    draw: Callable[[SavedResults, pd.DataFrame], object]  # draws that table on a figure of its own
 
 
 def _by_value(table: pd.DataFrame) -> bool:
@@ -84,36 +79,20 @@ def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
 
     Equal group sizes are about the within-prompt variance, which takes two groups of a prompt.
     """
-    sizes = _with_reference(run, run.breakdowns.get("group_sizes"))
+    sizes = _measured_group_sizes(run)
     if sizes is None or len(set(sizes["group_size"])) < 2:
         return None
     within = _with_components(sizes)
     return within if within is not None and len(set(within["group_size"])) > 1 else sizes
 
 
-def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
-    if _with_components(table) is not table:
-        plots.plot_group_size(table, group_size_of_run=_drawn_group_size(run))
-        return
-    equivalence = run.breakdowns.get("equivalent_group_size")
-    if equivalence is not None:  # RLOO, and estimators that equal it, are equivalent to their own group size
-        equivalence = equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
-    drawn = _drawn_group_size(run)
-    plots.plot_group_size(table, value="within_prompt", equivalence=equivalence, group_size_of_run=drawn)
-
-
-def _drawn_group_size(run: SavedResults) -> int | None:
-    """Return completions per prompt where every prompt has as many."""
-    if run.alpha is None or run.alpha["n"] % max(run.alpha["n_prompts"], 1):
-        return None
-    return run.alpha["n"] // run.alpha["n_prompts"]
-
-
-def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
-    """Return the variance components at the largest group size where they are known."""
-    sizes = _with_reference(run, run.breakdowns.get("group_sizes"))
-    within = None if sizes is None else _with_components(sizes)
-    return None if within is None else within.query("group_size == group_size.max()")
+def _measured_group_sizes(run: SavedResults) -> pd.DataFrame | None:
+    """Return the table of group sizes with the reference of the comparison that it belongs to."""
+    sizes = run.breakdowns.get("group_sizes")
+    if sizes is not None and run.variance is not None:
+        sizes = sizes.copy()
+        sizes.attrs["reference"] = run.variance.attrs.get("reference")
+    return sizes
 
 
 def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
@@ -126,12 +105,25 @@ def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
     return sizes if known.all() else sizes.loc[known]
 
 
-def _with_reference(run: SavedResults, frame: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return a breakdown with the reference of the comparison that it belongs to."""
-    if frame is not None and run.variance is not None:
-        frame = frame.copy()
-        frame.attrs["reference"] = run.variance.attrs.get("reference")
-    return frame
+def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
+    # Completions per prompt, where every prompt has as many.
+    drawn = None
+    if run.alpha is not None and run.alpha["n"] % max(run.alpha["n_prompts"], 1) == 0:
+        drawn = run.alpha["n"] // run.alpha["n_prompts"]
+    if _with_components(table) is not table:
+        plots.plot_group_size(table, group_size_of_run=drawn)
+        return
+    equivalence = run.breakdowns.get("equivalent_group_size")
+    if equivalence is not None:  # RLOO, and estimators that equal it, are equivalent to their own group size
+        equivalence = equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
+    plots.plot_group_size(table, value="within_prompt", equivalence=equivalence, group_size_of_run=drawn)
+
+
+def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
+    """Return the variance components at the largest group size where they are known."""
+    sizes = _measured_group_sizes(run)
+    within = None if sizes is None else _with_components(sizes)
+    return None if within is None else within.query("group_size == group_size.max()")
 
 
 def _length_bins(run: SavedResults) -> pd.DataFrame | None:
@@ -341,14 +333,8 @@ FIGURES = (
 )
 
 
-@dataclass(frozen=True)
-class DrawnFigures:
-    """The results of drawing a run.
-
-    Attributes:
-        paths: the files written.
-        svgs: name → the figure as SVG, for the report.
-    """
+class DrawnFigures(NamedTuple):
+    """The files written for a run, and for the report its figures as SVG, by their names."""
 
     paths: list[Path]
     svgs: dict[str, str]
@@ -398,21 +384,20 @@ def figures_of(run: SavedResults) -> list[RunFigure]:
 
 def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
     """Return the figure of a table that a command added to a run."""
+    caption, draw = curve_caption(frame), draw_curve
     if name == OPTIMAL_BASELINES:
         caption = (
             "Variance of learned, published and oracle baselines over that of the oracle of measured norms; thin bars "
             "hold for all rows at once."
         )
-        return RunFigure(
-            name, caption, lambda run: run.added.get(name), lambda run, table: plots.plot_variance(table, value="ratio")
-        )
-    if name == CRITIC:
+        draw = partial(plots.plot_variance, value="ratio")
+    elif name == CRITIC:
         caption = (
             "Bias and explained variance of the value head where steps begin, against Monte-Carlo values; "
             "open diamonds: after a wrong step, by the outcome."
         )
-        return RunFigure(name, caption, lambda run: run.added.get(name), lambda run, table: plots.plot_critic(table))
-    return RunFigure(name, curve_caption(frame), lambda run: run.added.get(name), lambda run, table: draw_curve(table))
+        draw = plots.plot_critic
+    return RunFigure(name, caption, lambda run: run.added.get(name), lambda run, table: draw(table))
 
 
 def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> str:
@@ -521,9 +506,11 @@ def _svg(figure: Figure) -> str:
     return text.getvalue()
 
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-#: More estimators than these are drawn in a panel for each run, up to so many runs.
-MOST_ROWS, MOST_PANELS = 12, 3
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+# More estimators than these are drawn in a panel for each run, up to so many runs.
+_MOST_ROWS, _MOST_PANELS = 12, 3
+# Between the metrics of runs that differ in it.
+OR = " or "
 # Settings that a name need not state, since the figure states prompts × completions.
 _IN_SAMPLE_SIZE = ("sampling.group_size", "variance.group_size")
 
@@ -550,37 +537,32 @@ def draw_overlay(
             stacklevel=2,
         )
     paths: list[Path] = []
-    fits = [run.fit for run in runs]
-    if all(fit is not None for fit in fits):
+    fits = [run.fit for run in runs if run.fit is not None]
+    if len(fits) == len(runs):
         with styled(figure_style) as current_figure:
             ax, colors = None, palette()
-            for at, fit in enumerate(fits):
-                published = runs[0].published if at == 0 else None
-                assert fit is not None
-                ax = plots.plot_length_scaling(
-                    fit, ax=ax, label=labels[at], color=colors[at % len(colors)], published=published
-                )
+            for at, (fit, label) in enumerate(zip(fits, labels, strict=True)):
+                published, color = runs[0].published if at == 0 else None, colors[at % len(colors)]
+                ax = plots.plot_length_scaling(fit, ax=ax, label=label, color=color, published=published)
             _legend_of_fits(ax, fits[-1])
             write_sample_size(current_figure(), n)
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
             paths += plots.save_figure(current_figure(), folder / "length_scaling", figure_style.formats, source=points)
-    tables = [run.variance for run in runs]
-    if all(table is not None for table in tables):
-        frame = _stacked(runs, labels, figure_style)
+    compared = all(run.variance is not None for run in runs)
+    frame = stacked(list(zip(labels, runs, strict=True)), figure_style) if compared else None
+    if frame is not None:
         with styled(figure_style) as current_figure:
-            if len(set(frame["estimator"])) > MOST_ROWS and len(runs) <= MOST_PANELS:
+            if len(set(frame["estimator"])) > _MOST_ROWS and len(runs) <= _MOST_PANELS:
                 axes = plots.plot_variance_of_runs(frame)
-                figure = current_figure()
                 if max(map(len, labels)) > 2 * longest_title(len(runs)):
-                    for ax, letter in zip(axes, LETTERS, strict=False):
+                    for ax, letter in zip(axes, _LETTERS, strict=False):
                         ax.set_title(letter, fontsize="medium")
-                    _explain_letters(figure, labels)
+                    _explain_letters(current_figure(), labels)
             else:
                 plots.plot_variance(frame)
-                figure = current_figure()
-                _explain_letters(figure, labels)
-            write_sample_size(figure, n)
-            paths += plots.save_figure(figure, folder / "variance", figure_style.formats, source=frame)
+                _explain_letters(current_figure(), labels)
+            write_sample_size(current_figure(), n)
+            paths += plots.save_figure(current_figure(), folder / "variance", figure_style.formats, source=frame)
     if not paths:
         raise ValueError(
             f"no figure's numbers are in all of {', '.join(str(run.path) for run in runs)}: `gradstats run` makes them"
@@ -588,10 +570,9 @@ def draw_overlay(
     return paths
 
 
-def _legend_of_fits(ax: Axes | None, fit: LengthScalingFit | None) -> None:
+def _legend_of_fits(ax: Axes | None, fit: LengthScalingFit) -> None:
     """Put the names of runs with their α below the axes, where long ones have the width of the figure."""
     assert ax is not None
-    assert fit is not None
     inside = ax.get_legend()
     if inside is not None:
         inside.remove()
@@ -600,8 +581,9 @@ def _legend_of_fits(ax: Axes | None, fit: LengthScalingFit | None) -> None:
     width, height = plt.rcParams["figure.figsize"]
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
-    figure.set_size_inches(width, height + legend_height(ax.get_legend_handles_labels()[1], width, font_size))
-    legend_below(ax, font_size)
+    extra = legend_height(ax.get_legend_handles_labels()[1], font_size=font_size)
+    figure.set_size_inches(width, height + extra)
+    legend_below(ax, font_size=font_size)
 
 
 def _explain_letters(figure: Figure, labels: list[str]) -> None:
@@ -609,7 +591,7 @@ def _explain_letters(figure: Figure, labels: list[str]) -> None:
     font_size = plt.rcParams["legend.fontsize"]
     width, height = figure.get_size_inches()
     longest = int(0.95 * width / CHARACTER * 8.0 / font_size / widening())
-    lines = [line for at, label in enumerate(labels) for line in wrapped(f"{LETTERS[at]}: {label}", longest)]
+    lines = [line for at, label in enumerate(labels) for line in wrapped(f"{_LETTERS[at]}: {label}", longest)]
     figure.set_size_inches(width, height + (0.135 * len(lines) + 0.06) * font_size / 7.0)
     text = in_mathematics("\n".join(lines))
     if figure.legends:  # both stand below the axes
@@ -643,22 +625,19 @@ def _run_names(runs: list[SavedResults], figure_style: FiguresSection) -> list[s
     ]
 
 
-def _stacked(runs: list[SavedResults], labels: list[str], figure_style: FiguresSection) -> pd.DataFrame:
-    """Return the variance tables one under the other, estimator by estimator."""
-    references = [
-        str((run.variance if run.variance is not None else pd.DataFrame()).attrs.get("reference")) for run in runs
-    ]
-    if len(set(references)) > 1:
+def stacked(runs: Sequence[tuple[str, SavedResults]], figure_style: FiguresSection) -> pd.DataFrame | None:
+    """Return the comparisons of named runs estimator by estimator; None where no run has a row of those to show."""
+    frames = [(name, run.variance) for name, run in runs if run.variance is not None]
+    if not frames:
+        return None
+    references = list(dict.fromkeys(str(frame.attrs.get("reference")) for _, frame in frames))
+    if len(references) > 1:
         raise ValueError(
             f"the runs' ratios are to different references ({', '.join(references)}), which are different units: "
             "compare each run again with the same `variance: {reference: …}`"
         )
-    frame = pd.concat(
-        [run.variance.assign(run=label) for run, label in zip(runs, labels, strict=True)],  # pyright: ignore[reportOptionalMemberAccess]
-        ignore_index=True,
-    )
-    order = list(dict.fromkeys(frame["estimator"]))
-    frame = frame.sort_values("estimator", key=lambda names: names.map(order.index), kind="stable", ignore_index=True)
-    frame.attrs = {"reference": references[0], "metric": runs[0].metric}
-    chosen = chosen_rows(frame, figure_style)
-    return frame if chosen is None else chosen  # the estimators to draw are known to have rows
+    joined = pd.concat([frame.assign(run=name) for name, frame in frames], ignore_index=True)
+    order = {label: at for at, label in enumerate(dict.fromkeys(joined["estimator"]))}
+    joined = joined.sort_values("estimator", key=lambda labels: labels.map(order), kind="stable", ignore_index=True)
+    joined.attrs = {"reference": references[0], "metric": OR.join(dict.fromkeys(run.metric for _, run in runs))}
+    return chosen_rows(joined, figure_style)

@@ -12,12 +12,13 @@ from urllib.parse import quote
 
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.report.figures import RunFigure, first_figure_as_svg
-from gradstats.report.numbers import Triple, number_with_interval
+from gradstats.report.numbers import triples_of
 from gradstats.report.page import (
     Cell,
     Definition,
     Row,
     breakable,
+    cell,
     column_definition,
     inline_svg,
     named_row,
@@ -27,7 +28,6 @@ from gradstats.report.page import (
 from gradstats.report.prompts_on_page import visible
 from gradstats.report.run_tables import levels_of, numbers_of_run, run_names
 from gradstats.report.saved_results import (
-    ENDS,
     SavedResults,
     differing_settings,
     read_results,
@@ -37,7 +37,7 @@ from gradstats.report.saved_results import (
 from gradstats.report.sweeps import is_sweep, read_sweep
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
 from gradstats.stats.variance.result import best_rows
-from gradstats.system.outputs import is_marked, refuse_foreign
+from gradstats.system.outputs import REPORT, refuse_foreign
 
 #: Runs of which the page shows a figure: the first ones.
 MOST_FIGURES = 12
@@ -69,7 +69,7 @@ class _OfRun:
 
     cells: list[Cell]
     ratios: dict[str, dict[str, Cell]]
-    figures: list[tuple[RunFigure, str]]
+    figure: tuple[RunFigure, str] | None
 
 
 def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Path:
@@ -80,7 +80,7 @@ def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLik
     if not runs:
         raise ValueError("name at least one run directory with results: gradstats report --gallery RUN RUN …")
     with writing_into(target):
-        refuse_foreign(target, "a report", is_marked)
+        refuse_foreign(target, REPORT)
         return write_page(gallery_page(runs, target.parent), target)
 
 
@@ -98,11 +98,12 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         }
         for name, run, of_run in zip(names, runs, of_runs, strict=True)
     ]
-    figures = [
-        {"run": row, "alpha": of_run.cells[0]["html"], "caption": listed.caption, "svg": _inline(svg, at, listed, row)}
-        for at, (row, of_run) in enumerate(zip(rows, of_runs, strict=True))
-        for listed, svg in of_run.figures
-    ]
+    figures = []
+    for at, (row, of_run) in enumerate(zip(rows, of_runs, strict=True)):
+        if of_run.figure is not None:
+            listed, svg = of_run.figure
+            drawn = inline_svg(svg, f"run-{at}", f"{row['name']}: {listed.caption}")
+            figures.append({"run": row, "alpha": of_run.cells[0]["html"], "caption": listed.caption, "svg": drawn})
     chosen = {label: name for run in runs for label, name in run.figure_style.labels.items()}
     return rendered(
         "gallery.html.j2",
@@ -122,11 +123,10 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
 def _of_run(run: SavedResults, with_figure: bool) -> _OfRun:
     """Return what the page shows of a run."""
     try:
-        first = first_figure_as_svg(run) if with_figure else None
         return _OfRun(
             cells=_cells_of_run(run),
             ratios={quantity: _ratios_of_run(run, quantity) for quantity in _COMPARED},
-            figures=[] if first is None else [first],
+            figure=first_figure_as_svg(run) if with_figure else None,
         )
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
@@ -148,9 +148,9 @@ def _link(run: SavedResults, folder: Path) -> str:
 def _cells_of_run(run: SavedResults) -> list[Cell]:
     numbers = numbers_of_run(run)
     share = numbers["truncated_share"][0]
-    cells = [_cell(triple) for name, triple in numbers.items() if name != "truncated_share"]
+    cells = [cell(triple) for name, triple in numbers.items() if name != "truncated_share"]
     percent: Cell = {"html": f"{share:.1%}", "key": repr(share), "bold": False}
-    return [*cells, percent if math.isfinite(share) else _cell((share, share, share))]
+    return [*cells, percent if math.isfinite(share) else cell((share, share, share))]
 
 
 def _ratios(of_runs: Sequence[_OfRun], quantity: str, chosen: Mapping[str, str]) -> RatioTable:
@@ -171,25 +171,11 @@ def _ratios_of_run(run: SavedResults, quantity: str) -> dict[str, Cell]:
     if run.variance is None:
         return {}
     best = best_rows(run.variance) if quantity == JUDGED.name else []
-    triples = run.variance[[f"{quantity}{end}" for end in ENDS]].to_numpy(dtype=float)
     cells: dict[str, Cell] = {}
-    for at, (estimator, triple) in enumerate(zip(run.variance["estimator"], triples.tolist(), strict=True)):
-        cells.setdefault(str(estimator), _cell((triple[0], triple[1], triple[2]), bold=at in best))
+    estimators = map(str, run.variance["estimator"])
+    for at, (estimator, triple) in enumerate(zip(estimators, triples_of(run.variance, quantity), strict=True)):
+        cells.setdefault(estimator, cell(triple, bold=at in best))
     return cells
-
-
-def _inline(svg: str, at: int, listed: RunFigure, row: RunRow) -> str:
-    return inline_svg(svg, f"run-{at}", f"{row['name']}: {listed.caption}")
-
-
-def _cell(triple: Triple, bold: bool = False) -> Cell:
-    value, low, _ = triple
-    key = value if math.isfinite(value) else low
-    return {
-        "html": number_with_interval(*triple, markup="html"),
-        "key": repr(float(key)) if math.isfinite(key) else "",
-        "bold": bold,
-    }
 
 
 def _remarks(runs: Sequence[SavedResults], names: Sequence[str]) -> list[str]:

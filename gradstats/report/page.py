@@ -1,4 +1,4 @@
-"""A run directory → one self-contained HTML page."""
+"""A run directory → one self-contained HTML page; and the parts of a page that the gallery of runs shares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import pandas as pd
 
@@ -18,20 +18,19 @@ from gradstats.plots.names import LABELS
 from gradstats.report.analysis_tables import (
     BEST_SET,
     TOGETHER,
-    VarianceColumn,
     best_set_marks,
     frame_in_words,
     variance_columns,
 )
 from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
-from gradstats.report.numbers import common_exponent, number_with_interval
+from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.report.prompts_on_page import prompts_on_page
-from gradstats.report.saved_results import SavedAlpha, SavedResults, read_results, refuse_inside_run, writing_into
+from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
 from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.stats.variance.result import best_rows
 from gradstats.system.files import atomic_path, read_json, to_json
-from gradstats.system.outputs import is_marked, refuse_foreign, refuse_links
+from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
 
 
 def rendered(template: str, **shown: object) -> str:
@@ -104,20 +103,17 @@ def linked(sentences: Iterable[str], drawn: Collection[str]) -> list[LinkedSente
     >>> linked(["α is 0.5 within prompts and 0.6 between prompts"], ["length_scaling"])[0]["figures"]
     ['length_scaling']
     """
-    return [{"text": sentence, "figures": _figures(sentence, drawn)} for sentence in sentences]
-
-
-def of_section(names: Iterable[str], drawn: Collection[str]) -> list[str]:
-    """Return those figures of a section that are on the page."""
-    return [name for name in names if name in drawn]
-
-
-def _figures(sentence: str, drawn: Collection[str]) -> list[str]:
-    return [figure for topic, figure in _TOPICS if re.search(topic, sentence) and figure in drawn][:1]
+    return [
+        {
+            "text": sentence,
+            "figures": [figure for topic, figure in _TOPICS if re.search(topic, sentence) and figure in drawn][:1],
+        }
+        for sentence in sentences
+    ]
 
 
 class Definition(TypedDict):
-    """A column: its heading, what it means, and the file that defines it, from the folder of the package."""
+    """A column: its heading, what it means, and the file that defines it, from the root of the repository."""
 
     name: str
     heading: str
@@ -167,28 +163,27 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
     frame = frame_in_words(saved)
     about = frame.attrs
     shown = [name for name in shown_in("page") if name in frame]
-    columns: list[Definition] = [column_definition("estimator", "estimator")]
-    rows: list[Row] = [
+    columns = [column_definition("estimator", "estimator")]
+    rows = [
         named_row(str(name), str(label)) for name, label in zip(frame["estimator"], saved["estimator"], strict=True)
     ]
     names = {row["label"]: row["name"] for row in rows}
-    together = []
-    best = best_rows(saved)
-    marks = best_set_marks(frame)
+    best, marks = best_rows(saved), best_set_marks(frame)
     listed = variance_columns(frame, shown, "page")
     judged = [column for column in listed if column.quantity == JUDGED.name]
     # The best set stands behind the columns of the matched ratio that it is drawn from.
     for column in (*judged, None, *(column for column in listed if column.quantity != JUDGED.name)):
-        if column is None:
-            _add_best_set(columns, rows, marks)
-            continue
-        exponent = common_exponent(column.triples)
-        columns.append(column_definition(_name(column), column.heading + (f" (×10^{exponent})" if exponent else "")))
-        if column.together:
-            together.append(column.heading)
-        for number, row in enumerate(rows):
-            bold = column.quantity == JUDGED.name and not column.together and number in best
-            row["cells"].append(_cell(column, number, exponent, bold))
+        if column is not None:
+            exponent = common_exponent(column.triples)
+            name = f"{column.quantity}_simultaneous" if column.together else column.quantity
+            columns.append(column_definition(name, column.heading + (f" (×10^{exponent})" if exponent else "")))
+            bold = best if column.quantity == JUDGED.name and not column.together else []
+            for number, (row, triple) in enumerate(zip(rows, column.triples, strict=True)):
+                row["cells"].append(cell(triple, exponent, bold=number in bold))
+        elif marks is not None:
+            columns.append(column_definition("in_best_set", BEST_SET))
+            for row, mark in zip(rows, marks, strict=True):
+                row["cells"].append({"html": mark, "key": {"yes": "0", "no": "1"}.get(mark, ""), "bold": False})
     return {
         "columns": columns,
         "rows": rows,
@@ -196,7 +191,7 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
         "n_prompts": about.get("n_prompts"),
         "reference": about.get("reference"),
         "notes": [in_words_of(note, names) for note in about.get("notes", [])],
-        "together": together,
+        "together": [column.heading for column in listed if column.together],
         "has_best_set": marks is not None,
     }
 
@@ -205,6 +200,17 @@ def column_definition(name: str, heading: str) -> Definition:
     """Return what a column of the variance table means, in the words of the glossary."""
     file = next(column.file for column in INDEX["variance"] if column.name == name)
     return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
+
+
+def cell(triple: Triple, exponent: int = 0, *, bold: bool = False) -> Cell:
+    """Return the cell of a number with its interval, sorted by the number or, where it is not known, the lower end."""
+    value, low, _ = triple
+    key = value if math.isfinite(value) else low
+    return {
+        "html": number_with_interval(*triple, exponent=exponent, markup="html"),
+        "key": repr(float(key)) if math.isfinite(key) else "",
+        "bold": bold,
+    }
 
 
 def named_row(name: str, label: str) -> Row:
@@ -232,28 +238,6 @@ def breakable(name: str) -> str:
     """
     kept = re.sub(r"(?<=\S) = (?=\S)", "\u00a0=\u00a0", html.escape(name))
     return re.sub(r"([_(,]|=(?!\u00a0))", r"\1<wbr>", kept)
-
-
-def _name(column: VarianceColumn) -> str:
-    return f"{column.quantity}_simultaneous" if column.together else column.quantity
-
-
-def _cell(column: VarianceColumn, number: int, exponent: int, bold: bool) -> Cell:
-    value, low, high = column.triples[number]
-    key = value if math.isfinite(value) else low
-    return {
-        "html": number_with_interval(value, low, high, exponent=exponent, markup="html"),
-        "key": repr(float(key)) if math.isfinite(key) else "",
-        "bold": bold,
-    }
-
-
-def _add_best_set(columns: list[Definition], rows: list[Row], marks: list[str] | None) -> None:
-    if marks is None:
-        return
-    columns.append(column_definition("in_best_set", BEST_SET))
-    for row, mark in zip(rows, marks, strict=True):
-        row["cells"].append({"html": mark, "key": {"yes": "0", "no": "1"}.get(mark, ""), "bold": False})
 
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
@@ -292,29 +276,27 @@ def write_report(
     target = Path(out)
     refuse_inside_run(target, source=path)
     with writing_into(target):
-        refuse_foreign(target, "a report", is_marked)
+        refuse_foreign(target, REPORT)
         page = report_page(read_results(path), svgs)
-        refuse_foreign(target, "a report", is_marked)  # drawing takes seconds
+        refuse_foreign(target, REPORT)  # drawing takes seconds
         return write_page(page, target)
 
 
 def write_page_of_run(path: Path, svgs: Mapping[str, str] | None = None) -> Path:
     """Write ``report.html`` into a run directory, whose lock the caller holds; otherwise as :func:`write_report`."""
-    refuse_foreign_page(path)
+    refuse_foreign(path / "report.html", page_of(path))
     return write_page(report_page(read_results(path), svgs), path / "report.html")
 
 
-def refuse_foreign_page(run: Path) -> None:
-    """Refuse to write the page of a run where a ``report.html`` lies that this program did not write."""
-    refuse_foreign(
-        run / "report.html", "a report", lambda page: is_marked(page) or (page.is_file() and _is_of_0_1(run))
-    )
+def page_of(run: Path) -> Kind:
+    """Return the kind of the page of a run, which version 0.1 did not mark."""
+    return Kind(REPORT.what, lambda page: is_marked(page) or (page.is_file() and _is_of_0_1(run)))
 
 
 def remove_unmarked_page(run: Path) -> None:
     """Remove the page of a run of version 0.1, before a manifest is written that no longer tells the version.
 
-    The caller has asked :func:`refuse_foreign_page`.
+    The caller has refused a page that is not one of a run (:func:`page_of`).
     """
     page = run / "report.html"
     if page.is_file() and not is_marked(page):
@@ -338,6 +320,10 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
     figures = _figures_of_page(run, svgs)
     drawn = [figure["name"] for figure in figures]
+
+    def of_section(*names: str) -> list[str]:
+        return [name for name in names if name in drawn]
+
     variance = variance_on_page(run.variance, run.figure_style.labels)
     return rendered(
         "report.html.j2",
@@ -353,9 +339,9 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         terms=TERMS,
         figures=figures,
         figure_words=FIGURE_WORDS,
-        alpha_figures=of_section(("length_scaling",), drawn),
-        prompt_figures=of_section(("success_shares", "length_reward"), drawn),
-        variance_figures=of_section(("variance", "variance_bias"), drawn),
+        alpha_figures=of_section("length_scaling"),
+        prompt_figures=of_section("success_shares", "length_reward"),
+        variance_figures=of_section("variance", "variance_bias"),
         commands=_commands(run),
         remarks=linked(run.manifest.get("remarks", []), drawn),
         settings=run.settings,
@@ -420,27 +406,26 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
 def _alpha(run: SavedResults) -> dict[str, str] | None:
     if run.alpha is None:
         return None
-    saved = run.alpha
-    numbers = (saved["alpha"], saved["alpha_low"], saved["alpha_high"], saved["r_squared"])
-    alpha, low, high, r_squared = (math.nan if number is None else number for number in numbers)
+    saved, within = run.alpha, run.alpha.get("within_prompt")
+    text, interval = _alpha_with_interval(cast(Mapping[str, float | None], saved))
+    r_squared = math.nan if saved["r_squared"] is None else saved["r_squared"]
     return {
-        "text": number_with_interval(alpha, low, high),
-        "interval": f"[{low:.3f}, {high:.3f}]",
+        "text": text,
+        "interval": interval,
         "level": f"{saved.get('confidence_level', CONFIDENCE_LEVEL):.0%}",
         "method": f"{saved['method']}, {saved['interval']} interval",
-        "within": _alpha_within(saved),
+        # Where it was not fitted, or is the α of the run itself, nothing is shown.
+        "within": ""
+        if within is None or saved["method"] == "within_prompt"
+        else " ".join(_alpha_with_interval(within)),
         "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }
 
 
-def _alpha_within(saved: SavedAlpha) -> str:
-    """Return α within prompts with its interval; nothing where it was not fitted, or is the α of the run itself."""
-    within = saved.get("within_prompt")
-    if within is None or saved["method"] == "within_prompt":
-        return ""
-    ends = (within.get(name) for name in ("alpha", "alpha_low", "alpha_high"))
+def _alpha_with_interval(saved: Mapping[str, float | None]) -> tuple[str, str]:
+    ends = (saved.get(name) for name in ("alpha", "alpha_low", "alpha_high"))
     alpha, low, high = (math.nan if number is None else number for number in ends)
-    return f"{number_with_interval(alpha, low, high)} [{low:.3f}, {high:.3f}]"
+    return number_with_interval(alpha, low, high), f"[{low:.3f}, {high:.3f}]"
 
 
 def _commands(run: SavedResults) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Tables of several runs, or of the runs of a sweep: α of each, and every estimator in each."""
+"""The tables of a run, and those of several runs: α of each, and every estimator in each."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gradstats.report.analysis_tables import (
     success_table,
     variance_table,
 )
-from gradstats.report.figures import chosen_rows
+from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.numbers import Triple
 from gradstats.report.saved_results import CRITIC, ENDS, OPTIMAL_BASELINES, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.variance.quantities import JUDGED
-from gradstats.system.outputs import MARK, is_marked, refuse_foreign, write_marked
+from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 _EQUIVALENT = {"equivalent_group_size": "equivalent group size", "tokens_saved": "tokens saved"}
 _BLOCKS = {"alpha": "α", "share_of_sq_norm": "share of squared norm"}
@@ -59,7 +59,9 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         frame.attrs[COMPARED_ROWS] = len(run.variance)
         tables["variance"] = variance_table(frame)
     if run.fit is not None:
-        tables["alpha"] = alpha_table({style.labels.get(run.name, run.name): run.fit}, confidence_level=_level(run))
+        tables["alpha"] = alpha_table(
+            {style.labels.get(run.name, run.name): run.fit}, confidence_level=run.confidence_level
+        )
     for name, (needed, make) in _BREAKDOWNS.items():
         frame = run.breakdowns.get(name)
         if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
@@ -101,15 +103,11 @@ def write_run_tables(tables: Mapping[str, Table], folder: Path, layout: Layout) 
     paths = {name: folder / f"{name}.tex" for name in tables}
     texts = {name: table.to_latex(layout_for(table, layout)) for name, table in tables.items()}
     for path in paths.values():
-        refuse_foreign(path, "a table", is_marked)
+        refuse_foreign(path, TABLE)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        write_marked(paths[name], f"% {MARK}\n{text}", "a table")
+        write_marked(paths[name], f"% {MARK}\n{text}", TABLE)
     return list(paths.values())
-
-
-def _level(run: SavedResults) -> float:
-    return float(str(run.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
 
 
 def _chosen(frame: pd.DataFrame, style: FiguresSection) -> pd.DataFrame | None:
@@ -119,13 +117,13 @@ def _chosen(frame: pd.DataFrame, style: FiguresSection) -> pd.DataFrame | None:
 
 
 def _has(frame: pd.DataFrame, names: Mapping[str, str]) -> bool:
-    return all(f"{name}{end}" in frame for name in names for end in ("", "_low", "_high"))
+    return all(f"{name}{end}" in frame for name in names for end in ENDS)
 
 
 def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.DataFrame:
     """Return a table read from CSV with the attributes that it was made with, and with estimators in words."""
     frame = frame.copy()
-    frame.attrs |= {"confidence_level": _level(run), **attrs}
+    frame.attrs |= {"confidence_level": run.confidence_level, **attrs}
     return frame_in_words(frame)
 
 
@@ -143,23 +141,21 @@ def _success(run: SavedResults, frame: pd.DataFrame) -> Table:
 
 
 def _equivalent(run: SavedResults, frame: pd.DataFrame) -> Table:
+    n_prompts = f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
     caption = (
         f"Group size at which RLOO has the same noise, and share of tokens saved against RLOO in groups of the same "
-        f"size, {_level(run):.0%} intervals over {_prompts(frame)}."
+        f"size, {run.confidence_level:.0%} intervals over {n_prompts}."
     )
-    sizes = set(frame["group_size"])
+    rows, sizes = tuple(map(str, frame_in_words(frame)["estimator"])), set(frame["group_size"])
     if len(sizes) == 1:
         caption += f" Each estimator with N = {sizes.pop():g} completions per prompt."
-    rows = _labelled(frame_in_words(frame), "estimator", "group_size", ", N = {:g}")
+    else:
+        rows = tuple(f"{name}, N = {size:g}" for name, size in zip(rows, frame["group_size"], strict=True))
     return Table(caption, "estimator", rows, columns_of(frame, _EQUIVALENT), frame, label="tab:equivalent")
 
 
-def _prompts(frame: pd.DataFrame) -> str:
-    return f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
-
-
 def _block_table(run: SavedResults, frame: pd.DataFrame) -> Table:
-    level = float(frame["confidence_level"].iloc[0]) if "confidence_level" in frame else _level(run)
+    level = float(frame["confidence_level"].iloc[0]) if "confidence_level" in frame else run.confidence_level
     columns = columns_of(frame, {"alpha": _BLOCKS["alpha"]})
     if "share_of_sq_norm" in frame:
         shares = frame["share_of_sq_norm"].to_numpy(dtype=float).tolist()
@@ -174,7 +170,7 @@ def _block_table(run: SavedResults, frame: pd.DataFrame) -> Table:
 
 def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
     names = {name: heading for name, heading in PROXY_QUANTITIES.items() if _has(frame, {name: heading})}
-    caption = f"Forward-only proxies of token energies against measured ones, {_level(run):.0%} intervals."
+    caption = f"Forward-only proxies of token energies against measured ones, {run.confidence_level:.0%} intervals."
     rows = tuple(map(str, frame["proxy"]))
     return Table(caption, "proxy", rows, columns_of(frame, names), frame, label="tab:proxies", names=names)
 
@@ -186,13 +182,6 @@ def _added_table(name: str, frame: pd.DataFrame) -> Table:
     else:
         table = critic_table(named) if name == CRITIC else curve_table(named)
     return replace(table, source=frame)
-
-
-def _labelled(frame: pd.DataFrame, label: str, size: str, form: str) -> tuple[str, ...]:
-    several: Sequence[object] = sorted(set(frame[size]))
-    return tuple(
-        f"{row[label]}{form.format(row[size]) if len(several) > 1 else ''}" for row in frame.to_dict("records")
-    )
 
 
 #: Tables in addition to the comparison: name → the columns that they need with their headings, and what makes them.
@@ -216,18 +205,13 @@ RUN_HEADINGS = {
     "mean_length": "mean length",
     "truncated_share": "cut off",
 }
-# Between the metrics of runs that differ in it.
-OR = " or "
 _NARROW_FIRST = ("alpha", "n_prompts", "n_completions", "alpha_within")
 
 
 def run_names(runs: Sequence[SavedResults]) -> list[str]:
     """Return the name of each run; those of the folders, as far as it takes, where names are shared."""
-    candidates = (
-        [run.name for run in runs],
-        [run.path.resolve().name for run in runs],
-        [str(run.path) for run in runs],
-    )
+    folders, paths = [run.path.resolve().name for run in runs], [str(run.path) for run in runs]
+    candidates = ([run.name for run in runs], folders, paths)
     return next((names for names in candidates if len(set(names)) == len(names)), candidates[-1])
 
 
@@ -242,7 +226,7 @@ def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
 
 def levels_of(runs: Sequence[SavedResults]) -> str:
     """Return the levels of the intervals of some runs, as ``"95%"`` or ``"90% or 95%"``."""
-    levels = {float(str(run.settings.get("variance.confidence_level", CONFIDENCE_LEVEL))) for run in runs}
+    levels = {run.confidence_level for run in runs}
     levels |= {run.alpha.get("confidence_level", CONFIDENCE_LEVEL) for run in runs if run.alpha is not None}
     return " or ".join(f"{level:.0%}" for level in sorted(levels))
 
@@ -253,14 +237,12 @@ def several_tables(
     """Return the tables of several runs: ``runs``, one row each, and ``variance``, one row per estimator and run."""
     named = {style.labels.get(name, name): run for name, run in runs.items()}
     tables = {"runs": runs_table(named)}
-    frame = _stacked(named, style)
+    frame = stacked(list(named.items()), style)
     if frame is not None:
         if by_value:
             place = {label: at for at, label in enumerate(dict.fromkeys(frame["estimator"]))}
-            frame = frame.assign(_place=frame["estimator"].map(lambda label: place[label])).sort_values(
-                ["_place", JUDGED.name], kind="stable", ignore_index=True
-            )
-            frame = frame.drop(columns="_place")
+            frame = frame.assign(_place=frame["estimator"].map(lambda label: place[label]))
+            frame = frame.sort_values(["_place", JUDGED.name], kind="stable", ignore_index=True).drop(columns="_place")
         tables["variance"] = compared_table(frame, levels_of(list(runs.values())))
     return tables
 
@@ -275,7 +257,7 @@ def runs_table(runs: Mapping[str, SavedResults]) -> Table:
     ]
     source = pd.DataFrame(rows)
     source.insert(0, "run", list(runs))
-    source.attrs["metric"] = _metrics(runs)
+    source.attrs["metric"] = OR.join(dict.fromkeys(run.metric for run in runs.values()))
     names = {name: RUN_HEADINGS[name] for name in known}
     return Table(
         caption=(
@@ -312,29 +294,6 @@ def compared_table(frame: pd.DataFrame, levels: str) -> Table:
         label="tab:variance-of-runs",
         about=bold,
     )
-
-
-def _stacked(runs: Mapping[str, SavedResults], style: FiguresSection) -> pd.DataFrame | None:
-    """Return the comparisons of runs estimator by estimator; None where no run has a row to list."""
-    frames = {name: run.variance for name, run in runs.items() if run.variance is not None}
-    if not frames:
-        return None
-    references = list(dict.fromkeys(str(frame.attrs.get("reference")) for frame in frames.values()))
-    if len(references) > 1:
-        raise ValueError(
-            f"the runs' ratios are to different references ({', '.join(references)}), which are different units: "
-            "compare each run again with the same `variance: {reference: …}`"
-        )
-    frame = pd.concat([one.assign(run=name) for name, one in frames.items()], ignore_index=True)
-    order = {label: at for at, label in enumerate(dict.fromkeys(frame["estimator"]))}
-    frame = frame.sort_values("estimator", key=lambda labels: labels.map(order), kind="stable", ignore_index=True)
-    frame.attrs = {"reference": references[0], "metric": _metrics(runs)}
-    return chosen_rows(frame, style)
-
-
-def _metrics(runs: Mapping[str, SavedResults]) -> str:
-    """Return the metric of some runs, or all of them."""
-    return OR.join(dict.fromkeys(run.metric for run in runs.values()))
 
 
 def _triple(values: Mapping[str, float | None], name: str) -> Triple:

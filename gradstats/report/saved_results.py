@@ -1,4 +1,4 @@
-"""How many completions a run has, how long they are and how they are rewarded on average."""
+"""What a run directory holds, read from its files: settings, manifest, tables, and what commands add to it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from gradstats.system.files import (
 )
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import (
+    Kind,
+    csv_with,
     differing_entry,
-    has_columns,
     refuse_foreign,
     refuse_links,
     refuse_other_result,
@@ -43,6 +44,8 @@ from gradstats.system.outputs import (
 )
 from gradstats.system.shards import PLAN
 
+#: What follows the name of an estimate, and of the ends of its interval.
+ENDS = ("", "_low", "_high")
 _CHECKSUM = "# sha256 of the lines above, which record what was run: "
 
 
@@ -50,6 +53,10 @@ def write_recorded_experiment(path: Path, settings: str) -> None:
     """Record a run's settings."""
     with atomic_path(path) as partial:
         partial.write_text(f"{settings}{_CHECKSUM}{_sha256(settings)}\n", encoding="utf-8")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_recorded_experiment(path: Path) -> Experiment:
@@ -66,12 +73,8 @@ def read_recorded_experiment(path: Path) -> Experiment:
 
 
 def is_recorded_experiment(path: Path) -> bool:
-    """Whether a file was written by :func:`write_recorded_experiment`."""
+    """Return whether a file was written by :func:`write_recorded_experiment`."""
     return _CHECKSUM.encode() in path.read_bytes()
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_run_directory(path: Path) -> bool:
@@ -160,8 +163,8 @@ def _attributes(frame: pd.DataFrame) -> dict[str, object]:
 def refuse_foreign_frame(stem: Path, columns: Sequence[str]) -> None:
     """Refuse to write a frame where something lies that is not an earlier one with these columns."""
     table, about = frame_paths(stem)
-    refuse_foreign(table, "an earlier table of this command", lambda there: has_columns(there, columns))
-    refuse_foreign(about, "the settings of an earlier table", lambda _: table.is_file())
+    refuse_foreign(table, csv_with(columns, "an earlier table of this command"))
+    refuse_foreign(about, Kind("the settings of an earlier table", lambda _: table.is_file()))
 
 
 def read_frame(table: Path) -> pd.DataFrame:
@@ -231,40 +234,33 @@ def refuse_changed_tables(path: Path, tables: Collection[Path] | None = None) ->
             raise ValueError(changed_sentence(table))
 
 
-ABOUT = "proxy_quality.json"
-FILES = ("proxy_quality.csv", ABOUT, "token_profiles.csv", "token_traces.csv", "token_sample.csv")
-MOST_TOKENS = 3000
-_DIGITS = "%.7g"
-TRACES_AT = (0.25, 0.5, 0.9)
-PROFILES = ("correlation", "concentration", "local_slope")
+_ABOUT_TOKENS = "proxy_quality.json"
+#: The files of token results.
+TOKEN_FILES = ("proxy_quality.csv", _ABOUT_TOKENS, "token_profiles.csv", "token_traces.csv", "token_sample.csv")
+_PROFILES = ("correlation", "concentration", "local_slope")
+# Tokens in the sample, quantiles of length at which completions are kept as traces, digits of the numbers.
+_MOST_TOKENS, _TRACES_AT, _DIGITS = 3000, (0.25, 0.5, 0.9), "%.7g"
 
 
 @dataclass(frozen=True)
 class SavedTokens:
-    """The saved results of ``gradstats tokens``.
+    """The saved results of ``gradstats tokens``."""
 
-    Attributes:
-        proxies: the frame of :class:`gradstats.ProxyQuality`, with its ``.attrs``.
-        profiles: profile → its frame.
-        traces: tokens of three completions, at the quartile, median and ninth decile of length.
-        sample: at most 3000 tokens of all completions, drawn at random.
-    """
-
-    proxies: pd.DataFrame
+    proxies: pd.DataFrame  # of gradstats.ProxyQuality, with its .attrs
     profiles: dict[str, pd.DataFrame]
-    traces: pd.DataFrame
-    sample: pd.DataFrame
+    traces: pd.DataFrame  # tokens of completions at the quartile, median and ninth decile of length
+    sample: pd.DataFrame  # tokens of all completions, drawn at random
 
 
 def refuse_foreign_tokens(folder: Path) -> None:
     """Refuse to save token results where files of these names lie that are not earlier token results."""
-    about = folder / ABOUT
+    about = folder / _ABOUT_TOKENS
     try:
         is_earlier_result = about.is_file() and "n_probes" in read_json(about)
     except ValueError:
         is_earlier_result = False
-    for name in FILES:
-        refuse_foreign(folder / name, "token results", lambda _: is_earlier_result)
+    for name in TOKEN_FILES:
+        refuse_foreign(folder / name, Kind("token results", lambda _: is_earlier_result))
 
 
 def save_tokens(
@@ -276,50 +272,44 @@ def save_tokens(
     leaves belongs to the run all the same. The caller then holds the run's lock.
     """
     frame = quality.to_frame(confidence_level)
-    about = {str(name): value for name, value in frame.attrs.items()}
-    if (folder / ABOUT).exists():
+    about, attributes = folder / _ABOUT_TOKENS, _attributes(frame)
+    if about.exists():
         # Settings that are not recorded, such as the group size, show in the numbers.
-        there = folder / FILES[0]
-        same = there.exists() and same_table(there.read_text(encoding="utf-8"), _text(frame))
-        difference = differing_entry(read_json(folder / ABOUT), about) or (None if same else "other numbers")
-        refuse_other_result(folder / ABOUT, difference, overwrite)
+        there, text = folder / TOKEN_FILES[0], csv_text(frame, float_format=_DIGITS)
+        same = there.exists() and same_table(there.read_text(encoding="utf-8"), text)
+        difference = differing_entry(read_json(about), attributes) or (None if same else "other numbers")
+        refuse_other_result(about, difference, overwrite)
     long = []
-    for name in PROFILES:
+    for name in _PROFILES:
         profile = getattr(quality, name)
         table = profile.to_frame(confidence_level)
         table.columns = ["first", "last", "value", "low", "high", "n_prompts"]
         long.append(table.assign(profile=name, axis=profile.axis, quantity=profile.quantity))
     tokens = quality.tokens
-    sample = tokens
-    if len(tokens) > MOST_TOKENS:
-        sample = tokens.sample(MOST_TOKENS, random_state=0).sort_index()
+    few = len(tokens) <= _MOST_TOKENS
     tables = {
         "proxy_quality.csv": frame,
         "token_profiles.csv": pd.concat(long, ignore_index=True),
         "token_traces.csv": _traces(tokens, confidence_level),
-        "token_sample.csv": sample,
+        "token_sample.csv": tokens if few else tokens.sample(_MOST_TOKENS, random_state=0).sort_index(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / name for name in FILES]
+    paths = [folder / name for name in TOKEN_FILES]
     record_tables(folder, paths, {})
     for name, table in tables.items():
         write_csv(folder / name, table, float_format=_DIGITS)
-    write_json(folder / ABOUT, about)
+    write_json(about, attributes)
     record_tables(folder, paths)
     return paths
 
 
-def _text(frame: pd.DataFrame) -> str:
-    return csv_text(frame, float_format=_DIGITS)
-
-
 def read_tokens(folder: Path) -> SavedTokens | None:
     """Read what :func:`save_tokens` wrote; None where there is nothing."""
-    if not (folder / FILES[0]).exists():
+    if not (folder / TOKEN_FILES[0]).exists():
         return None
     try:
-        proxies, long, traces, sample = (read_csv(folder / name) for name in FILES if name.endswith(".csv"))
-        proxies.attrs |= read_json(folder / ABOUT)
+        proxies, long, traces, sample = (read_csv(folder / name) for name in TOKEN_FILES if name.endswith(".csv"))
+        proxies.attrs |= read_json(folder / _ABOUT_TOKENS)
         profiles = {}
         for name, rows in long.groupby("profile", sort=False):
             axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]
@@ -337,53 +327,23 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
     """Return the completions of typical lengths, with the intervals of their energies."""
     from scipy.special import ndtri
 
-    keys = ["prompt_id", "sample_id"]
-    traces = sorted((rows for _, rows in tokens.groupby(keys, sort=False)), key=len)
-    places = sorted({round(share * (len(traces) - 1)) for share in TRACES_AT})
+    traces = sorted((rows for _, rows in tokens.groupby(["prompt_id", "sample_id"], sort=False)), key=len)
     quantile = ndtri(0.5 + confidence_level / 2.0)
     drawn = []
-    for place in places:
+    for place in sorted({round(share * (len(traces) - 1)) for share in _TRACES_AT}):
         rows = traces[place]
         # An energy is a mean of squares: symmetric about its logarithm, and never below 0.
         energy, error = rows["energy"].to_numpy(), rows["energy_stderr"].to_numpy()
         width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
-        label = f"{len(rows)} tokens"
-        drawn.append(rows.assign(sequence=label, energy_low=energy / width, energy_high=energy * width))
+        ends = {"energy_low": energy / width, "energy_high": energy * width}
+        drawn.append(rows.assign(sequence=f"{len(rows)} tokens", **ends))
     return pd.concat(drawn, ignore_index=True)
 
 
-# Settings in which two runs must agree to answer the same question.
-SETTINGS_OF_THE_QUESTION = (
-    "policy.name",
-    "policy.revision",
-    "policy.temperature",
-    "prompts.source",
-    "prompts.settings",
-    "sampling.group_size",
-    "sampling.max_new_tokens",
-    "sampling.temperature",
-    "sampling.top_p",
-    "sampling.top_k",
-    "sampling.min_p",
-    "sampling.repetition_penalty",
-    "sampling.reward",
-    "sampling.system_prompt",
-    "sampling.sampler",
-    "measurement.params",
-    "variance.group_size",
-    "variance.reference",
-)
-
 #: Tables in addition to the variance comparison, where the data allowed them.
 BREAKDOWNS = (
-    "group_sizes",
-    "equivalent_group_size",
-    "allocation",
-    "length_bins",
-    "success_bins",
-    "ratios",
-    "ratio_clipping",
-)
+    "group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins", "ratios", "ratio_clipping",
+)  # fmt: skip
 
 
 class SavedAlpha(TypedDict):
@@ -404,10 +364,6 @@ class SavedAlpha(TypedDict):
     metric: NotRequired[str]
 
 
-# Without these there is no exponent.
-_ALPHA = ("alpha", "alpha_low", "alpha_high")
-
-
 class SavedManifest(TypedDict, total=False):
     """The entries of ``manifest.json`` that are read; an earlier version may have written fewer."""
 
@@ -425,32 +381,18 @@ class SavedManifest(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SavedResults:
-    """The saved results of a run.
+    """The saved results of a run; None, or empty, where they were not written."""
 
-    Attributes:
-        path: the run directory, or a folder that holds a copy of its results.
-        name: of the experiment.
-        settings: every setting, flat: ``"sampling.top_k"`` → value; empty where experiment.yaml is missing.
-        manifest: versions, commit, seeds, timings; empty where it has not been written.
-        alpha: the contents of ``alpha.json``, or None.
-        points: one row per completion: prompt_id, length, sq_norm, and where known reward and truncated; or None.
-        variance: the variance table with its ``.attrs``, or None.
-        breakdowns: name → further table, of those that were written: ``group_sizes``, ``equivalent_group_size``,
-            ``allocation``, ``length_bins``, ``success_bins``, ``ratios``, ``ratio_clipping``.
-        tokens: the token-level results, or None.
-        added: name → table that a command added, with its ``.attrs``: curves along a parameter.
-    """
-
-    path: Path
+    path: Path  # the run directory, or a folder that holds a copy of its results
     name: str
-    settings: dict[str, object]
+    settings: dict[str, object]  # flat: "sampling.top_k" → value
     manifest: SavedManifest
     alpha: SavedAlpha | None
-    points: pd.DataFrame | None
-    variance: pd.DataFrame | None
-    breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)
+    points: pd.DataFrame | None  # a row per completion: prompt_id, length, sq_norm; where known reward, truncated
+    variance: pd.DataFrame | None  # with its .attrs
+    breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)  # by the names of BREAKDOWNS
     tokens: SavedTokens | None = None
-    added: dict[str, pd.DataFrame] = field(default_factory=dict)
+    added: dict[str, pd.DataFrame] = field(default_factory=dict)  # by commands, with its .attrs
 
     @cached_property
     def fit(self) -> LengthScalingFit | None:
@@ -475,6 +417,11 @@ class SavedResults:
         return str((self.alpha or {}).get("metric") or of_variance.get("metric") or EUCLIDEAN)
 
     @property
+    def confidence_level(self) -> float:
+        """The level of the comparison's intervals."""
+        return float(str(self.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
+
+    @property
     def published(self) -> str | None:
         """The data set of published points that the experiment lays under its fit."""
         name = self.settings.get("length_scaling.published")
@@ -482,7 +429,7 @@ class SavedResults:
 
     @property
     def figure_style(self) -> FiguresSection:
-        """Venue, width, theme and formats that the experiment states for its figures."""
+        """What the experiment states of its figures."""
         prefix = "figures."
         entries = {key.removeprefix(prefix): value for key, value in self.settings.items() if key.startswith(prefix)}
         return FiguresSection.model_validate(entries)
@@ -510,28 +457,29 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         )
     if checked:
         refuse_changed_tables(path)
-    alpha = _read_alpha(path)
+    alpha = _read_json(path / "alpha.json")
+    if alpha is not None:
+        _refuse_incomplete(path / "alpha.json", ("alpha", "alpha_low", "alpha_high"), alpha)
     variance = _read_variance(path)
+    recorded = path / "experiment.yaml"
     if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
-        state = "an unfinished run" if (path / "experiment.yaml").exists() else "not a run directory"
-        source = path / "experiment.yaml" if (path / "experiment.yaml").exists() else "EXPERIMENT"
+        state = "an unfinished run" if recorded.exists() else "not a run directory"
+        source = recorded if recorded.exists() else "EXPERIMENT"
         raise FileNotFoundError(
             f"{path} is {state}: it holds neither alpha.json nor variance.csv; `gradstats run {source} --out {path}` "
             "makes them"
         )
-    settings = _settings(path / "experiment.yaml")
+    settings = flat_settings(read_recorded_experiment(recorded)) if recorded.exists() else {}
     manifest = cast(SavedManifest, _read_json(path / "manifest.json") or {})
-    points = _table(path, "length_scaling")
-    breakdowns = {name: table for name in BREAKDOWNS if (table := _table(path, name)) is not None}
     saved = SavedResults(
         path=path,
         name=str(settings.get("name") or manifest.get("experiment") or path.resolve().name),
         settings=settings,
         manifest=manifest,
-        alpha=alpha,
-        points=None if points is None else _read_csv(points),
+        alpha=cast(SavedAlpha | None, alpha),
+        points=_read_table(path, "length_scaling"),
         variance=variance,
-        breakdowns={name: _read_csv(table) for name, table in breakdowns.items()},
+        breakdowns={name: frame for name in BREAKDOWNS if (frame := _read_table(path, name)) is not None},
         tokens=read_tokens(path),
         added=read_added(path),
     )
@@ -540,53 +488,46 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
     return saved
 
 
-def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
-    """Find settings that runs on the same axes should share and do not: name → one value per run."""
-    differing = {}
-    for name in SETTINGS_OF_THE_QUESTION:
-        values = [run.settings.get(name) for run in runs]
-        if any(value != values[0] for value in values):
-            differing[name] = values
-    return differing
+def _read_variance(path: Path) -> pd.DataFrame | None:
+    if not (path / "variance.csv").exists():
+        return None
+    frame = _read_csv(path / "variance.csv")
+    _refuse_incomplete(path / "variance.csv", ("estimator", "trace_cov"), frame)
+    frame.attrs |= _read_json(path / "variance.json") or {}
+    for name in (f"{quantity}{end}" for quantity in shown_in("page") for end in ENDS):
+        if name not in frame:  # an earlier version did not estimate it
+            frame[name] = np.nan
+    return frame
 
 
-def run_labels(runs: list[SavedResults], without: Collection[str] = ()) -> list[str]:
-    """Name each run for a legend, with the settings in which it differs from the others."""
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [run.path.resolve().name for run in runs]
-    if len(set(names)) < len({run.path for run in runs}):
-        names = [str(run.path) for run in runs]
-    differing = {name: values for name, values in differing_settings(runs).items() if name not in without}
-    return [
-        name + (f" ({', '.join(_setting(key, values[at]) for key, values in differing.items())})" if differing else "")
-        for at, name in enumerate(names)
-    ]
+def _refuse_incomplete(path: Path, needed: Iterable[str], there: Collection[object]) -> None:
+    """Refuse a file that lacks what every version wrote."""
+    missing = [name for name in needed if name not in there]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}: restore it from a copy, or repeat the run")
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    try:
+        return read_csv(path)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as CSV ({error}): repeat the run") from error
+
+
+def _read_json(path: Path) -> dict[str, object] | None:
+    return read_json(path) if path.exists() else None
+
+
+def _read_table(path: Path, name: str) -> pd.DataFrame | None:
+    """Read a table: a run keeps it in a folder of tables, a copy of its results next to the figures."""
+    candidates = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
+    return next((_read_csv(table) for table in candidates if table.exists()), None)
 
 
 def _in_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Record in a table's ``.attrs``, which its file does not hold, the metric of the run."""
     frame.attrs.setdefault("metric", metric)
     return frame
-
-
-def _table(path: Path, name: str) -> Path | None:
-    """Return the file of a table: a run keeps it in a folder of tables, a copy of its results next to the figures."""
-    candidates = (path / folder / f"{name}.csv" for folder in ("tables", "figures", "."))
-    return next((table for table in candidates if table.exists()), None)
-
-
-def _setting(key: str, value: object) -> str:
-    # A policy is named by the last component of its path.
-    shown = Path(value).name if key == "policy.name" and isinstance(value, str) else value
-    short = key.partition(".")[2] if key.startswith("sampling.") else key.replace(".name", "").replace(".source", "")
-    return f"{short.replace('_', ' ')} {shown}"
-
-
-def _settings(path: Path) -> dict[str, object]:
-    if not path.exists():
-        return {}
-    return flat_settings(read_recorded_experiment(path))
 
 
 def flat_settings(experiment: Experiment) -> dict[str, object]:
@@ -612,45 +553,46 @@ def setting_named(settings: Mapping[str, object], name: str) -> object:
     return entry.get(inside) if isinstance(entry, Mapping) else None
 
 
-def _read_alpha(path: Path) -> SavedAlpha | None:
-    alpha = _read_json(path / "alpha.json")
-    if alpha is not None:
-        _refuse_incomplete(path / "alpha.json", _ALPHA, alpha)
-    return cast(SavedAlpha | None, alpha)
+# Settings in which two runs must agree to answer the same question.
+_SETTINGS_OF_THE_QUESTION = (
+    "policy.name", "policy.revision", "policy.temperature", "prompts.source", "prompts.settings",
+    "sampling.group_size", "sampling.max_new_tokens", "sampling.temperature", "sampling.top_p", "sampling.top_k",
+    "sampling.min_p", "sampling.repetition_penalty", "sampling.reward", "sampling.system_prompt", "sampling.sampler",
+    "measurement.params", "variance.group_size", "variance.reference",
+)  # fmt: skip
 
 
-def _read_variance(path: Path) -> pd.DataFrame | None:
-    if not (path / "variance.csv").exists():
-        return None
-    frame = _read_csv(path / "variance.csv")
-    _refuse_incomplete(path / "variance.csv", ("estimator", "trace_cov"), frame)
-    frame.attrs |= _read_json(path / "variance.json") or {}
-    for name in (f"{quantity}{end}" for quantity in shown_in("page") for end in ("", "_low", "_high")):
-        if name not in frame:  # an earlier version did not estimate it
-            frame[name] = np.nan
-    return frame
+def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
+    """Find settings that runs on the same axes should share and do not: name → one value per run."""
+    differing = {}
+    for name in _SETTINGS_OF_THE_QUESTION:
+        values = [run.settings.get(name) for run in runs]
+        if any(value != values[0] for value in values):
+            differing[name] = values
+    return differing
 
 
-def _refuse_incomplete(path: Path, needed: Iterable[str], there: Collection[object]) -> None:
-    """Refuse a file that lacks what every version wrote."""
-    missing = [name for name in needed if name not in there]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}: restore it from a copy, or repeat the run")
+def run_labels(runs: list[SavedResults], without: Collection[str] = ()) -> list[str]:
+    """Name each run for a legend, with the settings in which it differs from the others."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [run.path.resolve().name for run in runs]
+    if len(set(names)) < len({run.path for run in runs}):
+        names = [str(run.path) for run in runs]
+    differing = {name: values for name, values in differing_settings(runs).items() if name not in without}
+    return [
+        name + (f" ({', '.join(_setting(key, values[at]) for key, values in differing.items())})" if differing else "")
+        for at, name in enumerate(names)
+    ]
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    try:
-        return read_csv(path)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as CSV ({error}): repeat the run") from error
+def _setting(key: str, value: object) -> str:
+    # A policy is named by the last component of its path.
+    shown = Path(value).name if key == "policy.name" and isinstance(value, str) else value
+    short = key.partition(".")[2] if key.startswith("sampling.") else key.replace(".name", "").replace(".source", "")
+    return f"{short.replace('_', ' ')} {shown}"
 
 
-def _read_json(path: Path) -> dict[str, object] | None:
-    return read_json(path) if path.exists() else None
-
-
-#: What follows the name of an estimate, and of the ends of its interval.
-ENDS = ("", "_low", "_high")
 #: Means over prompts → the column of the completions.
 MEANS = {"mean_length": "length", "mean_reward": "reward"}
 
@@ -660,8 +602,7 @@ def completion_means(results: SavedResults) -> dict[str, float]:
 
     Means are those of the prompts' means, with Student's t interval over prompts at the level of the run's comparison.
     """
-    points = results.points
-    manifest = results.manifest
+    points, manifest = results.points, results.manifest
     n_completions = manifest.get("n_sequences", np.nan if points is None else len(points))
     truncated = manifest.get("n_truncated")
     known = {
@@ -669,13 +610,12 @@ def completion_means(results: SavedResults) -> dict[str, float]:
         "n_completions": n_completions,
         "truncated_share": np.nan if truncated is None else truncated / n_completions,
     }
-    level = float(str(results.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
     for name, column in MEANS.items():
         values = (np.nan,) * 3
         if points is not None and column in points:
             each = prompt_means(points, column)
             if len(each) > 1:
-                values = mean_statistic(each).estimate().with_interval(level)
+                values = mean_statistic(each).estimate().with_interval(results.confidence_level)
         known |= dict(zip((f"{name}{end}" for end in ENDS), values, strict=True))
     return known
 

@@ -15,7 +15,6 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.config.experiment import FiguresSection
-from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import styled
 from gradstats.report.saved_results import (
@@ -33,7 +32,7 @@ from gradstats.stats.length_scaling.diagnostics import alpha_difference
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import read_json, write_csv, write_json
-from gradstats.system.outputs import has_columns, refuse_foreign
+from gradstats.system.outputs import csv_with, refuse_foreign
 
 COLUMNS = ("cell", "minus", "quantity", "difference", "difference_low", "difference_high", "n_prompts")
 _LEAST_PROMPTS = 3
@@ -57,9 +56,8 @@ def paired_differences(cells: Mapping[str, SavedResults]) -> pd.DataFrame:
         if len(prompts[one]) < _LEAST_PROMPTS or prompts[one] != prompts[other]:
             continue
         first, second = known[one], known[other]
-        level = float(str(first.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
         # Later cells less earlier ones: a sweep's settings usually rise.
-        for quantity, found in _differences(second, first, level).items():
+        for quantity, found in _differences(second, first, first.confidence_level).items():
             rows.append(dict(zip(COLUMNS, (other, one, quantity, *found, len(prompts[one])), strict=True)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -93,6 +91,7 @@ LISTED = "sweep.json"
 TABLE = "sweep.csv"
 #: The paired differences between cells.
 DIFFERENCES = "cell_differences.csv"
+DIFFERENCES_TABLE = csv_with(COLUMNS, "the table of a sweep's paired differences")
 # What all cells should have in common to be read from one axis.
 _SHARED = ("reference", "target", "metric", "confidence_level")
 
@@ -275,7 +274,7 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
     if frame.empty:
         return []
     table = result.path / TABLE
-    refuse_foreign(table, "the table of a sweep", lambda path: has_columns(path, ["cell", *result.varied]))
+    refuse_foreign(table, csv_with(["cell", *result.varied], "the table of a sweep"))
     write_csv(table, frame)
     return [
         table,
@@ -284,16 +283,11 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
     ]
 
 
-def refuse_foreign_differences(folder: Path) -> None:
-    """Refuse to replace a file in the place of a sweep's paired differences that is not such a table."""
-    table = "the table of a sweep's paired differences"
-    refuse_foreign(folder / DIFFERENCES, table, lambda path: has_columns(path, COLUMNS))
-
-
 def _write_differences(result: SweepResult) -> list[Path]:
     """Write the paired differences between cells, where any share their prompts; returns the path."""
-    refuse_foreign_differences(result.path)
-    path, frame = result.path / DIFFERENCES, result.differences()
+    path = result.path / DIFFERENCES
+    refuse_foreign(path, DIFFERENCES_TABLE)
+    frame = result.differences()
     if frame.empty:
         path.unlink(missing_ok=True)
         return []

@@ -24,7 +24,16 @@ from gradstats.report.numbers import Triple, common_exponent, number_with_interv
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.profile import PolicyProfile
 from gradstats.system.files import csv_text, write_csv
-from gradstats.system.outputs import MARK, is_marked, refuse_foreign, refuse_other_result, same_table, write_marked
+from gradstats.system.outputs import (
+    MARK,
+    TABLE,
+    Kind,
+    is_marked,
+    refuse_foreign,
+    refuse_other_result,
+    same_table,
+    write_marked,
+)
 
 
 @dataclass(frozen=True)
@@ -164,8 +173,8 @@ class Table:
             same = same_table(csv.read_text(encoding="utf-8"), csv_text(self.source))
             refuse_other_result(csv, None if same else "other numbers", overwrite)
         # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
-        write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", "a table")
-        write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", "a table")
+        write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", TABLE)
+        write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", TABLE)
         write_csv(csv, self.source)
         return paths
 
@@ -181,10 +190,10 @@ def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
 def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
     """Refuse to save a table where a file lies that is not an earlier one."""
     tex, markdown, csv = table_paths(path_stem)
-    refuse_foreign(path_stem, "a table", lambda _: True)
+    refuse_foreign(path_stem, Kind(TABLE.what, lambda _: True))
     for path in (tex, markdown):
-        refuse_foreign(path, "a table", is_marked)
-    refuse_foreign(csv, "a table", lambda _: is_marked(tex))
+        refuse_foreign(path, TABLE)
+    refuse_foreign(csv, Kind(TABLE.what, lambda _: is_marked(tex)))
 
 
 def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:

@@ -28,9 +28,6 @@ class RewardCounts(TypedDict):
     """Completions that one reward could not score.
 
     Attributes:
-        weight: of the reward in the total.
-        timeouts: completions on which it took too long.
-        failures: completions on which it raised.
         first_failure: the message of the first of those, or None.
     """
 
@@ -44,7 +41,6 @@ class GradingCounts(TypedDict):
     """The entry "grading" of rollouts' metadata.
 
     Attributes:
-        completions: how many were scored.
         rewards: counts of each reward, by name.
         disagreements: for each pair of rewards (``"math | exact"``), on how many completions their values differ.
     """
@@ -109,10 +105,7 @@ class WeightedReward:
     """One of the rewards that are added up.
 
     Attributes:
-        name: its name in counts.
         weight: the factor of its value; with 0 it is only compared with the others.
-        function: the reward.
-        built_in: whether it is part of this package.
     """
 
     name: str

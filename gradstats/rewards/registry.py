@@ -1,4 +1,4 @@
-"""The rewards by name: functions that score a completion against its problem's answer."""
+"""The rewards by name, and those of the user: functions that score a completion against its problem."""
 
 from __future__ import annotations
 

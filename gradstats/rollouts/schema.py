@@ -1,4 +1,4 @@
-"""Parquet files that state a checksum: of what the table holds, not of how Parquet packed it."""
+"""The columns of rollouts, and Parquet files that state a checksum of what their table holds."""
 
 from __future__ import annotations
 
@@ -146,7 +146,6 @@ class CheckedTable:
 
     Attributes:
         columns: name → entries.
-        metadata: what was written with it.
         lacks_checksum: whether this program wrote it without a checksum, as version 0.1 did.
     """
 

@@ -25,7 +25,7 @@ from gradstats.rollouts.schema import (
     write_checked,
 )
 from gradstats.system.files import remark_on_missing_checksums
-from gradstats.system.outputs import differing_entry, earlier_result, refuse_other_result
+from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 
 
@@ -348,7 +348,7 @@ def refuse_to_replace_rollouts(
     path: str | os.PathLike[str], metadata: Mapping[str, object], prompt_ids: Collection[str], overwrite: bool
 ) -> None:
     """Refuse to write rollouts where something else lies, or rollouts of other settings or prompts."""
-    earlier = earlier_result(path, "a rollouts file", is_rollouts_file, overwrite)
+    earlier = earlier_result(path, ROLLOUTS_FILE, overwrite)
     if earlier is None:
         return
     try:
@@ -367,6 +367,9 @@ def is_rollouts_file(path: Path) -> bool:
         return path.is_file() and METADATA_KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError, ValueError):
         return False
+
+
+ROLLOUTS_FILE = Kind("a rollouts file", is_rollouts_file)
 
 
 def token_sources(rollouts: Rollouts) -> dict[str, int]:

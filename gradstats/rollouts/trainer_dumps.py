@@ -1,4 +1,4 @@
-"""The readers of trainers' dumps by name."""
+"""The readers of trainers' dumps (TRL, verl): texts, scores and tokens → rollouts."""
 
 from __future__ import annotations
 
@@ -120,15 +120,7 @@ class TrainerDump:
     """A dump as parallel lists, whatever its format.
 
     Attributes:
-        kind: name of the format.
-        source: name of the file or folder.
-        steps: training step of each completion.
-        prompts: text that identifies each prompt.
-        shown: text of each prompt for people.
-        encoded: token ids of each prompt.
-        completions: text of each completion.
         rewards: reward of each completion, NaN where it has none.
-        lost: what the format does not record.
     """
 
     kind: str

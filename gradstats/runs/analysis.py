@@ -1,4 +1,4 @@
-"""Points of a length-scaling fit from a path: a table in any of the usual formats, a measurement, published points."""
+"""The analysis of a run: fit, compare, break down, draw and report, from the measurement alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gradstats.stats.variance.comparison import reasons_against
 from gradstats.stats.variance.length_bins import variances_by_length
 from gradstats.system.files import read_csv, read_json, read_json_lines, write_csv, write_json
 from gradstats.system.lock import only_writer
-from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
+from gradstats.system.outputs import csv_with, refuse_foreign, refuse_links
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
@@ -204,9 +204,10 @@ class RunResult:
 
 def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
-    from gradstats.report.page import refuse_foreign_page
+    from gradstats.report.page import page_of
 
-    refuse_foreign_page(run.path)  # before the work, and before the manifest tells another version
+    # Before the work, and before the manifest tells another version.
+    refuse_foreign(run.path / "report.html", page_of(run.path))
     with run.step(ANALYSIS):
         measured = read_measurement(run.measurement)
     asked = (measured.old_logprobs is not None, measured.token_projections is not None)
@@ -406,7 +407,7 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
 def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
     """Refuse to write a table where a file without its columns lies, or a file of a run."""
     if out is not None:
-        refuse_foreign(out, f"a table with the columns {', '.join(columns)}", lambda there: has_columns(there, columns))
+        refuse_foreign(out, csv_with(columns, f"a table with the columns {', '.join(columns)}"))
         refuse_inside_run(out)
 
 

@@ -1,4 +1,4 @@
-"""The files of one run."""
+"""The files of one run, and the processes that may share it as parts."""
 
 from __future__ import annotations
 

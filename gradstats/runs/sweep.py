@@ -12,13 +12,14 @@ from gradstats.config.experiment import Experiment
 from gradstats.config.sweep import Cell, Sweep, load_sweep
 from gradstats.report.saved_results import flat_settings, setting_named, write_recorded_experiment
 from gradstats.report.sweeps import (
+    DIFFERENCES,
+    DIFFERENCES_TABLE,
     LISTED,
     TABLE,
     SweepList,
     SweepResult,
     read_sweep,
     read_sweep_list,
-    refuse_foreign_differences,
     write_sweep_list,
     write_sweep_results,
 )
@@ -28,7 +29,7 @@ from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.system.files import atomic_path, partials, remove_partials
 from gradstats.system.lock import LOCK, only_writer
-from gradstats.system.outputs import has_columns, refuse_foreign, refuse_links
+from gradstats.system.outputs import csv_with, refuse_foreign, refuse_links
 from gradstats.system.user_code import code_beside
 
 
@@ -192,8 +193,8 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
         raise NotADirectoryError(f"{folder} is not a folder: choose another (--out)")
     if not folder.is_dir():
         return
-    refuse_foreign(folder / TABLE, "the table of a sweep", lambda path: has_columns(path, ["cell"]))
-    refuse_foreign_differences(folder)
+    refuse_foreign(folder / TABLE, csv_with(["cell"], "the table of a sweep"))
+    refuse_foreign(folder / DIFFERENCES, DIFFERENCES_TABLE)
     if (folder / LISTED).is_file():
         there = read_sweep_list(folder)
         if there.name != name:

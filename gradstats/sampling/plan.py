@@ -1,4 +1,4 @@
-"""Server responses that arrived before a batch failed, kept in a file so that they are not paid for twice."""
+"""The plan of sampling: prompts → batches with seeds, the engine that draws them, and answers kept after a failure."""
 
 from __future__ import annotations
 
@@ -90,11 +90,6 @@ class SamplingPlan:
 
     Batches hold prompts of similar length (whose completions tend to be of similar length too), and each has its own
     seed: any batch can be drawn alone, in any order, with the same result.
-
-    Attributes:
-        rows: for each batch, pairs of problem index and sample number.
-        sampler: the engine that draws.
-        greedy: whether each problem also gets a greedy completion; then a batch holds whole groups.
     """
 
     policy: Policy
@@ -287,12 +282,7 @@ Drawn = TypeVar("Drawn")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A batch that failed.
-
-    Attributes:
-        answers: those that had arrived.
-        error: why it failed.
-    """
+    """A batch that failed."""
 
     answers: dict[str, Completion]
     error: BaseException

@@ -1,4 +1,4 @@
-"""From prompts to rollouts."""
+"""From prompts to rollouts: draw the batches of a plan, in memory or shard by shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of samplers: engines that draw completions."""
+"""The interface of samplers, with their settings, deadlines and stop tokens."""
 
 from __future__ import annotations
 
@@ -151,7 +151,6 @@ class Completion:
         logprobs: log-probability of each token under the distribution from which it was drawn, NaN for a token whose
             log-probability the engine does not report; None where it reports none.
         finish_reason: "stop" or "length".
-        token_source: the origin of the ids, one of :data:`gradstats.rollouts.table.TOKEN_SOURCES`.
     """
 
     tokens: list[int]
@@ -162,11 +161,7 @@ class Completion:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """An engine that draws completions of prompts given as token ids.
-
-    Attributes:
-        own_seeds: whether every completion is drawn with its own seed; otherwise the first seed is used for the batch.
-    """
+    """An engine that draws completions of prompts given as token ids."""
 
     own_seeds: bool
 

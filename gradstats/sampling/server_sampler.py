@@ -1,4 +1,4 @@
-"""Sampling from any server of the OpenAI completions API (extra ``openai``)."""
+"""Sampling from servers of the OpenAI completions API (extra ``openai``), each in its own dialect."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ class Dialect:
     """One form of a request for a completion.
 
     Attributes:
-        name: its name in the metadata.
-        takes_tokens: whether the prompt is sent as token ids; otherwise as text.
         fields: settings and stop tokens → the request's fields other than model, prompt, max_tokens and seed; fields
             that OpenAI does not define are under ``extra_body``.
     """
@@ -130,11 +128,7 @@ class ServerSampler:
             settings (the default of vLLM and llama.cpp); they are dropped where the settings differ from that.
             "sampled" where they are those of the distribution from which tokens are drawn (``vllm serve --logprobs-mode
             processed_logprobs``).
-        concurrency: number of simultaneous requests.
-        timeout_seconds: time limit of one answer, from the request to its last byte.
-        max_retries: how often a request is repeated after a temporary failure.
         api_key: the key, or None to use OPENAI_API_KEY from the environment; local servers need none.
-        kept: answers to the requests of a batch that is not complete, see :mod:`gradstats.sampling.plan`.
     """
 
     policy: Policy

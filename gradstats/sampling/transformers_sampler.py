@@ -1,4 +1,4 @@
-"""Sampling with continuous batching in transformers: a new prompt starts as soon as a completion ends."""
+"""Sampling with transformers: batch by batch with a cache that grows as needed, or with continuous batching."""
 
 from __future__ import annotations
 
@@ -296,7 +296,6 @@ class ContinuousSampler:
     """The policy's ``generate_batch``, one seed per batch; designed for GPUs, slow to start on a CPU.
 
     Attributes:
-        policy: the policy.
         options: fields of ``ContinuousBatchingConfig``.
     """
 

@@ -16,7 +16,7 @@ from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic, require_level
 from gradstats.stats.printed import Printed
-from gradstats.stats.variance.shares import with_ends
+from gradstats.stats.variance.quantities import with_ends
 
 #: Rows of the states after a wrong step, of completions that end right and of those that end wrong.
 RECOVERED, FAILED = "after a wrong step, recovered", "after a wrong step, not recovered"
@@ -27,12 +27,6 @@ class CriticRow:
     """The values of some states.
 
     Attributes:
-        states: which, in words.
-        n: how many.
-        n_prompts: prompts that have any.
-        value: mean of the fitted values.
-        monte_carlo: mean of the Monte-Carlo values.
-        bias: mean of fitted less Monte-Carlo values.
         unexplained: the share of the variance of the true values that the head leaves; None where it is not defined.
     """
 

@@ -1,4 +1,4 @@
-"""Intervals of the mean of a positive, skewed quantity that a few prompts may carry."""
+"""Intervals where a symmetric one fails: Fieller sets of ratios, studentised bootstrap, means of skewed quantities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class StudentisedEstimate(Estimate):
 
     Attributes:
         draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread.
-        n_influential: n, how many prompts of equal squared influence the standard error rests on.
     """
 
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
@@ -186,11 +185,6 @@ class FiellerRatio:
 
     Attributes:
         value: r = N/D, NaN where D is 0.
-        denominator: D.
-        contrast_variance: the variance of e.
-        covariance: that of e and D.
-        denominator_variance: the variance of D.
-        degrees: degrees of freedom of t.
         influence: (M,) the pseudo-values of e, one a prompt.
     """
 
@@ -279,7 +273,6 @@ class SkewedMeanEstimate(Estimate):
     """A mean on the log scale, whose upper end is that of a lognormal sample of the same spread where above Student's.
 
     Attributes:
-        n_prompts: M.
         spread: standard deviation of the logarithms of the prompts' values.
         share: of the prompts whose value is not 0.
     """

@@ -1,4 +1,4 @@
-"""How well a standard error is known that some prompts carry more than others."""
+"""Statistics over prompts with their delete-one replicates, and estimates with standard error and interval."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ class Estimate:
     """A number with a standard error, on the scale where its distribution is closest to a Student's.
 
     Attributes:
-        value: the estimate.
         stderr: its standard error, of the value (``"raw"``) or of its logarithm (``"log"``).
         scale: where the interval is symmetric.
-        degrees: degrees of freedom of the Student quantile.
     """
 
     value: float
@@ -85,7 +83,6 @@ class Statistic:
     as a ratio, paired prompt by prompt. ``sketch`` follows by the chain rule.
 
     Attributes:
-        value: the statistic on all prompts.
         replicates: (M,) the statistic without prompt m.
         sketch: derivatives of the value along directions of the sketch's error, for each of several folds of
             prompts, as :class:`gradstats.stats.variance.sketch_error.SketchError` gives them; None when inner products

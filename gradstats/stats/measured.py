@@ -1,4 +1,4 @@
-"""How many equally weighted items a weighted sum is worth."""
+"""What statistics need of a measurement, and how many equally weighted items a weighted sum is worth."""
 
 from __future__ import annotations
 

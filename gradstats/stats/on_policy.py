@@ -125,7 +125,6 @@ class TemperatureTest:
         temperatures: (k,) τ, ascending.
         means: (k,) the mean over prompts of :math:`\sum_t d_t e^{-δ d_t}`, which falls with τ.
         stderrs: (k,) its standard error.
-        degrees: degrees of freedom of the Student quantile.
     """
 
     temperatures: Float[np.ndarray, " k"]

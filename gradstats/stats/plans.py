@@ -1,4 +1,4 @@
-"""The number of prompts that resolves the expected gradient."""
+"""How many prompts a study needs: for α, for a ratio of variances, for the expected gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.prompt_plan import ASSURANCE, PromptPlan, smallest
-from gradstats.stats.variance.estimates import FEW
+from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.result import Comparison, VarianceComparison
 
@@ -169,8 +169,8 @@ class RatioPlan(PromptPlan):
         if self.n_prompts > self.fewest_prompts:
             return answer
         return (
-            f"{answer[:-1]}; fewer would make it narrow enough, but intervals hold from about {FEW} effective prompts "
-            f"on, which {self.fewest_prompts:,} prompts are worth."
+            f"{answer[:-1]}; fewer would make it narrow enough, but intervals hold from about {FEW_PROMPTS} effective "
+            f"prompts on, which {self.fewest_prompts:,} prompts are worth."
         )
 
     def _goal(self) -> str:
@@ -243,7 +243,7 @@ def plan_ratio(
     width = (math.log(high) - math.log(low)) / 2.0
     of_one = width / float(stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0)) * math.sqrt(n_prompts)
     effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
-    degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW * n_prompts / effective)
+    degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW_PROMPTS * n_prompts / effective)
     distance = abs(math.log(wanted))
 
     def enough(n: int, factor: float) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of a frame as plain dictionaries, as summaries and JSON files hold them."""
+"""How results are shown: their repr, in text and in notebooks, and as rows of plain values."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.estimators.baselines.weighted import optimal_constant
+from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
 from gradstats.stats.printed import Printed

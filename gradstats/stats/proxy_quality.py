@@ -124,15 +124,9 @@ class ProxyRow:
     """The quality of one proxy p_t of the token energies e_t = ‖s_t‖².
 
     Attributes:
-        proxy: its name.
-        rank_correlation: Spearman's, within completions, averaged over prompts.
         log_slope: of log e on log p over all tokens with p > 0; 1 where energies are proportional to the proxy.
         factor: typical error of a token after one common scaling: the mean of |log e/(c p)|, weighted by energy and
             exponentiated; 1 for a perfect proxy.
-        cumulative_error: mean of |c Σ_{u≤t} p_u − W_t|/W_t at a quarter, half, three quarters and the end of each
-            completion, over completions, for the c that makes the totals over all completions equal.
-        otb_ratio: tr Cov of the leave-one-out optimal token baseline with this proxy over that with energies.
-        along: the cumulative error at each of the four places.
     """
 
     proxy: str

@@ -29,7 +29,6 @@ class ClippedShare:
     """The effect of one recipe's clip on these completions.
 
     Attributes:
-        label: the recipe.
         clipped_tokens: share of counted tokens whose weight the clip changes. Tokens without an advantage have weight 0
             anyway and are not clipped.
         clipped_completions: share of completions with such a token.

@@ -18,11 +18,8 @@ class RatioSpread:
     Attributes:
         ratio: ``"token"``, ``"product"`` or ``"geometric_mean"``.
         length_low: least number of counted tokens of these completions.
-        length_high: greatest.
         n: ratios: tokens, or completions.
-        n_prompts: prompts behind them.
         mean: E[ρ], which is 1 for tokens and products where the sampler can draw whatever the scored policy can.
-        variance: E[ρ²] − (E ρ)².
         chi_squared: E[(ρ − 1)²], which is E[ρ²] − 1 where E[ρ] = 1.
         effective_sample_size: (Σρ)²/Σρ², at most ``n``.
     """

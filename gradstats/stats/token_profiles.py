@@ -1,4 +1,4 @@
-"""Surprise over entropy along completions, which is 0 on-policy."""
+"""Profiles along completions: energies, surprise, correlations and drift by position, with intervals over prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, and which commit a revision resolves to."""
+"""What a run depends on from outside: versions, hardware, the commit, and the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read files that hold one JSON object per line."""
+"""Files that are complete or absent: atomic writing, JSON and CSV, and the digests that reveal a change."""
 
 from __future__ import annotations
 

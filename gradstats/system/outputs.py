@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gradstats.system.files import atomic_path, csv_text, to_json, write_csv
 
@@ -24,7 +24,35 @@ MARK = "written by gradstats"
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-12
 
 
-def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool]) -> None:
+class Kind(NamedTuple):
+    """A kind of output: what messages call it, and how an earlier one is recognised."""
+
+    what: str
+    is_ours: Callable[[Path], bool]
+
+
+def is_marked(path: Path) -> bool:
+    """Return whether a file holds :data:`MARK`."""
+    return path.is_file() and MARK.encode() in path.read_bytes()
+
+
+REPORT, TABLE = Kind("a report", is_marked), Kind("a table", is_marked)
+
+
+def csv_with(columns: Collection[str], what: str) -> Kind:
+    """Return the kind of CSV files that have at least these columns."""
+
+    def is_ours(path: Path) -> bool:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            header = file.readline(100_000).decode("utf-8", "replace")
+        return set(columns) <= set(header.strip().split(","))
+
+    return Kind(what, is_ours)
+
+
+def refuse_foreign(path: str | os.PathLike[str], kind: Kind) -> None:
     """Refuse to write a result where something lies that this program did not write, before any work is done."""
     path = Path(path)
     parent = next((folder for folder in path.parents if folder.exists()), None)
@@ -36,11 +64,10 @@ def refuse_foreign(path: str | os.PathLike[str], what: str, is_ours: Callable[[P
         raise FileExistsError(
             f"{path} is not a file or folder (a device, a pipe or a broken link): choose another path"
         )
-    if not is_ours(path):
-        kind = "folder" if path.is_dir() else "file"
+    if not kind.is_ours(path):
         raise FileExistsError(
-            f"the {kind} {path} exists and is not {what} that gradstats wrote; it is not replaced: choose another "
-            "path, or remove it yourself"
+            f"the {'folder' if path.is_dir() else 'file'} {path} exists and is not {kind.what} that gradstats wrote; "
+            "it is not replaced: choose another path, or remove it yourself"
         )
 
 
@@ -70,11 +97,9 @@ def refuse_links(run: str | os.PathLike[str], *, cells: Collection[str] = ()) ->
         )
 
 
-def earlier_result(
-    path: str | os.PathLike[str], what: str, is_ours: Callable[[Path], bool], overwrite: bool
-) -> Path | None:
+def earlier_result(path: str | os.PathLike[str], kind: Kind, overwrite: bool) -> Path | None:
     """Return the path of an earlier result that a new one has to agree with; None where nothing lies there."""
-    refuse_foreign(path, what, is_ours)
+    refuse_foreign(path, kind)
     return None if overwrite or not Path(path).exists() else Path(path)
 
 
@@ -123,30 +148,16 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def is_marked(path: Path) -> bool:
-    """Return whether a file holds :data:`MARK`."""
-    return path.is_file() and MARK.encode() in path.read_bytes()
-
-
-def has_columns(path: Path, columns: Collection[str]) -> bool:
-    """Return whether a file is CSV with at least these columns."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        header = file.readline(100_000).decode("utf-8", "replace")
-    return set(columns) <= set(header.strip().split(","))
-
-
-def write_marked(path: Path, text: str, what: str) -> None:
+def write_marked(path: Path, text: str, kind: Kind) -> None:
     """Write a text that contains :data:`MARK`; replace only an earlier one."""
-    refuse_foreign(path, what, is_marked)
+    refuse_foreign(path, kind)
     with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
     """Write a table to the user's path: replace the same table up to rounding, and a different one only on request."""
-    refuse_foreign(path, "a table of these columns", lambda there: has_columns(there, list(map(str, frame))))
+    refuse_foreign(path, csv_with(list(map(str, frame)), "a table of these columns"))
     if path.exists():
         same = same_table(path.read_text(encoding="utf-8"), csv_text(frame))
         refuse_other_result(path, None if same else "other numbers", overwrite)

@@ -1,4 +1,4 @@
-"""Ctrl-C between two shards instead of inside one."""
+"""Progress bars, and Ctrl-C that waits for the end of the current shard."""
 
 from __future__ import annotations
 
@@ -103,11 +103,7 @@ def progress_bar(label: str, total: int, *, done: int = 0, shown: bool = True) -
 
 @dataclass
 class Interrupt:
-    """Whether Ctrl-C was pressed.
-
-    Attributes:
-        asked: set at the first Ctrl-C.
-    """
+    """Whether Ctrl-C was pressed."""
 
     asked: bool = False
 

@@ -33,8 +33,6 @@ class Shards(Generic[Content]):
     Attributes:
         folder: where the shards are.
         suffix: how their names end; empty where a shard is a folder.
-        read: reads one shard.
-        write: writes one shard, whole or not at all.
         origin: ``run`` and ``settings``, which each shard records in its metadata with its number, and which are
             compared when it is read; empty where shards record nothing, as those of earlier versions.
 
@@ -135,8 +133,6 @@ class PlannedShards:
     """The shards of a folder by its plan.
 
     Attributes:
-        paths: the shards there are, in order.
-        numbers: their numbers.
         origin: the ``run`` and ``settings`` that each should state; empty for runs of earlier versions.
     """
 

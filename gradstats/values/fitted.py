@@ -19,9 +19,6 @@ from gradstats.rollouts.table import Rollouts
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.system.progress import progress_bar
 
-PENALTIES = tuple(10.0 ** np.arange(-2, 7))
-INNER_FOLDS = 3
-
 
 @dataclass(frozen=True)
 class FittedValues:
@@ -56,6 +53,9 @@ class FittedValues:
             "penalty": float(np.median(self.penalties)),
         }
         return pd.DataFrame([row])
+
+
+PENALTIES = tuple(10.0 ** np.arange(-2, 7))
 
 
 def fit_values(
@@ -98,62 +98,6 @@ def fit_values(
     )
 
 
-def fit_values_to(
-    features: Sequence[Float[np.ndarray, "_ features"]],
-    rollouts: Rollouts,
-    *,
-    n_folds: int = 5,
-    tokens_per_completion: int = 64,
-    penalties: Sequence[float] = PENALTIES,
-) -> FittedValues:
-    """Fit a ridge value head on given features, cross-fitted by prompt.
-
-    Args:
-        features: for each completion, (T_i, D), one row per token, of the state before it.
-        rollouts: the completions.
-        n_folds: as for :func:`fit_values`.
-        tokens_per_completion: as for :func:`fit_values`.
-        penalties: as for :func:`fit_values`.
-    """
-    from sklearn.linear_model import Ridge
-    from sklearn.model_selection import GridSearchCV, GroupKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    masks = rollouts.masks
-    if [len(rows) for rows in features] != [len(mask) for mask in masks]:
-        raise ValueError("features do not have one row per completion token: give the state before every token")
-    prompts = np.unique(rollouts.prompt_id, return_inverse=True)[1]
-    n_prompts = int(prompts.max()) + 1
-    if n_folds < 2 or n_prompts < n_folds + 1:
-        raise ValueError(
-            f"n_folds={n_folds} needs at least {max(n_folds, 2) + 1} prompts and two folds, got {n_prompts} prompts: "
-            "choose fewer folds or sample more prompts"
-        )
-    returns = _returns(rollouts)
-    places = [_spread(np.flatnonzero(mask), tokens_per_completion) for mask in masks]
-    values: list[np.ndarray] = [np.zeros(len(mask)) for mask in masks]
-    chosen = []
-    for fitted, held_out in GroupKFold(n_folds).split(prompts, groups=prompts):
-        x = np.concatenate([features[row][places[row]] for row in fitted])
-        y = np.concatenate([returns[row][places[row]] for row in fitted])
-        groups = np.repeat(prompts[fitted], [len(places[row]) for row in fitted])
-        # Tokens of one completion share their return: choosing the penalty by rows would leak it.
-        inner = GroupKFold(min(INNER_FOLDS, len(set(groups))))
-        search = GridSearchCV(
-            make_pipeline(StandardScaler(), Ridge()),
-            {"ridge__alpha": list(penalties)},
-            cv=inner,
-            scoring="neg_mean_squared_error",
-        )
-        search.fit(x, y, groups=groups)
-        chosen.append(float(search.best_params_["ridge__alpha"]))
-        for row in held_out:
-            values[row] = np.where(masks[row], search.predict(features[row]), 0.0)
-    explained = _explained_variance(values, returns, masks, prompts)
-    return FittedValues(values, explained, tuple(chosen), n_folds)
-
-
 def hidden_states(
     policy_or_model: Policy | torch.nn.Module, rollouts: Rollouts, *, token_budget: int = 8192, progress: bool = True
 ) -> list[Float[np.ndarray, "_ hidden"]]:
@@ -181,7 +125,7 @@ def hidden_states(
 
 
 def _chunks(rollouts: Rollouts, classes: Sequence[tuple[int, ...]], token_budget: int) -> Iterator[np.ndarray]:
-    """Yield the rows of similar length, so that little is padding, and of one class of rotary factors."""
+    """Yield rows of similar length, so that little is padding, and of one class of rotary factors."""
     sizes = rollouts.times
     start = 0
     order = np.argsort(sizes, kind="stable")
@@ -190,6 +134,54 @@ def _chunks(rollouts: Rollouts, classes: Sequence[tuple[int, ...]], token_budget
         if stop == len(order) or longer or classes[order[stop]] != classes[order[start]]:
             yield order[start:stop]
             start = stop
+
+
+def fit_values_to(
+    features: Sequence[Float[np.ndarray, "_ features"]],
+    rollouts: Rollouts,
+    *,
+    n_folds: int = 5,
+    tokens_per_completion: int = 64,
+    penalties: Sequence[float] = PENALTIES,
+) -> FittedValues:
+    """Fit a ridge value head on given features, one row for the state before each token, as :func:`fit_values` does."""
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import GridSearchCV, GroupKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    masks = rollouts.masks
+    if [len(rows) for rows in features] != [len(mask) for mask in masks]:
+        raise ValueError("features do not have one row per completion token: give the state before every token")
+    prompts = np.unique(rollouts.prompt_id, return_inverse=True)[1]
+    n_prompts = int(prompts.max()) + 1
+    if n_folds < 2 or n_prompts < n_folds + 1:
+        raise ValueError(
+            f"n_folds={n_folds} needs at least {max(n_folds, 2) + 1} prompts and two folds, got {n_prompts} prompts: "
+            "choose fewer folds or sample more prompts"
+        )
+    returns = _returns(rollouts)
+    places = [_spread(np.flatnonzero(mask), tokens_per_completion) for mask in masks]
+    values: list[np.ndarray] = [np.zeros(len(mask)) for mask in masks]
+    chosen = []
+    for fitted, held_out in GroupKFold(n_folds).split(prompts, groups=prompts):
+        x = np.concatenate([features[row][places[row]] for row in fitted])
+        y = np.concatenate([returns[row][places[row]] for row in fitted])
+        groups = np.repeat(prompts[fitted], [len(places[row]) for row in fitted])
+        # Tokens of one completion share their return: choosing the penalty by rows would leak it.
+        inner = GroupKFold(min(3, len(set(groups))))
+        search = GridSearchCV(
+            make_pipeline(StandardScaler(), Ridge()),
+            {"ridge__alpha": list(penalties)},
+            cv=inner,
+            scoring="neg_mean_squared_error",
+        )
+        search.fit(x, y, groups=groups)
+        chosen.append(float(search.best_params_["ridge__alpha"]))
+        for row in held_out:
+            values[row] = np.where(masks[row], search.predict(features[row]), 0.0)
+    explained = _explained_variance(values, returns, masks, prompts)
+    return FittedValues(values, explained, tuple(chosen), n_folds)
 
 
 def _returns(rollouts: Rollouts) -> list[np.ndarray]:

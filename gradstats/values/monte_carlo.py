@@ -92,11 +92,10 @@ def monte_carlo_values(
             prefixes = [[*map(int, prompt_tokens[row]), *map(int, tokens[row][:start])] for row, start in batch]
             with suitable_threads(policy):
                 drawn = generate(policy, prefixes, replace(settings, max_new_tokens=max(left)), seed, counter.tokens)
-            for job, most, completion in zip(batch, left, drawn, strict=True):
-                row, start = job
+            for (row, start), most, completion in zip(batch, left, drawn, strict=True):
                 whole = [*map(int, tokens[row][:start]), *completion.tokens[:most]]
                 text = policy.tokenizer.decode(whole, skip_special_tokens=True)
-                rewards[job].append(grade(text, known[rollouts.prompt_id[row]]))
+                rewards[row, start].append(grade(text, known[rollouts.prompt_id[row]]))
             bar.advance(len(batch))
     values = [np.full(len(row), np.nan) for row in tokens]
     for row, starts in enumerate(begins):

@@ -7,9 +7,17 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from small_runs import leave_out_pictures
 
 from gradstats.measurement.measurement import Measurement
 from gradstats.rollouts.table import Rollouts
+
+
+@pytest.fixture(autouse=True)
+def pages_without_pictures(request, monkeypatch):
+    """Leave the pictures out of the pages of tests that are not about reports: they are most of the time of a run."""
+    if "report" not in request.node.name:
+        leave_out_pictures(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +30,7 @@ def run_directory(policy_folder, tmp_path_factory):
         prompts: {{source: {folder / "p.jsonl"}}}
         sampling: {{group_size: 4, max_new_tokens: 12, reward: "small_runs:vowels"}}
         measurement: {{sketch_dim: 128}}
+        figures: {{formats: [pdf]}}
         """
     )
     return folder

@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from gradstats.estimators import Batch
 
+FEW = settings(max_examples=40, deadline=None)
 #: Parameters without defaults.
 GIVEN = {"kimi_k15": {"tau": 1.0}, "kimi": {"tau": 1.0}, "length_weighted": {"alpha": 0.8}}
 

@@ -1,4 +1,4 @@
-"""Input that a Batch accepts, and the errors for other input."""
+"""Input that a Batch accepts, what it takes from a measurement, and the errors for other input."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
 
-from gradstats import estimators
-from gradstats.estimators import Batch, get, rloo
-from gradstats.estimators.registry import DEFINITIONS
+from gradstats import estimators as est
+from gradstats.estimators import Batch, registry
 
 
 def test_lists_become_arrays_and_the_mask_follows_the_lengths():
@@ -41,7 +40,7 @@ def test_token_fields_may_be_wider_than_the_longest():
         ({"rewards": []}, "rewards is empty"),
         (
             {"rewards": [1, np.nan]},
-            "rewards holds 1 values that are not finite .*completion 1.*leave these completions",
+            "rewards holds 1 values that are not finite .*completion 1.*leave these compl",
         ),
         ({"rewards": [[1, 0]]}, r"rewards has shape \(1, 2\)"),
         ({"lengths": [1]}, r"lengths has shape \(1,\)"),
@@ -58,121 +57,16 @@ def test_token_fields_may_be_wider_than_the_longest():
         ({"logprobs": np.zeros((2, 3)), "values": np.zeros((2, 4))}, r"values has shape \(2, 4\)"),
         ({"logprobs": [[0, 0, 0], [0, np.nan, 0]]}, "logprobs holds 1 values .*completion 1, position 1"),
         ({"values": [[0, 0, 0], [0, np.inf, 0]]}, "values holds 1 values"),
+        (
+            {"columns": {"salience": [1, 2, 3]}},
+            r"columns\['salience'\] has shape \(3,\): give one entry per completion",
+        ),
     ],
 )
 def test_bad_input(fields: dict, message: str):
     good = {"rewards": [1, 0], "lengths": [1, 3], "groups": ["a", "a"]}
     with pytest.raises(ValueError, match=message):
         Batch(**{**good, **fields})
-
-
-def test_missing_fields_say_how_to_get_them():
-    batch = Batch([1, 0], [1, 3], ["a", "a"])
-    with pytest.raises(ValueError, match=r"norm_weighted needs sq_norms.*measure the squared gradient norm"):
-        get("norm_weighted").advantages(batch)
-    with pytest.raises(ValueError, match=r"otb\(energy=exact\) needs token_energy.*measure with token_probes="):
-        get("otb", energy="exact").advantages(batch)
-    with pytest.raises(ValueError, match="otb needs logprobs and sum_pi_squared"):
-        get("otb").advantages(batch)
-    with pytest.raises(ValueError, match=r"remax needs greedy_rewards.*greedy completion"):
-        get("remax").advantages(batch)
-    with pytest.raises(ValueError, match="gae needs values"):
-        get("gae").advantages(batch)
-
-
-def test_select_keeps_every_field():
-    batch = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"], sq_norms=[1.0, 2.0, 3.0], logprobs=-np.ones((3, 3)))
-    part = batch.select(np.array([True, False, True]))
-    assert_array_equal(part.rewards, [1, 2])
-    assert_array_equal(part.sq_norms, [1, 3])
-    assert part.n_groups == 1
-    assert part.logprobs is not None
-    assert_array_equal(rloo().advantages(part), [-1, 1])
-
-
-def measurement(**fields) -> SimpleNamespace:
-    masks = [np.array([True, False, True]), np.array([True])]
-    frame = pd.DataFrame({"token_rewards": [[0.0, 0.0, 1.0], [2.0]]})
-    rollouts = SimpleNamespace(
-        masks=masks,
-        rewards=np.array([1.0, 2.0]),
-        prompt_id=np.array(["p", "q"]),
-        frame=frame,
-        tokens=lambda column: [np.asarray(row) for row in frame[column]],
-    )
-    return SimpleNamespace(rollouts=rollouts, **fields)
-
-
-def test_from_measurement_pads_what_was_measured():
-    measured = measurement(
-        sq_norms=np.array([1.0, 2.0]),
-        logprobs=[np.array([-1.0, -9.0, -2.0]), np.array([-3.0])],
-        old_logprobs=None,
-    )
-    batch = Batch.from_measurement(measured, greedy_rewards=[0.0, 1.0])
-    assert_array_equal(batch.mask, [[1, 0, 1], [1, 0, 0]])
-    assert_array_equal(batch.lengths, [2, 1])
-    assert_array_equal(batch.logprobs, [[-1, 0, -2], [-3, 0, 0]])
-    assert_array_equal(batch.token_rewards, [[0, 0, 1], [2, 0, 0]])
-    assert_array_equal(batch.groups, ["p", "q"])
-    assert_array_equal(batch.greedy_rewards, [0, 1])
-    assert batch.old_logprobs is None
-
-
-def test_from_measurement_refuses_ragged_fields_of_another_length():
-    measured = measurement(logprobs=[np.array([-1.0]), np.array([-3.0])])
-    with pytest.raises(ValueError, match="logprobs does not have one value per completion token"):
-        Batch.from_measurement(measured)
-
-
-def test_a_path_in_place_of_a_measurement_is_named_with_the_way_to_read_it():
-    with pytest.raises(TypeError, match=r"'runs/demo' is a path: give the measurement, gradstats\.read_measurement"):
-        Batch.from_measurement("runs/demo")
-
-
-def measured(**columns):
-    masks = [np.array([True, False, True]), np.array([True])]
-    frame = pd.DataFrame({"reward": [1.0, 2.0], **columns})
-    rollouts = SimpleNamespace(
-        masks=masks, rewards=np.array([1.0, 2.0]), prompt_id=np.array(["p", "p"]), frame=frame, tokens=None
-    )
-    return SimpleNamespace(rollouts=rollouts, entropy=[np.array([0.5, 9.0, 0.25]), np.array([1.5])])
-
-
-def test_columns_of_the_rollouts_reach_the_batch():
-    batch = Batch.from_measurement(
-        measured(salience=[[0.5, 7.0, 2.0], [3.0]], domain=["algebra", "logic"], finish_reason=["length", "stop"])
-    )
-    assert sorted(batch.columns) == ["domain", "salience"]
-    assert_array_equal(batch.columns["salience"], [[0.5, 0, 2], [3, 0, 0]])
-    assert batch.truncated is not None
-    assert batch.truncated.tolist() == [True, False]
-    assert_array_equal(batch.entropy, [[0.5, 0, 0.25], [1.5, 0, 0]])
-    last = batch.select(np.array([1]))
-    assert last.columns["domain"].tolist() == ["logic"]
-    assert last.with_fields(rewards=[3.0]).columns["salience"].tolist() == [[3.0, 0.0, 0.0]]
-
-
-def test_an_estimator_of_ones_own_reads_a_column():
-    before = dict(DEFINITIONS)
-    try:
-
-        @estimators.register("salient", level="token", needs=["column:salience"])
-        def salient(batch):
-            return batch.columns["salience"] * batch.rewards[:, None]
-
-        batch = Batch.from_measurement(measured(salience=[[0.5, 7.0, 2.0], [3.0]]))
-        assert_array_equal(estimators.get("salient").weights(batch), [[0.25, 0, 1], [3, 0, 0]])
-        with pytest.raises(ValueError, match=r"salient needs column:salience.*frame a column 'salience'.*columns="):
-            estimators.get("salient").weights(Batch.from_measurement(measured()))
-    finally:
-        DEFINITIONS.clear()
-        DEFINITIONS.update(before)
-
-
-def test_columns_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"columns\['salience'\] has shape \(3,\): give one entry per completion"):
-        Batch([1, 0], [1, 2], ["a", "a"], columns={"salience": [1, 2, 3]})
 
 
 @pytest.mark.parametrize(
@@ -186,3 +80,101 @@ def test_columns_of_another_shape_are_refused():
 def test_infinite_log_probabilities_name_the_remedy(name: str, remedy: str):
     with pytest.raises(ValueError, match=rf"{name} holds 1 values.*the first, -inf, at completion 1, .*{remedy}"):
         Batch([1, 0], [1, 1], ["a", "a"], **{name: [[-1.0], [-np.inf]]})
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("norm_weighted", r"norm_weighted needs sq_norms.*measure the squared gradient norm"),
+        ("otb(energy=exact)", r"otb\(energy=exact\) needs token_energy.*measure with token_probes="),
+        ("otb", "otb needs logprobs and sum_pi_squared"),
+        ("remax", r"remax needs greedy_rewards.*greedy completion"),
+        ("gae", "gae needs values"),
+    ],
+)
+def test_missing_fields_say_how_to_get_them(label, message):
+    with pytest.raises(ValueError, match=message):
+        est.get(label).advantages(Batch([1, 0], [1, 3], ["a", "a"]))
+
+
+def test_select_keeps_every_field():
+    batch = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"], sq_norms=[1.0, 2.0, 3.0], logprobs=-np.ones((3, 3)))
+    part = batch.select(np.array([True, False, True]))
+    assert_array_equal(part.rewards, [1, 2])
+    assert_array_equal(part.sq_norms, [1, 3])
+    assert part.n_groups == 1
+    assert part.logprobs is not None
+    assert_array_equal(est.rloo().advantages(part), [-1, 1])
+
+
+def measured(*, columns=None, **fields) -> SimpleNamespace:
+    """A measurement of two completions, of three tokens and of one."""
+    frame = pd.DataFrame({"reward": [1.0, 2.0], **(columns or {})})
+    rollouts = SimpleNamespace(
+        masks=[np.array([True, False, True]), np.array([True])],
+        rewards=np.array([1.0, 2.0]),
+        prompt_id=np.array(["p", "q"]),
+        frame=frame,
+        tokens=lambda column: [np.asarray(row) for row in frame[column]],
+    )
+    return SimpleNamespace(rollouts=rollouts, **fields)
+
+
+def test_from_measurement_pads_what_was_measured():
+    known = measured(
+        columns={"token_rewards": [[0.0, 0.0, 1.0], [2.0]]},
+        sq_norms=np.array([1.0, 2.0]),
+        logprobs=[np.array([-1.0, -9.0, -2.0]), np.array([-3.0])],
+        old_logprobs=None,
+    )
+    batch = Batch.from_measurement(known, greedy_rewards=[0.0, 1.0])
+    assert_array_equal(batch.mask, [[1, 0, 1], [1, 0, 0]])
+    assert_array_equal(batch.lengths, [2, 1])
+    assert_array_equal(batch.logprobs, [[-1, 0, -2], [-3, 0, 0]])
+    assert_array_equal(batch.token_rewards, [[0, 0, 1], [2, 0, 0]])
+    assert_array_equal(batch.groups, ["p", "q"])
+    assert_array_equal(batch.sq_norms, [1, 2])
+    assert_array_equal(batch.greedy_rewards, [0, 1])
+    assert batch.old_logprobs is None
+
+
+def test_log_probabilities_that_a_sampler_left_out_are_not_taken_for_known():
+    for missing, known in ((1, True), (2, False)):  # at a masked token, at a counted one
+        old = [np.where(np.arange(3) == missing, np.nan, -1.0), np.array([-3.0])]
+        batch = Batch.from_measurement(measured(old_logprobs=old))
+        assert (batch.old_logprobs is not None) == known
+
+
+def test_from_measurement_refuses_ragged_fields_of_another_length_and_a_path():
+    with pytest.raises(ValueError, match="logprobs does not have one value per completion token"):
+        Batch.from_measurement(measured(logprobs=[np.array([-1.0]), np.array([-3.0])]))
+    with pytest.raises(TypeError, match=r"'runs/demo' is a path: give the measurement, gradstats\.read_measurement"):
+        Batch.from_measurement("runs/demo")
+
+
+SALIENCE = [[0.5, 7.0, 2.0], [3.0]]
+
+
+def test_columns_of_the_rollouts_reach_the_batch():
+    columns = {"salience": SALIENCE, "domain": ["algebra", "logic"], "finish_reason": ["length", "stop"]}
+    batch = Batch.from_measurement(measured(columns=columns, entropy=[np.array([0.5, 9.0, 0.25]), np.array([1.5])]))
+    assert sorted(batch.columns) == ["domain", "salience"]
+    assert_array_equal(batch.columns["salience"], [[0.5, 0, 2], [3, 0, 0]])
+    assert batch.truncated.tolist() == [True, False]
+    assert_array_equal(batch.entropy, [[0.5, 0, 0.25], [1.5, 0, 0]])
+    last = batch.select(np.array([1]))
+    assert last.columns["domain"].tolist() == ["logic"]
+    assert last.with_fields(rewards=[3.0]).columns["salience"].tolist() == [[3.0, 0.0, 0.0]]
+
+
+def test_an_estimator_of_ones_own_reads_a_column(monkeypatch):
+    monkeypatch.setattr(registry, "DEFINITIONS", dict(registry.DEFINITIONS))
+
+    @est.register("salient", level="token", needs=["column:salience"])
+    def salient(batch):
+        return batch.columns["salience"] * batch.rewards[:, None]
+
+    batch = Batch.from_measurement(measured(columns={"salience": SALIENCE}))
+    assert_array_equal(est.get("salient").weights(batch), [[0.5, 0, 2], [6, 0, 0]])
+    with pytest.raises(ValueError, match=r"salient needs column:salience.*frame a column 'salience'.*columns="):
+        est.get("salient").weights(Batch.from_measurement(measured()))

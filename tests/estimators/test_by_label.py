@@ -12,17 +12,19 @@ from gradstats.estimators.ratios import AlongCompletions
 BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
 
 
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def half(batch, factor=0.5):\n    return factor * batch.rewards\n")
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(
     "label",
     [
-        "rloo",
-        "opo",
-        "length_weighted(alpha=0.80,loo=True)",
-        "recipe:grpo",
-        "recipe:dapo(loo=True)",
+        "rloo", "opo", "length_weighted(alpha=0.80,loo=True)", "recipe:grpo", "recipe:dapo(loo=True)",
         "mine:half(factor=3)",
     ],
-)
+)  # fmt: skip
 def test_a_label_is_kept_as_given(label: str, own_module):
     found = est.get(label)
     assert found.label == label
@@ -62,39 +64,33 @@ def test_objects_pass_through():
         est.get(recipe, loo=True)
 
 
-@pytest.fixture
-def own_module(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def half(batch, factor=0.5):\n    return factor * batch.rewards\n")
-    monkeypatch.chdir(tmp_path)
-
-
 def test_a_single_label_is_not_taken_for_a_list_of_letters():
     assert [one.label for one in get_all(["rloo", est.get("opo")])] == ["rloo", "opo"]
     with pytest.raises(TypeError, match=r"must be a list of labels, got the text 'rloo': write \['rloo'\]"):
         get_all("rloo")
 
 
-def test_a_label_an_estimator_and_a_recipe_take_the_value():
-    assert with_parameter("length_weighted(loo=True)", "alpha", 0.25) == est.length_weighted(alpha=0.25, loo=True)
-    assert with_parameter("length_weighted(alpha=3, loo=True)", "alpha", 1.0) == est.length_weighted(
-        alpha=1.0, loo=True
-    )
-    assert with_parameter(est.kimi(tau=2.0, loo=True), "tau", 0.5) == est.kimi(tau=0.5, loo=True)
-    assert with_parameter("recipe:dapo(loo=True)", "eps_high", 0.4).label == "recipe:dapo(loo=True, eps_high=0.4)"
-    assert with_parameter(recipes.get("dapo(loo=True)"), "eps_high", 0.4).label == (
-        "recipe:dapo(loo=True, eps_high=0.4)"
-    )
+@pytest.mark.parametrize(
+    ("estimator", "parameter", "value", "label"),
+    [
+        ("length_weighted(loo=True)", "alpha", 0.25, "length_weighted(alpha=0.25, loo=True)"),
+        ("length_weighted(alpha=3, loo=True)", "alpha", 1.0, "length_weighted(alpha=1, loo=True)"),
+        (est.kimi(tau=2.0, loo=True), "tau", 0.5, "kimi(tau=0.5, loo=True)"),
+        ("recipe:dapo(loo=True)", "eps_high", 0.4, "recipe:dapo(loo=True, eps_high=0.4)"),
+        (recipes.get("dapo(loo=True)"), "eps_high", 0.4, "recipe:dapo(loo=True, eps_high=0.4)"),
+        ("recipe:grpo", "clip_width", 0.1, "recipe:grpo(eps_low=0.1, eps_high=0.1)"),
+    ],
+)
+def test_a_label_an_estimator_and_a_recipe_take_the_value(estimator, parameter, value, label):
+    found = with_parameter(estimator, parameter, value)
+    assert found.label == label
+    assert found == est.get(label)
 
 
 def test_whole_numbers_are_integers():
     assert with_parameter("vine", "k", 4.0).parameters["k"] == 4
     with pytest.raises(ValueError, match=r"k must be a whole number of at least 1, got 1\.5"):
         with_parameter("vine", "k", 1.5)
-
-
-def test_the_width_of_a_clip_sets_both_ends():
-    recipe = with_parameter("recipe:grpo", "clip_width", 0.1)
-    assert recipe.label == "recipe:grpo(eps_low=0.1, eps_high=0.1)"
 
 
 def test_refusals():

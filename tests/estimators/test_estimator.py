@@ -1,4 +1,4 @@
-"""Values bound to parameters, their ranges, and labels."""
+"""Values bound to parameters, their ranges, labels, units, and functions of the user's as estimators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
-from gradstats.estimators import Batch
+from gradstats.estimators import Batch, registry
 from gradstats.estimators.estimator import (
     RULES,
     SEQUENCE_SUM,
@@ -24,30 +24,20 @@ from gradstats.estimators.estimator import (
     unit_of,
 )
 from gradstats.estimators.recipes.components import COMPONENTS, get_component
-from gradstats.estimators.registry import DEFINITIONS
 
 BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
 
 
-def definition(function, level="sequence", needs=(), **fields) -> Definition:
-    return Definition(
-        name="half",
-        function=function,
-        baseline="none",
-        scale="half",
-        bias="E[ĝ] = ½·∇J",
-        source="here",
-        level=level,
-        needs=lambda parameters: needs,
-        across_groups=lambda parameters: False,
-        expected_scale=lambda group_size, parameters: parameters["factor"] / group_size,
-        checked=False,
-        **fields,
-    )
+def definition(function, **fields) -> Definition:
+    return Definition(name="half", function=function, **fields)
 
 
 def test_weights_are_advantages_over_the_size_of_the_group():
-    half = Estimator(definition(lambda batch, factor=0.5: factor * batch.rewards), {"factor": 0.25})
+    halved = definition(
+        lambda batch, factor=0.5: factor * batch.rewards,
+        expected_scale=lambda group_size, parameters: parameters["factor"] / group_size,
+    )
+    half = Estimator(halved, {"factor": 0.25})
     assert (half.label, repr(half), half.unit) == ("half(factor=0.25)", "half(factor=0.25)", "sequence_sum")
     assert_allclose(half.advantages(BATCH), [0.25, 0, 0.5])
     assert_allclose(half.weights(BATCH), [0.125, 0, 0.25])
@@ -66,13 +56,12 @@ def test_another_shape_or_a_missing_field_is_refused():
     tokens = Estimator(definition(lambda batch: np.ones(batch.mask.shape)), {})
     with pytest.raises(ValueError, match=r"half returned advantages of shape \(3, 3\), but a sequence-level .* \(3,\)"):
         tokens.advantages(BATCH)
-    normed = Estimator(definition(lambda batch: batch.sq_norms, needs=("sq_norms",)), {})
+    normed = Estimator(definition(lambda batch: batch.sq_norms, needs=lambda parameters: ("sq_norms",)), {})
     with pytest.raises(ValueError, match="half needs sq_norms, which this batch lacks"):
         normed.advantages(BATCH)
 
 
 def test_an_object_without_a_unit_is_taken_as_a_plain_sum():
-    assert unit_of(est.grpo()) == "sequence_sum / group_std"
     assert unit_of(Estimator(definition(np.copy, unit=lambda parameters: "nats"), {})) == "nats"
 
     class Plain:
@@ -107,8 +96,7 @@ def test_an_object_without_a_unit_is_taken_as_a_plain_sum():
     ],
 )
 def test_each_estimator_states_its_unit(label, unit):
-    assert est.get(label).unit == unit
-    assert est.get(label).unit == est.recipes.named.unit_of_label(label)
+    assert est.get(label).unit == unit_of(est.get(label)) == est.recipes.named.unit_of_label(label) == unit
 
 
 def test_only_what_is_divided_by_a_spread_or_a_mean_has_another_unit():
@@ -159,36 +147,36 @@ def test_values_out_of_range_are_named_and_none_stands_for_a_default_of_none():
         check_parameters("clip", clip, {"eps_low": None, "dual_clip": None})
 
 
-def test_labels_state_what_differs_from_the_default():
-    assert describe("double", double, {"factor": 1 / 3, "count": 2, "loo": False}) == "double(factor=0.333333)"
-    assert describe("double", double, {"factor": 2.0, "count": 3, "loo": True}) == "double(factor=2, count=3, loo=True)"
-
-
 def test_the_nearest_name_or_all_of_them():
     assert suggest("lo", ["loo", "tau"]) == "did you mean 'loo'?"
     assert suggest("xyz", ["tau", "loo"]) == "known are loo, tau"
+    # letters that changed places are the likeliest slip
+    assert suggest("gpro", ["gspo", "grpo", "ppo"]) == "did you mean 'grpo'?"
 
 
 def test_every_parameter_of_a_built_in_has_a_range():
-    functions = [definition.function for definition in DEFINITIONS.values() if definition.checked]
-    skipped = [1] * len(functions)
-    for components in COMPONENTS.values():
-        functions += [definition.function for definition in components.values()]
-        skipped += [definition.skip for definition in components.values()]
-    used = {
-        name
-        for f, skip in zip(functions, skipped, strict=True)
-        for name in list(inspect.signature(f).parameters)[skip:]
-    }
+    functions = [(one.function, 1) for one in registry.DEFINITIONS.values() if one.checked]
+    functions += [(one.function, one.skip) for components in COMPONENTS.values() for one in components.values()]
+    used = {name for function, skip in functions for name in list(inspect.signature(function).parameters)[skip:]}
     # a rule that no estimator or component uses is as wrong as a parameter without one
     assert used == set(RULES)
 
 
-def test_labels_state_parameters():
+def test_labels_state_what_differs_from_the_default():
+    assert describe("double", double, {"factor": 1 / 3, "count": 2, "loo": False}) == "double(factor=0.333333)"
+    assert describe("double", double, {"factor": 2.0, "count": 3, "loo": True}) == "double(factor=2, count=3, loo=True)"
+    clip = get_component("ratio", "token_clip", eps_high=0.28)
+    assert (clip.name, clip.label, repr(clip)) == ("token_clip", "token_clip(eps_high=0.28)", clip.label)
     assert est.rloo().label == "rloo"
     assert est.length_weighted(alpha=0.8, loo=True).label == "length_weighted(alpha=0.8, loo=True)"
     assert est.length_weighted(np.float64(0.5)).label == "length_weighted(alpha=0.5)"
     assert est.constant(b=1).label == "constant(b=1)"
+
+
+def test_objects_of_the_same_definition_and_parameters_are_equal():
+    for make in (est.asymmetric, lambda delta: get_component("ratio", "token_clip", eps_high=delta)):
+        assert len({make(delta=0.3), make(delta=0.3), make(delta=0.4)}) == 2
+    assert est.rloo() != est.group_mean()
 
 
 @pytest.mark.parametrize(
@@ -218,23 +206,6 @@ def test_bad_calls(call, error: type, message: str):
         call()
 
 
-def test_letters_that_changed_places_are_the_likeliest_slip():
-    assert suggest("gpro", ["gspo", "grpo", "ppo"]) == "did you mean 'grpo'?"
-
-
-def test_objects_of_the_same_definition_and_parameters_are_equal():
-    for make in (est.asymmetric, lambda delta: get_component("ratio", "token_clip", eps_high=delta)):
-        assert len({make(delta=0.3), make(delta=0.3), make(delta=0.4)}) == 2
-    assert est.rloo() != est.group_mean()
-
-
-def test_labels_name_what_differs_from_the_defaults():
-    clip = get_component("ratio", "token_clip", eps_high=0.28)
-    assert (clip.name, clip.label, repr(clip)) == ("token_clip", "token_clip(eps_high=0.28)", clip.label)
-    assert (est.grpo().label, est.grpo().unit, est.grpo().across_groups) == ("grpo", "sequence_sum / group_std", False)
-    assert est.reinforce_pp().across_groups
-
-
 SOURCE = """
 from gradstats import estimators
 
@@ -249,36 +220,27 @@ def ones(batch):
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-    before = dict(DEFINITIONS)
     (tmp_path / "own_estimators.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "DEFINITIONS", dict(registry.DEFINITIONS))
     yield
-    DEFINITIONS.clear()
-    DEFINITIONS.update(before)
     sys.modules.pop("own_estimators", None)
 
 
 @pytest.mark.usefixtures("own_module")
-def test_a_function_in_the_working_directory_is_an_estimator():
+def test_a_function_in_the_working_directory_is_an_estimator_and_the_advantage_of_a_recipe():
     half = est.get("own_estimators:half(factor=3)")
     assert np.array_equal(half.advantages(BATCH), 3 * BATCH.rewards)
     assert (half.label, half.level, half.expected_scale(4)) == ("own_estimators:half(factor=3)", "sequence", None)
     with pytest.raises(TypeError, match="has no parameter 'factr': did you mean 'factor'"):
         est.get("own_estimators:half(factr=3)")
-
-
-@pytest.mark.usefixtures("own_module")
-def test_what_was_registered_of_a_function_holds():
-    ones = est.get("own_estimators:ones")
-    assert (ones.level, ones.expected_scale(4), ones.label) == ("token", 1.0, "own_estimators:ones")
-    assert np.array_equal(ones.advantages(BATCH), BATCH.mask)
-
-
-@pytest.mark.usefixtures("own_module")
-def test_it_is_the_advantage_of_a_recipe():
     recipe = est.get("recipe:grpo(advantage='own_estimators:half(factor=2)')")
     assert recipe.advantage.label == "own_estimators:half(factor=2)"
     assert np.array_equal(recipe.advantage.advantages(BATCH), 2 * BATCH.rewards)
+    # what was registered of a function holds
+    ones = est.get("own_estimators:ones")
+    assert (ones.level, ones.expected_scale(4), ones.label) == ("token", 1.0, "own_estimators:ones")
+    assert np.array_equal(ones.advantages(BATCH), BATCH.mask)
 
 
 @pytest.mark.usefixtures("own_module")

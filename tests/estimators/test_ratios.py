@@ -1,15 +1,14 @@
-"""Ratios of the scored policy to the sampler, and when they count as 1."""
+"""Ratios of the scored policy to the sampler, when they count as 1, and weights of whole completions and of blocks."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from off_policy_pair import off_policy_batch, policy_pair
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, registry
-from gradstats.estimators import ratios as in_blocks
 from gradstats.estimators.ratios import (
     NEGLIGIBLE_CHI_SQUARED,
     AlongCompletions,
@@ -23,92 +22,6 @@ from gradstats.estimators.ratios import (
     without_negligible_ratios,
 )
 from gradstats.stats import compare
-
-RNG = np.random.default_rng(0)
-GROUPS = np.repeat(np.arange(12), 4)
-MASK = np.arange(5) < RNG.integers(1, 6, 48)[:, None]
-BATCH = Batch(
-    RNG.integers(0, 2, 48).astype(float),
-    MASK.sum(axis=1),
-    GROUPS,
-    MASK,
-    greedy_rewards=RNG.integers(0, 2, 12).astype(float)[GROUPS],
-    values=RNG.normal(size=MASK.shape),
-)
-
-
-def test_remax_of_completions_is_remax_of_tokens():
-    tokens = np.where(MASK[:, :, None], RNG.normal(size=(*MASK.shape, 7)), 0.0)
-    with pytest.warns(UserWarning, match="prompts"):
-        whole = compare(BATCH, ["remax"], tokens.sum(axis=1), reference="reinforce").to_frame()
-    with pytest.warns(UserWarning, match="prompts"):
-        apart = compare(BATCH, ["remax"], tokens, reference="reinforce").to_frame()
-    np.testing.assert_allclose(whole["trace_cov"], apart["trace_cov"])
-    np.testing.assert_allclose(whole["ratio_high"], apart["ratio_high"])
-    assert whole["estimator"].tolist() == ["remax"]
-
-
-def test_what_differs_along_a_completion_or_lacks_a_field_stays_as_it_is():
-    for estimator in (est.gae(), est.otb(), est.rloo()):
-        assert along_completions(estimator, BATCH) is estimator
-    returns = BATCH.with_fields(token_rewards=RNG.normal(size=MASK.shape))
-    assert along_completions(est.remax(), returns).level == "token"
-    with pytest.raises(ValueError, match="remax weights the tokens of a completion differently"):
-        AlongCompletions(est.remax()).weights(returns)
-
-
-GROUPS_OF_IN_BLOCKS = RNG.permutation(np.repeat(np.arange(9), [1, 2, 3, 4, 5, 4, 3, 6, 2]))
-LENGTHS = RNG.integers(1, 8, len(GROUPS_OF_IN_BLOCKS))
-BATCH_OF_IN_BLOCKS = Batch(RNG.normal(size=len(GROUPS_OF_IN_BLOCKS)), LENGTHS, GROUPS_OF_IN_BLOCKS)
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    monkeypatch.setattr(registry, "DEFINITIONS", dict(registry.DEFINITIONS))
-    est.register("sees_everything")(lambda batch: batch.rewards - batch.rewards.mean())
-
-
-def without_mean(batch: Batch) -> np.ndarray:
-    sums = np.bincount(batch.group_index, batch.rewards)
-    return batch.rewards - (sums / batch.group_sizes)[batch.group_index]
-
-
-@pytest.mark.parametrize("at_once", [1, 21, 50])
-def test_blocks_are_whole_groups_and_keep_the_order(monkeypatch, at_once):
-    monkeypatch.setattr(in_blocks, "TOKENS_AT_ONCE", at_once)
-    seen = []
-
-    def spied(batch: Batch) -> np.ndarray:
-        seen.append(dict(zip(batch.group_labels.tolist(), batch.group_sizes.tolist(), strict=True)))
-        return without_mean(batch)
-
-    np.testing.assert_allclose(
-        in_blocks_of_groups(spied, BATCH_OF_IN_BLOCKS), without_mean(BATCH_OF_IN_BLOCKS), rtol=1e-13, atol=1e-15
-    )
-    sizes = dict(zip(BATCH_OF_IN_BLOCKS.group_labels.tolist(), BATCH_OF_IN_BLOCKS.group_sizes.tolist(), strict=True))
-    assert {group: size for part in seen for group, size in part.items()} == sizes
-    assert sum(map(len, seen)) == len(sizes)
-    width = BATCH_OF_IN_BLOCKS.mask.shape[1]
-    assert all(len(part) == 1 or sum(part.values()) * width <= at_once for part in seen)
-
-
-@pytest.mark.parametrize("label", ["grpo", "dr_grpo", "rloo", "rloo_is", "gspo", "grpo(filter=dynamic_sampling)"])
-def test_recipes_keep_their_weights(monkeypatch, label):
-    recipe = est.get(f"recipe:{label}")
-    assert not recipe.across_groups
-    whole = recipe.weights(BATCH_OF_IN_BLOCKS)
-    assert whole.shape == BATCH_OF_IN_BLOCKS.rewards.shape
-    monkeypatch.setattr(in_blocks, "TOKENS_AT_ONCE", 1)
-    np.testing.assert_allclose(recipe.weights(BATCH_OF_IN_BLOCKS), whole, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("advantage", ["rloo", "sees_everything"])
-def test_batch_level_recipes_and_functions_of_the_users_own_see_all_prompts(monkeypatch, advantage, registered):
-    aggregation = "sequence_mean" if advantage == "sees_everything" else "token_mean"
-    recipe = est.Recipe(advantage, aggregation=aggregation)
-    whole = recipe.weights(BATCH_OF_IN_BLOCKS)
-    monkeypatch.setattr(in_blocks, "TOKENS_AT_ONCE", 1)
-    np.testing.assert_array_equal(recipe.weights(BATCH_OF_IN_BLOCKS), whole)
 
 
 def batch_with(gaps: list[list[float]]) -> Batch:
@@ -157,3 +70,87 @@ def test_the_scored_log_probabilities_are_needed():
     batch = Batch([1], [1], ["a"], old_logprobs=[[-1.0]])
     with pytest.raises(ValueError, match="my estimator needs logprobs"):
         log_ratios(batch, "my estimator")
+
+
+RNG = np.random.default_rng(0)
+GROUPS = np.repeat(np.arange(12), 4)
+MASK = np.arange(5) < RNG.integers(1, 6, 48)[:, None]
+BATCH = Batch(
+    RNG.integers(0, 2, 48).astype(float),
+    MASK.sum(axis=1),
+    GROUPS,
+    MASK,
+    greedy_rewards=RNG.integers(0, 2, 12).astype(float)[GROUPS],
+    values=RNG.normal(size=MASK.shape),
+)
+
+#: Groups of one to six completions, interleaved.
+UNEVEN = RNG.permutation(np.repeat(np.arange(9), [1, 2, 3, 4, 5, 4, 3, 6, 2]))
+RAGGED = Batch(RNG.normal(size=len(UNEVEN)), RNG.integers(1, 8, len(UNEVEN)), UNEVEN)
+
+
+@pytest.mark.filterwarnings("ignore:.*prompts:UserWarning")
+def test_remax_of_completions_is_remax_of_tokens():
+    tokens = np.where(MASK[:, :, None], RNG.normal(size=(*MASK.shape, 7)), 0.0)
+    whole, apart = (
+        compare(BATCH, ["remax"], scores, reference="reinforce").to_frame() for scores in (tokens.sum(axis=1), tokens)
+    )
+    assert_allclose(whole["trace_cov"], apart["trace_cov"])
+    assert_allclose(whole["ratio_high"], apart["ratio_high"])
+    assert whole["estimator"].tolist() == ["remax"]
+
+
+def test_what_differs_along_a_completion_or_lacks_a_field_stays_as_it_is():
+    for estimator in (est.gae(), est.otb(), est.rloo()):
+        assert along_completions(estimator, BATCH) is estimator
+    returns = BATCH.with_fields(token_rewards=RNG.normal(size=MASK.shape))
+    assert along_completions(est.remax(), returns).level == "token"
+    with pytest.raises(ValueError, match="remax weights the tokens of a completion differently"):
+        AlongCompletions(est.remax()).weights(returns)
+
+
+def without_mean(batch: Batch) -> np.ndarray:
+    sums = np.bincount(batch.group_index, batch.rewards)
+    return batch.rewards - (sums / batch.group_sizes)[batch.group_index]
+
+
+@pytest.mark.parametrize("at_once", [1, 21, 50])
+def test_blocks_are_whole_groups_and_keep_the_order(monkeypatch, at_once):
+    monkeypatch.setattr("gradstats.estimators.ratios.TOKENS_AT_ONCE", at_once)
+    seen = []
+
+    def spied(batch: Batch) -> np.ndarray:
+        seen.append(dict(zip(batch.group_labels.tolist(), batch.group_sizes.tolist(), strict=True)))
+        return without_mean(batch)
+
+    assert_allclose(in_blocks_of_groups(spied, RAGGED), without_mean(RAGGED), rtol=1e-13, atol=1e-15)
+    sizes = dict(zip(RAGGED.group_labels.tolist(), RAGGED.group_sizes.tolist(), strict=True))
+    assert {group: size for part in seen for group, size in part.items()} == sizes
+    assert sum(map(len, seen)) == len(sizes)
+    width = RAGGED.mask.shape[1]
+    assert all(len(part) == 1 or sum(part.values()) * width <= at_once for part in seen)
+
+
+@pytest.mark.parametrize("label", ["grpo", "dr_grpo", "rloo", "rloo_is", "gspo", "grpo(filter=dynamic_sampling)"])
+def test_recipes_keep_their_weights(monkeypatch, label):
+    recipe = est.get(f"recipe:{label}")
+    assert not recipe.across_groups
+    whole = recipe.weights(RAGGED)
+    assert whole.shape == RAGGED.rewards.shape
+    monkeypatch.setattr("gradstats.estimators.ratios.TOKENS_AT_ONCE", 1)
+    assert_allclose(recipe.weights(RAGGED), whole, rtol=1e-12, atol=0)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(registry, "DEFINITIONS", dict(registry.DEFINITIONS))
+    est.register("sees_everything")(lambda batch: batch.rewards - batch.rewards.mean())
+
+
+@pytest.mark.parametrize("advantage", ["rloo", "sees_everything"])
+def test_batch_level_recipes_and_functions_of_the_users_own_see_all_prompts(monkeypatch, advantage, registered):
+    aggregation = "sequence_mean" if advantage == "sees_everything" else "token_mean"
+    recipe = est.Recipe(advantage, aggregation=aggregation)
+    whole = recipe.weights(RAGGED)
+    monkeypatch.setattr("gradstats.estimators.ratios.TOKENS_AT_ONCE", 1)
+    assert_array_equal(recipe.weights(RAGGED), whole)

@@ -140,6 +140,7 @@ def assert_ends(rank: subprocess.Popen[str]) -> None:
     assert rank.returncode == 0, errors
 
 
+@pytest.mark.slow
 def test_the_files_of_two_ranks_are_those_of_one_process(policy_folder, tmp_path):
     ranks = [start_rank(rank, tmp_path / "store", "files", policy_folder, tmp_path / "out") for rank in range(2)]
     measured_from(policy_folder, divided=False).save(tmp_path / "expected")

@@ -1,110 +1,48 @@
-"""Measurements of several shards joined into one."""
+"""Measurements: their fields, gradients and token energies, how they are joined, and their folders."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import random_weightings
+from gradient_models import assert_same, random_weightings
 from measured_by_hand import assert_identical, measured_by_hand
 
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
-from gradstats.measurement import Measurement, read_measurement
-from gradstats.measurement.measurement import (
-    WeightedGradients,
-    metric_label,
-    metric_sentence,
-    sketched_gram,
-    split_layer,
-)
+from gradstats.measurement import Measurement, WeightedGradients, read_measurement
+from gradstats.measurement.measurement import metric_label, metric_sentence, sketched_gram, split_layer
 
 
-def test_measurements_of_other_directions_are_not_joined():
-    rollouts = ragged_rollouts(2)
-    parts = [
-        gradients.measure(
-            tiny_model("gpt2"), rollouts, token_probes=2, token_seed=seed, sketch_dim=None, progress=False
-        )
-        for seed in (0, 1)
-    ]
-    assert not np.allclose(parts[0].token_projections[1], parts[1].token_projections[1])
-    with pytest.raises(ValueError, match="measurements differ in token_seed"):
-        Measurement.concatenate(parts)
+def measure(model, rollouts, **options) -> Measurement:
+    return gradients.measure(tiny_model(model), rollouts, progress=False, **options)
 
 
-def test_measurements_of_different_weightings_or_references_are_not_joined():
-    rollouts = ragged_rollouts(3)
-    session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, MeasurementSection(sketch_dim=None))
-    plain = session.measure(rollouts)
-    weighted = session.measure(rollouts, token_weights=random_weightings(rollouts))
-    with pytest.raises(ValueError, match="differ in the names of their token_weights"):
-        Measurement.concatenate([plain, weighted])
-    with pytest.raises(ValueError, match="differ in ref_logprobs"):
-        Measurement.concatenate([plain, replace(plain, ref_logprobs=plain.logprobs)])
+ADAM = {
+    "name": "adam", "eps": 1e-8, "power": 0.5, "step": 100, "beta2": 0.95, "moments": "1a2b", "source": "optimizer.pt",
+}  # fmt: skip
 
 
-def test_sketches_by_block_are_joined_and_not_with_measurements_without():
-    measured = measured_by_hand()
-    joined = Measurement.concatenate([measured.select([0, 1]), measured.select([2, 3, 4])])
-    assert_identical(replace(joined, metadata=measured.metadata), measured)
-    with pytest.raises(ValueError, match="measurements differ in sketches by block"):
-        Measurement.concatenate([measured, replace(measured, sketches_by_block=None)])
+def test_a_label_states_what_the_numbers_depend_on():
+    assert metric_label({"metric": ADAM}) == "adam(eps=1e-08, power=0.5, step=100, beta2=0.95, moments=1a2b)"
+    labels = {
+        metric_label({"metric": ADAM | change}) for change in ({}, {"moments": "3c"}, {"eps": 0.0}, {"step": None})
+    }
+    assert len(labels) == 4
+    # beta2 enters with a number of steps only, and a file may be called otherwise
+    without = ADAM | {"step": None}
+    assert metric_label({"metric": without}) == metric_label({"metric": without | {"beta2": 0.9, "source": "other.pt"}})
 
 
-@pytest.mark.parametrize(("setting", "values"), [("sketch_seed", (0, 1)), ("sketch_version", (1, 2))])
-def test_measurements_of_different_sketches_are_not_joined(setting, values):
-    common = {"sketch_dim": 8, "progress": False}
-    parts = [
-        gradients.measure(tiny_model("qwen2"), ragged_rollouts(3), **common, **{setting: value}) for value in values
-    ]
-    with pytest.raises(ValueError, match=rf"measurements differ in {setting} \({values[0]}, {values[1]}\)"):
-        Measurement.concatenate(parts)
-
-
-def test_sketches_without_a_version_are_those_of_version_1():
-    measured = [
-        gradients.measure(
-            tiny_model("qwen2"), ragged_rollouts(3), sketch_dim=dim, sketch_version=version, progress=False
-        )
-        for dim, version in ((8, 1), (8, 2), (None, 2))
-    ]
-    for number, whole in enumerate(measured):
-        one, other = whole.select([0]), whole.select([1, 2])
-        old = replace(other, metadata={name: entry for name, entry in one.metadata.items() if name != "sketch_version"})
-        if number == 1:
-            with pytest.raises(ValueError, match="differ in sketch_version"):
-                Measurement.concatenate([one, old])
-        else:
-            assert len(Measurement.concatenate([one, old])) == 3
-
-
-def test_selected_rows_joined_again_are_the_whole(tmp_path):
-    measured = measured_by_hand()
-    halves = [measured.select([0, 1]), measured.select(slice(2, None))]
-    whole = Measurement.concatenate(halves)
-    assert whole.metadata.pop("not_finite") == []
-    assert_identical(whole, measured)
-    for number, half in enumerate(halves):
-        half.save(tmp_path / f"shard-{number}")
-    whole = read_measurement(tmp_path)
-    assert whole.metadata.pop("not_finite") == []
-    assert_identical(whole, measured)
-    assert measured.select([3, 1]).sq_norms.tolist() == measured.sq_norms[[3, 1]].tolist()
-
-
-def test_measurements_of_other_settings_are_not_joined():
-    measured = measured_by_hand()
-    other = replace(measured, metadata={"sketch_dim": 16})
-    with pytest.raises(ValueError, match=r"differ in sketch_dim \(16, 8\): measure them with the same settings"):
-        Measurement.concatenate([measured, other])
-    with pytest.raises(ValueError, match="differ in token_projections: measure them with the same settings"):
-        Measurement.concatenate([measured, replace(measured, token_projections=None)])
-    with pytest.raises(ValueError, match="there are no measurements to concatenate"):
-        Measurement.concatenate([])
+def test_the_metric_in_words():
+    assert metric_label({}) == metric_label({"metric": None}) == "euclidean"
+    assert metric_sentence({}) == ""
+    assert metric_sentence({"metric": ADAM}).endswith("P = 1/(v̂^0.5 + 1e-08), v̂ from optimizer.pt")
+    assert metric_sentence({"metric": ADAM | {"source": ""}}).endswith("+ 1e-08)")
 
 
 @pytest.mark.parametrize(
@@ -120,104 +58,6 @@ def test_measurements_of_other_settings_are_not_joined():
 )
 def test_the_first_number_after_a_list_of_layers_counts(name, layer):
     assert split_layer(name) == layer
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sketches": np.zeros((4, 8))}, "sketches has 4 rows for 5 rollouts"),
-        ({"logprobs": [np.zeros(1)] * 5}, "logprobs does not have one value per completion token"),
-        ({"heavy_positions": None}, "heavy_sq_norms does not have one row per position in heavy_positions"),
-    ],
-)
-def test_fields_of_other_lengths_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        replace(measured_by_hand(), **change)
-
-
-ADAM = {
-    "name": "adam",
-    "eps": 1e-8,
-    "power": 0.5,
-    "step": 100,
-    "beta2": 0.95,
-    "moments": "1a2b",
-    "source": "optimizer.pt",
-}
-
-
-def test_a_label_states_what_the_numbers_depend_on():
-    assert metric_label({"metric": ADAM}) == "adam(eps=1e-08, power=0.5, step=100, beta2=0.95, moments=1a2b)"
-    labels = {
-        metric_label({"metric": ADAM | change}) for change in ({}, {"moments": "3c"}, {"eps": 0.0}, {"step": None})
-    }
-    assert len(labels) == 4
-    # beta2 enters with a number of steps only, and a file may be called otherwise
-    without = ADAM | {"step": None}
-    assert metric_label({"metric": without}) == metric_label({"metric": without | {"beta2": 0.9, "source": "other.pt"}})
-
-
-def test_measurements_without_a_record_are_euclidean():
-    assert metric_label({}) == metric_label({"metric": None}) == "euclidean"
-    assert metric_sentence({}) == ""
-
-
-def test_the_sentence_names_the_source():
-    assert metric_sentence({"metric": ADAM}).endswith("P = 1/(v̂^0.5 + 1e-08), v̂ from optimizer.pt")
-    assert metric_sentence({"metric": ADAM | {"source": ""}}).endswith("+ 1e-08)")
-
-
-def test_too_few_probes_give_nan_and_say_so(rollouts):
-    options = {"sketch_dim": None, "progress": False}
-    none = gradients.measure(tiny_model("gpt2"), rollouts, token_exact=1, **options)
-    with pytest.warns(RuntimeWarning, match="token energies are NaN .* measure with token_probes=32"):
-        energy = none.token_energy
-    assert [int(np.isfinite(values).sum()) for values in energy] == [1] * 5
-    one = gradients.measure(tiny_model("gpt2"), rollouts, token_probes=1, **options)
-    assert all(np.isfinite(values).all() for values in one.token_energy)
-    with pytest.warns(RuntimeWarning, match="standard errors of cumulative energies are NaN"):
-        assert all(np.isnan(values).all() for values in one.cumulative_energy_stderr)
-
-
-def test_token_energies_are_exact_on_heavy_tokens_and_a_mean_of_squares_elsewhere():
-    measured = measured_by_hand()
-    energy, cross = measured.token_energy, measured.token_cross
-    for row, heavy in enumerate(measured.heavy_positions):
-        light = np.setdiff1d(np.arange(measured.lengths[row]), heavy)
-        squares = np.square(measured.token_projections[row].astype(float)).mean(axis=1)
-        np.testing.assert_allclose(energy[row][light], squares[light])
-        np.testing.assert_allclose(energy[row][heavy], measured.heavy_sq_norms[row])
-        np.testing.assert_allclose(measured.cumulative_energy[row], np.cumsum(energy[row]))
-        assert np.isfinite(cross[row]).all()
-    without = measured_by_hand(tokens=False)
-    assert (without.n_token_probes, without.token_scores(), without.token_energy, without.token_cross) == (
-        0,
-        None,
-        None,
-        None,
-    )
-
-
-def test_energies_without_probes_are_nan_with_a_warning():
-    measured = replace(measured_by_hand(), token_projections=None)
-    with pytest.warns(RuntimeWarning, match="token energies are NaN .* since token_probes is 0: measure with"):
-        assert np.isnan(measured.token_energy[-1]).any()
-
-
-def test_a_gram_matrix_needs_sketches():
-    measured = gradients.measure(tiny_model("qwen2"), ragged_rollouts(3), sketch_dim=None, progress=False)
-    with pytest.raises(ValueError, match="holds no sketches: measure with sketch_dim"):
-        measured.gram()
-
-
-def test_a_gram_matrix_is_exact_on_its_diagonal():
-    measured = measured_by_hand()
-    gram = measured.gram()
-    np.testing.assert_allclose(np.diag(gram), measured.sq_norms)
-    np.testing.assert_allclose(gram[0, 1], measured.sketches[0].astype(float) @ measured.sketches[1])
-    np.testing.assert_allclose(np.diag(measured.weighted["half"].gram()), measured.weighted["half"].sq_norms)
-    with pytest.raises(ValueError, match="holds no sketches: measure with sketch_dim"):
-        replace(measured, sketches=None).gram()
 
 
 def test_norms_are_summed_over_blocks_and_rows_selected_with_their_sketches():
@@ -243,6 +83,193 @@ def test_one_block_alone():
         WeightedGradients(measured.sq_norms_by_block, measured.sketches).of_block("layer 1")
 
 
+def test_a_gram_matrix_is_exact_on_its_diagonal():
+    measured = measured_by_hand()
+    gram = measured.gram()
+    np.testing.assert_allclose(np.diag(gram), measured.sq_norms)
+    np.testing.assert_allclose(gram[0, 1], measured.sketches[0].astype(float) @ measured.sketches[1])
+    np.testing.assert_allclose(np.diag(measured.weighted["half"].gram()), measured.weighted["half"].sq_norms)
+    with pytest.raises(ValueError, match="holds no sketches: measure with sketch_dim"):
+        replace(measured, sketches=None).gram()
+
+
 def test_inner_products_of_sketches_in_half_precision_are_summed_in_float64():
     sketches = np.full((2, 70_000), 2.0, dtype=np.float16)
     assert sketched_gram(sketches, np.array([1.0, 4.0])).tolist() == [[1, 280_000], [280_000, 4]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sketches": np.zeros((4, 8))}, "sketches has 4 rows for 5 rollouts"),
+        ({"logprobs": [np.zeros(1)] * 5}, "logprobs does not have one value per completion token"),
+        ({"heavy_positions": None}, "heavy_sq_norms does not have one row per position in heavy_positions"),
+    ],
+)
+def test_fields_of_other_lengths_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(measured_by_hand(), **change)
+
+
+def test_token_energies_are_exact_on_heavy_tokens_and_a_mean_of_squares_elsewhere():
+    measured = measured_by_hand()
+    energy, cross = measured.token_energy, measured.token_cross
+    for row, heavy in enumerate(measured.heavy_positions):
+        light = np.setdiff1d(np.arange(measured.lengths[row]), heavy)
+        squares = np.square(measured.token_projections[row].astype(float)).mean(axis=1)
+        np.testing.assert_allclose(energy[row][light], squares[light])
+        np.testing.assert_allclose(energy[row][heavy], measured.heavy_sq_norms[row])
+        np.testing.assert_allclose(measured.cumulative_energy[row], np.cumsum(energy[row]))
+        assert np.isfinite(cross[row]).all()
+    without = measured_by_hand(tokens=False)
+    assert without.n_token_probes == 0
+    assert without.token_scores() is without.token_energy is without.token_cross is None
+
+
+def test_too_few_probes_give_nan_and_say_so():
+    measured = measured_by_hand()
+    none = replace(measured, token_projections=None)
+    with pytest.warns(RuntimeWarning, match="token energies are NaN .* since token_probes is 0: .* token_probes=32"):
+        energy = none.token_energy
+    # the longest completions have light tokens, and two tokens of each were measured exactly
+    assert [np.isfinite(values).sum() for values in energy] == [min(2, length) for length in measured.lengths]
+    one = replace(measured, token_projections=[rows[:, :1] for rows in measured.token_projections])
+    assert all(np.isfinite(values).all() for values in one.token_energy)
+    with pytest.warns(RuntimeWarning, match="standard errors of cumulative energies are NaN"):
+        stderr = one.cumulative_energy_stderr
+    light = [scores.light.cumsum() > 0 for scores in one.token_scores()]
+    assert all(np.array_equal(np.isnan(found), where) for found, where in zip(stderr, light, strict=True))
+
+
+def test_selected_rows_joined_again_are_the_whole(tmp_path):
+    measured = measured_by_hand()
+    halves = [measured.select([0, 1]), measured.select(slice(2, None))]
+    for number, half in enumerate(halves):
+        half.save(tmp_path / f"shard-{number}")
+    for whole in (Measurement.concatenate(halves), read_measurement(tmp_path)):
+        assert whole.metadata.pop("not_finite") == []
+        assert_identical(whole, measured)
+    assert measured.select([3, 1]).sq_norms.tolist() == measured.sq_norms[[3, 1]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "others"),
+    [
+        ("token_seed", (0, 1), {"token_probes": 2, "sketch_dim": None}),
+        ("sketch_seed", (0, 1), {"sketch_dim": 8}),
+        ("sketch_version", (1, 2), {"sketch_dim": 8}),
+    ],
+)
+def test_measurements_of_other_random_directions_are_not_joined(setting, values, others):
+    one, other = (measure("gpt2", ragged_rollouts(2), **others, **{setting: value}) for value in values)
+    first, second = (each.token_projections[1] if setting == "token_seed" else each.sketches for each in (one, other))
+    assert not np.allclose(first, second)
+    with pytest.raises(ValueError, match=rf"measurements differ in {setting} \({values[0]}, {values[1]}\)"):
+        Measurement.concatenate([one, other])
+
+
+@pytest.mark.parametrize(("sketch_dim", "version", "joined"), [(8, 1, True), (8, 2, False), (None, 2, True)])
+def test_sketches_without_a_version_are_those_of_version_1(sketch_dim, version, joined):
+    whole = measure("qwen2", ragged_rollouts(3), sketch_dim=sketch_dim, sketch_version=version)
+    one, other = whole.select([0]), whole.select([1, 2])
+    old = replace(other, metadata={name: entry for name, entry in one.metadata.items() if name != "sketch_version"})
+    with nullcontext() if joined else pytest.raises(ValueError, match="differ in sketch_version"):
+        assert len(Measurement.concatenate([one, old])) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": {"sketch_dim": 16}}, r"sketch_dim \(16, 8\)"),
+        ({"token_projections": None}, "token_projections"),
+        ({"sketches_by_block": None}, "sketches by block"),
+        ({"weighted": {}}, "the names of their token_weights"),
+        ({"ref_logprobs": measured_by_hand().logprobs}, "ref_logprobs"),
+        ({"values": measured_by_hand().logprobs}, "values"),
+    ],
+)
+def test_measurements_that_lack_something_or_of_other_settings_are_not_joined(change, message):
+    measured = measured_by_hand()
+    with pytest.raises(ValueError, match=rf"measurements differ in {message}: measure them with the same settings"):
+        Measurement.concatenate([measured, replace(measured, **change)])
+
+
+def test_nothing_cannot_be_joined():
+    with pytest.raises(ValueError, match="there are no measurements to concatenate"):
+        Measurement.concatenate([])
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_what_is_saved_is_read(tmp_path, tokens):
+    measured = measured_by_hand(tokens=tokens)
+    measured.save(tmp_path / "m")
+    assert_identical(read_measurement(tmp_path / "m"), measured)
+    files = {"measurement.json", "rollouts.parquet", "tensors.safetensors"}
+    assert {path.name for path in (tmp_path / "m").iterdir()} == files
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_token_scores_read_back(tmp_path, dtype):
+    rollouts = ragged_rollouts(4, masked=True)
+    measured = measure("gpt2", rollouts, token_probes=6, token_exact=2, sketch_dim=32)
+    measured.save(tmp_path / "m", token_dtype=dtype)
+    read = read_measurement(tmp_path / "m")
+    accuracy = {"rtol": 2 * np.finfo(dtype).eps, "atol": 1e-6}
+    for row in range(4):
+        assert read.token_projections[row].dtype == dtype
+        np.testing.assert_allclose(read.token_projections[row], measured.token_projections[row], **accuracy)
+        np.testing.assert_array_equal(read.heavy_positions[row], measured.heavy_positions[row])
+        np.testing.assert_array_equal(read.heavy_sq_norms[row], measured.heavy_sq_norms[row])
+        np.testing.assert_allclose(read.heavy_sketches[row], measured.heavy_sketches[row], **accuracy)
+    some = read.select([2, 0])
+    np.testing.assert_array_equal(some.token_projections[0], read.token_projections[2])
+    np.testing.assert_array_equal(some.sketches[1], read.sketches[0])
+    assert some.rollouts.sample_id.tolist() == read.rollouts.sample_id[[2, 0]].tolist()
+    with pytest.raises(ValueError, match='token_dtype is \'float64\': choose "float32" or "float16"'):
+        measured.save(tmp_path / "other", token_dtype="float64")
+    if dtype == "float16":
+        measured.token_projections[1][0] = 1e5
+        with pytest.raises(ValueError, match=r"token_projections reach 1e\+05, too large for float16"):
+            measured.save(tmp_path / "other", token_dtype=dtype)
+
+
+def test_a_measurement_and_a_folder_of_its_shards_read_back_as_it_was(tmp_path):
+    rollouts, settings = ragged_rollouts(6, masked=True), {"sketch_dim": 32}
+    weightings, reference = random_weightings(rollouts), tiny_model("llama")
+    whole = measure("qwen2", rollouts, **settings, token_weights=weightings, reference_policy=reference)
+    whole.save(tmp_path / "whole")
+    read = read_measurement(tmp_path / "whole")
+    assert_same(read, whole)
+    assert read.metadata == whole.metadata
+    session = gradients.MeasuringSession.open(
+        tiny_model("qwen2"), rollouts, MeasurementSection(**settings), reference_policy=reference
+    )
+    for number, rows in enumerate(([0, 1], [2, 3, 4], [5])):
+        some = {name: [weights[row] for row in rows] for name, weights in weightings.items()}
+        session.measure(rollouts.select(rows), token_weights=some).save(tmp_path / "shards" / f"shard-{number}")
+    (tmp_path / "shards" / ".shard-3.77.partial").mkdir()
+    assert_same(read_measurement(tmp_path / "shards"), whole)
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path):
+    """A limit on the size of files is what a test can have for a full disk."""
+    resource = pytest.importorskip("resource")
+    measured = replace(measured_by_hand(5), sketches=np.ones((5, 50_000), dtype=np.float32))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"the measurement cannot be written to .*whole \(.*\): free some space"):
+            measured.save(tmp_path / "whole")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_broken_or_missing_measurements_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no measurement"):
+        read_measurement(tmp_path)
+    measured_by_hand().save(tmp_path / "m")
+    tensors = tmp_path / "m" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-8])
+    with pytest.raises(ValueError, match="cannot be read .*: remove it and measure again"):
+        read_measurement(tmp_path / "m")

@@ -1,4 +1,4 @@
-"""What the tests of the figures share."""
+"""The widths that figures are tested at."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ import pytest
 from gradstats.plots import style
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def narrowest():
     """The narrowest width that a figure has; figures are closed afterwards."""
     with mpl.rc_context(style("neurips", "half")):
         yield
     plt.close("all")
+
+
+@pytest.fixture
+def one_column(narrowest):
+    """One column of two, in another style than the narrowest."""
+    with mpl.rc_context(style("icml", "half")):
+        yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,10 +11,7 @@ from gradstats import plots
 from gradstats.plots import plot_critic
 from gradstats.stats.critic_quality import FAILED, RECOVERED
 
-mpl.use("Agg")
 
-
-@pytest.mark.usefixtures("narrowest")
 def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     frame = allocation("ordinary")
     ax = plots.plot_allocation(frame)
@@ -29,7 +25,6 @@ def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean"]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_many_prompts_are_written_in_full():
     frame = allocation("ordinary")
     ax = plots.plot_allocation(frame.assign(n_prompts=frame["n_prompts"] * 16.4))
@@ -37,7 +32,6 @@ def test_many_prompts_are_written_in_full():
     assert ticks == ["2\n(8,200)", "4\n(4,100)", "8\n(2,050)", "32\n(512)"]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
     frame = allocation("ordinary")
     first = frame.loc[frame["estimator"] == "rloo"].assign(estimator="token_mean(loo=True)")
@@ -48,7 +42,6 @@ def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
     assert lines[0].get_marker() == lines[1].get_marker()
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_estimators_of_equal_noise_share_a_line():
     frame = allocation("ordinary")
     alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")
@@ -93,10 +86,6 @@ def test_a_value_without_interval_is_crossed():
     assert [text.get_text() for text in bias.get_figure().legends[0].get_texts()] == ["without interval"]
 
 
-mpl.use("Agg")
-
-
-@pytest.mark.usefixtures("narrowest")
 def test_each_bin_has_its_share_and_lines_differ_in_grey():
     frame = shares("ordinary")
     ax = plots.plot_shares(frame)
@@ -109,13 +98,11 @@ def test_each_bin_has_its_share_and_lines_differ_in_grey():
     assert ax.get_ylabel() == "share of gradient"
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_an_estimator_without_shares_says_so():
     ax = plots.plot_shares(shares("ordinary"))
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean (not resolved)"]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_bins_of_length():
     frame = shares("ordinary").rename(columns={"success_low": "length_low", "success_high": "length_high"})
     frame = frame.assign(**{f"share_of_variance{end}": 0.5 for end in ("", "_low", "_high")})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,10 +9,6 @@ from fixture_frames import blocks, parameter_blocks
 
 from gradstats import plots
 from gradstats.plots.blocks import has_kinds
-
-mpl.use("Agg")
-
-pytestmark = pytest.mark.usefixtures("narrowest")
 
 
 def test_the_map_puts_each_block_in_its_cell():

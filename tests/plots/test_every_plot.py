@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 from fixture_frames import CASES, SHAPES
 from legibility import assert_legible
 from matplotlib.text import Text
-
-mpl.use("Agg")
-
-pytestmark = pytest.mark.usefixtures("narrowest")
 
 # What shows numbers that depend on the metric; lengths, rewards and proxies do not.
 IN_METRIC = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,10 +10,7 @@ from fixture_frames import group_sizes, prompt_parts
 from gradstats import plots
 from gradstats.plots import estimator_appearance
 
-mpl.use("Agg")
 
-
-@pytest.mark.usefixtures("narrowest")
 def test_group_sizes_are_drawn_at_equal_completions():
     frame = group_sizes("ordinary")
     ax = plots.plot_group_size(frame)
@@ -26,7 +22,6 @@ def test_group_sizes_are_drawn_at_equal_completions():
     np.testing.assert_allclose(plain.lines[0].get_ydata(), rows["trace_cov"])
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_equivalence_is_a_line_to_the_size_of_rloo():
     frame = group_sizes("ordinary").rename(columns=lambda name: name.replace("trace_cov", "within_prompt"))
     row = {"estimator": "reinforce", "group_size": 4, "equivalent_group_size": 5.5}
@@ -47,13 +42,11 @@ def test_equivalence_is_a_line_to_the_size_of_rloo():
         plots.plot_group_size(group_sizes("ordinary"), equivalence=pd.DataFrame([row]))
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_unknown_values_are_refused():
     with pytest.raises(ValueError, match="value='spread' cannot be drawn: choose from trace_cov"):
         plots.plot_group_size(group_sizes("ordinary"), value="spread")
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_the_group_size_of_the_run_is_marked():
     figure_without = plots.plot_group_size(group_sizes("ordinary"))
     assert figure_without.get_xlim()[1] < 16
@@ -67,10 +60,6 @@ def test_the_group_size_of_the_run_is_marked():
     assert legend.get_window_extent().y1 <= ax.get_window_extent().y0
 
 
-mpl.use("Agg")
-
-
-@pytest.mark.usefixtures("narrowest")
 def test_both_parts_are_drawn_where_they_are():
     frame = prompt_parts("ordinary").query("estimator != 'grpo'")  # which is in another unit
     ax = plots.plot_prompt_parts(frame)
@@ -78,7 +67,6 @@ def test_both_parts_are_drawn_where_they_are():
     np.testing.assert_allclose(at, frame[["within_prompt", "between_prompt"]].to_numpy().ravel())
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_an_estimator_with_neither_component_says_so_once():
     frame = prompt_parts("one row")
     frame[[column for column in frame if "prompt" in column]] = np.nan
@@ -86,7 +74,6 @@ def test_an_estimator_with_neither_component_says_so_once():
     assert [text.get_text() for text in ax.texts] == ["not resolved"]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_points_within_prompts_are_filled_and_between_prompts_open():
     ax = plots.plot_prompt_parts(prompt_parts("one row"))
     within, between = (line for line in ax.lines if line.get_linestyle() == "None")

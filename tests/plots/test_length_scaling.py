@@ -16,10 +16,7 @@ from gradstats import plots
 from gradstats.plots import plot_length_scaling, style
 from gradstats.stats import fit_length_scaling, length_reward_correlation
 
-mpl.use("Agg")
 
-
-@pytest.mark.usefixtures("narrowest")
 def test_reward_and_length_are_relative_to_their_prompt():
     frame = completions("ordinary")
     ax = plots.plot_length_reward(frame)
@@ -28,7 +25,6 @@ def test_reward_and_length_are_relative_to_their_prompt():
     np.testing.assert_allclose(at, frame[["length", "reward"]] - means)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_the_correlation_is_written_with_its_interval():
     frame = completions("ordinary")
     correlation = length_reward_correlation(lengths=frame["length"], rewards=frame["reward"], groups=frame["prompt_id"])
@@ -38,7 +34,6 @@ def test_the_correlation_is_written_with_its_interval():
     assert ax.get_title(loc="left") == "correlation {} [{}, {}]".format(*numbers)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_bins_of_short_completions_do_not_crowd_the_axis():
     edges = {"length_low": [3, 11, 12, 19], "length_high": [10, 11, 18, 183]}
     ends = {f"noise_to_signal{end}": [10.0, 20.0, 30.0, 40.0] for end in ("", "_low", "_high")}
@@ -48,7 +43,6 @@ def test_bins_of_short_completions_do_not_crowd_the_axis():
     assert_legible(figure)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_bin_known_from_below_alone_is_a_triangle_at_its_bound():
     frame = length_bins("ordinary")
     ax = plots.plot_length_bins(frame)
@@ -57,7 +51,6 @@ def test_a_bin_known_from_below_alone_is_a_triangle_at_its_bound():
     assert "at least" in ax.get_title(loc="left")
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_bins_of_one_estimator_name_it():
     bins = {"length_low": [1.0, 3.0], "length_high": [2.0, 4.0], "noise_to_signal": [2.0, 3.0]}
     frame = pd.DataFrame(bins).assign(noise_to_signal_low=1.0, noise_to_signal_high=4.0)
@@ -74,18 +67,10 @@ def fit():
     return fit_length_scaling(lengths=lengths, sq_norms=norms, groups=np.repeat(np.arange(30), 4))
 
 
-@pytest.fixture
-def paper_style():
-    with mpl.rc_context(style("icml", "half")):
-        yield
-    plt.close("all")
-
-
 def labels(ax):
     return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_legend_gives_alpha_with_its_interval(fit):
     low, high = fit.confidence_interval(0.9)
     ax = plot_length_scaling(fit, label="mine", confidence_level=0.9)
@@ -93,7 +78,6 @@ def test_legend_gives_alpha_with_its_interval(fit):
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_points_line_and_band_are_those_of_the_fit(fit):
     ax = plot_length_scaling(fit)
     points, band = ax.collections
@@ -106,7 +90,6 @@ def test_points_line_and_band_are_those_of_the_fit(fit):
     assert vertices[:, 1].max() == pytest.approx(frame["sq_norm_high"].max())
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_completions_cut_off_at_the_cap_are_marked(fit):
     cut = np.arange(fit.n) < 5
     marked = fit_length_scaling(lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, truncated=cut)
@@ -115,7 +98,6 @@ def test_completions_cut_off_at_the_cap_are_marked(fit):
     assert [len(points.get_offsets()) for points in ax.collections[:2]] == [fit.n - 5, 5]
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_published_points_have_an_inset_with_their_line(fit):
     alone = plot_length_scaling(fit)
     ax = plot_length_scaling(fit, published="gloeckle2026")
@@ -134,7 +116,6 @@ def test_published_points_have_an_inset_with_their_line(fit):
     assert labels(plot_length_scaling(fit, published=own))[0] == "published"
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_several_fits_share_an_axis_in_different_colours(fit):
     ax = plot_length_scaling(fit, label="one")
     assert plot_length_scaling(fit, ax=ax, label="two") is ax
@@ -145,7 +126,6 @@ def test_several_fits_share_an_axis_in_different_colours(fit):
     assert len(labels(ax)) == 2
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_bad_input(fit):
     with pytest.raises(ValueError, match=r"published lacks the column.* sq_norm"):
         plot_length_scaling(fit, published=pd.DataFrame({"length": [1.0]}))
@@ -153,7 +133,6 @@ def test_bad_input(fit):
         plot_length_scaling(fit, published="gloeckle")
 
 
-@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("venue", ["icml", "acl", "neurips"])
 def test_nothing_is_clipped_or_overlaps(fit, venue):
     with mpl.rc_context(style(venue, "half")):
@@ -172,7 +151,6 @@ def test_nothing_is_clipped_or_overlaps(fit, venue):
             assert not legend.count_contains(at)
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_the_axis_states_a_metric_that_is_not_euclidean(fit):
     assert "P" not in plot_length_scaling(fit).get_ylabel()
     assert r"\Vert P\circ\nabla" in plot_length_scaling(replace(fit, metric="adam(moments=1a)")).get_ylabel()

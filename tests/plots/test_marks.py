@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from fixture_frames import CASES
 from legibility import assert_legible
+from matplotlib.lines import Line2D
 
 from gradstats.plots.marks import (
     INTERVAL_ALONE,
@@ -30,10 +31,7 @@ from gradstats.plots.marks import (
 )
 from gradstats.stats.variance.quantities import QUANTITIES
 
-mpl.use("Agg")
 
-
-@pytest.mark.usefixtures("narrowest")
 def test_a_result_gives_its_frame_and_a_frame_is_taken_as_it_is():
     frame = pd.DataFrame({"a": [1]})
 
@@ -45,7 +43,6 @@ def test_a_result_gives_its_frame_and_a_frame_is_taken_as_it_is():
     assert as_frame(Result()) is frame
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_missing_columns_are_listed_with_the_remedy():
     frame = pd.DataFrame({"b": [1]})
     require_columns(frame, ["b"], "give b")
@@ -53,7 +50,6 @@ def test_missing_columns_are_listed_with_the_remedy():
         require_columns(frame, ["c", "b", "a"], "give all three")
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_quantity_is_found_among_those_that_a_figure_draws():
     drawn = [QUANTITIES[name] for name in ("trace_cov", "cosine")]
     assert quantity_to_draw("cosine", drawn) is QUANTITIES["cosine"]
@@ -61,7 +57,6 @@ def test_a_quantity_is_found_among_those_that_a_figure_draws():
         quantity_to_draw("ratio", drawn)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_empty_axes_say_why_in_their_middle():
     figure, ax = plt.subplots()
     draw_nothing(ax, "no tokens")
@@ -71,9 +66,6 @@ def test_empty_axes_say_why_in_their_middle():
     extent = text.get_window_extent()
     assert (extent.x0 + extent.x1) / 2 == pytest.approx((box.x0 + box.x1) / 2, abs=1.5)
     assert (extent.y0 + extent.y1) / 2 == pytest.approx((box.y0 + box.y1) / 2, abs=3)
-
-
-mpl.use("Agg")
 
 
 INF, NAN = np.inf, np.nan
@@ -91,12 +83,14 @@ ROWS = np.array(
 )
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_only_a_value_without_either_end_has_no_interval():
     assert without_interval(*ROWS.T).tolist() == [False, True, False, False, False, False, False]
 
 
-@pytest.mark.usefixtures("narrowest")
+def frame_of(rows):
+    return pd.DataFrame(rows, columns=["x", "x_low", "x_high"])
+
+
 @pytest.mark.parametrize(
     ("chosen", "forest", "labels"),
     [
@@ -108,16 +102,15 @@ def test_only_a_value_without_either_end_has_no_interval():
     ],
 )
 def test_the_legend_has_the_signs_that_occur(chosen, forest, labels):
-    keys = interval_keys(ROWS[[0]], ROWS[chosen], forest=forest)
+    both = pd.concat([frame_of(ROWS[chosen]), frame_of(ROWS[[0] * len(chosen)]).add_prefix("y")], axis=1)
+    keys = interval_keys(both, ["yx", "x", "unknown"], forest=forest)
     assert [key.get_label() for key in keys] == labels
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_equal_up_to_rounding_is_not_outside():
-    assert interval_keys(np.array([[1.0, 1.0, 1.0 - 1e-15]]), forest=True) == []
+    assert interval_keys(frame_of([[1.0, 1.0, 1.0 - 1e-15]]), ["x"], forest=True) == []
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_lines_span_known_ends_and_arrows_and_crosses_stand_for_the_others():
     _, ax = plt.subplots()
     draw_intervals(ax, np.arange(4.0), *ROWS[:4].T, "k")
@@ -132,7 +125,6 @@ def test_lines_span_known_ends_and_arrows_and_crosses_stand_for_the_others():
 WITH_INTERVALS = [name for name in CASES if name not in ("token_energy", "proxy", "length_reward", "block_heatmap")]
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize("name", WITH_INTERVALS)
 def test_no_figure_draws_an_estimate_without_interval_as_an_exact_one(name):
     plot, frame = CASES[name]
@@ -148,10 +140,6 @@ def test_no_figure_draws_an_estimate_without_interval_as_an_exact_one(name):
         assert_legible(figure)
 
 
-mpl.use("Agg")
-
-
-@pytest.mark.usefixtures("narrowest")
 def test_a_label_breaks_before_its_parameters_where_it_is_too_long():
     label = "length_weighted(alpha=0.8, loo=True)"
     assert legend_text(label, 5.5, 7.0) == label
@@ -159,28 +147,30 @@ def test_a_label_breaks_before_its_parameters_where_it_is_too_long():
     assert max(map(len, legend_text(label, 1.2, 7.0).split("\n"))) * 0.058 + 0.4 <= 1.2
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize(("labels", "columns"), [([], 1), (["a"] * 3, 3), (["a" * 20] * 9, 3), (["a" * 200], 1)])
 def test_as_many_columns_as_fit_the_width(labels, columns):
     """At 7 points a character takes 0.058 in and a handle 0.4 in: 20 characters take 1.56 in of 5.5."""
     assert legend_columns(labels, 5.5, 7.0) == columns
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_the_height_counts_rows_and_broken_lines_at_the_size_of_the_font():
-    assert legend_height(["a" * 20] * 7, 5.5, 7.0) == pytest.approx(3 * ROW + SPACE)
-    assert legend_height(["length_weighted(alpha=0.8, loo=True)"], 2.0, 7.0) == pytest.approx(2 * ROW + SPACE)
-    assert legend_height(["a"], 5.5, 14.0) == pytest.approx(2 * (ROW + SPACE))
+    assert legend_height([]) == 0.0
+    with mpl.rc_context({"figure.figsize": (5.5, 1.0), "font.size": 8.0}):
+        assert legend_height(["a" * 20] * 7) == pytest.approx(3 * ROW + SPACE)
+        assert legend_height(["a"], font_size=14.0) == pytest.approx(2 * (ROW + SPACE))
+        key = Line2D([], [], label="a" * 20)
+        assert legend_height(["a" * 20] * 6, [key]) == pytest.approx(3 * ROW + SPACE)
+    with mpl.rc_context({"figure.figsize": (2.0, 1.0)}):
+        assert legend_height(["length_weighted(alpha=0.8, loo=True)"]) == pytest.approx(2 * ROW + SPACE)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_the_legend_stands_below_the_axes_and_is_left_out_without_labels():
     figure, ax = plt.subplots()
     ax.plot([0, 1], [0, 1])
-    legend_below(ax, 7.0)
+    legend_below(ax)
     assert figure.legends == []
     ax.plot([0, 1], [1, 0], label="rloo")
-    legend_below(ax, 7.0)
+    legend_below(ax)
     figure.canvas.draw()
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["rloo"]

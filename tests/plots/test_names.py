@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from fixture_frames import LONG, group_sizes, prompt_parts, variance
@@ -86,36 +85,24 @@ def test_a_value_stays_with_its_parameter_and_a_formula_whole():
     assert wrapped("ours $x = y + z$", 8) == ["ours", "$x = y + z$"]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_long_axis_labels_are_broken():
     text = wrapped_to_axis("variance relative to norm-weighted, leave-one-out,\nat matched signal")
     assert text == "variance relative to\nnorm-weighted, leave-one-out,\nat matched signal"
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_titles_of_more_panels_are_shorter_and_those_in_a_wider_font():
     assert [longest_title(count) for count in (1, 2, 3)] == [32, 16, 10]  # of 2.75 inches
     with mpl.rc_context({"font.family": ["DejaVu Sans"]}):
         assert longest_title(1) == 26
 
 
-mpl.use("Agg")
-
 RECIPE = "grpo[group_mean · group_std · token_clip · sequence_mean]"
-
-
-@pytest.fixture
-def paper_style():
-    with mpl.rc_context(style("icml", "half")):
-        yield
-    plt.close("all")
 
 
 def rows(ax):
     return [label.get_text().replace("\n", "") for label in ax.get_yticklabels()]
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_units_come_from_the_registry():
     assert estimator_unit("rloo") == estimator_unit("length_weighted(alpha=0.8)") == "sequence_sum"
     assert estimator_unit("grpo") == "sequence_sum / group_std"
@@ -124,7 +111,6 @@ def test_units_come_from_the_registry():
     assert estimator_unit("nothing is called so") == "sequence_sum"
 
 
-@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("value", ["ratio", "trace_cov", "signal_sq"])
 def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
     frame = variance("ordinary")
@@ -137,7 +123,6 @@ def test_rows_in_another_unit_are_left_out_with_a_sentence(value):
     assert len(rows(plots.plot_variance(frame, value="noise_to_signal"))) == len(frame)
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_every_row_is_kept_where_units_agree():
     frame = variance("ordinary")
     frame = frame[frame["estimator"] != "grpo"]
@@ -146,7 +131,6 @@ def test_every_row_is_kept_where_units_agree():
     assert ax.get_title(loc="right") == ""
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_the_reference_decides_which_unit_is_drawn():
     frame = variance("ordinary")
     frame.attrs["reference"] = "grpo"
@@ -155,7 +139,6 @@ def test_the_reference_decides_which_unit_is_drawn():
     assert "GRPO advantage" not in rows(plots.plot_variance(frame, value="ratio"))
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_a_recorded_unit_goes_before_the_label():
     frame = variance("ordinary").assign(unit="my unit")
     kept, sentence = rows_of_one_unit(frame, [QUANTITIES["ratio"]])
@@ -166,7 +149,6 @@ def test_a_recorded_unit_goes_before_the_label():
     assert sentence == f"Left out, in another unit: {in_words(frame['estimator'][2])}."
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_panels_group_sizes_and_components_leave_the_same_rows_out():
     axes = plots.plot_variance_panels(variance("ordinary"), values=("ratio", "cosine"))
     assert "GRPO advantage" not in rows(axes[0])
@@ -179,7 +161,6 @@ def test_panels_group_sizes_and_components_leave_the_same_rows_out():
     assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
 
 
-@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("column", ["half", "full"])
 def test_a_long_sentence_fits_the_page(column):
     frame = variance("ordinary").assign(unit="sequence_sum")

@@ -13,7 +13,6 @@ from gradstats.plots import save_figure, style
 from gradstats.plots.save import sample_size, sample_size_of, write_sample_size
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_prompts_of_different_sizes_state_totals():
     assert sample_size(96, 768) == "96 prompts × 8 completions"
     assert sample_size(96, 769) == "96 prompts, 769 completions"
@@ -21,7 +20,6 @@ def test_prompts_of_different_sizes_state_totals():
     assert sample_size(96, 768, 2) == "96 prompts × 8 completions, in groups of 2"
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_comparison_states_what_it_measured():
     frame = variance("ordinary")
     assert sample_size_of(frame) == ""
@@ -32,7 +30,6 @@ def test_a_comparison_states_what_it_measured():
     assert sample_size_of(several) == ""
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_cells_of_a_sweep_state_their_range():
     frame = pd.DataFrame({"cell": ["a", "b"], "n_prompts": [64, 64], "n_completions": [512, 512]})
     assert sample_size_of(frame) == "64 prompts × 8 completions in each cell"
@@ -40,7 +37,6 @@ def test_cells_of_a_sweep_state_their_range():
     assert sample_size_of(frame) == "64 prompts and 256–512 completions in each cell"
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize("shape", ["one row", "long names"])
 @pytest.mark.parametrize("name", CASES)
 def test_is_written_on_every_figure_beside_what_is_there(name, shape):
@@ -58,7 +54,6 @@ def test_is_written_on_every_figure_beside_what_is_there(name, shape):
     assert figure.axes[0].get_window_extent().height > 0.95 * before - 2  # room is added, not taken
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_nothing_is_written_where_nothing_is_known():
     figure, _ = plt.subplots()
     write_sample_size(figure, "")

@@ -25,10 +25,7 @@ from gradstats.plots.style import (
     stroke,
 )
 
-mpl.use("Agg")
 
-
-@pytest.mark.usefixtures("narrowest")
 def test_a_pgf_picture_needs_no_latex_and_is_one_file(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with mpl.rc_context(style("neurips", "half")):
@@ -45,7 +42,6 @@ def test_a_pgf_picture_needs_no_latex_and_is_one_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_names_in_a_pgf_picture_are_no_commands_of_tex(tmp_path):
     with mpl.rc_context(style("neurips", "half")):
         fig, ax = plt.subplots()
@@ -60,7 +56,6 @@ def test_names_in_a_pgf_picture_are_no_commands_of_tex(tmp_path):
     assert r"cost in \$ of" in text
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -73,7 +68,6 @@ def test_formulas_and_what_is_escaped_already_stay(text, expected):
     assert escaped(text) == expected
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_picture_is_one_group_of_balanced_environments():
     figure, _ = plt.subplots(figsize=(2.0, 1.0))
     lines = pgf_picture(figure).splitlines()
@@ -145,9 +139,6 @@ def test_dark_is_light_on_dark():
     assert (dark["text.color"], dark["figure.facecolor"]) == ("#e6e6e6", "#15181c")
     assert light["figure.facecolor"] == "#ffffff"
     assert dark["savefig.facecolor"] == dark["figure.facecolor"]
-
-
-mpl.use("Agg")
 
 
 def test_contrast_is_that_of_wcag():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,10 +10,7 @@ from legibility import assert_legible
 
 from gradstats import plots
 
-mpl.use("Agg")
 
-
-@pytest.mark.usefixtures("narrowest")
 def test_bins_stand_at_their_geometric_mean_and_are_named_by_their_ends():
     frame = correlations("ordinary")
     ax = plots.plot_token_correlation(frame)
@@ -25,13 +21,11 @@ def test_bins_stand_at_their_geometric_mean_and_are_named_by_their_ends():
     assert names == ["1", "2", "3–4", "5–8", "9–16", "17–32"]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_every_other_bin_is_named_where_they_are_many():
     names = [label.get_text() for label in plots.plot_concentration(concentrations("thirty")).get_xticklabels()]
     assert names == [str(2**power) if power % 2 == 0 else "" for power in range(12)]
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_bins_without_an_estimate_are_left_out_and_an_unknown_interval_is_a_point():
     ax = plots.plot_concentration(concentrations("nan intervals"))
     assert len(ax.get_xticks()) == 5
@@ -41,17 +35,12 @@ def test_bins_without_an_estimate_are_left_out_and_an_unknown_interval_is_a_poin
     assert all(low == high for (_, low), (_, high) in intervals)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_profile_of_nothing_says_so():
     empty = pd.DataFrame({"tokens_first": [1], "tokens_last": [1]})
     empty[["share", "share_low", "share_high"]] = np.nan
     assert [text.get_text() for text in plots.plot_concentration(empty).texts] == ["no completions"]
 
 
-mpl.use("Agg")
-
-
-@pytest.mark.usefixtures("narrowest")
 def test_each_trace_is_drawn_in_the_order_of_positions():
     frame = tokens("ordinary")
     shuffled = frame.sample(frac=1.0, random_state=0)
@@ -62,14 +51,12 @@ def test_each_trace_is_drawn_in_the_order_of_positions():
         np.testing.assert_array_equal(line.get_ydata(), frame.loc[frame["sequence"] == name, "energy"])
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_more_traces_than_a_legend_can_hold_are_pale_and_without_names():
     ax = plots.plot_token_energy(tokens("thirty"))
     assert {line.get_alpha() for line in ax.lines} == {8 / 30}
     assert ax.get_figure().legends == []
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_points_that_a_log_axis_cannot_show_are_counted():
     assert (
         plots.plot_proxy(proxies("nan intervals"))
@@ -79,7 +66,6 @@ def test_points_that_a_log_axis_cannot_show_are_counted():
     )
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_proxy_stands_beside_its_rank_correlation_and_the_diagonal():
     frame = proxies("ordinary")
     ax = plots.plot_proxy(frame)
@@ -91,7 +77,6 @@ def test_a_proxy_stands_beside_its_rank_correlation_and_the_diagonal():
     assert (plain.get_xlabel(), plain.get_ylabel()) == ("truth", "proxy")
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_each_trace_has_a_panel_of_its_own_on_common_axes():
     frame = tokens("ordinary")
     axes = plots.plot_token_energy_panels(frame)
@@ -107,7 +92,6 @@ def test_each_trace_has_a_panel_of_its_own_on_common_axes():
     assert min(ax.get_window_extent().height for ax in axes) > 0.4 * figure.dpi
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize(("shape", "panels"), [("empty", 1), ("one row", 1), ("thirty", 8), ("long names", 2)])
 def test_panels_of_few_and_many_traces(shape, panels):
     axes = plots.plot_token_energy_panels(tokens(shape))
@@ -117,7 +101,6 @@ def test_panels_of_few_and_many_traces(shape, panels):
     assert_legible(figure)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_energies_state_a_metric_that_is_not_euclidean():
     frame = tokens("ordinary")
     frame.attrs["metric"] = "adam(eps=1e-08, power=0.5, moments=1a)"

@@ -26,13 +26,9 @@ from gradstats.plots.variance import (
 )
 from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
 
-mpl.use("Agg")
-
-
 INF, NAN = np.inf, np.nan
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize(
     ("values", "logarithmic", "landmark", "limits"),
     [
@@ -48,7 +44,6 @@ def test_limits_show_every_finite_value_and_the_landmark(values, logarithmic, la
     assert forest_limits(np.array(values), logarithmic, landmark) == pytest.approx(limits)
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize(
     ("estimate", "markers", "interval"),
     [
@@ -67,7 +62,6 @@ def test_an_interval_without_an_end_runs_off_the_axis_with_an_arrow(estimate, ma
     assert tuple(next(line for line in ax.lines if line.get_marker() == "None").get_xdata()) == interval
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_value_without_interval_is_a_cross_and_one_outside_of_it_is_joined_to_it():
     _, ax = plt.subplots()
     ax.set_xlim(0.0, 1.0)
@@ -81,13 +75,11 @@ def test_a_value_without_interval_is_a_cross_and_one_outside_of_it_is_joined_to_
     assert ax.lines[-2].get_linestyle() == "--"
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_many_rows_are_lower():
     each = [rows_of_own_height(["a"] * count)[1] - rows_of_own_height(["a"] * (count - 1))[1] for count in (10, 30)]
     assert each == pytest.approx(np.array([0.2, 0.15]) * plt.rcParams["font.size"] / 8.0)
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_what_is_not_resolved_is_said_in_words():
     _, ax = plt.subplots()
     draw_row(ax, 2.0, (NAN, NAN, INF), "k", "o")
@@ -95,7 +87,6 @@ def test_what_is_not_resolved_is_said_in_words():
     assert list(ax.lines) == []
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_labels_break_before_and_between_their_parameters():
     assert wrap_label("group_mean(loo=True)") == "group_mean(loo=True)"
     assert wrap_label("length_weighted(alpha=0.8)") == "length_weighted\n(alpha=0.8)"
@@ -113,7 +104,6 @@ def test_labels_break_before_and_between_their_parameters():
         assert longest_line() == 40
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_a_half_filled_marker_has_an_empty_half():
     _, ax = plt.subplots()
     draw_row(ax, 0.0, (0.5, 0.4, 0.6), "k", "o", fill="bottom")
@@ -121,7 +111,6 @@ def test_a_half_filled_marker_has_an_empty_half():
     assert ax.lines[-1].get_markerfacecoloralt() == ax.get_facecolor()
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_rows_stand_from_top_to_bottom_and_lines_of_labels_take_height():
     _, ax = plt.subplots()
     set_rows(ax, ["a", "b", "c"])
@@ -132,7 +121,6 @@ def test_rows_stand_from_top_to_bottom_and_lines_of_labels_take_height():
     assert forest_height([]) == pytest.approx((0.2 + 0.5) * size)
 
 
-@pytest.mark.usefixtures("narrowest")
 @pytest.mark.parametrize(
     ("limits", "ticks"),
     [
@@ -152,7 +140,6 @@ def test_ticks_of_a_log_axis_are_plain_numbers(limits, ticks):
     assert [label.get_text() for label in shown] == ticks
 
 
-@pytest.mark.usefixtures("narrowest")
 def test_rows_are_as_high_as_their_own_labels_need():
     centres, height = rows_of_own_height(["one", "two\nlines", "one", "one"])
     assert np.diff(centres) == pytest.approx([1.225, 1.225, 1.0])
@@ -187,18 +174,10 @@ def table(n=4, reference="rloo"):
     return frame
 
 
-@pytest.fixture
-def paper_style():
-    with mpl.rc_context(style("icml", "half")):
-        yield
-    plt.close("all")
-
-
 def row_labels(ax):
     return [label.get_text() for label in ax.get_yticklabels()]
 
 
-@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("value", VALUES)
 def test_every_row_in_order_with_its_interval(value):
     frame = table()
@@ -214,7 +193,6 @@ def test_every_row_in_order_with_its_interval(value):
     assert ax.get_xscale() == ("log" if QUANTITIES[value].logarithmic else "linear")
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_reference_line_and_label():
     ax = plot_variance(table(reference="dr_grpo"), value="ratio")
     assert ax.get_xlabel() == "variance relative to Dr. GRPO\nbaseline"
@@ -222,7 +200,6 @@ def test_reference_line_and_label():
     assert plot_variance(table(), value="ratio", reference="OPO").get_xlabel() == "variance relative to OPO"
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_at_matched_signal_unless_asked_otherwise():
     frame = table()
     ax = plot_variance(frame)
@@ -243,7 +220,6 @@ def with_verdict(n=4):
     return frame
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_single_and_simultaneous_intervals_are_bars_of_two_widths():
     frame = with_verdict()
     ax = plot_variance(frame)
@@ -261,7 +237,6 @@ def test_single_and_simultaneous_intervals_are_bars_of_two_widths():
     assert right > ends[:2].max()
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_the_best_set_is_bold_where_it_is_judged():
     frame = with_verdict()
     for ax in (plot_variance(frame), plot_variance_panels(frame, sort=False)[0]):
@@ -271,7 +246,6 @@ def test_the_best_set_is_bold_where_it_is_judged():
     assert plot_variance(frame, sort=True).get_yticklabels()[-1].get_fontweight() != "bold"
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_takes_a_result():
     class Result:
         def to_frame(self):
@@ -280,7 +254,6 @@ def test_takes_a_result():
     assert row_labels(plot_variance(Result())) == ["RLOO", "REINFORCE"]
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_unresolved_and_one_sided_rows_are_drawn():
     frame = table()
     frame.loc[0, ["noise_to_signal", "noise_to_signal_low", "noise_to_signal_high"]] = np.nan
@@ -292,7 +265,6 @@ def test_unresolved_and_one_sided_rows_are_drawn():
     assert len(plot_variance(frame, value="ratio").texts) == 4
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_unbounded_below():
     frame = table()
     frame.loc[1, "bias_share_low"] = -np.inf
@@ -300,13 +272,12 @@ def test_unbounded_below():
     assert sum(line.get_marker() == "<" for line in ax.lines) == 1
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_group_sizes_are_told_apart():
     frame = pd.concat([table(1), table(1).assign(group_size=8)])
     assert row_labels(plot_variance(frame)) == ["RLOO, N=4", "RLOO, N=8"]
 
 
-@pytest.mark.usefixtures("paper_style")
+@pytest.mark.usefixtures("one_column")
 @pytest.mark.parametrize("n", [0, 1, 4, 30])
 def test_any_number_of_rows_fits_the_page(n):
     fig = plot_variance(table(n)).figure
@@ -325,7 +296,6 @@ def test_any_number_of_rows_fits_the_page(n):
     assert ax.xaxis.label.get_window_extent().x1 <= fig.bbox.x1
 
 
-@pytest.mark.usefixtures("paper_style")
 @pytest.mark.parametrize("span", [0.01, 0.2, 1.0, 5.0, 20.0])
 def test_log_ticks_are_plain_and_apart_at_any_range(span):
     frame = table(2)
@@ -340,7 +310,6 @@ def test_log_ticks_are_plain_and_apart_at_any_range(span):
         assert first.x1 < second.x0
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_bad_input():
     with pytest.raises(ValueError, match="value='variance' cannot be drawn: choose from trace_cov, signal_sq"):
         plot_variance(table(), value="variance")
@@ -348,7 +317,6 @@ def test_bad_input():
         plot_variance(table().drop(columns="matched_ratio_high"))
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_panels_are_sorted_alike_and_labelled_once():
     frame = variance("ordinary")
     axes = plot_variance_panels(frame)
@@ -360,7 +328,6 @@ def test_panels_are_sorted_alike_and_labelled_once():
         plot_variance_panels(frame, axes=axes[:1])
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_sorting_puts_unresolved_rows_last():
     frame = variance("ordinary")
     frame.loc[0, "matched_ratio"] = np.nan
@@ -373,7 +340,6 @@ def two_runs():
     return frame.sort_values("estimator", kind="stable", ignore_index=True)
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_an_estimator_of_one_run_only_keeps_its_letter():
     rows = [("rloo", "one"), ("rloo", "two"), ("grpo", "two")]
     frame = pd.DataFrame(rows, columns=["estimator", "run"]).assign(
@@ -384,7 +350,6 @@ def test_an_estimator_of_one_run_only_keeps_its_letter():
     assert [label.get_fontweight() for label in ax.get_yticklabels(minor=True)] == ["bold"] * 3
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
     frame = two_runs().assign(in_best_set=[True, False, False, False, False, True])
     axes = plot_variance_panels(frame, sort=False)
@@ -398,7 +363,6 @@ def test_rows_of_several_runs_share_a_name_and_have_a_letter_each():
     assert not any(label.get_visible() for label in axes[1].get_yticklabels(minor=True))
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_runs_side_by_side_share_names_and_axis():
     frame = two_runs().assign(in_best_set=[True, True, False, False, False, True], kept_share=1.0)
     frame.loc[frame["run"] == "stale", "matched_ratio_high"] *= 9.0
@@ -421,7 +385,6 @@ def test_runs_side_by_side_share_names_and_axis():
         plot_variance_of_runs(table(3))
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_a_row_of_which_one_end_is_known_does_not_stretch_the_axis():
     frame = table(3)
     frame.loc[2, ["matched_ratio", "matched_ratio_low", "matched_ratio_high"]] = np.nan, 1e3, np.inf
@@ -430,7 +393,6 @@ def test_a_row_of_which_one_end_is_known_does_not_stretch_the_axis():
     assert [line.get_marker() for line in ax.lines if line.get_xdata()[0] == ax.get_xlim()[1]].count(">") == 1
 
 
-@pytest.mark.usefixtures("paper_style")
 def test_a_row_without_any_number_was_not_measured():
     frame = table(3)
     frame.loc[1:, [f"matched_ratio{end}" for end in ("", "_low", "_high")]] = np.nan

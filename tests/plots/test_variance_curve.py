@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -10,10 +9,6 @@ from fixture_frames import curves
 from matplotlib.colors import to_rgb
 
 from gradstats import plots
-
-mpl.use("Agg")
-
-pytestmark = pytest.mark.usefixtures("narrowest")
 
 
 def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():

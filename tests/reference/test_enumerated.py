@@ -16,6 +16,8 @@ from gradstats.reference.enumerated import multisets, refuse_too_many
 from tests.off_policy import TOKEN_RATIOS, ImportanceWeighted, turned_policy
 
 FEATURES = np.random.default_rng(3).normal(size=(2, 40, 3, 4))
+THETA = np.array([0.4, -0.3, 0.2, 0.6])
+SHARES = np.array([0.3, 0.7])
 
 
 def features(prompt: int, prefix: tuple[int, ...]) -> np.ndarray:
@@ -26,15 +28,21 @@ def reward(prompt: int, tokens: tuple[int, ...]) -> float:
     return float((sum(tokens) + prompt) % 2)
 
 
-THETA = np.array([0.4, -0.3, 0.2, 0.6])
-SHARES = np.array([0.3, 0.7])
-
-
 @pytest.fixture(scope="module")
 def policy() -> EnumeratedPolicy:
     return EnumeratedPolicy(
         3, 3, n_prompts=2, reward=reward, features=features, theta=THETA, prompt_probabilities=SHARES
     )
+
+
+@pytest.fixture(scope="module")
+def two_prompts() -> EnumeratedPolicy:
+    return EnumeratedPolicy(2, 2, n_prompts=2, reward=lambda prompt, tokens: float(sum(tokens) > prompt), rng=2)
+
+
+@pytest.fixture(scope="module")
+def turned() -> EnumeratedPolicy:
+    return turned_policy()
 
 
 def expected_reward(theta: np.ndarray) -> float:
@@ -59,37 +67,40 @@ def test_gradient_is_that_of_the_expected_reward(policy: EnumeratedPolicy):
     assert policy.probabilities @ policy.rewards == pytest.approx(expected_reward(THETA), abs=1e-12)
 
 
-def test_scores_are_martingale_differences(policy: EnumeratedPolicy):
-    assert_allclose(policy.probabilities @ policy.sequence_scores, 0, atol=1e-12)
-    by_token = float(policy.probabilities @ policy.token_energy.sum(axis=1))
-    assert policy.expected_sq_norm == pytest.approx(by_token, rel=1e-12)
+def test_scores_values_and_entropies_are_those_of_martingales(policy: EnumeratedPolicy):
+    p = policy.probabilities
+    assert_allclose(p @ policy.sequence_scores, 0, atol=1e-12)
+    assert policy.expected_sq_norm == pytest.approx(float(p @ policy.token_energy.sum(axis=1)), rel=1e-12)
     assert_allclose(policy.token_cross.sum(axis=1), policy.sq_norms)
-
-
-def test_values_are_expected_rewards(policy: EnumeratedPolicy):
+    # V(s_0) = E[R] and E[V(s_1) | s_0] = V(s_0)
     first = policy.prompts == 0
-    share = policy.probabilities[first] / policy.probabilities[first].sum()
+    share = p[first] / p[first].sum()
     assert_allclose(policy.values[first, 0], share @ policy.rewards[first])
-    # E[V(s_1) | s_0] = V(s_0): a martingale too
     following = np.where(policy.lengths > 1, policy.values[:, 1], policy.rewards)
     assert_allclose(share @ following[first], policy.values[first, 0][0])
+    # by the chain rule E[Σ_t H_t] = −E[log π(y)]
+    assert p @ policy.entropy.sum(axis=1) == pytest.approx(-p @ policy.logprobs.sum(axis=1), rel=1e-12)
+    assert policy.batch(np.arange(2), np.zeros(2)).has("entropy")
 
 
-def test_moments_against_all_ordered_groups(policy: EnumeratedPolicy):
-    estimator = est.token_mean()
+@pytest.mark.parametrize("off_policy", [False, True])
+def test_moments_against_all_ordered_groups(policy: EnumeratedPolicy, turned: EnumeratedPolicy, off_policy: bool):
+    clipped = Recipe("group_mean", scale="group_std", ratio="token_clip", aggregation="sequence_mean")
+    policy, estimator = (turned, clipped) if off_policy else (policy, est.token_mean())
     mean, second = np.zeros(4), 0.0
-    for prompt, share in enumerate(SHARES):
-        own = np.flatnonzero(policy.prompts == prompt)
-        chance = policy.probabilities[own] / share
-        for group in itertools.product(range(own.size), repeat=2):
-            rows = own[list(group)]
+    for prompt, share in enumerate(policy.prompt_probabilities):
+        for group in itertools.product(np.flatnonzero(policy.prompts == prompt), repeat=2):
+            rows = np.array(group)
+            chance = share * np.exp(policy.old_logprobs[rows].sum())
             weights = estimator.weights(policy.batch(rows, np.zeros(2, dtype=int)))
-            gradient = weights @ policy.sequence_scores[rows]
-            mean += share * chance[list(group)].prod() * gradient
-            second += share * chance[list(group)].prod() * gradient @ gradient
+            if weights.ndim == 1:
+                weights = np.where(policy.mask[rows], weights[:, None], 0.0)
+            gradient = np.einsum("nt,ntd->d", weights, policy.token_scores[rows])
+            mean += chance * gradient
+            second += chance * gradient @ gradient
     moments = policy.moments(estimator, 2)
-    assert_allclose(moments.mean, mean, atol=1e-13)
-    assert moments.trace_cov == pytest.approx(second - mean @ mean, rel=1e-12)
+    assert_allclose(moments.mean, mean, atol=1e-12)
+    assert moments.trace_cov == pytest.approx(second - mean @ mean, rel=1e-10)
     assert moments.trace_cov == pytest.approx(moments.within_prompt + moments.between_prompt)
     assert moments.signal_sq == pytest.approx(mean @ mean)
     assert moments.noise_to_signal == pytest.approx(moments.trace_cov / moments.signal_sq)
@@ -106,6 +117,46 @@ def test_moments_against_sampling(policy: EnumeratedPolicy):
         spread = np.sqrt(moments.trace_cov / len(gradients))
         assert np.linalg.norm(gradients.mean(axis=0) - moments.mean) < 3 * spread
         assert gradients.var(axis=0, ddof=1).sum() == pytest.approx(moments.trace_cov, rel=0.03)
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+def test_multisets_against_ordered_draws(group_size: int):
+    shares = np.array([0.0, 0.2, 0.5, 0.3])
+    choices = np.array([1, 2, 3])
+    expected: dict[tuple[int, ...], float] = {}
+    for draw in itertools.product(choices, repeat=group_size):
+        key = tuple(sorted(int(member) for member in draw))
+        expected[key] = expected.get(key, 0.0) + float(np.prod(shares[list(draw)]))
+    with np.errstate(divide="ignore"):
+        groups, chances = multisets(choices, np.log(shares), group_size)
+    listed = {tuple(group): chance for group, chance in zip(groups.tolist(), chances.tolist(), strict=True)}
+    assert listed == pytest.approx(expected)
+    assert sum(chances) == pytest.approx(1)
+
+
+def test_bad_input(policy: EnumeratedPolicy):
+    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator: use batch_moments"):
+        policy.moments(est.batch_mean(), 2)
+    with pytest.raises(ValueError, match=r"groups are too many to enumerate .*smaller group_size"):
+        policy.moments(est.rloo(), 12)
+    with pytest.raises(ValueError, match="500001 batches are too many to enumerate"):
+        refuse_too_many(500_001, "batches")
+    with pytest.raises(ValueError, match="batches are too many"):
+        policy.batch_moments(est.rloo(), 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocabulary": 1}, "vocabulary must be at least 2"),
+        ({"max_length": 0}, "must be at least 1"),
+        ({"n_prompts": 2, "prompt_probabilities": np.array([0.5, 0.6])}, "2 numbers that sum to 1"),
+        ({"theta": np.zeros(4), "old_theta": np.zeros(3)}, r"old_theta has shape \(3,\), but theta has \(4,\)"),
+    ],
+)
+def test_bad_policies(options, message):
+    with pytest.raises(ValueError, match=message):
+        EnumeratedPolicy(**options)
 
 
 UNBIASED = [
@@ -154,21 +205,15 @@ def test_grpo_and_max_rl_rescale_prompts(policy: EnumeratedPolicy):
         assert policy.moments(estimator, 4).cosine < 1 - 1e-6
 
 
-def test_gradient_of_a_prompt_under_max_rl():
+@pytest.mark.parametrize("group_size", [2, 3, 4])
+def test_gradients_of_other_objectives(group_size: int):
     policy = EnumeratedPolicy(rng=5, max_length=3)
     rate = float(policy.probabilities @ policy.rewards)
-    for group_size in (2, 3, 4):
-        factor = sum((1 - rate) ** power for power in range(group_size - 1))
-        assert_allclose(policy.moments(est.max_rl(), group_size).mean, factor * policy.gradient, atol=1e-12)
-
-
-def test_gradient_of_the_best_of_the_group():
-    policy = EnumeratedPolicy(rng=6, max_length=3)
-    rate = float(policy.probabilities @ policy.rewards)
+    log_likelihood = sum((1 - rate) ** power for power in range(group_size - 1))
+    assert_allclose(policy.moments(est.max_rl(), group_size).mean, log_likelihood * policy.gradient, atol=1e-12)
     # E[max] = 1 − (1−p)^N, so its gradient is N(1−p)^{N−1}∇p, and the estimator carries 1/N
-    for group_size in (2, 4):
-        moments = policy.moments(est.pass_at_k(), group_size)
-        assert_allclose(moments.mean, (1 - rate) ** (group_size - 1) * policy.gradient, atol=1e-12)
+    best = (1 - rate) ** (group_size - 1)
+    assert_allclose(policy.moments(est.pass_at_k(), group_size).mean, best * policy.gradient, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -178,39 +223,37 @@ def test_gradient_of_the_best_of_the_group():
      est.norm_weighted(loo=True, scope="batch"), est.causal_optimal(loo=True, scope="batch")],
     ids=str,
 )  # fmt: skip
-def test_leave_one_out_across_groups_is_unbiased(estimator):
-    policy = EnumeratedPolicy(2, 2, n_prompts=2, reward=lambda prompt, tokens: float(sum(tokens) > prompt), rng=2)
-    moments = policy.batch_moments(estimator, group_size=2, n_groups=2)
+def test_leave_one_out_across_groups_is_unbiased(two_prompts: EnumeratedPolicy, estimator):
+    moments = two_prompts.batch_moments(estimator, group_size=2, n_groups=2)
     assert moments.trace_cov > 0
-    assert np.linalg.norm(policy.gradient) > 1e-3
+    assert np.linalg.norm(two_prompts.gradient) > 1e-3
     assert_allclose(moments.bias, 0, atol=1e-10)
 
 
-def test_own_sample_across_groups():
-    policy = EnumeratedPolicy(2, 2, n_prompts=2, reward=lambda prompt, tokens: float(sum(tokens) > prompt), rng=2)
-    own_mean = policy.batch_moments(est.batch_mean(), group_size=2, n_groups=2)
-    assert_allclose(own_mean.mean, 3 / 4 * policy.gradient, atol=1e-12)
-    for estimator in (
-        est.constant(),
-        est.reinforce_pp(),
-        est.reinforce_pp_baseline(),
-        est.james_stein(loo=False),
-    ):
-        assert np.linalg.norm(policy.batch_moments(estimator, 2, 2).bias) > 1e-4
+def test_own_sample_across_groups(two_prompts: EnumeratedPolicy):
+    own_mean = two_prompts.batch_moments(est.batch_mean(), group_size=2, n_groups=2)
+    assert_allclose(own_mean.mean, 3 / 4 * two_prompts.gradient, atol=1e-12)
+    for estimator in (est.constant(), est.reinforce_pp(), est.reinforce_pp_baseline(), est.james_stein(loo=False)):
+        assert np.linalg.norm(two_prompts.batch_moments(estimator, 2, 2).bias) > 1e-4
 
 
-def test_batch_moments_of_a_local_estimator_are_a_share_of_one_groups():
-    policy = EnumeratedPolicy(2, 2, n_prompts=2, reward=lambda prompt, tokens: float(sum(tokens) > prompt), rng=2)
-    one, three = policy.moments(est.rloo(), 2), policy.batch_moments(est.rloo(), 2, 3)
+def test_batch_moments_of_a_local_estimator_are_a_share_of_one_groups(two_prompts: EnumeratedPolicy):
+    one, three = two_prompts.moments(est.rloo(), 2), two_prompts.batch_moments(est.rloo(), 2, 3)
     assert_allclose(three.mean, one.mean, atol=1e-12)
     assert three.trace_cov == pytest.approx(one.trace_cov / 3)
 
 
-def test_entropies_of_the_positions_sum_to_that_of_the_trajectory(policy: EnumeratedPolicy):
-    """By the chain rule E[Σ_t H_t] = −E[log π(y)]."""
-    total = policy.probabilities @ policy.entropy.sum(axis=1)
-    assert total == pytest.approx(-policy.probabilities @ policy.logprobs.sum(axis=1), rel=1e-12)
-    assert policy.batch(np.arange(2), np.zeros(2)).has("entropy")
+def test_dr_grpo_on_policy_is_a_share_of_the_true_gradient(policy: EnumeratedPolicy):
+    recipe = Recipe("group_mean", ratio="token_clip", aggregation="constant(max_tokens=8)")
+    assert_allclose(policy.moments(recipe, 4).mean, 3 / 4 / 8 * policy.gradient, atol=1e-12)
+    turned = policy.moments(Recipe("rloo", aggregation="sequence_mean"), 4)
+    assert turned.cosine < 1 - 1e-6
+
+
+def test_more_completions_shrink_the_part_within_prompts(policy: EnumeratedPolicy):
+    few, many = policy.moments(est.reinforce(), 2), policy.moments(est.reinforce(), 4)
+    assert many.within_prompt == pytest.approx(few.within_prompt / 2)
+    assert many.between_prompt == pytest.approx(few.between_prompt)
 
 
 @pytest.mark.parametrize("b", [-0.5, 0.0, 0.3, 2.0])
@@ -235,169 +278,70 @@ def test_causal_optimum_beats_every_baseline_of_t_alone(policy: EnumeratedPolicy
         assert policy.weighted_moments(policy.rewards[:, None] - moved).trace_cov > least
 
 
-def test_dr_grpo_on_policy_is_a_share_of_the_true_gradient(policy: EnumeratedPolicy):
-    recipe = Recipe("group_mean", ratio="token_clip", aggregation="constant(max_tokens=8)")
-    assert_allclose(policy.moments(recipe, 4).mean, 3 / 4 / 8 * policy.gradient, atol=1e-12)
-    turned = policy.moments(Recipe("rloo", aggregation="sequence_mean"), 4)
-    assert turned.cosine < 1 - 1e-6
-
-
-def test_more_completions_shrink_the_part_within_prompts(policy: EnumeratedPolicy):
-    few, many = policy.moments(est.reinforce(), 2), policy.moments(est.reinforce(), 4)
-    assert many.within_prompt == pytest.approx(few.within_prompt / 2)
-    assert many.between_prompt == pytest.approx(few.between_prompt)
-
-
-def test_bad_input(policy: EnumeratedPolicy):
-    with pytest.raises(ValueError, match="batch_mean is a batch-level estimator: use batch_moments"):
-        policy.moments(est.batch_mean(), 2)
-    with pytest.raises(ValueError, match=r"groups are too many to enumerate .*smaller group_size"):
-        policy.moments(est.rloo(), 12)
-    with pytest.raises(ValueError, match="batches are too many"):
-        policy.batch_moments(est.rloo(), 4, 4)
-    with pytest.raises(ValueError, match="vocabulary must be at least 2"):
-        EnumeratedPolicy(vocabulary=1)
-    with pytest.raises(ValueError, match="must be at least 1"):
-        EnumeratedPolicy(max_length=0)
-    with pytest.raises(ValueError, match="2 numbers that sum to 1"):
-        EnumeratedPolicy(n_prompts=2, prompt_probabilities=np.array([0.5, 0.6]))
-
-
-@pytest.mark.parametrize("group_size", [1, 2, 4])
-def test_against_ordered_draws(group_size: int):
-    shares = np.array([0.0, 0.2, 0.5, 0.3])
-    choices = np.array([1, 2, 3])
-    expected: dict[tuple[int, ...], float] = {}
-    for draw in itertools.product(choices, repeat=group_size):
-        key = tuple(sorted(int(member) for member in draw))
-        expected[key] = expected.get(key, 0.0) + float(np.prod(shares[list(draw)]))
-    with np.errstate(divide="ignore"):
-        groups, chances = multisets(choices, np.log(shares), group_size)
-    listed = {tuple(group): chance for group, chance in zip(groups.tolist(), chances.tolist(), strict=True)}
-    assert listed == pytest.approx(expected)
-    assert sum(chances) == pytest.approx(1)
-
-
-def test_too_many():
-    with pytest.raises(ValueError, match="500001 groups are too many to enumerate"):
-        refuse_too_many(500_001, "groups")
-
-
-@pytest.fixture(scope="module")
-def policy_of_enumerated_off_policy() -> EnumeratedPolicy:
-    return turned_policy()
-
-
-def test_the_ratios_are_those_of_two_policies(policy_of_enumerated_off_policy: EnumeratedPolicy):
-    old = EnumeratedPolicy(3, 4, n_prompts=2, theta=policy_of_enumerated_off_policy.old_theta, rng=144)
-    assert old.trajectories == policy_of_enumerated_off_policy.trajectories
-    assert_allclose(policy_of_enumerated_off_policy.old_logprobs, old.logprobs, atol=1e-14)
-    assert_allclose(policy_of_enumerated_off_policy.sampling_probabilities, old.probabilities, rtol=1e-12)
-    assert_allclose(
-        policy_of_enumerated_off_policy.ratios,
-        policy_of_enumerated_off_policy.probabilities / old.probabilities,
-        rtol=1e-12,
+def test_the_ratios_are_those_of_two_policies_and_the_gradient_is_that_of_the_scored_one(turned: EnumeratedPolicy):
+    old, scored = (
+        EnumeratedPolicy(3, 4, n_prompts=2, theta=theta, rng=144) for theta in (turned.old_theta, turned.theta)
     )
-    assert (
-        policy_of_enumerated_off_policy.sampling_probabilities @ policy_of_enumerated_off_policy.ratios
-        == pytest.approx(1, abs=1e-12)
-    )
-    expected = (
-        float(
-            np.sum(
-                policy_of_enumerated_off_policy.probabilities**2
-                / policy_of_enumerated_off_policy.sampling_probabilities
-            )
-        )
-        - 1
-    )
-    assert policy_of_enumerated_off_policy.chi_squared == pytest.approx(expected, rel=1e-12)
-    assert policy_of_enumerated_off_policy.chi_squared == pytest.approx(0.154, abs=5e-4)
-
-
-def test_the_gradient_is_that_of_the_scored_policy(policy_of_enumerated_off_policy: EnumeratedPolicy):
-    scored = EnumeratedPolicy(3, 4, n_prompts=2, theta=policy_of_enumerated_off_policy.theta, rng=144)
-    assert_allclose(policy_of_enumerated_off_policy.gradient, scored.gradient, atol=1e-14)
+    assert old.trajectories == turned.trajectories
+    assert_allclose(turned.old_logprobs, old.logprobs, atol=1e-14)
+    assert_allclose(turned.sampling_probabilities, old.probabilities, rtol=1e-12)
+    assert_allclose(turned.ratios, turned.probabilities / old.probabilities, rtol=1e-12)
+    assert turned.sampling_probabilities @ turned.ratios == pytest.approx(1, abs=1e-12)
+    expected = float(np.sum(turned.probabilities**2 / turned.sampling_probabilities)) - 1
+    assert turned.chi_squared == pytest.approx(expected, rel=1e-12)
+    assert turned.chi_squared == pytest.approx(0.154, abs=5e-4)
+    assert_allclose(turned.gradient, scored.gradient, atol=1e-14)
     assert not scored.off_policy
     assert scored.chi_squared == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3])
-def test_the_sequence_ratio_is_unbiased(policy_of_enumerated_off_policy: EnumeratedPolicy, group_size: int):
-    moments = policy_of_enumerated_off_policy.moments(ImportanceWeighted(), group_size)
+def test_the_sequence_ratio_is_unbiased(turned: EnumeratedPolicy, group_size: int):
+    moments = turned.moments(ImportanceWeighted(), group_size)
     assert_allclose(moments.bias, 0, atol=1e-12)
     assert moments.cosine == pytest.approx(1)
     assert moments.coefficient == pytest.approx(1)
     assert moments.matched_bias_share(128) == pytest.approx(0, abs=1e-12)
 
 
-def test_the_ranking_that_rloo_as_the_truth_turns_round(policy_of_enumerated_off_policy: EnumeratedPolicy):
-    plain, tokens = (
-        policy_of_enumerated_off_policy.moments(est.rloo(), 3),
-        policy_of_enumerated_off_policy.moments(TOKEN_RATIOS, 3),
-    )
+def test_the_ranking_that_rloo_as_the_truth_turns_round(turned: EnumeratedPolicy):
+    plain, tokens = (turned.moments(estimator, 3) for estimator in (est.rloo(), TOKEN_RATIOS))
     assert plain.cosine == pytest.approx(0.657, abs=1e-3)
     assert tokens.cosine == pytest.approx(0.992, abs=1e-3)
     assert plain.matched_bias_share(128) > tokens.matched_bias_share(128)
     # RLOO as the truth: itself at cosine 1, the token ratios and the unbiased estimator below.
-    for moments in (tokens, policy_of_enumerated_off_policy.moments(ImportanceWeighted(), 3)):
+    for moments in (tokens, turned.moments(ImportanceWeighted(), 3)):
         judged = moments.mean @ plain.mean / np.linalg.norm(moments.mean) / np.linalg.norm(plain.mean)
         assert judged < 0.75
 
 
-def test_moments_against_all_ordered_groups_of_enumerated_off_policy(policy_of_enumerated_off_policy: EnumeratedPolicy):
-    recipe = Recipe("group_mean", scale="group_std", ratio="token_clip", aggregation="sequence_mean")
-    mean, second = np.zeros(4), 0.0
-    for prompt in range(2):
-        own = np.flatnonzero(policy_of_enumerated_off_policy.prompts == prompt)
-        for group in itertools.product(own, repeat=2):
-            rows = np.array(group)
-            chance = np.exp(policy_of_enumerated_off_policy.old_logprobs[rows].sum()) / 2
-            weights = recipe.token_weights(policy_of_enumerated_off_policy.batch(rows, np.zeros(2, dtype=int)))
-            gradient = np.einsum("nt,ntd->d", weights, policy_of_enumerated_off_policy.token_scores[rows])
-            mean += chance * gradient
-            second += chance * gradient @ gradient
-    moments = policy_of_enumerated_off_policy.moments(recipe, 2)
-    assert_allclose(moments.mean, mean, atol=1e-12)
-    assert moments.trace_cov == pytest.approx(second - mean @ mean, rel=1e-10)
-
-
-def test_draws_come_from_the_old_policy(policy_of_enumerated_off_policy: EnumeratedPolicy):
-    batch, scores, _ = policy_of_enumerated_off_policy.sample(30_000, 2, rng=1)
+def test_draws_come_from_the_old_policy(turned: EnumeratedPolicy):
+    batch, scores, _ = turned.sample(30_000, 2, rng=1)
     assert batch.old_logprobs is not None
     assert batch.logprobs is not None
     ratios = np.exp((batch.logprobs - batch.old_logprobs).sum(axis=1))
     assert ratios.mean() == pytest.approx(1, abs=4 * ratios.std() / np.sqrt(ratios.size))
     weighted = (ratios * batch.rewards)[:, None] * scores
     spread = weighted.std(axis=0) / np.sqrt(len(weighted))
-    assert np.all(np.abs(weighted.mean(axis=0) - policy_of_enumerated_off_policy.gradient) < 4 * spread)
+    assert np.all(np.abs(weighted.mean(axis=0) - turned.gradient) < 4 * spread)
 
 
-@pytest.mark.parametrize("b", [-0.5, 0.0, 0.3, 2.0])
-def test_the_best_constant_weights_by_squared_ratios(policy_of_enumerated_off_policy: EnumeratedPolicy, b: float):
+@pytest.mark.parametrize("step", [-1.0, -1e-3, 1e-3, 1.0])
+def test_the_best_constant_weights_by_squared_ratios(turned: EnumeratedPolicy, step: float):
     def second_moment(constant: float) -> float:
-        moments = policy_of_enumerated_off_policy.weighted_moments(
-            policy_of_enumerated_off_policy.ratios * (policy_of_enumerated_off_policy.rewards - constant)
-        )
+        moments = turned.weighted_moments(turned.ratios * (turned.rewards - constant))
         return moments.trace_cov + moments.signal_sq
 
-    assert second_moment(policy_of_enumerated_off_policy.optimal_constant) < second_moment(b)
+    assert second_moment(turned.optimal_constant) < second_moment(turned.optimal_constant + step)
 
 
-def test_scale_does_not_matter_once_matched(policy_of_enumerated_off_policy: EnumeratedPolicy):
-    moments = policy_of_enumerated_off_policy.moments(Recipe("rloo", aggregation="constant(max_tokens=8)"), 3)
-    plain = policy_of_enumerated_off_policy.moments(est.rloo(), 3)
+def test_scale_does_not_matter_once_matched(turned: EnumeratedPolicy):
+    moments = turned.moments(Recipe("rloo", aggregation="constant(max_tokens=8)"), 3)
+    plain = turned.moments(est.rloo(), 3)
     assert moments.matched_bias_share(64) == pytest.approx(plain.matched_bias_share(64), rel=1e-12)
     assert moments.matched_trace_cov == pytest.approx(plain.matched_trace_cov, rel=1e-12)
     assert moments.bias_share(64) > plain.bias_share(64)
     # ‖Eĝ/c − ∇J‖² = ‖∇J‖²(1/cos² − 1)
-    bias_sq = float(policy_of_enumerated_off_policy.gradient @ policy_of_enumerated_off_policy.gradient) * (
-        1 / plain.cosine**2 - 1
-    )
+    bias_sq = float(turned.gradient @ turned.gradient) * (1 / plain.cosine**2 - 1)
     variance = plain.matched_trace_cov / 64
     assert plain.matched_bias_share(64) == pytest.approx(bias_sq / (bias_sq + variance), rel=1e-12)
-
-
-def test_old_parameters_of_another_shape():
-    with pytest.raises(ValueError, match=r"old_theta has shape \(3,\), but theta has \(4,\)"):
-        EnumeratedPolicy(theta=np.zeros(4), old_theta=np.zeros(3))

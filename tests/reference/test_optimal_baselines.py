@@ -32,23 +32,18 @@ def test_no_other_parameters_have_a_lower_variance(policy):
     size = 3
     exponent, shift, mixture = exact_optimal_baselines(policy, size)
 
-    def with_alpha(alpha):
-        return policy.moments(est.length_weighted(alpha=float(alpha[0]), loo=True), size).trace_cov
-
-    def with_delta(delta):
-        return policy.moments(est.asymmetric(delta=float(delta[0]), loo=True), size).trace_cov
-
     mean = float(policy.probabilities @ policy.rewards)
-
-    def with_logits(logits):
-        return policy.moments(MixtureOfMeans(softmax(np.append(logits, 0.0)), mean), size).trace_cov
-
-    for found, variance, start in (
-        (exponent, with_alpha, [0.5]),
-        (shift, with_delta, [0.0]),
-        (mixture, with_logits, [0.0, 0.0]),
+    for found, family, start in (
+        (exponent, lambda at: est.length_weighted(alpha=float(at[0]), loo=True), [0.5]),
+        (shift, lambda at: est.asymmetric(delta=float(at[0]), loo=True), [0.0]),
+        (mixture, lambda at: MixtureOfMeans(softmax(np.append(at, 0.0)), mean), [0.0, 0.0]),
     ):
-        lowest = optimize.minimize(variance, start, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14})
+        lowest = optimize.minimize(
+            lambda at, family=family: policy.moments(family(at), size).trace_cov,
+            start,
+            method="Nelder-Mead",
+            options={"xatol": 1e-9, "fatol": 1e-14},
+        )
         assert found.trace_cov == pytest.approx(lowest.fun, rel=1e-7)
         if len(start) == 1:
             assert next(iter(found.parameters.values())) == pytest.approx(lowest.x[0], abs=1e-4)

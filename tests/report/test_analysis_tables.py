@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -52,9 +51,6 @@ def test_rows_are_the_states():
     assert "90% intervals" in table.caption
     assert "at most 0.25" in table.caption
     assert list(table.columns) == ["mean value of the head", "mean Monte-Carlo value", "bias", "explained variance"]
-
-
-mpl.use("Agg")
 
 
 def frame_of(label, parameter, values):

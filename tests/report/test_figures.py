@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import matplotlib as mpl
 import pandas as pd
 import pytest
 from legibility import assert_legible
@@ -29,8 +28,6 @@ from gradstats.report.figures import (
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import differing_settings, read_results, run_labels
 from gradstats.system.files import read_json, write_json
-
-mpl.use("Agg")
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +195,6 @@ def test_a_comparison_of_fewer_prompts_states_their_number(runs):
     assert (
         sample_size_of_run(replace(unknown, manifest={"n_prompts": 2, "n_sequences": 6})) == "2 prompts × 3 completions"
     )
-
-
-mpl.use("Agg")
 
 
 def test_several_runs_are_labelled_and_warned_about(runs, monkeypatch, capsys, tmp_path):

@@ -19,7 +19,7 @@ from gradstats.config.experiment import Experiment, FiguresSection
 from gradstats.report.figures import draw_run
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import (
-    FILES,
+    TOKEN_FILES,
     completion_means,
     differing_settings,
     enclosing_run,
@@ -380,7 +380,7 @@ def test_the_command_prints_writes_and_draws(monkeypatch, capsys, folder):
     assert "last_layer" in out
     assert "share of a completion's energy held by its heaviest tokens: 1: " in out
     assert "the rest from 32 probes" in out
-    for name in FILES:
+    for name in TOKEN_FILES:
         assert (folder / name).exists()
     for name in FIGURES:
         assert (folder / "figures" / f"{name}.pdf").exists()
@@ -441,10 +441,11 @@ def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(measured, 
         patched.setattr("gradstats.report.saved_results.write_csv", killed)
         with pytest.raises(Killed):
             save_tokens(gs.proxy_quality(measured), folder, 0.95)
-    assert set(FILES) <= set(read_json(folder / "manifest.json")["files"])
+    assert set(TOKEN_FILES) <= set(read_json(folder / "manifest.json")["files"])
     read_results(folder)  # refuses a table with another checksum
     save_tokens(gs.proxy_quality(measured), folder, 0.95)
-    assert set(read_json(folder / "manifest.json")["checksums"]) == {name for name in FILES if name.endswith(".csv")}
+    csv_files = {name for name in TOKEN_FILES if name.endswith(".csv")}
+    assert set(read_json(folder / "manifest.json")["checksums"]) == csv_files
 
 
 def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, tmp_path):

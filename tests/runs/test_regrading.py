@@ -28,7 +28,7 @@ mpl.use("Agg")
 def begun(policy_folder, tmp_path_factory):
     """A run that was sampled and measured."""
     folder = tmp_path_factory.mktemp("regrading")
-    experiment = small_experiment(policy_folder, folder / "problems.jsonl")
+    experiment = small_experiment(policy_folder, folder / "problems.jsonl", figures={"formats": ["png"]})
     sampled_and_measured(experiment, folder / "run")
     return experiment, folder / "run"
 

@@ -9,9 +9,10 @@ import pytest
 
 from gradstats.system.outputs import (
     MARK,
+    TABLE,
+    Kind,
+    csv_with,
     differing_entry,
-    has_columns,
-    is_marked,
     refuse_foreign,
     refuse_links,
     refuse_other_result,
@@ -23,31 +24,31 @@ from gradstats.system.outputs import (
 
 def test_only_what_is_recognised_may_be_replaced(tmp_path):
     mine = tmp_path / "mine.tex"
-    refuse_foreign(mine, "a table", is_marked)
-    write_marked(mine, f"% {MARK}\n1", "a table")
-    write_marked(mine, f"% {MARK}\n2", "a table")
+    refuse_foreign(mine, TABLE)
+    write_marked(mine, f"% {MARK}\n1", TABLE)
+    write_marked(mine, f"% {MARK}\n2", TABLE)
     assert mine.read_text() == f"% {MARK}\n2"
     yours = tmp_path / "yours.tex"
     yours.write_text("years of work")
     with pytest.raises(FileExistsError, match="the file .*yours.tex exists and is not a table that gradstats wrote"):
-        write_marked(yours, f"% {MARK}", "a table")
+        write_marked(yours, f"% {MARK}", TABLE)
     assert yours.read_text() == "years of work"
     with pytest.raises(FileExistsError, match="the folder .* exists and is not a table"):
-        refuse_foreign(tmp_path, "a table", is_marked)
+        refuse_foreign(tmp_path, TABLE)
     for odd in ("pipe", "link"):
         os.mkfifo(tmp_path / odd) if odd == "pipe" else (tmp_path / odd).symlink_to("nowhere")
         with pytest.raises(FileExistsError, match="is not a file or folder"):
-            refuse_foreign(tmp_path / odd, "a table", lambda _: True)
+            refuse_foreign(tmp_path / odd, Kind("a table", lambda _: True))
     with pytest.raises(FileExistsError, match="is not a file or folder"):
-        refuse_foreign("/dev/null", "a table", lambda _: True)
+        refuse_foreign("/dev/null", Kind("a table", lambda _: True))
     with pytest.raises(NotADirectoryError, match=r"mine.tex/deep.tex cannot be written, since .* is not a folder"):
-        refuse_foreign(mine / "deep.tex", "a table", is_marked)
+        refuse_foreign(mine / "deep.tex", TABLE)
 
 
 def test_a_table_replaces_the_same_one_and_another_on_request_only(tmp_path):
     path, frame = tmp_path / "table.csv", pd.DataFrame({"a": [1.5], "b,c": ["x"]})
     write_table(path, frame, overwrite=False)
-    assert has_columns(path, ["a"])
+    assert csv_with(["a"], "a table").is_ours(path)
     frame = frame[["a"]]
     path.unlink()
     for _ in range(2):

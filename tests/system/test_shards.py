@@ -72,6 +72,7 @@ def test_an_interrupted_sampling_resumes_from_its_shards(policy, tmp_path, monke
         gs.sample(policy, problems, rng=4, keep_in=tmp_path / "shards", **SETTINGS)
 
 
+@pytest.mark.slow
 def test_an_interrupted_measuring_resumes_from_its_shards(policy, tmp_path, monkeypatch):
     rollouts = gs.sample(policy, gs.load_prompts("embedded", n=5, rng=0), rng=0, **SETTINGS)
     monkeypatch.setattr(measuring, "SHARD_SIZE", 4)

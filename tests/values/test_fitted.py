@@ -1,4 +1,6 @@
-"""Value heads against values that are known."""
+"""Value heads against values that are known, and the hidden states that they are fitted to."""
+
+from __future__ import annotations
 
 from types import SimpleNamespace
 
@@ -75,41 +77,13 @@ def test_returns_follow_token_rewards_and_masks():
     lengths = [len(rows) for rows in features]
     token_rewards = [np.arange(length, dtype=float).tolist() for length in lengths]
     masks = [[place != 1 for place in range(length)] for length in lengths]
-    rollouts = table(
-        lengths,
-        [0.0] * 24,
-        np.repeat(np.arange(8), 3),
-        token_rewards=token_rewards,
-        completion_mask=masks,
-    )
+    prompts = np.repeat(np.arange(8), 3)
+    rollouts = table(lengths, [0.0] * 24, prompts, token_rewards=token_rewards, completion_mask=masks)
     # The return to go, less the masked token, is a function of the position from the end: give it as the feature.
-    goal = [
-        np.array([sum(u for u in range(t, length) if u != 1) for t in range(length)], dtype=float)[:, None]
-        for length in lengths
-    ]
+    goal = [np.array([[float(sum({*range(t, length)} - {1}))] for t in range(length)]) for length in lengths]
     fitted = fit_values_to(goal, rollouts, n_folds=3, penalties=[1e-6])
     assert fitted.explained_variance.value == pytest.approx(1.0, abs=1e-6)
     assert all(values[1] == 0.0 for values in fitted.values if len(values) > 1)
-
-
-@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
-def test_hidden_states_are_those_before_each_token(architecture):
-    model, rollouts = tiny_model(architecture), ragged_rollouts(7)
-    states = hidden_states(model, rollouts, token_budget=40, progress=False)
-    for row in range(7):
-        prompt, completion = (rollouts.tokens(name)[row] for name in ("prompt_tokens", "completion_tokens"))
-        ids = torch.tensor([[*prompt, *completion]])
-        with torch.no_grad():
-            alone = model(ids, output_hidden_states=True).hidden_states[-1][0]
-        np.testing.assert_allclose(states[row], alone[len(prompt) - 1 : -1].numpy(), atol=1e-5)
-
-
-def test_values_go_into_a_comparison():
-    model, rollouts = tiny_model("qwen2"), ragged_rollouts(24)
-    fitted = fit_values(model, rollouts, n_folds=3, progress=False)
-    assert [len(values) for values in fitted.values] == rollouts.lengths.tolist()
-    batch = gs.estimators.Batch.from_measurement(SimpleNamespace(rollouts=rollouts), values=fitted.values)
-    np.testing.assert_allclose(batch.values[3, : rollouts.lengths[3]], fitted.values[3])
 
 
 def test_refused_value_heads():
@@ -120,14 +94,33 @@ def test_refused_value_heads():
         fit_values_to(features[::-1], rollouts)
 
 
+def assert_states_before_each_token(states, rollouts, model):
+    """States of a batch against those of each sequence by itself."""
+    for row, found in enumerate(states):
+        prompt, completion = (rollouts.tokens(name)[row] for name in ("prompt_tokens", "completion_tokens"))
+        with torch.no_grad():
+            alone = model()(torch.tensor([[*prompt, *completion]]), output_hidden_states=True).hidden_states[-1][0]
+        np.testing.assert_allclose(found, alone[len(prompt) - 1 : -1].float().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_hidden_states_are_those_before_each_token(architecture):
+    model, rollouts = tiny_model(architecture), ragged_rollouts(7)
+    states = hidden_states(model, rollouts, token_budget=40, progress=False)
+    assert len(states) == 7
+    assert_states_before_each_token(states, rollouts, lambda: model)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_hidden_states_under_rotary_factors_that_depend_on_the_length(kind):
-    model, rollouts = rotary_model(kind), lengths_around_the_limit()
-    states = hidden_states(model, rollouts, progress=False)
-    for row, found in enumerate(states):
-        entry = rollouts.frame.iloc[row]
-        prompt, completion = list(entry["prompt_tokens"]), list(entry["completion_tokens"])
-        with torch.no_grad():
-            ids = torch.tensor([prompt + completion])
-            alone = rotary_model(kind)(ids, output_hidden_states=True).hidden_states[-1][0]
-        np.testing.assert_allclose(found, alone[len(prompt) - 1 : -1].float().numpy(), rtol=1e-5, atol=1e-6)
+    rollouts = lengths_around_the_limit()
+    states = hidden_states(rotary_model(kind), rollouts, progress=False)
+    assert_states_before_each_token(states, rollouts, lambda: rotary_model(kind))
+
+
+def test_values_go_into_a_comparison():
+    model, rollouts = tiny_model("qwen2"), ragged_rollouts(24)
+    fitted = fit_values(model, rollouts, n_folds=3, progress=False)
+    assert [len(values) for values in fitted.values] == rollouts.lengths.tolist()
+    batch = gs.estimators.Batch.from_measurement(SimpleNamespace(rollouts=rollouts), values=fitted.values)
+    np.testing.assert_allclose(batch.values[3, : rollouts.lengths[3]], fitted.values[3])

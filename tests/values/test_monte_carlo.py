@@ -29,6 +29,9 @@ def test_monte_carlo_values_are_those_of_the_enumerated_policy(monkeypatch):
     assert len(grades) == len(policy.rewards)
     rng = np.random.default_rng(0)
 
+    def graded(text, problem):
+        return grades[text]
+
     def draw(_policy, prefixes, settings, seed, on_tokens):
         completions = []
         for prefix in prefixes:
@@ -44,14 +47,7 @@ def test_monte_carlo_values_are_those_of_the_enumerated_policy(monkeypatch):
     rollouts = Rollouts.from_sequences(
         [[7], [7]], [list(tokens), [1, 0]], [0.0, 0.0], ["p", "p"], metadata={"sampler": {"max_new_tokens": 4}}
     )
-    values = monte_carlo_values(
-        READER,
-        rollouts,
-        [Problem("p", "", "")],
-        k=3000,
-        reward=lambda text, problem: grades[text],
-        progress=False,
-    )
+    values = monte_carlo_values(READER, rollouts, [Problem("p", "", "")], k=3000, reward=graded, progress=False)
     row = policy.trajectories.index(tokens)
     assert np.isnan(values[0][2])
     np.testing.assert_allclose(values[0][[0, 1, 3]], policy.values[row, [0, 1, 3]], atol=0.04)
@@ -75,12 +71,8 @@ def test_steps_by_regular_expression_and_by_function():
     tokens = [1, 2, 2, 1, 1, 2, 0]
     assert step_starts(READER, tokens) == [0, 3, 6]
     assert step_starts(READER, tokens, r"a") == [0, 1, 4, 5]
-    assert step_starts(READER, tokens, lambda texts: [at for at, text in enumerate(texts) if text == "\n"]) == [
-        0,
-        1,
-        2,
-        5,
-    ]
+    by_function = step_starts(READER, tokens, lambda texts: [at for at, text in enumerate(texts) if text == "\n"])
+    assert by_function == [0, 1, 2, 5]
     with pytest.raises(ValueError, match="steps gave positions 0 to 9 in a completion of 7 tokens"):
         step_starts(READER, tokens, lambda texts: [9])
 

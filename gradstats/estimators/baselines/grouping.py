@@ -1,25 +1,19 @@
-r"""The expectation E[ĝ], for the families of baselines for which it is known exactly.
-
-For on-policy samples E[S_i] = 0 given all other samples. A baseline that does not depend on sample i therefore
-leaves E[ĝ] = ∇J, and the mean of the whole group, in which R_i has the weight 1/N, gives (N−1)/N·∇J. A group of
-one follows its ``singleton`` rule: the raw reward is unbiased, and an advantage of zero has E[ĝ] = 0.
-"""
+"""What baselines are built from: sums over groups, weighted means, returns of tokens, and the exact E[ĝ]."""
 
 from __future__ import annotations
+
+import warnings
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Parameters
+from gradstats.estimators.ratios import sequence_log_ratios
 
 
 def reference_sets(batch: Batch, scope: str) -> tuple[Int[np.ndarray, "n"], int]:
-    """Return the set over which each completion's baseline is taken: its group or, with ``scope="batch"``, the batch.
-
-    Returns:
-        The index of each completion's set, shape (N,), and the number of sets.
-    """
+    """Return the set of each completion's baseline, its group or, with ``scope="batch"``, the batch; and how many."""
     if scope == "batch":
         return np.zeros(batch.rewards.size, dtype=np.int64), 1
     return batch.group_index, batch.n_groups
@@ -77,6 +71,56 @@ def first_of_group(
     return first[index]
 
 
+def weighted_mean_advantages(
+    batch: Batch,
+    weights: Float[np.ndarray, "n"],
+    loo: bool,
+    scope: str,
+    singleton: str,
+    ratio_power: int = 0,
+) -> Float[np.ndarray, "n"]:
+    r"""Return A_i = R_i − Σ_j w_j R_j / Σ_j w_j over the completion's group or batch, without j = i when ``loo``.
+
+    The weights, non-negative, are multiplied by a power of the completion's ratio π/π_old; NaN, with a warning, where
+    they sum to zero.
+    """
+    index, n_sets = reference_sets(batch, scope)
+    if ratio_power:
+        weights = weights * relative_ratios(batch, index, n_sets, ratio_power)
+    centred = batch.rewards - first_of_group(batch.rewards, index, n_sets)
+    if loo:
+        numerator = reduce_others(weights * centred, index, n_sets)
+        denominator = reduce_others(weights, index, n_sets)
+    else:
+        numerator = reduce_by_group(weights * centred, index, n_sets)[index]
+        denominator = reduce_by_group(weights, index, n_sets)[index]
+    alone = np.bincount(index, minlength=n_sets)[index] == 1
+    undefined = (denominator == 0) & ~alone
+    if undefined.any():
+        warnings.warn(
+            f"the baseline of {int(undefined.sum())} completions is NaN: all weights of its average are zero; "
+            "check the lengths or norms that weight it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    baseline = np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator != 0)
+    return apply_singleton(centred - baseline, alone, batch.rewards, singleton)
+
+
+def apply_singleton(
+    advantages: Float[np.ndarray, "n"], alone: np.ndarray, rewards: Float[np.ndarray, "n"], singleton: str
+) -> Float[np.ndarray, "n"]:
+    """Set the advantages of completions that are alone in their set by the ``singleton`` rule."""
+    rule = {"zero": np.zeros_like(rewards), "reward": rewards, "nan": np.full_like(rewards, np.nan)}
+    return np.where(alone, rule[singleton], advantages)
+
+
+def relative_ratios(batch: Batch, index: Int[np.ndarray, "n"], n_sets: int, power: int) -> Float[np.ndarray, "n"]:
+    """Return a power of each completion's ratio π/π_old, divided by the greatest of its set."""
+    log_weights = power * sequence_log_ratios(batch)
+    return np.exp(log_weights - reduce_by_group(log_weights, index, n_sets, np.maximum)[index])
+
+
 def packing_order(mask: Bool[np.ndarray, "n t"]) -> Int[np.ndarray, "n t"]:
     """For each row, the indices of its counted columns followed by the others, each in ascending order."""
     return np.argsort(~mask, axis=1, kind="stable")
@@ -123,6 +167,10 @@ def rewards_to_go(batch: Batch, gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
     return np.where(batch.mask, unpack(sums, batch.mask), 0.0)
 
 
+# The expectation E[ĝ], for the families of baselines for which it is known exactly. For on-policy samples E[S_i] = 0
+# given all other samples: a baseline that does not depend on sample i leaves E[ĝ] = ∇J, and the mean of the whole
+# group, in which R_i has the weight 1/N, gives (N−1)/N·∇J. A group of one follows its ``singleton`` rule: the raw
+# reward is unbiased, and an advantage of zero has E[ĝ] = 0.
 TRUE_GRADIENT = "E[ĝ] = ∇J"
 MEAN_BIAS = "own sample: E[ĝ] = (N−1)/N·∇J; LOO: ∇J"
 WEIGHTED_BIAS = "own sample: biased in scale and direction; LOO: ∇J"

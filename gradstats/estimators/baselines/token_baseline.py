@@ -1,4 +1,4 @@
-r"""Baselines that change from token to token: the optimal token baseline and the exact causal optimum."""
+r"""An advantage for each token: discounted, less the greedy reward, less the token baseline or the causal optimum."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gradstats.estimators.baselines.grouping import (
+    TRUE_GRADIENT,
     WEIGHTED_BIAS,
     is_batch_level,
     pack,
@@ -13,6 +14,7 @@ from gradstats.estimators.baselines.grouping import (
     reduce_others,
     reference_sets,
     rewards_to_go,
+    unbiased,
     unpack,
 )
 from gradstats.estimators.batch import Batch
@@ -27,10 +29,6 @@ def _inner(parameters: Parameters) -> Estimator:
         raise ValueError(f"estimator discounted: baseline={parameters['baseline']}: {error.args[0]}") from error
 
 
-def _scale(group_size: int, parameters: Parameters) -> float | None:
-    return _inner(parameters).expected_scale(group_size) if parameters["gamma"] == 1 else None
-
-
 @estimator(
     "discounted",
     display="discounted",
@@ -40,7 +38,9 @@ def _scale(group_size: int, parameters: Parameters) -> float | None:
     level="token",
     needs=lambda parameters: _inner(parameters).needs,
     across_groups=lambda parameters: _inner(parameters).across_groups,
-    expected_scale=_scale,
+    expected_scale=lambda group_size, parameters: (
+        _inner(parameters).expected_scale(group_size) if parameters["gamma"] == 1 else None
+    ),
     unit=lambda parameters: _inner(parameters).unit,
 )
 def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> Float[np.ndarray, "n t"]:
@@ -77,16 +77,39 @@ def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> Floa
     return np.where(batch.mask, rewards_to_go(batch, gamma) - gamma ** np.maximum(left, 0) * subtracted[:, None], 0.0)
 
 
+@estimator(
+    "remax",
+    display="ReMax",
+    baseline="reward of the greedy completion",
+    bias=TRUE_GRADIENT,
+    source="Li et al. 2023, 2310.10505",
+    level="token",
+    needs=("greedy_rewards",),
+    expected_scale=unbiased,
+)
+def remax(batch: Batch) -> Float[np.ndarray, "n t"]:
+    r"""Return :math:`A_{i,t} = G_{i,t} - R(\text{greedy completion of the prompt})`. ReMax, 2310.10505.
+
+    Needs ``greedy_rewards``, one per completion. The baseline does not depend on the samples, so E[ĝ] = ∇J.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch([1, 0], lengths=[1, 2], groups=["a", "a"], greedy_rewards=[0.5, 0.5])
+        >>> estimators.remax().advantages(batch)
+        array([[ 0.5,  0. ],
+               [-0.5, -0.5]])
+    """
+    assert batch.greedy_rewards is not None
+    return rewards_to_go(batch) - batch.greedy_rewards[:, None]
+
+
 def token_energy(batch: Batch, energy: str) -> Float[np.ndarray, "n t"]:
     r"""Return ‖s_t‖² as measured ("exact"), or w_t = 1 − 2π(y_t) + Σ_v π(v)² ("logit"), times ρ_t² where ρ is given.
 
     w_t is the squared norm of the gradient with respect to the logits. 0 where masked out.
     """
-    if energy == "exact":
-        assert batch.token_energy is not None
-        measured = batch.token_energy
-    else:
-        measured = logit_energy(batch)
+    measured = batch.token_energy if energy == "exact" else logit_energy(batch)
+    assert measured is not None
     if batch.importance is not None:
         measured = batch.importance**2 * measured
     return np.where(batch.mask, measured, 0.0)

@@ -3,108 +3,22 @@ r"""Baselines that weight the group's rewards by length, a power of it, or the m
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from gradstats.estimators.baselines.grouping import (
     WEIGHTED_BIAS,
-    first_of_group,
     is_batch_level,
     reduce_by_group,
     reduce_others,
     reference_sets,
     unbiased_if_loo,
+    weighted_mean_advantages,
 )
 from gradstats.estimators.batch import Batch
-from gradstats.estimators.estimator import Estimator, Level, Weighting, composition_of, unit_of
-from gradstats.estimators.ratios import sequence_log_ratios
+from gradstats.estimators.estimator import Estimator, Weighting, Wrapped
 from gradstats.estimators.registry import estimator
-
-
-def weighted_mean_advantages(
-    batch: Batch,
-    weights: Float[np.ndarray, "n"],
-    loo: bool,
-    scope: str,
-    singleton: str,
-    ratio_power: int = 0,
-) -> Float[np.ndarray, "n"]:
-    r"""Return A_i = R_i − Σ_j w_j R_j / Σ_j w_j over the completion's group or batch, without j = i when ``loo``.
-
-    Args:
-        batch: the completions.
-        weights: w, non-negative, (N,).
-        loo: leave sample i out of its own baseline.
-        scope: ``"group"`` or ``"batch"``.
-        singleton: what a set of one completion gets: 0 (``"zero"``), its reward (``"reward"``) or NaN (``"nan"``).
-        ratio_power: weights are multiplied by this power of the completion's ratio π/π_old; 0 on-policy.
-
-    Returns:
-        Advantages, (N,); NaN, with a warning, where the weights sum to zero.
-    """
-    index, n_sets = reference_sets(batch, scope)
-    if ratio_power:
-        weights = weights * relative_ratios(batch, index, n_sets, ratio_power)
-    centred = batch.rewards - first_of_group(batch.rewards, index, n_sets)
-    if loo:
-        numerator = reduce_others(weights * centred, index, n_sets)
-        denominator = reduce_others(weights, index, n_sets)
-    else:
-        numerator = reduce_by_group(weights * centred, index, n_sets)[index]
-        denominator = reduce_by_group(weights, index, n_sets)[index]
-    alone = np.bincount(index, minlength=n_sets)[index] == 1
-    undefined = (denominator == 0) & ~alone
-    if undefined.any():
-        warnings.warn(
-            f"the baseline of {int(undefined.sum())} completions is NaN: all weights of its average are zero; "
-            "check the lengths or norms that weight it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    baseline = np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator != 0)
-    return apply_singleton(centred - baseline, alone, batch.rewards, singleton)
-
-
-def apply_singleton(
-    advantages: Float[np.ndarray, "n"], alone: np.ndarray, rewards: Float[np.ndarray, "n"], singleton: str
-) -> Float[np.ndarray, "n"]:
-    """Set the advantages of completions that are alone in their set by the ``singleton`` rule."""
-    rule = {"zero": np.zeros_like(rewards), "reward": rewards, "nan": np.full_like(rewards, np.nan)}
-    return np.where(alone, rule[singleton], advantages)
-
-
-def relative_ratios(batch: Batch, index: Int[np.ndarray, "n"], n_sets: int, power: int) -> Float[np.ndarray, "n"]:
-    """Return a power of each completion's ratio π/π_old, divided by the greatest of its set."""
-    log_weights = power * sequence_log_ratios(batch)
-    return np.exp(log_weights - reduce_by_group(log_weights, index, n_sets, np.maximum)[index])
-
-
-def optimal_constant(rewards: Float[np.ndarray, "n"], sq_norms: Float[np.ndarray, "n"]) -> float:
-    r"""Return :math:`b^* = \sum_j R_j‖S_j‖²/\sum_j‖S_j‖²`, the constant that minimises tr Cov((R − b)S).
-
-    Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
-
-    Args:
-        rewards: :math:`R_j`, (N,).
-        sq_norms: :math:`‖S_j‖²`, (N,).
-
-    Returns:
-        b*; NaN, with a warning, when every squared norm is zero.
-
-    Example:
-        >>> from gradstats import estimators
-        >>> import numpy as np
-        >>> estimators.optimal_constant(np.array([1.0, 0.0, 1.0]), np.array([2.0, 3.0, 1.0]))
-        0.5
-    """
-    total = float(np.sum(sq_norms))
-    if total == 0:
-        warnings.warn("the optimal constant is NaN: every squared gradient norm is zero", RuntimeWarning, stacklevel=2)
-        return float("nan")
-    return float(np.dot(rewards, sq_norms)) / total
-
 
 #: The value of ``alpha`` that stands for the exponent within prompts, fitted on the other groups.
 WITHIN_PROMPT = "within_prompt"
@@ -132,7 +46,8 @@ def exponents_of_others(batch: Batch) -> Float[np.ndarray, "n"]:
     """
     assert batch.sq_norms is not None
     known, index = batch.sq_norms > 0, batch.group_index
-    x, y = (_deviations(values, index, known, batch.n_groups) for values in _logarithms(batch, known))
+    logarithms = np.log(batch.lengths), np.log(np.where(known, batch.sq_norms, 1.0))
+    x, y = (_deviations(values, index, known, batch.n_groups) for values in logarithms)
     squares = np.bincount(index, weights=x * x, minlength=batch.n_groups)
     products = np.bincount(index, weights=x * y, minlength=batch.n_groups)
     one_set = np.zeros(batch.n_groups, dtype=np.int64)
@@ -153,76 +68,26 @@ def exponents_of_others(batch: Batch) -> Float[np.ndarray, "n"]:
     return exponents[index]
 
 
+def _deviations(values: np.ndarray, index: Int[np.ndarray, "n"], known: np.ndarray, n_groups: int) -> np.ndarray:
+    """Return values less the mean of their group's known ones; 0 where a value is not known."""
+    counts = np.maximum(np.bincount(index, weights=known, minlength=n_groups), 1.0)
+    means = np.bincount(index, weights=known * values, minlength=n_groups) / counts
+    return np.where(known, values - means[index], 0.0)
+
+
 def fits_exponents(estimator: Weighting) -> bool:
     """Return whether an estimator, or a recipe's advantage, weights by exponents that are fitted on other prompts."""
     advantage = getattr(estimator, "advantage", estimator)
     return isinstance(advantage, Estimator) and advantage.parameters.get("alpha") == WITHIN_PROMPT
 
 
-@dataclass(frozen=True)
-class GivenExponents:
-    """An estimator whose exponents were fitted beforehand, so that no group depends on the others of its batch.
-
-    Attributes:
-        estimator: the estimator; batches have the column ``exponent_of_other_prompts``.
-    """
-
-    estimator: Estimator
-
-    @property
-    def name(self) -> str:
-        """The estimator's name."""
-        return self.estimator.name
-
-    @property
-    def label(self) -> str:
-        """The estimator's label."""
-        return self.estimator.label
-
-    @property
-    def composition(self) -> str:
-        """What the estimator is composed of."""
-        return composition_of(self.estimator)
-
-    @property
-    def level(self) -> Level:
-        """The estimator's level."""
-        return self.estimator.level
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The optional fields of the Batch that the estimator requires."""
-        return self.estimator.needs
+class GivenExponents(Wrapped[Estimator]):
+    """An estimator whose exponents are a column of the batch, so that no group depends on the others of its batch."""
 
     @property
     def across_groups(self) -> bool:
         """``False``."""
         return False
-
-    @property
-    def unit(self) -> str:
-        """The estimator's unit."""
-        return unit_of(self.estimator)
-
-    def expected_scale(self, group_size: int) -> float | None:
-        """Return the estimator's factor c in E[ĝ] = c·∇J."""
-        return self.estimator.expected_scale(group_size)
-
-    def weights(self, batch: Batch) -> np.ndarray:
-        """Return the estimator's weights."""
-        return self.estimator.weights(batch)
-
-
-def _logarithms(batch: Batch, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    assert batch.sq_norms is not None
-    return np.log(batch.lengths), np.log(np.where(known, batch.sq_norms, 1.0))
-
-
-def _deviations(values: np.ndarray, index: Int[np.ndarray, "n"], known: np.ndarray, n_groups: int) -> np.ndarray:
-    """Return values less the mean of their group's known ones; 0 where a value is not known."""
-    counts = np.maximum(np.bincount(index, weights=known, minlength=n_groups), 1.0)
-    means = np.bincount(index, weights=known * values, minlength=n_groups) / counts
-    return np.where(known, values - means[index], 0.0)
 
 
 # Under the weights ρS of an off-policy gradient the optimal constant is E[ρ²R‖S‖²]/E[ρ²‖S‖²].

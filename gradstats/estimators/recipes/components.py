@@ -1,4 +1,4 @@
-r"""Which tokens count in the loss: those of the highest entropy, or those whose ratio to the sampler is in bounds."""
+"""The components of a recipe but advantage and ratio: scale, aggregation, KL term, filter, reward, mask of tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxtyping import Bool, Float
 
 from gradstats.config.options import read_label
 from gradstats.estimators.baselines.grouping import is_batch_level, packed_rewards, reduce_by_group, unpack
-from gradstats.estimators.baselines.means import group_mean_scale
-from gradstats.estimators.baselines.scaled import divide_by_deviation, standard_deviation
+from gradstats.estimators.baselines.scaled import divide_by_deviation, group_mean_scale, standard_deviation
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import (
     FINITE,
     SEQUENCE_SUM,
     Level,
+    NamedFunction,
     Parameters,
     Parametrised,
     Rule,
@@ -32,54 +32,29 @@ Kind = Literal["scale", "ratio", "aggregation", "kl", "filter", "reward", "mask"
 
 #: The component of each kind that a recipe has unless it names another: it leaves the plain sum as it is.
 DEFAULT_COMPONENTS: dict[Kind, str] = {
-    "scale": "none",
-    "ratio": "none",
-    "aggregation": SEQUENCE_SUM,
-    "kl": "none",
-    "filter": "none",
-    "reward": "none",
+    "scale": "none", "ratio": "none", "aggregation": SEQUENCE_SUM, "kl": "none", "filter": "none", "reward": "none",
     "mask": "none",
-}
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ComponentDefinition:
-    """A named component, whatever its parameters.
-
-    Attributes:
-        kind: which of the components it is.
-        name: how recipes name it.
-        function: takes its data, by position, then its parameters.
-        skip: how many leading arguments are data.
-        level: "token" when it makes weights differ between the tokens of a completion.
-        needs: Batch fields that it requires.
-        across_groups: whether it is batch-level, that is, uses other groups than the prompt's, given its parameters.
-        of_ratios: whether it has no effect where every ratio is 1.
-        fixed: whether its effect on a completion is the same in every batch, given its parameters.
-        unit: what a scale divides by, and what an aggregation measures gradients in, given its parameters.
-        rules: what its parameters accept, where that differs from other estimators' parameters of the name.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ComponentDefinition(NamedFunction):
+    """A named component, whatever its parameters; the level is "token" where it varies along a completion."""
 
     kind: Kind
-    name: str
-    function: Callable[..., object]
+    # How many leading arguments of the function are data.
     skip: int
-    level: Level
     needs: tuple[str, ...]
-    across_groups: Callable[[Parameters], bool]
-    unit: Callable[[Parameters], str]
-    of_ratios: bool = False
-    fixed: Callable[[Parameters], bool] = lambda parameters: True
-    rules: Mapping[str, Rule] = field(default_factory=dict, compare=False)  # a dict has no hash
+    # Whether it has no effect where every ratio is 1.
+    of_ratios: bool
+    # Whether its effect on a completion is the same in every batch, given its parameters.
+    fixed: Callable[[Parameters], bool]
+    # What its parameters accept, where that differs from other estimators' parameters of the name.
+    rules: Mapping[str, Rule] = field(compare=False)  # a dict has no hash
 
 
 class Component(Parametrised[ComponentDefinition]):
-    """One component with its parameters; calling it applies it to its data.
-
-    Attributes:
-        definition: what the name stands for.
-        parameters: every parameter, defaults included.
-    """
+    """One component with its parameters; calling it applies it to its data."""
 
     def __call__(self, *data: object) -> Any:
         """Apply the component to its data; what it returns depends on its kind."""
@@ -106,17 +81,17 @@ def component(
 
     def decorate(function: Callable[..., object]) -> Callable[..., Component]:
         definition = ComponentDefinition(
-            kind,
-            name,
-            function,
-            skip,
-            level,
-            needs,
-            across_groups,
-            unit or (lambda parameters: name),
-            of_ratios,
-            fixed,
-            rules or {},
+            name=name,
+            function=function,
+            level=level,
+            across_groups=across_groups,
+            unit=unit or (lambda parameters: name),
+            kind=kind,
+            skip=skip,
+            needs=needs,
+            of_ratios=of_ratios,
+            fixed=fixed,
+            rules=rules or {},
         )
         COMPONENTS[kind][name] = definition
 
@@ -131,6 +106,13 @@ def component(
     return decorate
 
 
+def _make(definition: ComponentDefinition, arguments: tuple[object, ...], keywords: Parameters) -> Component:
+    what = f"{definition.kind} {definition.name}"
+    parameters = bind_parameters(what, definition.function, arguments, keywords, skip=definition.skip)
+    check_parameters(what, definition.function, parameters, definition.rules)
+    return Component(definition, parameters)
+
+
 def get_component(kind: Kind, name: str | Component, **parameters: object) -> Component:
     """Find a component by kind and by name or label, as in ``get_component("ratio", "token_clip(eps_high=0.28)")``."""
     if isinstance(name, Component):
@@ -142,7 +124,7 @@ def get_component(kind: Kind, name: str | Component, **parameters: object) -> Co
 
 
 def parameter_names(kind: Kind, name: str) -> dict[str, bool]:
-    """Return the names of the parameters that a component takes."""
+    """Return the names of the parameters that a component takes, and whether each is required."""
     definition = _find(kind, name)
     declared = list(inspect.signature(definition.function).parameters.values())[definition.skip :]
     return {parameter.name: parameter.default is parameter.empty for parameter in declared}
@@ -154,73 +136,8 @@ def _find(kind: Kind, name: str) -> ComponentDefinition:
     return COMPONENTS[kind][name]
 
 
-def _make(definition: ComponentDefinition, arguments: tuple[object, ...], keywords: Parameters) -> Component:
-    what = f"{definition.kind} {definition.name}"
-    parameters = bind_parameters(what, definition.function, arguments, keywords, skip=definition.skip)
-    check_parameters(what, definition.function, parameters, definition.rules)
-    return Component(definition, parameters)
-
-
-@component("aggregation", SEQUENCE_SUM)
-def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
-    """Return 1/N Σ_i Σ_t, with N the completions of the group."""
-    return 1.0 / batch.group_sizes[batch.group_index]
-
-
-@component("aggregation", "sequence_mean")
-def sequence_mean(batch: Batch) -> Float[np.ndarray, "n"]:
-    """Return 1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
-    return 1.0 / (batch.group_sizes[batch.group_index] * batch.lengths)
-
-
-@component("aggregation", "token_mean", across_groups=is_batch_level)
-def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
-    """Return 1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
-
-    Args:
-        batch: the completions.
-        scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
-    """
-    if scope == "batch":
-        return np.full(batch.rewards.size, batch.n_groups / batch.lengths.sum())
-    totals = np.bincount(batch.group_index, weights=batch.lengths, minlength=batch.n_groups)
-    return 1.0 / totals[batch.group_index]
-
-
-def _with_its_length(parameters: Parameters) -> str:
-    return "constant" if parameters["max_tokens"] is None else f"constant(max_tokens={parameters['max_tokens']:g})"
-
-
-@component("aggregation", "constant", unit=_with_its_length)
-def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
-    """Return 1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
-
-    Args:
-        batch: the completions.
-        max_tokens: L, the cap on the completion's length; without it the width T of the batch, as in verl.
-            It changes only the unit.
-    """
-    width = batch.mask.shape[1] if max_tokens is None else max_tokens
-    return 1.0 / (batch.group_sizes[batch.group_index] * width)
-
-
-@component("aggregation", "delta_l", rules={"alpha": FINITE})
-def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
-    """Return T_i^{−α}/Σ_j T_j^{−α}·Σ_t over the completions of the group: ΔL normalisation, 2509.07558.
-
-    The weights of least variance where that of a completion's gradient grows like T^α.
-
-    Args:
-        batch: the completions.
-        alpha: α; 0 is the plain mean over completions.
-    """
-    shares = batch.lengths.astype(np.float64) ** -alpha
-    totals = np.bincount(batch.group_index, weights=shares, minlength=batch.n_groups)
-    return shares / totals[batch.group_index]
-
-
 @component("scale", "none", skip=2)
-def none(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
+def unscaled(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
     """Return A unchanged."""
     return advantages
 
@@ -276,8 +193,120 @@ def _column(values: Float[np.ndarray, "n"], like: np.ndarray) -> np.ndarray:
     return values if like.ndim == 1 else values[:, None]
 
 
+@component("aggregation", SEQUENCE_SUM)
+def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
+    """Return 1/N Σ_i Σ_t, with N the completions of the group."""
+    return 1.0 / batch.group_sizes[batch.group_index]
+
+
+@component("aggregation", "sequence_mean")
+def sequence_mean(batch: Batch) -> Float[np.ndarray, "n"]:
+    """Return 1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
+    return 1.0 / (batch.group_sizes[batch.group_index] * batch.lengths)
+
+
+@component("aggregation", "token_mean", across_groups=is_batch_level)
+def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
+    """Return 1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
+
+    Args:
+        batch: the completions.
+        scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
+    """
+    if scope == "batch":
+        return np.full(batch.rewards.size, batch.n_groups / batch.lengths.sum())
+    totals = np.bincount(batch.group_index, weights=batch.lengths, minlength=batch.n_groups)
+    return 1.0 / totals[batch.group_index]
+
+
+@component(
+    "aggregation",
+    "constant",
+    unit=lambda parameters: (
+        "constant" if parameters["max_tokens"] is None else f"constant(max_tokens={parameters['max_tokens']:g})"
+    ),
+)
+def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray, "n"]:
+    """Return 1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
+
+    Args:
+        batch: the completions.
+        max_tokens: L, the cap on the completion's length; without it the width T of the batch, as in verl.
+            It changes only the unit.
+    """
+    width = batch.mask.shape[1] if max_tokens is None else max_tokens
+    return 1.0 / (batch.group_sizes[batch.group_index] * width)
+
+
+@component("aggregation", "delta_l", rules={"alpha": FINITE})
+def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
+    """Return T_i^{−α}/Σ_j T_j^{−α}·Σ_t over the completions of the group: ΔL normalisation, 2509.07558.
+
+    The weights of least variance where that of a completion's gradient grows like T^α.
+
+    Args:
+        batch: the completions.
+        alpha: α; 0 is the plain mean over completions.
+    """
+    shares = batch.lengths.astype(np.float64) ** -alpha
+    totals = np.bincount(batch.group_index, weights=shares, minlength=batch.n_groups)
+    return shares / totals[batch.group_index]
+
+
+_KL_NEEDS = ("logprobs", "ref_logprobs")
+
+
+@component("kl", "none")
+def without_kl(batch: Batch) -> tuple[Batch, float]:
+    """No KL term: the batch unchanged, and nothing added to the weights."""
+    return batch, 0.0
+
+
+def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
+    """Return k1 = log π/π_ref at every counted token, 0 elsewhere."""
+    assert batch.logprobs is not None
+    assert batch.ref_logprobs is not None
+    return batch.logprobs - batch.ref_logprobs
+
+
+def divergence(k1: Float[np.ndarray, "n t"], kind: str) -> Float[np.ndarray, "n t"]:
+    """Return an estimate of the divergence at each token, "k1", "k2" or "k3", from k1."""
+    if kind == "k1":
+        return k1
+    return k1**2 / 2 if kind == "k2" else np.expm1(-k1) + k1
+
+
+@component("kl", "in_reward", needs=_KL_NEEDS)
+def in_reward(batch: Batch, beta: float = 0.05, kind: str = "k1") -> tuple[Batch, float]:
+    """Replace the token rewards by r_t − β·k and add nothing to the loss.
+
+    Args:
+        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
+        beta: β.
+        kind: "k1" (InstructGPT's, 2203.02155), "k2" or "k3"; verl's ``kl``, ``mse`` and ``low_var_kl``, the last of
+            which it clamps to ±10.
+    """
+    penalty = beta * divergence(log_ratio_to_reference(batch), kind)
+    token_rewards = unpack(packed_rewards(batch), batch.mask) - penalty
+    return batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1), token_rewards=token_rewards), 0.0
+
+
+@component("kl", "in_loss", level="token", needs=_KL_NEEDS)
+def in_loss(batch: Batch, beta: float = 0.001, kind: str = "k3") -> tuple[Batch, Float[np.ndarray, "n t"]]:
+    """Add −β·dk/dk1 to the weight of s_t; the rewards stay as they are.
+
+    Args:
+        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
+        beta: β.
+        kind: "k1", "k2" or "k3" (GRPO's).
+    """
+    k1 = log_ratio_to_reference(batch)
+    slope = {"k1": np.ones_like(k1), "k2": k1, "k3": -np.expm1(-k1)}[kind]
+    return batch, np.where(batch.mask, -beta * slope, 0.0)
+
+
 @component("filter", "none")
-def none_of_filter(batch: Batch) -> Bool[np.ndarray, "n"]:
+def every_completion(batch: Batch) -> Bool[np.ndarray, "n"]:
     """Return every completion."""
     return np.ones(batch.rewards.size, dtype=bool)
 
@@ -312,7 +341,7 @@ def _differing(rewards: Float[np.ndarray, "n"], batch: Batch) -> Bool[np.ndarray
 
 
 @component("reward", "none")
-def none_of_reward(batch: Batch) -> Float[np.ndarray, "n"]:
+def nothing_added(batch: Batch) -> Float[np.ndarray, "n"]:
     """Add nothing."""
     return np.zeros(batch.rewards.size)
 
@@ -341,64 +370,8 @@ def soft_overlong(batch: Batch, max: float, cache: float) -> Float[np.ndarray, "
     return np.clip((max - cache - batch.lengths) / cache, -1.0, 0.0)
 
 
-NEEDS = ("logprobs", "ref_logprobs")
-
-
-def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
-    """Return k1 = log π/π_ref at every counted token, 0 elsewhere."""
-    assert batch.logprobs is not None
-    assert batch.ref_logprobs is not None
-    return batch.logprobs - batch.ref_logprobs
-
-
-@component("kl", "none")
-def none_of_kl(batch: Batch) -> tuple[Batch, float]:
-    """No KL term: the batch unchanged, and nothing added to the weights."""
-    return batch, 0.0
-
-
-def divergence(k1: Float[np.ndarray, "n t"], kind: str) -> Float[np.ndarray, "n t"]:
-    """Return an estimate of the divergence at each token, "k1", "k2" or "k3", from k1."""
-    if kind == "k1":
-        return k1
-    return k1**2 / 2 if kind == "k2" else np.expm1(-k1) + k1
-
-
-@component("kl", "in_reward", needs=NEEDS)
-def in_reward(batch: Batch, beta: float = 0.05, kind: str = "k1") -> tuple[Batch, float]:
-    """Replace the token rewards by r_t − β·k and add nothing to the loss.
-
-    Args:
-        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
-        beta: β.
-        kind: "k1" (InstructGPT's, 2203.02155), "k2" or "k3"; verl's ``kl``, ``mse`` and ``low_var_kl``, the last of
-            which it clamps to ±10.
-    """
-    penalty = beta * divergence(log_ratio_to_reference(batch), kind)
-    token_rewards = unpack(packed_rewards(batch), batch.mask) - penalty
-    return batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1), token_rewards=token_rewards), 0.0
-
-
-@component("kl", "in_loss", level="token", needs=NEEDS)
-def in_loss(batch: Batch, beta: float = 0.001, kind: str = "k3") -> tuple[Batch, Float[np.ndarray, "n t"]]:
-    """Add −β·dk/dk1 to the weight of s_t; the rewards stay as they are.
-
-    Args:
-        batch: the completions, with ``logprobs`` and ``ref_logprobs``.
-        beta: β.
-        kind: "k1", "k2" or "k3" (GRPO's).
-    """
-    k1 = log_ratio_to_reference(batch)
-    slope = {"k1": np.ones_like(k1), "k2": k1, "k3": -np.expm1(-k1)}[kind]
-    return batch, np.where(batch.mask, -beta * slope, 0.0)
-
-
-# Beyond e^20 verl's rollout correction does not distinguish ratios.
-_BOUND = 20.0
-
-
 @component("mask", "none")
-def none_of_mask(batch: Batch) -> Bool[np.ndarray, "n t"]:
+def every_token(batch: Batch) -> Bool[np.ndarray, "n t"]:
     """Return every counted token."""
     return batch.mask
 
@@ -463,18 +436,12 @@ def reject_tokens(
     Raises:
         ValueError: for bounds that do not suit the kind.
     """
-    divergence = _divergence(batch, kind)
-    return batch.mask & _within(divergence, kind, low, high)
+    return batch.mask & _within(_divergence_from_sampler(batch, kind), kind, low, high)
 
 
 @component("mask", "reject_completions", of_ratios=True)
 def reject_completions(
-    batch: Batch,
-    high: float,
-    kind: str = "k1",
-    over: str = "mean",
-    low: float | None = None,
-    rescale: bool = True,
+    batch: Batch, high: float, kind: str = "k1", over: str = "mean", low: float | None = None, rescale: bool = True
 ) -> Bool[np.ndarray, "n t"]:
     """Keep completions whose divergence from the sampler is in bounds: verl's ``seq_mean_k1``, ``seq_sum_k3``, ….
 
@@ -492,14 +459,18 @@ def reject_completions(
     """
     if kind == "k1" and over == "max":
         raise ValueError("mask reject_completions: over='max' is for k2 and k3, never negative: choose one, or 'mean'")
-    divergence = np.where(batch.mask, _divergence(batch, kind), 0.0)
+    divergence = np.where(batch.mask, _divergence_from_sampler(batch, kind), 0.0)
     of_completion = divergence.max(axis=1) if over == "max" else divergence.sum(axis=1)
     if over == "mean":
         of_completion = of_completion / batch.lengths
     return batch.mask & _within(of_completion, kind, low, high)[:, None]
 
 
-def _divergence(batch: Batch, kind: str) -> Float[np.ndarray, "n t"]:
+# Beyond e^20 verl's rollout correction does not distinguish ratios.
+_BOUND = 20.0
+
+
+def _divergence_from_sampler(batch: Batch, kind: str) -> Float[np.ndarray, "n t"]:
     log_ratio = np.clip(log_ratios(batch, "rejection by the ratio"), -_BOUND, _BOUND)
     return divergence(-log_ratio, kind)
 

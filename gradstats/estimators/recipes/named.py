@@ -20,134 +20,83 @@ from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
 
 RECIPES: dict[str, dict[str, str]] = {
     "reinforce": {
-        "display": "REINFORCE",
-        "advantage": "reinforce",
-        "published_kl": "none",
-        "bias": "E[ĝ] = ∇J",
-        "source": "Williams 1992",
+        "display": "REINFORCE", "advantage": "reinforce",
+        "published_kl": "none", "bias": "E[ĝ] = ∇J", "source": "Williams 1992",
     },
     "rloo": {
-        "display": "RLOO",
-        "advantage": "rloo",
-        "published_kl": "in_reward(kind=k1)",
-        "bias": "E[ĝ] = ∇J",
-        "source": "Ahmadian et al. 2024, 2402.14740",
+        "display": "RLOO", "advantage": "rloo",
+        "published_kl": "in_reward(kind=k1)", "bias": "E[ĝ] = ∇J", "source": "Ahmadian et al. 2024, 2402.14740",
     },
     "rloo_is": {
-        "display": "RLOO-IS",
-        "advantage": "rloo(off_policy=True)",
-        "ratio": "sequence_product",
-        "published_kl": "none",
-        "bias": "E[ĝ] = ∇J, off-policy as well",
+        "display": "RLOO-IS", "advantage": "rloo(off_policy=True)", "ratio": "sequence_product",
+        "published_kl": "none", "bias": "E[ĝ] = ∇J, off-policy as well",
         "source": "importance sampling: Precup et al. 2000",
     },
     "ppo": {
-        "display": "PPO",
-        "advantage": "gae",
-        "ratio": "token_clip",
-        "aggregation": "token_mean",
-        "published_kl": "none",
-        "bias": "biased: all tokens share one average",
+        "display": "PPO", "advantage": "gae", "ratio": "token_clip", "aggregation": "token_mean",
+        "published_kl": "none", "bias": "biased: all tokens share one average",
         "source": "Schulman et al. 2017, 1707.06347",
     },
     "grpo": {
-        "display": "GRPO",
-        "advantage": "group_mean",
-        "scale": "group_std",
-        "ratio": "token_clip",
+        "display": "GRPO", "advantage": "group_mean", "scale": "group_std", "ratio": "token_clip",
         "aggregation": "sequence_mean",
-        "published_kl": "in_loss(kind=k3)",
-        "bias": "biased: by group spread and 1/T",
+        "published_kl": "in_loss(kind=k3)", "bias": "biased: by group spread and 1/T",
         "source": "Shao et al. 2024, 2402.03300",
     },
     "dr_grpo": {
-        "display": "Dr. GRPO",
-        "advantage": "group_mean",
-        "ratio": "token_clip",
-        "aggregation": "constant",
-        "published_kl": "none",
-        "bias": "on-policy (N−1)/(N·L)·∇J",
-        "source": "Liu et al. 2025, 2503.20783",
+        "display": "Dr. GRPO", "advantage": "group_mean", "ratio": "token_clip", "aggregation": "constant",
+        "published_kl": "none", "bias": "on-policy (N−1)/(N·L)·∇J", "source": "Liu et al. 2025, 2503.20783",
     },
     "dapo": {
-        "display": "DAPO",
-        "advantage": "group_mean",
-        "scale": "group_std",
-        "ratio": "token_clip(eps_high=0.28)",
-        "aggregation": "token_mean",
-        "filter": "dynamic_sampling",
-        "published_kl": "none",
-        "bias": "biased: by group spread and 1/ΣT",
-        "source": "Yu et al. 2025, 2503.14476",
+        "display": "DAPO", "advantage": "group_mean", "scale": "group_std", "ratio": "token_clip(eps_high=0.28)",
+        "aggregation": "token_mean", "filter": "dynamic_sampling",
+        "published_kl": "none", "bias": "biased: by group spread and 1/ΣT", "source": "Yu et al. 2025, 2503.14476",
     },
     "dapo_top_entropy": {
-        "display": "DAPO, top 20 % entropy",
-        "advantage": "group_mean",
-        "scale": "group_std",
-        "ratio": "token_clip(eps_high=0.28)",
-        "aggregation": "token_mean",
-        "filter": "dynamic_sampling",
+        "display": "DAPO, top 20 % entropy", "advantage": "group_mean", "scale": "group_std",
+        "ratio": "token_clip(eps_high=0.28)", "aggregation": "token_mean", "filter": "dynamic_sampling",
         "mask": "top_entropy",
-        "published_kl": "none",
-        "bias": "biased: by group spread, 1/ΣT, and without the other tokens",
+        "published_kl": "none", "bias": "biased: by group spread, 1/ΣT, and without the other tokens",
         "source": "Wang et al. 2025, 2506.01939",
     },
     "gspo": {
-        "display": "GSPO",
-        "advantage": "group_mean",
-        "scale": "group_std",
-        "ratio": "sequence_clip",
+        "display": "GSPO", "advantage": "group_mean", "scale": "group_std", "ratio": "sequence_clip",
         "aggregation": "sequence_mean",
-        "published_kl": "left out of the objective for brevity",
-        "bias": "biased: by group spread and 1/T",
+        "published_kl": "left out of the objective for brevity", "bias": "biased: by group spread and 1/T",
         "source": "Zheng et al. 2025, 2507.18071",
     },
     "cispo": {
-        "display": "CISPO",
-        "advantage": "group_mean",
-        "scale": "group_std",
-        "ratio": "clipped_weight",
+        "display": "CISPO", "advantage": "group_mean", "scale": "group_std", "ratio": "clipped_weight",
         "aggregation": "token_mean",
-        "published_kl": "none",
-        "bias": "biased: by group spread and 1/ΣT",
-        "source": "MiniMax 2025, 2506.13585",
+        "published_kl": "none", "bias": "biased: by group spread and 1/ΣT", "source": "MiniMax 2025, 2506.13585",
     },
     "kimi_k15": {
-        "display": "Kimi k1.5",
-        "advantage": "kimi",
-        "ratio": "log_ratio_penalty",
+        "display": "Kimi k1.5", "advantage": "kimi", "ratio": "log_ratio_penalty",
         "published_kl": "to the sampler, in log_ratio_penalty",
-        "bias": "biased: own-sample soft maximum, and the penalty off-policy",
-        "source": "Kimi Team 2025, 2501.12599",
+        "bias": "biased: own-sample soft maximum, and the penalty off-policy", "source": "Kimi Team 2025, 2501.12599",
     },
     "opo": {
-        "display": "OPO",
-        "advantage": "token_mean",
-        "published_kl": "none",
-        "bias": "biased in scale and direction (own sample)",
+        "display": "OPO", "advantage": "token_mean",
+        "published_kl": "none", "bias": "biased in scale and direction (own sample)",
         "source": "Hao et al. 2025, 2505.23585",
     },
     "gmpo": {
-        "display": "GMPO",
-        "advantage": "group_mean",
-        "scale": "group_std",
-        "ratio": "geometric_clip",
+        "display": "GMPO", "advantage": "group_mean", "scale": "group_std", "ratio": "geometric_clip",
         "aggregation": "sequence_mean",
-        "published_kl": "none",
-        "bias": "biased: by group spread and 1/T",
-        "source": "Zhao et al. 2025, 2507.20673",
+        "published_kl": "none", "bias": "biased: by group spread and 1/T", "source": "Zhao et al. 2025, 2507.20673",
     },
     "delta_l": {
-        "display": "ΔL",
-        "advantage": "group_mean",
-        "scale": "group_std",
-        "ratio": "token_clip",
+        "display": "ΔL", "advantage": "group_mean", "scale": "group_std", "ratio": "token_clip",
         "aggregation": "delta_l",
-        "published_kl": "none",
-        "bias": "biased: by group spread and T^{−α}",
-        "source": "2509.07558",
+        "published_kl": "none", "bias": "biased: by group spread and T^{−α}", "source": "2509.07558",
     },
-}
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """Return the names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
+    alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_COMPONENTS)}
+    return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
 
 
 def get(name: str | Recipe, **overrides: Any) -> Recipe:
@@ -207,6 +156,29 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
     return Recipe(**built, name=base, written=label)
 
 
+def _row(name: str, overrides: dict[str, Any]) -> dict[str, str]:
+    if name in RECIPES:
+        return RECIPES[name]
+    if name in registry.DEFINITIONS:
+        return {"advantage": name}
+    if name == CUSTOM:
+        if "advantage" not in overrides:
+            raise TypeError(f"{PREFIX}{CUSTOM} needs a value for advantage: write {PREFIX}{CUSTOM}(advantage=rloo, …)")
+        return {"advantage": overrides["advantage"]}
+    near = nearest(name, names())
+    hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {', '.join(names())}"
+    raise KeyError(f"no recipe is called {name!r}: {hint}")
+
+
+def _parameters_of(kind: str, label: str) -> dict[str, bool]:
+    """Return the parameters of a component or advantage, and whether each is required."""
+    base, _ = read_label(label)
+    if kind in get_args(Kind):
+        return parameter_names(kind, base)  # type: ignore[arg-type]  # checked on the line before
+    declared = list(inspect.signature(registry.get_definition(base).function).parameters.values())[1:]
+    return {parameter.name: parameter.default is parameter.empty for parameter in declared}
+
+
 def _label(base: str, overrides: dict[str, Any]) -> str:
     """Return the label of a recipe with overrides, which may be objects."""
     texts = [
@@ -243,18 +215,6 @@ def _missing(chosen: dict[str, Any], takers: dict[str, dict[str, bool]], overrid
 def _to_be_filled(base: str, missing: list[str]) -> str:
     """Return the label of a recipe with a place for each value that it needs."""
     return f"{PREFIX}{base}({', '.join(f'{name}=…' for name in missing)})" if missing else PREFIX + base
-
-
-def _label_of(name: str) -> str:
-    """Return the label of a named recipe as it must be written, as in ``"recipe:kimi_k15(tau=…)"``."""
-    row = {kind: value for kind, value in RECIPES[name].items() if kind in ("advantage", *DEFAULT_COMPONENTS)}
-    return _to_be_filled(name, _missing(row, {kind: _parameters_of(kind, value) for kind, value in row.items()}, {}))
-
-
-def names() -> list[str]:
-    """Return the names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
-    alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_COMPONENTS)}
-    return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
 
 
 def table() -> pd.DataFrame:
@@ -301,6 +261,14 @@ def table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _ratio_unit(label: str) -> str:
+    """Return the ratio component with what it applies to, as in "token: token_clip(eps_high=0.28)"."""
+    name, _ = read_label(label)
+    if name == "none":
+        return name
+    return f"{'token' if COMPONENTS['ratio'][name].level == 'token' else 'completion'}: {label}"
+
+
 def _kl_placement(row: dict[str, str]) -> str:
     """Return where the recipe has a KL term, with that of its paper where it is another."""
     own = row.get("kl", DEFAULT_COMPONENTS["kl"])
@@ -332,12 +300,10 @@ def published() -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def _ratio_unit(label: str) -> str:
-    """Return the ratio component with what it applies to, as in "token: token_clip(eps_high=0.28)"."""
-    name, _ = read_label(label)
-    if name == "none":
-        return name
-    return f"{'token' if COMPONENTS['ratio'][name].level == 'token' else 'completion'}: {label}"
+def _label_of(name: str) -> str:
+    """Return the label of a named recipe as it must be written, as in ``"recipe:kimi_k15(tau=…)"``."""
+    row = {kind: value for kind, value in RECIPES[name].items() if kind in ("advantage", *DEFAULT_COMPONENTS)}
+    return _to_be_filled(name, _missing(row, {kind: _parameters_of(kind, value) for kind, value in row.items()}, {}))
 
 
 def unit_of_label(label: str) -> str:
@@ -365,26 +331,3 @@ def _kind_of(component: str) -> str:
         if base in known:
             return kind
     raise KeyError(f"no component is called {base!r}")
-
-
-def _row(name: str, overrides: dict[str, Any]) -> dict[str, str]:
-    if name in RECIPES:
-        return RECIPES[name]
-    if name in registry.DEFINITIONS:
-        return {"advantage": name}
-    if name == CUSTOM:
-        if "advantage" not in overrides:
-            raise TypeError(f"{PREFIX}{CUSTOM} needs a value for advantage: write {PREFIX}{CUSTOM}(advantage=rloo, …)")
-        return {"advantage": overrides["advantage"]}
-    near = nearest(name, names())
-    hint = f"did you mean {PREFIX + near!r}?" if near else f"known are {', '.join(names())}"
-    raise KeyError(f"no recipe is called {name!r}: {hint}")
-
-
-def _parameters_of(kind: str, label: str) -> dict[str, bool]:
-    """Return the parameters of a component or advantage, and whether each is required."""
-    base, _ = read_label(label)
-    if kind in get_args(Kind):
-        return parameter_names(kind, base)  # type: ignore[arg-type]  # checked on the line before
-    declared = list(inspect.signature(registry.get_definition(base).function).parameters.values())[1:]
-    return {parameter.name: parameter.default is parameter.empty for parameter in declared}

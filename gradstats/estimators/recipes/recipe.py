@@ -12,7 +12,7 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
 from gradstats.estimators.ratios import in_blocks_of_groups, log_ratios
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401  # registers its components
-from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, get_component
+from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, Kind, get_component
 from gradstats.estimators.registry import get_estimator
 
 #: Prefix of a recipe's label.
@@ -80,15 +80,14 @@ class Recipe:
         mask: Component | str = DEFAULT_COMPONENTS["mask"],
     ) -> None:
         object.__setattr__(self, "advantage", get_estimator(advantage))
-        object.__setattr__(self, "scale", get_component("scale", scale))
-        object.__setattr__(self, "ratio", get_component("ratio", ratio))
-        object.__setattr__(self, "aggregation", get_component("aggregation", aggregation))
-        object.__setattr__(self, "kl", get_component("kl", kl))
-        object.__setattr__(self, "filter", get_component("filter", filter))
-        object.__setattr__(self, "reward", get_component("reward", reward))
-        object.__setattr__(self, "mask", get_component("mask", mask))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "written", written)
+        chosen: dict[Kind, Component | str] = {
+            "scale": scale, "ratio": ratio, "aggregation": aggregation, "kl": kl, "filter": filter, "reward": reward,
+            "mask": mask,
+        }  # fmt: skip
+        for kind, component in chosen.items():
+            object.__setattr__(self, kind, get_component(kind, component))
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -173,6 +172,34 @@ class Recipe:
         """
         return np.bincount(batch.group_index, weights=self.filter(batch), minlength=batch.n_groups) > 0
 
+    def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
+        """Return the advantages after a KL term in the reward and the scale, before ratio and aggregation.
+
+        Raises:
+            ValueError: when the batch lacks a field.
+        """
+        batch.require(self.needs, self.label)
+        return self._scaled(self.rewarded(batch))
+
+    def rewarded(self, batch: Batch) -> Batch:
+        """Return the batch with the rewards that advantages are computed from: with a term by length, and KL."""
+        return self.kl(self._with_added_reward(batch))[0]
+
+    def _with_added_reward(self, batch: Batch) -> Batch:
+        """Return the batch with what the reward component adds, on the last token where rewards are per token."""
+        if self.reward.name == "none":
+            return batch
+        added = self.reward(batch)
+        token_rewards = batch.token_rewards
+        if token_rewards is not None:
+            token_rewards = token_rewards.copy()
+            last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
+            token_rewards[np.arange(len(added)), last] += added
+        return batch.with_fields(rewards=batch.rewards + added, token_rewards=token_rewards)
+
+    def _scaled(self, rewarded: Batch) -> np.ndarray:
+        return self.scale(self.advantage.advantages(rewarded), rewarded)
+
     def token_weights(self, batch: Batch) -> Float[np.ndarray, "n t"]:
         """Return :math:`w_{i,t}`: the weight of every token score in the gradient of its group, 0 where masked out.
 
@@ -180,7 +207,7 @@ class Recipe:
             ValueError: when the batch lacks a field.
         """
         batch.require(self.needs, self.label)
-        rewarded, loss_weights = self.kl(self._rewarded(batch))
+        rewarded, loss_weights = self.kl(self._with_added_reward(batch))
         advantages = self._scaled(rewarded)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
@@ -207,17 +234,25 @@ class Recipe:
             factor[rows] = self.aggregation(rest) * lost
         return factor * kept
 
-    def _rewarded(self, batch: Batch) -> Batch:
-        """Return the batch with what the reward component adds, on the last token where rewards are per token."""
-        if self.reward.name == "none":
-            return batch
-        added = self.reward(batch)
-        token_rewards = batch.token_rewards
-        if token_rewards is not None:
-            token_rewards = token_rewards.copy()
-            last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
-            token_rewards[np.arange(len(added)), last] += added
-        return batch.with_fields(rewards=batch.rewards + added, token_rewards=token_rewards)
+    def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
+        """Return the weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.
+
+        Whether they are the same follows from the components: advantage and KL at sequence level, and ratios
+        at sequence level or (without ``old_logprobs``) equal to 1.
+        """
+        ratio_level = "sequence" if batch.old_logprobs is None else self.ratio.definition.level
+        settled = self.mask.definition.of_ratios and batch.old_logprobs is None
+        mask_level = "sequence" if settled else self.mask.definition.level
+        if "token" in (self.advantage.level, self.kl.definition.level, ratio_level, mask_level):
+            return self.token_weights(batch)
+        # Whether a user-defined function stays within its group is unknown.
+        if self.across_groups or not self.advantage.definition.checked:
+            return self._of_completions(batch)
+        return in_blocks_of_groups(self._of_completions, batch)
+
+    def _of_completions(self, batch: Batch) -> Float[np.ndarray, "n"]:
+        """Return the weight of the first counted token of each completion."""
+        return self.token_weights(batch)[np.arange(batch.rewards.size), batch.mask.argmax(axis=1)]
 
     @property
     def pattern_names(self) -> tuple[str, str]:
@@ -244,42 +279,6 @@ class Recipe:
             for pattern in (self.ratio(ones, log_ratio, batch), -self.ratio(-ones, log_ratio, batch))
         )
         return dict(zip(self.pattern_names, patterns, strict=True))
-
-    def advantages(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """Return the advantages after a KL term in the reward and the scale, before ratio and aggregation.
-
-        Raises:
-            ValueError: when the batch lacks a field.
-        """
-        batch.require(self.needs, self.label)
-        return self._scaled(self.rewarded(batch))
-
-    def rewarded(self, batch: Batch) -> Batch:
-        """Return the batch with the rewards that advantages are computed from: with a term by length, and KL."""
-        return self.kl(self._rewarded(batch))[0]
-
-    def _scaled(self, rewarded: Batch) -> np.ndarray:
-        return self.scale(self.advantage.advantages(rewarded), rewarded)
-
-    def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
-        """Return the weights as (N,) where every token of a completion has the same weight, else :meth:`token_weights`.
-
-        Whether they are the same follows from the components: advantage and KL at sequence level, and ratios
-        at sequence level or (without ``old_logprobs``) equal to 1.
-        """
-        ratio_level = "sequence" if batch.old_logprobs is None else self.ratio.definition.level
-        settled = self.mask.definition.of_ratios and batch.old_logprobs is None
-        mask_level = "sequence" if settled else self.mask.definition.level
-        if "token" in (self.advantage.level, self.kl.definition.level, ratio_level, mask_level):
-            return self.token_weights(batch)
-        # Whether a user-defined function stays within its group is unknown.
-        if self.across_groups or not self.advantage.definition.checked:
-            return self._of_completions(batch)
-        return in_blocks_of_groups(self._of_completions, batch)
-
-    def _of_completions(self, batch: Batch) -> Float[np.ndarray, "n"]:
-        """Return the weight of the first counted token of each completion."""
-        return self.token_weights(batch)[np.arange(batch.rewards.size), batch.mask.argmax(axis=1)]
 
     def __hash__(self) -> int:
         return hash((self.name, self.composition))

@@ -21,9 +21,14 @@ from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.estimators.by_label import get
-from gradstats.estimators.estimator import Level, Weighting
+from gradstats.estimators.estimator import Level, Weighting, Wrapped
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS
 from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
+
+
+def _measurable(recipe: Recipe) -> bool:
+    """Whether the weightings are the same in every batch: neither advantages by token nor a mask by quantiles."""
+    return recipe.advantage.level != "token" and recipe.mask.definition.fixed(recipe.mask.parameters)
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
@@ -36,11 +41,6 @@ def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t
     if recipe.kl.definition.level == "token":
         patterns[recipe.masked_name(recipe.kl.label)] = np.where(recipe.mask(batch), recipe.kl(batch)[1], 0.0)
     return {name: np.where(batch.mask, values, 0.0) for name, values in patterns.items()}
-
-
-def _measurable(recipe: Recipe) -> bool:
-    """Whether the weightings are the same in every batch: neither advantages by token nor a mask by quantiles."""
-    return recipe.advantage.level != "token" and recipe.mask.definition.fixed(recipe.mask.parameters)
 
 
 def weighting_names(recipe: Recipe) -> tuple[str, ...]:
@@ -89,65 +89,27 @@ def token_weightings(
 
 
 @dataclass(frozen=True)
-class ByWeightings:
-    """A recipe that combines measured weightings, where ``weights`` are one coefficient for each of them.
+class ByWeightings(Wrapped[Recipe]):
+    """A recipe that combines measured weightings, where ``weights`` are one coefficient for each of them."""
 
-    Attributes:
-        recipe: the recipe.
-        names: the weightings of the comparison, in order.
-    """
-
-    recipe: Recipe
+    # The weightings of the comparison, in order.
     names: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The recipe's name."""
-        return self.recipe.name
-
-    @property
-    def label(self) -> str:
-        """The recipe's label."""
-        return self.recipe.label
-
-    @property
-    def composition(self) -> str:
-        """What the recipe is composed of."""
-        return self.recipe.composition
 
     @property
     def level(self) -> Level:
         """``"token"``: weights are (N, weightings)."""
         return "token"
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The optional fields of the Batch that the recipe requires."""
-        return self.recipe.needs
-
-    @property
-    def across_groups(self) -> bool:
-        """Whether the recipe is batch-level."""
-        return self.recipe.across_groups
-
-    @property
-    def unit(self) -> str:
-        """The recipe's unit."""
-        return self.recipe.unit
-
-    def expected_scale(self, group_size: int) -> float | None:
-        """Return the recipe's factor c in E[ĝ] = c·∇J."""
-        return self.recipe.expected_scale(group_size)
-
     def weights(self, batch: Batch) -> Float[np.ndarray, "n weightings"]:
         """Return the coefficient of each weighting in the gradient of each completion."""
-        factor = self.recipe.factor(batch)
-        advantages = self.recipe.advantages(batch)
-        positive, negative = self.recipe.pattern_names
+        recipe = self.estimator
+        factor = recipe.factor(batch)
+        advantages = recipe.advantages(batch)
+        positive, negative = recipe.pattern_names
         coefficients = np.zeros((len(advantages), len(self.names)))
         coefficients[:, self.names.index(positive)] = np.maximum(advantages, 0.0) * factor
         coefficients[:, self.names.index(negative)] += np.minimum(advantages, 0.0) * factor
-        if self.recipe.kl.definition.level == "token":
-            name = self.recipe.masked_name(self.recipe.kl.label)
+        if recipe.kl.definition.level == "token":
+            name = recipe.masked_name(recipe.kl.label)
             coefficients[:, self.names.index(name)] = factor
         return coefficients

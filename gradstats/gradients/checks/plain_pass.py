@@ -50,8 +50,6 @@ class PlainPass:
     """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name.
 
     Attributes:
-        row: its row in the rollouts.
-        gradients: one for each weighting.
         tokens: name → (completion length,).
         dtype: the narrower of the dtypes of parameters and of logits, which some models compute in float32 whatever
             their own dtype: results agree as far as it allows.

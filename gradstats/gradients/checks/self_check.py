@@ -229,7 +229,6 @@ class SelfCheck:
         sketches: of the sketches; None where there are none.
         token_quantities: of the recorded quantities of tokens.
         tolerance: the largest deviation of ‖S‖² and of token quantities that was accepted.
-        tolerance_of_parts: the same for one parameter, and half of it for sketches.
         deviation_from_float32: for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the
             dtype, without a tolerance); None otherwise, and for a sharded model, which cannot be copied.
     """
@@ -245,12 +244,7 @@ class SelfCheck:
 
 @dataclass(frozen=True)
 class CheckedSequences:
-    """Plain passes over the shortest, the median and the longest sequence, which serve the checks of every engine.
-
-    Attributes:
-        padded: the shortest sequence and the one of median length, which go through the engine together.
-        alone: the longest one, alone.
-    """
+    """Plain passes over the shortest, the median and the longest sequence, which serve the checks of every engine."""
 
     policy: Policy
     rollouts: Rollouts

@@ -224,8 +224,6 @@ class ExpertsLayer:
     projection. It differs from all of them in rounding only.
 
     Attributes:
-        path: the module's name in the model.
-        module: the module.
         names: name of each selected parameter in the module → its name in the model.
     """
 

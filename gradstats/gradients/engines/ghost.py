@@ -1,4 +1,4 @@
-"""Engine ``ghost``: squared norms and sketches of all sequences' gradients in one ordinary backward pass."""
+"""Engine ``ghost``: norms and sketches of all sequences from one backward pass, where a probe finds it exact."""
 
 from __future__ import annotations
 
@@ -273,11 +273,7 @@ def without_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 
 class _Recorder:
-    """Hooks on layers that keep the inputs of each layer and pass on the gradients of its parameters.
-
-    Attributes:
-        uses: the modules that the forward pass has called so far.
-    """
+    """Hooks on layers that keep the inputs of each layer and pass on the gradients of its parameters."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Reduce the terms that layers pass on during a backward pass to squared norms and sketches."""
+"""What each kind of layer contributes to the gradient of a sequence, and the reduction of it during a backward pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class WatchedParameters(TorchFunctionMode):
     Attributes:
         products: input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
             dtype or cast to another.
-        other_use: whether something else was computed from a parameter.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -107,8 +106,6 @@ class Layer(ABC):
     """A module that owns selected parameters.
 
     Attributes:
-        path: its name in the model.
-        module: the module.
         names: name of each selected parameter in the module ("weight", "bias") → its name in the model.
     """
 
@@ -316,8 +313,6 @@ class StandIns:
     """A module whose own parameters are replaced during the forward pass.
 
     Attributes:
-        path: its name in the model.
-        module: the module.
         names: name of each selected parameter in the module → its name in the model.
     """
 
@@ -396,7 +391,6 @@ class Uses:
     """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete.
 
     Attributes:
-        n_terms: number of terms of each parameter and kind.
         ids: for each embedding, the ids of each use, (batch, time).
         n_sharing: number of layers with the same input, by :func:`_place`.
     """

@@ -87,8 +87,6 @@ class OtherModule:
     """A module with selected parameters that is of no known kind.
 
     Attributes:
-        path: its name in the model.
-        module: the module.
         names: name of each selected parameter in the module, modules inside it included → its name in the model.
     """
 

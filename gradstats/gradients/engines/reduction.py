@@ -1,4 +1,4 @@
-"""Reduce per-sequence gradients to squared norms by block and sketches."""
+"""Per-sequence gradients, whole or as outer products → squared norms by block and sketches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class ChunkResult:
     """The result of an engine for one chunk.
 
     Attributes:
-        chunk: the sequences.
         sq_norms_by_block: (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole.
         sketches: (weightings, batch, sketch_dim) or None.
         statistics: per kept position, (batch, kept) each.

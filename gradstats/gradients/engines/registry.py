@@ -1,4 +1,4 @@
-"""The engines by name."""
+"""The engines by name, and the two that are simple: a loop over sequences, and ``torch.func.vmap``."""
 
 from __future__ import annotations
 

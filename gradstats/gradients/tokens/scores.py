@@ -1,4 +1,4 @@
-"""The check before token scores are measured: the sum of all projections against the sequence's gradient."""
+"""Token scores: which tokens are measured exactly, under which weightings, and the check of their sum."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ class TokenSettings:
     """How token scores are measured.
 
     Attributes:
-        n_probes: number of random directions.
         exact: number of tokens of each sequence measured exactly, or the share of the proxy's sum that they hold.
-        seed: seed of the directions.
     """
 
     n_probes: int

@@ -1,4 +1,4 @@
-"""One generated batch of a trainer, as it is when its completions have been drawn and scored."""
+"""What is relied on in TRL: the methods of its trainer, and one generated batch with its rewards."""
 
 from __future__ import annotations
 

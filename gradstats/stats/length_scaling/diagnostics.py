@@ -1,4 +1,4 @@
-"""How α differs between two samples of completions of the same prompts."""
+"""What to know beside α: curvature, within and between prompts, influence, blocks, differences of two samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""The line by generalised least squares, with a random effect of each prompt."""
+"""Lines through log-log points: least squares, Theil–Sen, gamma regression, random prompts, and their intervals."""
 
 from __future__ import annotations
 
@@ -271,7 +271,6 @@ class RegressionLine:
         centre: the log T at which the design was centred.
         regression: the least-squares fit; the last column of its design is log T.
         clusters: (rows,) prompt of each row of it, numbered from 0.
-        intervals: the interval methods it offers.
         exact: whether the line is this regression, so that leaving rows out of it refits the line; elsewhere weights or
             variances would have to be estimated again.
         default_interval: the interval method used by default.

@@ -17,53 +17,47 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.stats.intervals import fieller_ratio, studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, require_level
+from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Statistic, require_level
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import prepared_inputs
-from gradstats.stats.variance.estimates import FEW, NoiseToSignal
-from gradstats.stats.variance.inputs import PoolsBySize, coefficient_on_target, moments_of, pools_by_size, target_of
+from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
+from gradstats.stats.variance.inputs import (
+    PoolsBySize,
+    coefficient_on_target,
+    moments_of,
+    pools_by_size,
+    refuse_batch_level,
+    target_of,
+)
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.shares import with_ends
+from gradstats.stats.variance.quantities import with_ends
 
-ABOUT = ("estimator", "unit", "group_size", "n_prompts", "extrapolated")
-ESTIMATED = ("noise_to_signal", "relative_noise", "tokens_saved", "within_prompt", "between_prompt")
+_ABOUT = ("estimator", "unit", "group_size", "n_prompts", "extrapolated")
+_ESTIMATED = ("noise_to_signal", "relative_noise", "tokens_saved", "within_prompt", "between_prompt")
 
 
 @dataclass(frozen=True)
 class Allocated:
-    """One estimator in groups of one size, at a number of tokens.
-
-    Attributes:
-        estimator: label.
-        unit: of its gradient as measured; noise is at the scale of the target.
-        group_size: N, completions per prompt.
-        n_prompts: prompts that the tokens pay for.
-        noise_to_signal: of a batch of these.
-        relative_noise: the noise of the batch over that of ``rloo`` at the reference size.
-        within_prompt: variance between groups of one prompt.
-        between_prompt: variance between the expected gradients of prompts.
-        extrapolated: whether no groups of this size were measured.
-    """
+    """One estimator in groups of one size, at a number of tokens."""
 
     estimator: str
-    unit: str
+    unit: str  # of the gradient as measured; noise is at the scale of the target
     group_size: int
-    n_prompts: float
-    noise_to_signal: NoiseToSignal | None
-    relative_noise: Estimate
+    n_prompts: float  # that the tokens pay for
+    noise_to_signal: NoiseToSignal | None  # of a batch of these prompts
+    relative_noise: Estimate  # over the noise of a batch of rloo at the reference size
     within_prompt: Estimate
     between_prompt: Estimate
-    extrapolated: bool
+    extrapolated: bool  # whether no groups of this size were measured
 
     def columns(self, confidence_level: float) -> dict[str, float]:
         """Return the estimates with their ``_low`` and ``_high``."""
         ratio, low, high = self.relative_noise.with_interval(confidence_level)
-        unknown: Interval = (np.nan, np.nan, np.nan)
         known = self.noise_to_signal
         return with_ends(
             {
-                "noise_to_signal": unknown if known is None else known.with_interval(confidence_level),
+                "noise_to_signal": UNKNOWN if known is None else known.with_interval(confidence_level),
                 "relative_noise": (ratio, low, high),
                 "tokens_saved": (1.0 - ratio, 1.0 - high, 1.0 - low),
                 "within_prompt": self.within_prompt.with_interval(confidence_level),
@@ -86,13 +80,8 @@ class Allocation(Printed):
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = (
-        "estimator",
-        "group_size",
-        "n_prompts",
-        "noise_to_signal",
-        "relative_noise",
-        "tokens_saved",
-    )
+        "estimator", "group_size", "n_prompts", "noise_to_signal", "relative_noise", "tokens_saved",
+    )  # fmt: skip
 
     rows: tuple[Allocated, ...]
     tokens: float
@@ -111,8 +100,8 @@ class Allocation(Printed):
             ValueError: for a level outside (0, 1).
         """
         require_level(confidence_level)
-        records = [{name: getattr(row, name) for name in ABOUT} | row.columns(confidence_level) for row in self.rows]
-        columns = [*ABOUT, *(f"{name}{end}" for name in ESTIMATED for end in ("", "_low", "_high"))]
+        records = [{name: getattr(row, name) for name in _ABOUT} | row.columns(confidence_level) for row in self.rows]
+        columns = [*_ABOUT, *(f"{name}{end}" for name in _ESTIMATED for end in ("", "_low", "_high"))]
         frame = pd.DataFrame(records, columns=columns)  # which has its columns without any row as well
         frame.attrs |= {
             "confidence_level": confidence_level,
@@ -143,19 +132,6 @@ class Allocation(Printed):
             f"equal noise takes {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} tokens "
             f"({confidence_level:.0%} interval of this row, {self.n_prompts} prompts)."
         )
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Variance components of one estimator at the scale of the target; ``within`` is None without two groups."""
-
-    total: Statistic
-    within: Statistic | None
-    multiple_of_rloo: bool
-
-    @property
-    def between(self) -> Statistic | None:
-        return None if self.within is None else self.total - self.within
 
 
 def allocate(
@@ -223,9 +199,7 @@ def allocate(
     if not (tokens > 0 and np.isfinite(tokens)):
         raise ValueError(f"tokens={tokens} must be a positive number of completion tokens")
     chosen = get_all(estimators)
-    for one in chosen:
-        if one.across_groups:
-            raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
+    refuse_batch_level(chosen)
     inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     inputs.refuse_unknown_token_scores(prepared)
     sizes, most = _sizes(group_sizes, inputs.batch)
@@ -234,13 +208,13 @@ def allocate(
     by_size = {size: pools.pool(size) for size in measured_sizes}
     mean_length = float(inputs.batch.lengths[pools.order].mean())
     reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
-    judge = target_of(by_size[most], judged).weighted.moments
+    judge = target_of(by_size[most], judged).moments
     rows: list[Allocated] = []
     notes = list(filter(None, [judged.missing, judged.remark]))
-    if pools.n_prompts < FEW:
+    if pools.n_prompts < FEW_PROMPTS:
         notes.append(
-            f"fewer than {FEW} prompts: where the variance between prompts is small, its interval may end too low; "
-            "measure more prompts, see docs/statistics.md"
+            f"fewer than {FEW_PROMPTS} prompts: where the variance between prompts is small, its interval may end too "
+            "low; measure more prompts, see docs/statistics.md"
         )
     for one, label in zip(prepared, (one.label for one in chosen), strict=True):
         found = {size: _parts(by_size[size], one, pools, notes) for size in measured_sizes}
@@ -280,14 +254,27 @@ def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], 
     return sizes, most
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """Variance components of one estimator at the scale of the target; ``within`` is None without two groups."""
+
+    total: Statistic
+    within: Statistic | None
+    multiple_of_rloo: bool
+
+    @property
+    def between(self) -> Statistic | None:
+        return None if self.within is None else self.total - self.within
+
+
 def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: list[str]) -> _Parts | None:
     """Return variance components at the scale of the target; None where the scale is not resolved."""
     moments, size = moments_of(pool, one), int(pool.groups.sizes[0])
     rloo = families.get("rloo")
     multiple = multiple_of(pool.local(one).weights, pool.local(rloo).weights)
-    known = multiple if pools.on_policy and multiple is not None else None
-    if known is None and pools.on_policy:
-        known = one.expected_scale(size)
+    known = None
+    if pools.on_policy:
+        known = one.expected_scale(size) if multiple is None else multiple
     if known:
         factor = known**-2
         within = None if moments.within is None else moments.within.scaled(factor)
@@ -317,14 +304,12 @@ def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) 
                 parts = _Parts(parts.total, parts.total - between, True)
             yield size, parts
         elif size > most and between is not None and pairs is not None and whole is not None:
-            if not whole.multiple_of_rloo or pairs.within is None:
-                continue
             # From 2 w(2) = v_1 + v_2 and N w(N) = v_1 + v_2/(N−1), with w(N) = tr Cov − b at the larger anchor N.
             n = largest if largest > 2 else most
             of_anchor = found[n]
-            assert of_anchor is not None
-            if n == 2:
+            if not whole.multiple_of_rloo or pairs.within is None or n == 2:
                 continue
+            assert of_anchor is not None
             larger = (of_anchor.total - between).scaled(float(n))
             cost = (pairs.within.scaled(2.0) - larger).scaled((n - 1.0) / (n - 2.0))
             perfect = pairs.within.scaled(2.0) - cost

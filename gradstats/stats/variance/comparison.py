@@ -1,4 +1,4 @@
-"""A comparison of the estimators that can be computed; the others have a row of NaN with the reason."""
+"""Comparisons of the variance of estimators on the same completions, of all that can be computed if need be."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.quantities import EstimatorVariance, silent_row
 from gradstats.stats.variance.result import (
     GroupSplit,
-    PairwiseDifferences,
     VarianceByBlock,
     VarianceComparison,
     pairwise_differences,
@@ -66,6 +65,78 @@ def prepared_inputs(
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
         estimators = [along_completions(estimator, inputs.batch) for estimator in estimators]
     return *inputs.with_combined(estimators), judged
+
+
+def pooled(
+    inputs: ComparisonInputs,
+    groups: Groups,
+    estimators: Sequence[Weighting],
+    rng: np.random.Generator,
+    target: TargetChoice,
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    max_grad_norm: float | None = None,
+) -> PooledCompletions:
+    """Return the completions of one split, after a check of what the estimators need."""
+    if groups.n_prompts < 2:
+        raise ValueError(
+            "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
+        )
+    scores, sketch_error = inputs.in_coordinates(groups.rows, inputs.sketch_error(groups.n_prompts, rng))
+    inputs.refuse_unknown_token_scores(estimators)
+    return PooledCompletions(
+        batch=inputs.batch.select(groups.rows).with_fields(groups=groups.group),
+        groups=groups,
+        scores=scores,
+        sketch_error=sketch_error,
+        prompts_per_batch=prompts_per_batch,
+        n_resamples=n_resamples,
+        deal_seed=int(rng.integers(2**63)),
+        prompt_labels=inputs.batch.groups[groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]],
+        on_policy=target.kind == "on_policy" and target.agree,
+        max_grad_norm=max_grad_norm,
+    )
+
+
+def compared(
+    inputs: ComparisonInputs,
+    pool: PooledCompletions,
+    estimators: Sequence[Weighting],
+    reference: Weighting,
+    judged: TargetChoice,
+) -> tuple[VarianceComparison, list[str]]:
+    """Compare at one group size; return the comparison, with what is to be remarked on it, and what to warn of.
+
+    A part of a gradient, such as that of completions of some lengths, is judged against the same part of the target.
+    """
+    reference_weighted, target = pool.local(reference), target_of(pool, judged)
+    if np.array_equal(target.weights, reference_weighted.weights):
+        target = reference_weighted
+    groups = pool.groups
+    size = int(groups.sizes[0]) if groups.sizes.min() == groups.sizes.max() else None
+    rows = []
+    for estimator in estimators:
+        same_part = getattr(estimator, "same_part", None)
+        judge = target if same_part is None else target_of(pool, judged, same_part)
+        row = pool.row(estimator, reference, reference_weighted, judge)
+        about = {"group_size": size, "unit": unit_of(estimator), "components": composition_of(estimator)}
+        rows.append(replace(row, **about))
+    mean_length = float(pool.batch.lengths.mean())
+    split = GroupSplit(size, groups.n_prompts, groups.n_groups, groups.n_leftover, len(groups.rows), mean_length)
+    comparison = VarianceComparison(
+        rows=tuple(rows),
+        splits=(split,),
+        reference=reference.label,
+        prompts_per_batch=pool.error_prompts if pool.max_grad_norm is None else pool.batch_prompts,
+        max_grad_norm=pool.max_grad_norm,
+        metric=inputs.metric,
+        sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
+        target=judged,
+        notes=tuple(remarks_about(pool, rows)),
+        differences=(pairwise_differences([row.at_matched_signal for row in rows]),),
+        prompt_labels=(pool.prompt_labels,),
+    )
+    return comparison, warnings_about(pool, rows, estimators)
 
 
 @overload
@@ -147,16 +218,14 @@ def compare(
     completions, or where the sampler cut off part of the distribution, what is judged against it is NaN
     (docs/statistics.md).
 
-    Each is defined in the file of its name in :mod:`gradstats.stats.variance`. The best set holds the estimators that
-    may have the lowest variance at matched signal.
+    Each is defined in :mod:`gradstats.stats.variance.estimates`. The best set holds the estimators that may have the
+    lowest variance at matched signal.
 
     **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts, with
     delete-one-prompt replicates in closed form: Student intervals for ``trace_cov`` (on the log scale) and
     ``signal_sq``, a studentised bootstrap over prompts for ``ratio``, Wilson's interval for ``kept_share``, and Fieller
-    sets for what
-    divides by a signal that may be 0: ``noise_to_signal``, cosine, ``bias_share``, and ``matched_ratio`` where its
-    coefficient is
-    estimated. docs/statistics.md states what each covers where.
+    sets for what divides by a signal that may be 0: ``noise_to_signal``, cosine, ``bias_share``, and ``matched_ratio``
+    where its coefficient is estimated. docs/statistics.md states what each covers where.
 
     **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
     ``noise_to_signal`` is a ray with an infinite upper end and no value, and a warning estimates the number of prompts
@@ -164,10 +233,10 @@ def compare(
     cosine has no value where the product of the two norms is not.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
-    :math:`‖S_i‖²` are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G
-    then has the variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the component of it
-    that differs between prompts, but not the one that all share, because one sketch serves them all: the latter is
-    estimated for the linearised form of every quantity, from disjoint folds of prompts, and added.
+    :math:`‖S_i‖²` are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G then has the
+    variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the component of it that differs between
+    prompts, but not the one that all share, because one sketch serves them all: the latter is estimated for the
+    linearised form of every quantity, from disjoint folds of prompts, and added.
 
     **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
     compared from them: whole completions and heavy tokens through their sketches, the light rest through the probes
@@ -318,31 +387,23 @@ def _compared_at_sizes(
 ) -> tuple[VarianceComparison, list[str]]:
     """Compare at each group size; return the comparison, with what is to be remarked on it, and what to warn of."""
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
-    by_size: list[_OfOneSize] = []
+    by_size: list[VarianceComparison] = []
+    warned: list[list[str]] = []
     with rotated_once():
         for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
             groups = split_into_groups(prompts, inputs.order, size)
-            pool = replace(
-                pooled(inputs, groups, [*estimators, reference], stream, prompts_per_batch, n_resamples, judged),
-                max_grad_norm=max_grad_norm,
-            )
-            by_size.append(compared(pool, estimators, reference, judged))
-    splits, rows, warned, remarks, differences, labels = zip(*by_size, strict=True)
+            weighted = [*estimators, reference]
+            pool = pooled(inputs, groups, weighted, stream, judged, prompts_per_batch, n_resamples, max_grad_norm)
+            of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
+            by_size.append(of_size)
+            warned.append(warned_of_size)
     names = [f"group_size={size}" for size in sizes]
-    comparison = VarianceComparison(
-        rows=tuple(chain.from_iterable(rows)),
-        splits=splits,
-        reference=reference.label,
-        prompts_per_batch=pool.error_prompts if max_grad_norm is None else pool.batch_prompts,
-        max_grad_norm=max_grad_norm,
-        metric=inputs.metric,
-        sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
-        target=judged,
-        notes=tuple(notes_of_each(remarks, names)),
-        differences=differences,
-        prompt_labels=labels,
-    )
-    return comparison, notes_of_each(warned, names)
+    joined = {
+        name: tuple(chain.from_iterable(getattr(one, name) for one in by_size))
+        for name in ("rows", "splits", "differences", "prompt_labels")
+    }
+    notes = tuple(notes_of_each([one.notes for one in by_size], names))
+    return replace(by_size[-1], **joined, notes=notes), notes_of_each(warned, names)
 
 
 def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
@@ -354,65 +415,41 @@ def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
     return list(dict.fromkeys(sizes))
 
 
-def pooled(
-    inputs: ComparisonInputs,
-    groups: Groups,
-    estimators: Sequence[Weighting],
-    rng: np.random.Generator,
-    prompts_per_batch: int | None,
-    n_resamples: int | None,
-    target: TargetChoice,
-) -> PooledCompletions:
-    """Return the completions of one split, after a check of what the estimators need."""
-    if groups.n_prompts < 2:
-        raise ValueError(
-            "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
-        )
-    batch, scores, sketch_error = inputs.with_coordinates(groups, rng)
-    inputs.refuse_unknown_token_scores(estimators)
-    return PooledCompletions(
-        batch=batch,
-        groups=groups,
-        scores=scores,
-        sketch_error=sketch_error,
-        prompts_per_batch=prompts_per_batch,
-        n_resamples=n_resamples,
-        deal_seed=int(rng.integers(2**63)),
-        prompt_labels=inputs.batch.groups[groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]],
-        on_policy=target.kind == "on_policy" and target.agree,
-    )
+def reasons_against(
+    measured: Batch | MeasuredGradients, estimators: Sequence[Weighting], target: AskedTarget = "auto"
+) -> list[str | None]:
+    """Return why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
+    if isinstance(measured, Batch):
+        return [None] * len(estimators)
+    inputs = comparison_inputs(measured, None, None, estimators)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured))
+    known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
+    inputs, along = inputs.with_combined([along_completions(estimator, inputs.batch) for estimator in estimators])
+    reasons: list[str | None] = []
+    for original, estimator in zip(estimators, along, strict=True):
+        try:
+            refuse_unusable_ratios([original], known, judged)
+            from_probes = ("token_energy", "token_cross") if inputs.probed else ()
+            inputs.batch.require([need for need in estimator.needs if need not in from_probes], estimator.label)
+            inputs.refuse_unknown_token_scores([estimator])
+            _refuse_failing(original, inputs.batch)
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            reasons.append(None)
+    return reasons
 
 
-#: The split, the rows, what to warn of and what to remark, the rows pair by pair, and the labels of the prompts.
-_OfOneSize = tuple[GroupSplit, list[EstimatorVariance], list[str], list[str], PairwiseDifferences, np.ndarray]
-
-
-def compared(
-    pool: PooledCompletions, estimators: Sequence[Weighting], reference: Weighting, judged: TargetChoice
-) -> _OfOneSize:
-    """Compare at one group size.
-
-    A part of a gradient, such as that of completions of some lengths, is judged against the same part of the target.
-    """
-    sizes = pool.groups.sizes
-    reference_weighted, target = pool.local(reference), target_of(pool, judged).weighted
-    if np.array_equal(target.weights, reference_weighted.weights):
-        target = reference_weighted
-    size = int(sizes[0]) if sizes.min() == sizes.max() else None
-    rows, matched = [], []
-    for estimator in estimators:
-        same_part = getattr(estimator, "same_part", None)
-        judge = target if same_part is None else target_of(pool, judged, same_part).weighted
-        row, at_matched_signal = pool.row(estimator, reference, reference_weighted, judge)
-        about = {"group_size": size, "unit": unit_of(estimator), "components": composition_of(estimator)}
-        rows.append(replace(row, **about, at_matched_signal=at_matched_signal))
-        matched.append(at_matched_signal)
-    groups, lengths = pool.groups, pool.batch.lengths
-    split = GroupSplit(
-        size, groups.n_prompts, groups.n_groups, groups.n_leftover, len(groups.rows), float(lengths.mean())
-    )
-    warned, remarks = warnings_about(pool, rows, estimators), remarks_about(pool, rows)
-    return split, rows, warned, remarks, pairwise_differences(matched), pool.prompt_labels
+def _refuse_failing(estimator: Weighting, batch: Batch) -> None:
+    """Refuse an estimator whose weights cannot be computed with its parameters."""
+    if not all(batch.has(need) for need in estimator.needs):  # the rest was measured by probes
+        return
+    try:
+        with warnings.catch_warnings():  # the comparison itself warns
+            warnings.simplefilter("ignore")
+            estimator.weights(batch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{estimator.label} cannot be computed: {error}") from error
 
 
 def compare_available(
@@ -436,48 +473,6 @@ def compare_available(
     places = [place for place, reason in enumerate(reasons) if reason is None]
     differences = tuple(one.placed(places, len(chosen)) for one in comparison.differences)
     return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes), differences=differences)
-
-
-def reasons_against(
-    measured: Batch | MeasuredGradients,
-    estimators: Sequence[Weighting],
-    target: AskedTarget = "auto",
-) -> list[str | None]:
-    """Return why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
-    if isinstance(measured, Batch):
-        return [None] * len(estimators)
-    inputs = comparison_inputs(measured, None, None, estimators)
-    judged = choose_target(target, inputs.batch, recorded_differences(measured))
-    known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
-    along = [along_completions(estimator, inputs.batch) for estimator in estimators]
-    inputs, along = inputs.with_combined(along)
-    reasons: list[str | None] = []
-    for original, estimator in zip(estimators, along, strict=True):
-        try:
-            refuse_unusable_ratios([original], known, judged)
-            needs = [
-                need for need in estimator.needs if not (inputs.probed and need in ("token_energy", "token_cross"))
-            ]
-            inputs.batch.require(needs, estimator.label)
-            inputs.refuse_unknown_token_scores([estimator])
-            _refuse_failing(original, inputs.batch)
-        except ValueError as error:
-            reasons.append(str(error))
-        else:
-            reasons.append(None)
-    return reasons
-
-
-def _refuse_failing(estimator: Weighting, batch: Batch) -> None:
-    """Refuse an estimator whose weights cannot be computed with its parameters."""
-    if not all(batch.has(need) for need in estimator.needs):  # the rest was measured by probes
-        return
-    try:
-        with warnings.catch_warnings():  # the comparison itself warns
-            warnings.simplefilter("ignore")
-            estimator.weights(batch)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{estimator.label} cannot be computed: {error}") from error
 
 
 def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:

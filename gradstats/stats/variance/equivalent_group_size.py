@@ -25,7 +25,7 @@ from gradstats.stats.variance.comparison import prepared_inputs
 from gradstats.stats.variance.inputs import PoolsBySize, TargetChoice, moments_of, pools_by_size, target_of
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.shares import with_ends
+from gradstats.stats.variance.quantities import with_ends
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,22 +73,11 @@ class EquivalentGroupSize(Printed):
 
         Then follow ``same_prompts_group_size`` and ``tokens_saved``, with ``_low`` and ``_high``.
         """
-        low, high = self.confidence_interval(confidence_level)
-        row: dict[str, object] = {
-            "estimator": self.estimator,
-            "group_size": self.group_size,
-            "equivalent_group_size": self.value,
-            "equivalent_group_size_low": low,
-            "equivalent_group_size_high": high,
-            "n_prompts": self.n_prompts,
-        }
-        row |= with_ends(
-            {
-                "same_prompts_group_size": self.same_prompts.with_interval(confidence_level),
-                "tokens_saved": self.tokens_saved(confidence_level),
-            }
-        )
-        return pd.DataFrame([row])
+        interval = (self.value, *self.confidence_interval(confidence_level))
+        row: dict[str, object] = {"estimator": self.estimator, "group_size": self.group_size}
+        row |= with_ends({"equivalent_group_size": interval}) | {"n_prompts": self.n_prompts}
+        row |= with_ends({"same_prompts_group_size": self.same_prompts.with_interval(confidence_level)})
+        return pd.DataFrame([row | with_ends({"tokens_saved": self.tokens_saved(confidence_level)})])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
@@ -108,6 +97,12 @@ class EquivalentGroupSize(Printed):
                 share, compared = f"{-saved:.1%} [{-high:.1%}, {-low:.1%}]", "more"
             text += f" At equal noise it takes {share} {compared} tokens than rloo at N = {self.group_size}."
         return text
+
+
+def _size(inverse: float) -> float:
+    if np.isnan(inverse):
+        return np.nan
+    return 1.0 + 1.0 / inverse if inverse > 0 else np.inf
 
 
 def equivalent_group_size(
@@ -179,18 +174,8 @@ def equivalent_group_sizes(
 ) -> list[EquivalentGroupSize]:
     r"""Find the :func:`equivalent_group_size` of several estimators from the same groups of ``rloo``.
 
-    Of each it is the N' with :math:`v_1 + v_2/(N'-1) = N w(N)`, w the within-prompt variance.
-
-    Args:
-        measured_or_batch: as in :func:`equivalent_group_size`.
-        estimators: labels or objects.
-        group_size: as in :func:`equivalent_group_size`.
-        scores: as in :func:`equivalent_group_size`.
-        rng: as in :func:`equivalent_group_size`.
-        target: as in :func:`equivalent_group_size`.
-        scores_are_sketches: as in :func:`equivalent_group_size`.
-        unresolved: what becomes of an estimator whose scale is needed and not resolved: an error, or NaN with a
-            warning.
+    Of each it is the N' with :math:`v_1 + v_2/(N'-1) = N w(N)`, w the within-prompt variance. Where the scale of one is
+    needed and not resolved, ``unresolved="nan"`` gives NaN with a warning in place of an error.
     """
     chosen = get_all(estimators)
     for one in chosen:
@@ -275,52 +260,31 @@ def _same_prompts(within: Statistic, perfect: Statistic, cost: Statistic) -> Est
 def _to_scale(
     pool: PooledCompletions, one: Weighting, rloo: Weighting, pools: PoolsBySize
 ) -> Callable[[Statistic], Statistic]:
-    """Return what brings a variance of an estimator to the scale of RLOO."""
-    known = _known_coefficient(pool, one, rloo, pools.on_policy)
+    """Return what brings a variance of an estimator to the scale of RLOO, by E[ĝ] over RLOO's.
+
+    On-policy a biased estimator of RLOO's unit keeps its scale, of which :func:`equivalent_group_sizes` warns.
+    """
+    known = multiple_of(pool.local(one).weights, pool.local(rloo).weights)
+    if known is None and pools.on_policy and unit_of(one) == unit_of(rloo):
+        known = one.expected_scale(int(pool.groups.sizes[0])) or 1.0
     if known is not None:
         return lambda variance: variance.scaled(known**-2)
     coefficient = _coefficient(pool, one, rloo, pools.judged)
     return lambda variance: variance / (coefficient * coefficient)
 
 
-def _known_coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting, on_policy: bool) -> float | None:
-    """Return E[ĝ] over RLOO's where it is known, or where no estimate could change it.
-
-    On-policy a biased estimator of RLOO's unit keeps its scale, of which :func:`equivalent_group_sizes` warns.
-    """
-    multiple = multiple_of(pool.local(estimator).weights, pool.local(rloo).weights)
-    if multiple is not None:
-        return multiple
-    if on_policy and unit_of(estimator) == unit_of(rloo):
-        return estimator.expected_scale(int(pool.groups.sizes[0])) or 1.0
-    return None
-
-
 def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting, judged: TargetChoice) -> Statistic:
     """Estimate ⟨E ĝ, G⟩/⟨E g, G⟩ with g RLOO's gradient, the scale of an estimator along the target G."""
-    target = target_of(pool, judged).weighted.moments
+    target = target_of(pool, judged).moments
     if target is None:
         raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {judged.missing}")
-    crosses = []
-    for one in (estimator, rloo):
-        moments = pool.local(one).moments
-        assert moments is not None
-        crosses.append(cross_signal(moments, target, pool.sketch_error))
+    crosses = [cross_signal(moments_of(pool, one), target, pool.sketch_error) for one in (estimator, rloo)]
     if not min(one.estimate().confidence_interval()[0] for one in crosses) > 0:
+        why = "completions are off-policy, where no scale is known"
+        if unit_of(estimator) != unit_of(rloo):
+            why = f"it is measured in {unit_of(estimator)}"
         raise ValueError(
             f"{estimator.label}: its scale relative to rloo, along the target, is not resolved by "
-            f"{pool.groups.n_prompts} prompts ({_why_needed(estimator, rloo)}): measure more prompts"
+            f"{pool.groups.n_prompts} prompts ({why}): measure more prompts"
         )
     return crosses[0] / crosses[1]
-
-
-def _why_needed(estimator: Weighting, rloo: Weighting) -> str:
-    if unit_of(estimator) != unit_of(rloo):
-        return f"it is measured in {unit_of(estimator)}"
-    return "completions are off-policy, where no scale is known"
-
-
-def _size(inverse: float) -> float:
-    if np.isnan(inverse):
-        return np.nan
-    return 1.0 + 1.0 / inverse if inverse > 0 else np.inf

@@ -1,4 +1,4 @@
-"""Intervals of the quotients of a table, such as its cosines, that hold together."""
+"""The quantities of a comparison, each with its interval, from statistics of a gradient over prompts."""
 
 from __future__ import annotations
 
@@ -24,88 +24,28 @@ from gradstats.stats.measured import effective_sample_size
 
 @dataclass(frozen=True)
 class Beside:
-    """Another gradient h that an estimator's gradient g is compared with.
+    """Another gradient h that an estimator's gradient g is compared with."""
 
-    Attributes:
-        trace_cov: tr Cov(h).
-        signal: ‖E h‖², unbiased.
-        cross: ⟨E g, E h⟩, unbiased.
-    """
-
-    trace_cov: Statistic
-    signal: Statistic
-    cross: Statistic
+    trace_cov: Statistic  # tr Cov(h)
+    signal: Statistic  # ‖E h‖², unbiased
+    cross: Statistic  # ⟨E g, E h⟩, unbiased
 
 
 @dataclass(frozen=True)
 class GradientStatistics:
-    """U-statistics over prompts of one estimator's gradient g.
+    """U-statistics over prompts of one estimator's gradient g, beside reference and target where these have weights."""
 
-    Attributes:
-        trace_cov: tr Cov of one group's gradient.
-        second_moment: E‖g‖².
-        signal: ‖E g‖², unbiased, may be negative.
-        kept: (M,) share of each prompt's groups with any non-zero weight.
-        prompts_per_batch: B of the mean squared error.
-        reference: the gradient in the denominator of ratios; None where it has no weights.
-        target: the gradient that bias and cosine are judged against; None where it has no weights.
-        reference_on_target: ⟨E r, G⟩, the reference with the target; None where one of them has no weights.
-        known_scale: the factor of E g relative to G, where it is known exactly.
-        known_coefficient: the factor of E g relative to the reference's E r, where both are known multiples of the true
-            gradient.
-        within: the component of ``trace_cov`` between groups of one prompt; None where no prompt has two.
-    """
-
-    trace_cov: Statistic
-    second_moment: Statistic
-    signal: Statistic
-    kept: Float[np.ndarray, " prompts"]
-    prompts_per_batch: int
-    reference: Beside | None = None
-    target: Beside | None = None
-    reference_on_target: Statistic | None = None
-    known_coefficient: float | None = None
-    within: Statistic | None = None
-    known_scale: float | None = None
-
-
-def mean_over_pairs(
-    first: Float[np.ndarray, "*k m d"],
-    second: Float[np.ndarray, "*k m e"],
-    signs: Float[np.ndarray, " features"] | None = None,
-) -> tuple[Float[np.ndarray, "*k"], Float[np.ndarray, "*k m"]]:
-    r"""Compute the U-statistic of ⟨a_m, b_m'⟩ over ordered pairs m ≠ m', on all M units and without each of them.
-
-    With :math:`A = \sum_m a_m` and :math:`B = \sum_m b_m`,
-
-    .. math:: U = \frac{⟨A, B⟩ - \sum_m ⟨a_m, b_m⟩}{M(M-1)}, \qquad
-        U_{(m)} = \frac{M(M-1)\,U - ⟨a_m, B⟩ - ⟨A, b_m⟩ + 2⟨a_m, b_m⟩}{(M-1)(M-2)}
-    """
-    common = min(first.shape[-1], second.shape[-1])
-    a, b = first[..., :common], in_dual(second[..., :common], signs)
-    m = a.shape[-2]
-    total_a, total_b = a.sum(axis=-2), b.sum(axis=-2)
-    diagonal = np.einsum("...md,...md->...m", a, b)
-    pairs = np.einsum("...d,...d->...", total_a, total_b) - diagonal.sum(axis=-1)
-    with_total = (a @ total_b[..., None] + b @ total_a[..., None])[..., 0]
-    without = pairs[..., None] - with_total + 2.0 * diagonal
-    return np.asarray(pairs / (m * (m - 1.0))), without / ((m - 1.0) * (m - 2.0) or np.nan)
-
-
-def in_dual(
-    vectors: Float[np.ndarray, "*rows d"], signs: Float[np.ndarray, " features"] | None
-) -> Float[np.ndarray, "*rows d"]:
-    """Return what vectors are multiplied with for inner products of a signature of these coordinates or more."""
-    return vectors if signs is None else vectors * signs[: vectors.shape[-1]]
-
-
-def inner_products(
-    first: Float[np.ndarray, "rows d"],
-    second: Float[np.ndarray, "rows d"],
-    signs: Float[np.ndarray, " features"] | None,
-) -> Float[np.ndarray, " rows"]:
-    """Return ⟨first_r, second_r⟩ of each row."""
-    return np.einsum("rd,rd->r", first, in_dual(second, signs))
+    trace_cov: Statistic  # of one group's gradient
+    second_moment: Statistic  # E‖g‖²
+    signal: Statistic  # ‖E g‖², unbiased, may be negative
+    kept: Float[np.ndarray, " prompts"]  # share of each prompt's groups with any non-zero weight
+    prompts_per_batch: int  # B of the mean squared error
+    reference: Beside | None = None  # in the denominator of ratios
+    target: Beside | None = None  # what bias and cosine are judged against
+    reference_on_target: Statistic | None = None  # ⟨E r, G⟩
+    known_coefficient: float | None = None  # of E g relative to E r, where both are known multiples of ∇J
+    within: Statistic | None = None  # between groups of one prompt; None where no prompt has two
+    known_scale: float | None = None  # of E g relative to G, where it is known exactly
 
 
 def trace_cov(gradient: GradientStatistics) -> Estimate:
@@ -125,26 +65,16 @@ def signal_sq(gradient: GradientStatistics) -> Estimate:
     r"""Return :math:`‖E g‖²` without bias: the mean of :math:`⟨g_m, g_{m'}⟩` over pairs of different prompts.
 
     May be negative and is never truncated. In the square of the gradient's unit. The interval is a delete-one-prompt
-    jackknife on the raw scale (:mod:`gradstats.stats.variance.estimates`): a bootstrap over prompts would duplicate
-    them and shift it by ``trace_cov``/M.
+    jackknife on the raw scale: a bootstrap over prompts would duplicate them and shift it by ``trace_cov``/M.
     """
     return gradient.signal.estimate()
 
 
-def is_resolved(signal: Estimate, confidence_level: float) -> bool:
-    """Return whether the interval of ‖E g‖² lies above 0."""
-    return bool(signal.confidence_interval(confidence_level)[0] > 0)
-
-
 @dataclass(frozen=True)
 class NoiseToSignal:
-    """The estimate as a quotient of variance and signal.
+    """The estimate as a quotient of variance and signal."""
 
-    Attributes:
-        quotient: tr Cov over ‖E g‖².
-    """
-
-    quotient: FiellerRatio
+    quotient: FiellerRatio  # tr Cov over ‖E g‖²
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``: a ray without a value where the signal is not resolved."""
@@ -197,15 +127,10 @@ def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> l
 
 @dataclass(frozen=True)
 class OfKnownScale:
-    """Where the coefficient is known exactly.
+    """A matched ratio whose coefficient is known exactly."""
 
-    Attributes:
-        ratio: tr Cov over the reference's.
-        coefficient: the factor of E g relative to E r.
-    """
-
-    ratio: Estimate
-    coefficient: float
+    ratio: Estimate  # tr Cov over the reference's
+    coefficient: float  # of E g relative to E r
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``; NaN for an expected gradient of 0."""
@@ -226,16 +151,12 @@ class OfKnownScale:
 
 @dataclass(frozen=True)
 class OfEstimatedScale:
-    """Where the coefficient is estimated from the same prompts.
+    """A matched ratio whose coefficient is estimated from the same prompts."""
 
-    Attributes:
-        root: its square root, √(tr Cov(g)/tr Cov(r)) over the coefficient, of either sign.
-    """
-
-    root: FiellerRatio
+    root: FiellerRatio  # √(tr Cov(g)/tr Cov(r)) over the coefficient, of either sign
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """``(value, low, high)``: a ray without a value where the coefficient is not resolved."""
+        """Return ``(value, low, high)``: a ray without a value where the coefficient is not resolved."""
         return self.within(0.0, confidence_level)
 
     def within(self, quantile: float, confidence_level: float) -> Interval:
@@ -286,10 +207,10 @@ def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
 def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
     r"""Return an interval for each ``matched_ratio``, such that all of them hold together at the stated level.
 
-    As for ``ratio_simultaneous``: where the scale is known it is that of ``ratio``, times the
-    scale. Where it is estimated, the Fieller set with the quantile of the largest deviation in place of Student's,
-    where the deviation of that row is the one of :math:`N - \hat ψD`, studentised. Rows that are known exactly take no
-    part; what is not estimated is NaN.
+    As in :func:`ratio_simultaneous`: where the scale is known it is that of ``ratio``, times the scale. Where it is
+    estimated, the Fieller set with the quantile of the largest deviation in place of Student's, where the deviation of
+    that row is the one of :math:`N - \hat ψD`, studentised. Rows that are known exactly take no part; what is not
+    estimated is NaN.
     """
     draws = []
     for one in matched:
@@ -300,24 +221,17 @@ def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: f
         elif isinstance(one, OfEstimatedScale) and one.root.is_known and not one.root.is_exact:
             draws.append(one.root.draws)
     quantile = largest_deviation(draws, confidence_level)
-    ends = []
-    for one in matched:
-        interval = UNKNOWN
-        if isinstance(one, OfKnownScale | OfEstimatedScale):
-            interval = one.within(quantile, confidence_level)
-        ends.append(interval[1:])
-    return ends
+    return [
+        one.within(quantile, confidence_level)[1:] if isinstance(one, OfKnownScale | OfEstimatedScale) else UNKNOWN[1:]
+        for one in matched
+    ]
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """The estimate as a quotient.
+    """The estimate as a quotient."""
 
-    Attributes:
-        quotient: ⟨E g, G⟩ over ‖E g‖‖G‖.
-    """
-
-    quotient: FiellerRatio
+    quotient: FiellerRatio  # ⟨E g, G⟩ over ‖E g‖‖G‖
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``, the ends between −1 and 1; no value where a norm is not resolved."""
@@ -353,13 +267,9 @@ def cosine(gradient: GradientStatistics) -> Estimated:
 
 @dataclass(frozen=True)
 class BiasShare:
-    """The estimate as a quotient.
+    """The estimate as a quotient."""
 
-    Attributes:
-        quotient: squared bias over the mean squared error of a batch.
-    """
-
-    quotient: FiellerRatio
+    quotient: FiellerRatio  # squared bias over the mean squared error of a batch
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``, the ends between 0 and 1; no value where the error is not resolved."""
@@ -414,15 +324,36 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
     return BiasShare(fieller_ratio(turned, turned + noise.scaled(1.0 / gradient.prompts_per_batch)))
 
 
+def fieller_simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
+    """Return an interval for each cosine or share of bias, such that all hold together at the stated level.
+
+    Each is the Fieller set of the quotient with the quantile of the largest studentised deviation over all rows in
+    place of Student's (max-t, as in :func:`ratio_simultaneous`), cut to what is possible. Rows that are known exactly
+    take no part; the interval of one that is not estimated is NaN.
+    """
+    quotients = [one.quotient if isinstance(one, Cosine | BiasShare) else None for one in estimates]
+    draws = [one.draws for one in quotients if one is not None and one.is_known and not one.is_exact]
+    quantile = largest_deviation(draws, confidence_level)
+    ends: list[tuple[float, float]] = []
+    for one, quotient in zip(estimates, quotients, strict=True):
+        if quotient is None:
+            ends.append((np.nan, np.nan))
+            continue
+        lowest = -1.0 if isinstance(one, Cosine) else 0.0
+        low, high = -np.inf, np.inf
+        if quotient.is_known:
+            pieces = quotient.solution(confidence_level, quantile)
+            low, high = pieces[0][0], pieces[-1][1]
+        # What lies beyond the possible values by its error is put at the end that it is nearest to.
+        ends.append((float(np.clip(low, lowest, 1.0)), float(np.clip(high, lowest, 1.0))))
+    return ends
+
+
 @dataclass(frozen=True)
 class KeptShare:
-    """A share with Wilson's interval.
+    """A share with Wilson's interval."""
 
-    Attributes:
-        share: the mean over prompts with its standard error.
-    """
-
-    share: Estimate
+    share: Estimate  # the mean over prompts with its standard error
 
     @property
     def value(self) -> float:
@@ -443,12 +374,9 @@ class KeptShare:
 
 
 def kept_share(kept: Float[np.ndarray, " prompts"]) -> KeptShare:
-    """Estimate the mean over prompts of the share of its groups with any non-zero weight.
+    """Estimate the mean over prompts of the share of their groups with any non-zero weight.
 
     A group has none where its rewards are all equal and the baseline subtracts their mean, or where a filter drops it.
-
-    Args:
-        kept: (M,) share of each prompt's groups that are kept.
     """
     return KeptShare(mean_statistic(kept).estimate())
 
@@ -471,8 +399,8 @@ def between_prompt(gradient: GradientStatistics) -> Estimate:
     return NOT_ESTIMATED if gradient.within is None else (gradient.trace_cov - gradient.within).estimate()
 
 
-# Below this effective number of prompts, simulated intervals undercover; see docs/statistics.md.
-FEW = 50
+#: Below this effective number of prompts, simulated intervals undercover; see docs/statistics.md.
+FEW_PROMPTS = 50
 
 
 def n_effective_prompts(gradient: GradientStatistics) -> float:
@@ -485,42 +413,11 @@ def n_effective_prompts(gradient: GradientStatistics) -> float:
 
 
 def n_effective_beside(gradient: GradientStatistics) -> float:
-    """Return the same of the reference or of the target, whichever is worth fewer; infinite without either."""
+    """Return the same of the reference or the target, whichever is worth fewer; infinite without either."""
     beside = [other.trace_cov.pseudo_values for other in (gradient.reference, gradient.target) if other is not None]
     return min((effective_sample_size(values) for values in beside), default=np.inf)
 
 
 def most_influential_prompt(gradient: GradientStatistics) -> int:
-    r"""Return the number of the prompt without which ``trace_cov`` changes most.
-
-    It is the m with the largest :math:`|θ_{(m)} - θ|`, where :math:`θ = \mathrm{tr\,Cov}(g)` and :math:`θ_{(m)}` is the
-    same without prompt m.
-    """
+    """Return the number of the prompt without which ``trace_cov`` changes most."""
     return int(np.argmax(np.abs(gradient.trace_cov.replicates - gradient.trace_cov.value)))
-
-
-def fieller_simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
-    """Return an interval for each cosine or share of bias, such that all hold together at the stated level.
-
-    These are ``cosine_simultaneous`` and ``matched_bias_share_simultaneous`` of a curve.
-    Each is the Fieller set of the quotient with the quantile of the largest studentised deviation over all rows in
-    place of Student's (max-t, as for ``ratio_simultaneous``), cut to what is possible. Rows that are known exactly take
-    no part; the interval of one that is not estimated is NaN.
-    """
-    quotients = [one.quotient if isinstance(one, Cosine | BiasShare) else None for one in estimates]
-    draws = [one.draws for one in quotients if one is not None and one.is_known and not one.is_exact]
-    quantile = largest_deviation(draws, confidence_level)
-    ends: list[tuple[float, float]] = []
-    for one, quotient in zip(estimates, quotients, strict=True):
-        if quotient is None:
-            ends.append((np.nan, np.nan))
-            continue
-        lowest = -1.0 if isinstance(one, Cosine) else 0.0
-        low, high = (-np.inf, np.inf) if not quotient.is_known else _hull(quotient.solution(confidence_level, quantile))
-        # What lies beyond the possible values by its error is put at the end that it is nearest to.
-        ends.append((float(np.clip(low, lowest, 1.0)), float(np.clip(high, lowest, 1.0))))
-    return ends
-
-
-def _hull(pieces: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return pieces[0][0], pieces[-1][1]

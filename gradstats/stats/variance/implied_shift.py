@@ -94,23 +94,20 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
     rounding = 1e-12 * np.abs(advantages).max()
     settled = np.abs(shift).max() <= rounding or (chosen.across_groups and abs(shift.mean()) <= rounding)
     by_construction = bool(settled and rounding > 0)  # without any advantage nothing is known of the baseline
-    definition = _of(chosen).definition
+    definition = (chosen.advantage if isinstance(chosen, Recipe) else chosen).definition
     if not by_construction and definition.scale != "–":
         raise _no_shift(chosen, f"baseline: {definition.baseline}; divided by: {definition.scale}")
     delta = mean_statistic(np.zeros_like(shift) if by_construction else shift).estimate()
     return ImpliedShift(chosen.label, delta, batch.n_groups, by_construction)
 
 
-def _of(estimator: Estimator | Recipe) -> Estimator:
-    """Return what subtracts the baseline."""
-    return estimator.advantage if isinstance(estimator, Recipe) else estimator
-
-
 def _advantages(estimator: Estimator | Recipe, batch: Batch) -> Float[np.ndarray, " n"]:
     """Return reward less baseline of each completion, up to a scale that the estimator itself divides by."""
     batch.require(estimator.needs, estimator.label)
-    rewarded = estimator.rewarded(batch) if isinstance(estimator, Recipe) else batch
-    advantages = _of(estimator).advantages(rewarded)
+    if isinstance(estimator, Recipe):
+        advantages = estimator.advantage.advantages(estimator.rewarded(batch))
+    else:
+        advantages = estimator.advantages(batch)
     if advantages.ndim == 1:
         return advantages
     first = advantages[np.arange(len(advantages)), batch.mask.argmax(axis=1)]

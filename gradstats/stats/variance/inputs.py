@@ -1,4 +1,4 @@
-"""The same completions in groups of several sizes, whose statistics can be combined prompt by prompt."""
+"""What a comparison starts from: completions with gradients, the target they are judged by, and groups of each size."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike
 from gradstats import estimators as families
 from gradstats.config.options import EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
-from gradstats.estimators import Batch, Estimator, recipes
-from gradstats.estimators import Recipe as Recipe_for_unusable_ratios
+from gradstats.estimators import Batch, Estimator, Recipe, recipes
 from gradstats.estimators.baselines.weighted import (
     FITTED_ELSEWHERE,
     GivenExponents,
@@ -30,17 +29,16 @@ from gradstats.estimators.ratios import (
     sequence_log_ratios,
     without_negligible_ratios,
 )
-from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
 from gradstats.measurement.measurement import WeightedGradients, metric_label
-from gradstats.stats.jackknife import Statistic
+from gradstats.stats.jackknife import UNKNOWN, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.on_policy import departures_of, other_policy_of
 from gradstats.stats.ratios import RatioSpread, ratio_spread
-from gradstats.stats.variance.moments import Groups, PromptMoments, cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
-from gradstats.stats.variance.quantities import JUDGED
+from gradstats.stats.variance.quantities import JUDGED, with_ends
 from gradstats.stats.variance.scores import CombinedScores, ProbedTokens, Scores, prepare_scores, probed_tokens
 from gradstats.stats.variance.sketch_error import (
     SketchError,
@@ -50,47 +48,12 @@ from gradstats.stats.variance.sketch_error import (
     with_directions,
 )
 
-TargetKind = Literal["on_policy", "importance"]
-
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0
 
 # Settings with which a sampler cannot draw some of what the scored policy can.
 _TRUNCATING = ("top_p", "top_k", "min_p")
-
-
-@dataclass(frozen=True)
-class TargetChoice:
-    """Which gradient estimators are judged against, decided once for all group sizes of a comparison.
-
-    Attributes:
-        kind: ``"on_policy"``, leave-one-out REINFORCE; or ``"importance"``, the same weighted by the ratio of whole
-            completions.
-        ratios: the spread of these ratios; None where the sampler's log-probabilities are not known.
-        missing: why nothing can be judged, as a sentence; None where it can.
-        remark: how the target was chosen, as a sentence; None in the plain case.
-        agree: whether sampler and scorer count as one policy.
-        differences: recorded settings in which they differ, as ``name=value`` of the sampler.
-    """
-
-    kind: TargetKind
-    ratios: RatioSpread | None
-    missing: str | None
-    remark: str | None
-    agree: bool
-    differences: tuple[str, ...] = ()
-
-    def attributes(self, confidence_level: float) -> dict[str, object]:
-        """Return the entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
-        low, high = (np.nan, np.nan)
-        if self.ratios is not None:
-            low, high = self.ratios.effective_size_interval(confidence_level)
-        return {
-            "target": self.kind,
-            "effective_sample_size": np.nan if self.ratios is None else self.ratios.effective_sample_size.value,
-            "effective_sample_size_low": low,
-            "effective_sample_size_high": high,
-        }
+_JUDGED = f"cosine, shares of bias and the {JUDGED.heading}"
 
 
 def recorded_differences(measured: object) -> list[str]:
@@ -101,6 +64,32 @@ def recorded_differences(measured: object) -> list[str]:
     scorer = (getattr(measured, "metadata", None) or {}).get("policy") or {}
     found = departures_of(drawn.get("sampler") or {}, scorer.get("temperature"))
     return [*found, *other_policy_of(drawn.get("policy"), scorer)]
+
+
+@dataclass(frozen=True)
+class TargetChoice:
+    """Which gradient estimators are judged against, decided once for all group sizes of a comparison.
+
+    It is leave-one-out REINFORCE, or the same weighted by the importance ratio of whole completions.
+    """
+
+    kind: Literal["on_policy", "importance"]
+    ratios: RatioSpread | None  # None where the sampler's log-probabilities are not known
+    missing: str | None  # why nothing can be judged, as a sentence; None where it can
+    remark: str | None  # how the target was chosen, as a sentence; None in the plain case
+    agree: bool  # whether sampler and scorer count as one policy
+    differences: tuple[str, ...] = ()  # recorded settings in which they differ, as name=value of the sampler
+
+    def attributes(self, confidence_level: float) -> dict[str, object]:
+        """Return the entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
+        size = UNKNOWN
+        if self.ratios is not None:
+            size = (self.ratios.effective_sample_size.value, *self.ratios.effective_size_interval(confidence_level))
+        return {"target": self.kind, **with_ends({"effective_sample_size": size})}
+
+
+#: Of completions about whose sampler nothing is known.
+ON_POLICY = TargetChoice("on_policy", None, None, None, True)
 
 
 def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] = ()) -> TargetChoice:
@@ -130,75 +119,29 @@ def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] 
     return TargetChoice("importance", ratios, missing, _about_importance(ratios, differences, far), agree, recorded)
 
 
-#: Of completions about whose sampler nothing is known.
-ON_POLICY = TargetChoice("on_policy", None, None, None, True)
-
-
-@dataclass(frozen=True)
-class Target:
-    """An estimator whose expected gradient is that of the objective.
-
-    Attributes:
-        label: of the estimator.
-        weighted: its weights on the completions of a comparison, and their moments.
-    """
-
-    label: str
-    weighted: Weighted
-
-
-def target_of(
-    pool: PooledCompletions, choice: TargetChoice, part: Callable[[Weighting], Weighting] | None = None
-) -> Target:
-    """Return the target on the completions of one split; without moments where nothing can be judged.
-
-    Groups of one completion have no baseline: there it is the plain, or weighted, reward.
-    """
-    estimator = _estimator(choice.kind, pool)
-    if part is not None:
-        estimator = part(estimator)
-    if choice.missing is not None:
-        empty = np.zeros(len(pool.batch.rewards))
-        return Target(estimator.label, Weighted(empty, np.zeros(pool.groups.n_groups, dtype=bool), None))
-    if estimator.label not in pool.targets:
-        pool.targets[estimator.label] = pool.local(estimator)
-    return Target(estimator.label, pool.targets[estimator.label])
-
-
-def _estimator(kind: TargetKind, pool: PooledCompletions) -> Weighting:
-    if kind == "importance":
-        return recipes.get("rloo_is", advantage="rloo(off_policy=True, singleton=reward)")
-    sizes = pool.groups.sizes
-    return families.get("reinforce" if sizes.max() == 1 else "rloo" if sizes.min() > 1 else "rloo(singleton=reward)")
-
-
-def _judged() -> str:
-    return f"cosine, shares of bias and the {JUDGED.heading}"
-
-
 def _why_missing(ratios: RatioSpread | None, differences: Sequence[str], overflow: str | None) -> str | None:
     truncating = [one for one in differences if one.partition("=")[0] in _TRUNCATING]
-    sampler = f"{_judged()} are NaN, since "
+    start = f"{_JUDGED} are NaN, since"
     if truncating:
         return (
-            f"{sampler}the sampler cut off part of the distribution ({', '.join(truncating)}), whose share no "
+            f"{start} the sampler cut off part of the distribution ({', '.join(truncating)}), whose share no "
             "importance weight brings back: draw with top_p=1, top_k=0, min_p=0, or judge against the gradient of "
             "what was drawn (target='on_policy')"
         )
     if ratios is None:
         return (
-            f"{sampler}the completions were drawn with {', '.join(differences)} and the sampler's log-probabilities "
+            f"{start} the completions were drawn with {', '.join(differences)} and the sampler's log-probabilities "
             "are not known: sample with an engine that records them, or judge against the gradient of what was drawn "
             "(target='on_policy')"
         )
     size = ratios.effective_sample_size.value
     if overflow is not None:
         return (
-            f"{sampler}ratios of whole completions overflow ({overflow}): score a policy closer to the one that sampled"
+            f"{start} ratios of whole completions overflow ({overflow}): score a policy closer to the one that sampled"
         )
     if size < FEWEST_EFFECTIVE_COMPLETIONS:
         return (
-            f"{sampler}the effective sample size is {size:.1f} of {ratios.n} completions, and at least "
+            f"{start} the effective sample size is {size:.1f} of {ratios.n} completions, and at least "
             f"{FEWEST_EFFECTIVE_COMPLETIONS:g} are needed: score a policy closer to the sampler, or sample more"
         )
     return None
@@ -231,7 +174,7 @@ def _about_importance(ratios: RatioSpread | None, differences: Sequence[str], fa
     reasons += [f"the sampler's settings differ ({', '.join(differences)})"] if differences else []
     because = f", since {' and '.join(reasons)}" if reasons else ""
     return (
-        f"{_judged()} are judged against the importance-weighted gradient of the scored policy (rloo_is){because}; the "
+        f"{_JUDGED} are judged against the importance-weighted gradient of the scored policy (rloo_is){because}; the "
         f"effective sample size is {ratios.effective_sample_size.value:.0f} [{low:.0f}, {high:.0f}] of {ratios.n} "
         "completions"
     )
@@ -245,31 +188,18 @@ def _short(ratios: RatioSpread | None) -> str:
 
 @dataclass(frozen=True)
 class ComparisonInputs:
-    """Completions and their gradients, as measured or given.
-
-    Attributes:
-        batch: the completions.
-        order: (N,) their positions in sample order.
-        scores: (N, D) or (N, T, D).
-        sketched: whether the scores are a random projection.
-        probed: token scores projected on random probes; None where they were not measured or are not needed.
-        weighted: further weightings that were measured, by name.
-        combined: the names of those that estimators of the comparison combine.
-        measured_batch: the completions of a measurement, with the ratios that weightings were measured with.
-        metric: label of the metric that gradients were measured in.
-        sq_norms: (N,) exact squared norms of what ``scores`` project; by default those of ``batch``, which estimators
-            may weight by. Both differ where the scores are those of one block.
-    """
+    """Completions and their gradients, as measured or given."""
 
     batch: Batch
-    order: Int[np.ndarray, " n"]
-    scores: np.ndarray
-    sketched: bool
-    probed: ProbedTokens | None
-    weighted: Mapping[str, WeightedGradients] = field(default_factory=dict)
-    combined: tuple[str, ...] = ()
-    measured_batch: Batch | None = None
-    metric: str = EUCLIDEAN
+    order: Int[np.ndarray, " n"]  # positions in sample order
+    scores: np.ndarray  # (N, D) or (N, T, D)
+    sketched: bool  # whether these are a random projection
+    probed: ProbedTokens | None  # None where token scores were not projected on probes, or are not needed
+    weighted: Mapping[str, WeightedGradients] = field(default_factory=dict)  # further weightings that were measured
+    combined: tuple[str, ...] = ()  # the names of those that estimators of the comparison combine
+    measured_batch: Batch | None = None  # of a measurement, with the ratios that weightings were measured with
+    metric: str = EUCLIDEAN  # that gradients were measured in
+    # Of what the scores project, where these are those of one block; estimators may weight by those of the batch.
     sq_norms: Float[np.ndarray, " n"] | None = None
 
     def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
@@ -316,10 +246,6 @@ class ComparisonInputs:
                 self.batch.require(one.needs, one.label)
                 raise ValueError(_unknown_token_scores(one, self.batch))
 
-    @property
-    def _squares(self) -> Float[np.ndarray, " n"] | None:
-        return self.batch.sq_norms if self.sq_norms is None else self.sq_norms
-
     def of_block(
         self, gradients: WeightedGradients, block: str, estimators: Sequence[Weighting] = ()
     ) -> ComparisonInputs:
@@ -331,18 +257,18 @@ class ComparisonInputs:
                     "by block"
                 )
         of_block = gradients.of_block(block)
-        return replace(
-            self,
-            scores=np.asarray(of_block.sketches),
-            sq_norms=of_block.sq_norms,
-            probed=None,
-            weighted={name: self.weighted[name].of_block(block) for name in self.combined},
-        )
+        weighted = {name: self.weighted[name].of_block(block) for name in self.combined}
+        scores = np.asarray(of_block.sketches)
+        return replace(self, scores=scores, sq_norms=of_block.sq_norms, probed=None, weighted=weighted)
 
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
         """Return the scores of some completions, in that order."""
         scores = prepare_scores(self.scores, self.batch.mask, rows, self.sketched, self._squares, self.probed)
         return replace(scores, combined=self._combined_scores(rows, scores.signs)) if self.combined else scores
+
+    @property
+    def _squares(self) -> Float[np.ndarray, " n"] | None:
+        return self.batch.sq_norms if self.sq_norms is None else self.sq_norms
 
     def _combined_scores(
         self, rows: Int[np.ndarray, " kept"], signs: Float[np.ndarray, " features"] | None
@@ -379,10 +305,17 @@ class ComparisonInputs:
         scores = prepare_scores(spanned.coordinates, self.batch.mask, rows, self.sketched, self._squares)
         return with_directions(scores, spanned, sketch_error)
 
-    def with_coordinates(self, groups: Groups, rng: np.random.Generator) -> tuple[Batch, Scores, SketchError | None]:
-        """Return the completions of a split in its order, their scores, and the error of these."""
-        scores, sketch_error = self.in_coordinates(groups.rows, self.sketch_error(groups.n_prompts, rng))
-        return self.batch.select(groups.rows).with_fields(groups=groups.group), scores, sketch_error
+
+def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
+    """Return why an estimator cannot be compared from scores of whole completions, and what to measure."""
+    sentence = f"{estimator.label} weights each token, and only scores of whole completions are known"
+    if isinstance(estimator, Recipe) and weighting_names(estimator):
+        return (
+            f"{sentence} (χ² of the sampler and the scored policy is {chi_squared(batch):.2g}): measure again with "
+            f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured); a run does so for "
+            "the estimators of its experiment file"
+        )
+    return f"{sentence}: pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
 
 
 def comparison_inputs(
@@ -400,9 +333,8 @@ def comparison_inputs(
         if fields:
             raise TypeError(f"give {', '.join(fields)} to the Batch itself: batch.with_fields({next(iter(fields))}=…)")
         batch = measured_or_batch
-        return ComparisonInputs(
-            batch, np.arange(len(batch.rewards)), np.asarray(scores), bool(scores_are_sketches), None
-        )
+        order = np.arange(len(batch.rewards))
+        return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None)
     measured = measured_or_batch
     batch = Batch.from_measurement(measured, **fields)
     order = np.argsort(np.asarray(measured.rollouts.sample_id), kind="stable")
@@ -418,31 +350,20 @@ def comparison_inputs(
     probed = None
     has_probes = getattr(measured, "token_projections", None) is not None
     if has_probes and any(each.level == "token" for each in weightings):
-        measured_fields = {"token_energy", "token_cross"} & set(fields)
-        if measured_fields:
-            raise TypeError(
-                f"{' and '.join(sorted(measured_fields))} come from the measurement: pass a Batch with scores=…"
-            )
+        if given := sorted({"token_energy", "token_cross"} & set(fields)):
+            raise TypeError(f"{' and '.join(given)} come from the measurement: pass a Batch with scores=…")
         probed = probed_tokens(cast(MeasuredTokens, measured), batch)
-    weighted = {
-        name: gradients
-        for name, gradients in getattr(measured, "weighted", {}).items()
-        if gradients.sketches is not None
-    }
+    every = getattr(measured, "weighted", {})
+    weighted = {name: gradients for name, gradients in every.items() if gradients.sketches is not None}
     sketches = np.asarray(measured.sketches)
     return ComparisonInputs(batch, order, sketches, sketched, probed, weighted, measured_batch=batch, metric=metric)
 
 
-def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
-    """Return why an estimator cannot be compared from scores of whole completions, and what to measure."""
-    sentence = f"{estimator.label} weights each token, and only scores of whole completions are known"
-    if isinstance(estimator, Recipe) and weighting_names(estimator):
-        return (
-            f"{sentence} (χ² of the sampler and the scored policy is {chi_squared(batch):.2g}): measure again with "
-            f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured); a run does so for "
-            "the estimators of its experiment file"
-        )
-    return f"{sentence}: pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
+def refuse_batch_level(estimators: Sequence[Weighting]) -> None:
+    """Refuse estimators whose weights depend on the completions of other prompts."""
+    for one in estimators:
+        if one.across_groups:
+            raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
 
 
 def refuse_unusable_ratios(weightings: Sequence[Weighting], batch: Batch, choice: TargetChoice) -> None:
@@ -460,7 +381,10 @@ def refuse_unusable_ratios(weightings: Sequence[Weighting], batch: Batch, choice
             f"{', '.join(choice.differences)} by a sampler whose log-probabilities are not known: sample with an "
             "engine that records them, or take every ratio as 1 (target='on_policy')"
         )
-    if batch.old_logprobs is None or not _may_overflow(batch):
+    if batch.old_logprobs is None:
+        return
+    logs = log_ratios(batch)
+    if not max(logs.max(), logs.sum(axis=1).max()) > LARGEST_LOG_RATIO:
         return
     for one in using:
         if all(batch.has(need) for need in one.needs):
@@ -472,15 +396,35 @@ def refuse_unusable_ratios(weightings: Sequence[Weighting], batch: Batch, choice
 
 def uses_ratios(weighting: Weighting) -> bool:
     """Return whether the weights depend on the ratios π/π_old."""
-    if isinstance(weighting, Recipe_for_unusable_ratios):
+    if isinstance(weighting, Recipe):
         own = weighting.ratio.name != "none" or weighting.mask.definition.of_ratios
         return own or uses_ratios(weighting.advantage)
     return isinstance(weighting, Estimator) and bool(weighting.parameters.get("off_policy", False))
 
 
-def _may_overflow(batch: Batch) -> bool:
-    logs = log_ratios(batch)
-    return bool(max(logs.max(), logs.sum(axis=1).max()) > LARGEST_LOG_RATIO)
+def target_of(
+    pool: PooledCompletions, choice: TargetChoice, part: Callable[[Weighting], Weighting] | None = None
+) -> Weighted:
+    """Return the target, or a part of it, on the completions of one split; no moments where nothing can be judged.
+
+    Groups of one completion have no baseline: there it is the plain, or weighted, reward.
+    """
+    estimator = _target_estimator(choice, pool)
+    if part is not None:
+        estimator = part(estimator)
+    if choice.missing is not None:
+        empty = np.zeros(len(pool.batch.rewards))
+        return Weighted(empty, np.zeros(pool.groups.n_groups, dtype=bool), None)
+    if estimator.label not in pool.targets:
+        pool.targets[estimator.label] = pool.local(estimator)
+    return pool.targets[estimator.label]
+
+
+def _target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weighting:
+    if choice.kind == "importance":
+        return recipes.get("rloo_is", advantage="rloo(off_policy=True, singleton=reward)")
+    sizes = pool.groups.sizes
+    return families.get("reinforce" if sizes.max() == 1 else "rloo" if sizes.min() > 1 else "rloo(singleton=reward)")
 
 
 @dataclass(frozen=True)
@@ -489,21 +433,13 @@ class PoolsBySize:
 
     Prompts keep their numbers and scores their coordinates at every size, so that statistics of different sizes are
     paired, with the error of one sketch.
-
-    Attributes:
-        inputs: all completions.
-        judged: what estimators are judged against.
-        order: (n,) positions of the kept completions in sample order.
-        prompts: (n,) their prompts, numbered at random.
-        scores: their scores in few coordinates; None where scores of tokens are taken from the inputs for each size.
-        sketch_error: estimates the sketch's error in these coordinates.
     """
 
     inputs: ComparisonInputs
     judged: TargetChoice
-    order: Int[np.ndarray, " n"]
-    prompts: Int[np.ndarray, " n"]
-    scores: Scores | None
+    order: Int[np.ndarray, " n"]  # positions of the kept completions in sample order
+    prompts: Int[np.ndarray, " n"]  # of these, numbered at random
+    scores: Scores | None  # in few coordinates; None where those of tokens are taken from the inputs for each size
     sketch_error: SketchError | None
 
     @property
@@ -520,15 +456,17 @@ class PoolsBySize:
         """Return the completions in disjoint groups of one size."""
         groups = split_into_groups(self.prompts, np.arange(len(self.order)), size)
         rows = self.order[groups.rows]
+        if self.scores is None:
+            scores = self.inputs.prepared(rows)
+        else:
+            surplus = None if self.scores.surplus_sq is None else self.scores.surplus_sq[groups.rows]
+            scores = replace(self.scores, sequence=self.scores.sequence[groups.rows], surplus_sq=surplus)
         return PooledCompletions(
             batch=self.inputs.batch.select(rows).with_fields(groups=groups.group),
             groups=groups,
-            scores=self.inputs.prepared(rows) if self.scores is None else _rows_of(self.scores, groups.rows),
+            scores=scores,
             sketch_error=self.sketch_error,
-            prompts_per_batch=None,
             n_resamples=1,
-            deal_seed=0,
-            prompt_labels=np.zeros(0),
             on_policy=self.on_policy,
         )
 
@@ -550,7 +488,7 @@ def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
     """Return the moments of an estimator that gives some completion a weight."""
     moments = pool.local(estimator).moments
     if moments is None:
-        size = int(pool.groups.sizes[0])
+        size = pool.groups.sizes[0]
         raise ValueError(
             f"{estimator.label} gives no completion any weight in groups of {size}, since {why_silent(pool)}"
         )
@@ -559,15 +497,10 @@ def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
 
 def coefficient_on_target(pool: PooledCompletions, moments: PromptMoments, judged: TargetChoice) -> Statistic | None:
     """Return ⟨E g, G⟩/‖G‖² with G the target; None where it is not resolved above 0, or nothing can be judged."""
-    target = target_of(pool, judged).weighted.moments
+    target = target_of(pool, judged).moments
     if target is None:
         return None
     along = cross_signal(moments, target, pool.sketch_error)
     if not min(one.estimate().confidence_interval()[0] for one in (along, target.signal)) > 0:
         return None
     return along / target.signal
-
-
-def _rows_of(scores: Scores, rows: Int[np.ndarray, " rows"]) -> Scores:
-    surplus = None if scores.surplus_sq is None else scores.surplus_sq[rows]
-    return replace(scores, sequence=scores.sequence[rows], surplus_sq=surplus)

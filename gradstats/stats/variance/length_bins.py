@@ -15,62 +15,46 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
-from gradstats.estimators.estimator import Level, Weighting, unit_of
+from gradstats.estimators.estimator import Weighting, Wrapped
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
-from gradstats.stats.variance.inputs import TargetChoice, target_of
+from gradstats.stats.variance.inputs import ComparisonInputs, TargetChoice, refuse_batch_level, target_of
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.result import VarianceComparison, pairwise_differences
 from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
 
 
 @dataclass(frozen=True)
-class _OfLengths:
+class _OfLengths(Wrapped[Weighting]):
     """An estimator whose completions outside a range of lengths get no weight; baselines still see the whole group."""
 
-    whole: Weighting
     low: float
     high: float
 
     @property
-    def name(self) -> str:
-        return self.whole.name
-
-    @property
     def label(self) -> str:
-        return f"{self.whole.label} of {self.low:g} to {self.high:g} tokens"
+        return f"{self.estimator.label} of {self.low:g} to {self.high:g} tokens"
 
     @property
-    def level(self) -> Level:
-        return self.whole.level
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.whole.needs
-
-    @property
-    def across_groups(self) -> bool:
-        return self.whole.across_groups
-
-    @property
-    def unit(self) -> str:
-        return unit_of(self.whole)
+    def composition(self) -> str:
+        return self.label
 
     def same_part(self, other: Weighting) -> Weighting:
         """Return what completions of these lengths contribute to another estimator."""
-        return replace(self, whole=other)
+        return replace(self, estimator=other)
 
     def expected_scale(self, group_size: int) -> float | None:
         """None: the contribution of some lengths is not a known multiple of the gradient."""
         return None
 
     def weights(self, batch: Batch) -> np.ndarray:
-        weights = self.whole.weights(batch)
+        weights = self.estimator.weights(batch)
         inside = (batch.lengths >= self.low) & (batch.lengths <= self.high)
         return np.where(inside if weights.ndim == 1 else inside[:, None], weights, 0.0)
 
@@ -89,13 +73,8 @@ class LengthBins(Printed):
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = (
-        "estimator",
-        "length",
-        "n_completions",
-        "share_of_gradient",
-        "share_of_variance",
-        "ratio",
-    )
+        "estimator", "length", "n_completions", "share_of_gradient", "share_of_variance", "ratio",
+    )  # fmt: skip
 
     estimator: str
     bins: np.ndarray
@@ -117,15 +96,16 @@ class LengthBins(Printed):
             ValueError: for a level outside (0, 1).
         """
         frame = self.comparison.to_frame(confidence_level)
-        frame.insert(1, "length_low", self.bins[:, 0])
-        frame.insert(2, "length_high", self.bins[:, 1])
-        frame.insert(3, "n_completions", self.n_completions)
-        intervals = [resolved(scale, confidence_level) for scale in self.scales]
-        for place, column in enumerate(("scale", "scale_low", "scale_high")):
-            frame.insert(4 + place, column, [interval[place] for interval in intervals])
-        shares = pd.DataFrame([one.columns(confidence_level) for one in self.shares])
-        for place, column in enumerate(shares):
-            frame.insert(7 + place, str(column), shares[column])
+        scales = [with_ends({"scale": resolved(scale, confidence_level)}) for scale in self.scales]
+        columns = {
+            "length_low": self.bins[:, 0],
+            "length_high": self.bins[:, 1],
+            "n_completions": self.n_completions,
+            **pd.DataFrame(scales),
+            **pd.DataFrame([one.columns(confidence_level) for one in self.shares]),
+        }
+        for place, (name, column) in enumerate(columns.items(), start=1):
+            frame.insert(place, str(name), column)
         del frame.attrs["lowest_beyond_doubt"]  # bins are not compared with each other
         return frame.assign(estimator=self.estimator)
 
@@ -219,55 +199,41 @@ def variances_by_length(
     if n_bins < 1:
         raise ValueError(f"n_bins={n_bins} must be at least 1")
     chosen = get_all(estimators)
-    for one in chosen:
-        if one.across_groups:
-            raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
+    refuse_batch_level(chosen)
     inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     generator = np.random.default_rng(rng)
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
-    (stream,) = generator.spawn(1)
     groups = split_into_groups(prompts, inputs.order, group_size)
-    pool = pooled(inputs, groups, prepared, stream, None, None, judged)
+    pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged)
     bins = equal_count_bins(inputs.batch.lengths, n_bins)
     counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
-    sketch_dim = inputs.scores.shape[-1] if inputs.sketched else None
-    return [
-        _split(pool, one, whole, bins, counts, judged, sketch_dim, inputs.metric)
-        for one, whole in zip(chosen, prepared, strict=True)
-    ]
+    return [_split(inputs, pool, one, whole, bins, counts, judged) for one, whole in zip(chosen, prepared, strict=True)]
 
 
 def _split(
+    inputs: ComparisonInputs,
     pool: PooledCompletions,
     chosen: Weighting,
     whole: Weighting,
     bins: Int[np.ndarray, "bins ends"],
     counts: Int[np.ndarray, " bins"],
     judged: TargetChoice,
-    sketch_dim: int | None,
-    metric: str,
 ) -> LengthBins:
     """Compare the parts of one estimator; ``whole`` is the chosen one with what was prepared for it."""
     parts = [_OfLengths(whole, float(low), float(high)) for low, high in bins]
-    split, rows, _, _, _, labels = compared(pool, parts, whole, judged)
+    comparison, _ = compared(inputs, pool, parts, whole, judged)
     silent = None
-    if all(row.kept_share.value == 0.0 for row in rows):
+    if all(row.kept_share.value == 0.0 for row in comparison.rows):
         silent = f"{why_silent(pool)}, so {chosen.label} gives every completion weight 0 and its rows are NaN"
-    comparison = VarianceComparison(
-        rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED) for row in rows),
-        splits=(split,),
-        reference=whole.label,
-        prompts_per_batch=pool.error_prompts,
-        sketch_dim=sketch_dim,
-        target=judged,
-        metric=metric,
+    comparison = replace(
+        comparison,
+        rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED) for row in comparison.rows),
         notes=tuple(filter(None, [silent, judged.missing, judged.remark])),
         differences=(pairwise_differences([None] * len(parts)),),
-        prompt_labels=(labels,),
     )
     _, shares = gradient_shares(pool, whole, inside_bins(pool.batch.lengths, bins))
     scales = tuple(
-        _scale(pool, pool.weights(part), share.part, target_of(pool, judged, part.same_part).weighted)
+        _scale(pool, pool.weights(part), share.part, target_of(pool, judged, part.same_part))
         for part, share in zip(parts, shares, strict=True)
     )
     return LengthBins(chosen.label, bins, counts, comparison, scales, tuple(shares))

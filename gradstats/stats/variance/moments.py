@@ -1,4 +1,4 @@
-"""The parts of the variance of the estimate of ‖E g‖²."""
+"""Groups of completions, moments of their gradients as U-statistics over prompts, and batches dealt from them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,18 @@ from scipy.special import ndtri
 
 from gradstats.stats.jackknife import Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
-from gradstats.stats.variance.estimates import in_dual, inner_products, mean_over_pairs
 from gradstats.stats.variance.scores import CombinedScores, Scores
 from gradstats.stats.variance.sketch_error import SketchError
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Completions split into disjoint groups of one prompt each.
+    """Completions split into disjoint groups of one prompt each."""
 
-    Attributes:
-        rows: (n,) positions of the kept completions, ordered by group.
-        group: (n,) group of each, 0 … n_groups − 1.
-        prompt: (n_groups,) prompt of each group, 0 … n_prompts − 1; groups of a prompt are neighbours.
-        n_leftover: completions that filled no group.
-    """
-
-    rows: Int[np.ndarray, " n"]
-    group: Int[np.ndarray, " n"]
-    prompt: Int[np.ndarray, " groups"]
-    n_leftover: int
+    rows: Int[np.ndarray, " n"]  # positions of the kept completions, ordered by group
+    group: Int[np.ndarray, " n"]  # of each, 0 … n_groups − 1
+    prompt: Int[np.ndarray, " groups"]  # 0 … n_prompts − 1; groups of a prompt are neighbours
+    n_leftover: int  # completions that filled no group
 
     @property
     def n_groups(self) -> int:
@@ -62,12 +54,9 @@ def shuffled_prompts(labels: np.ndarray, rng: np.random.Generator) -> Int[np.nda
 
 
 def split_into_groups(prompts: Int[np.ndarray, " n"], order: Int[np.ndarray, " n"], group_size: int | None) -> Groups:
-    """Split each prompt's completions, in sample order, into disjoint groups.
+    """Split each prompt's completions into disjoint groups; None makes one group of all of them.
 
-    Args:
-        prompts: (n,) prompt of each completion, numbered from 0.
-        order: (n,) positions of the completions in sample order.
-        group_size: completions per group; None makes one group of all of a prompt's completions.
+    Prompts are numbered from 0; ``order`` has the positions of the completions in sample order.
     """
     rows = order[np.argsort(prompts[order], kind="stable")]
     prompt = prompts[rows]
@@ -87,34 +76,65 @@ def split_into_groups(prompts: Int[np.ndarray, " n"], order: Int[np.ndarray, " n
         kept = slot < (available // group_size)[prompt]
     pairs = np.column_stack([prompt[kept], slot[kept]])
     labels, group = np.unique(pairs, axis=0, return_inverse=True)
-    return Groups(
-        rows=rows[kept],
-        group=group.reshape(-1),
-        prompt=np.unique(labels[:, 0], return_inverse=True)[1],
-        n_leftover=int(np.sum(~kept)),
-    )
+    prompt_of_group = np.unique(labels[:, 0], return_inverse=True)[1]
+    return Groups(rows[kept], group.reshape(-1), prompt_of_group, int(np.sum(~kept)))
+
+
+def mean_over_pairs(
+    first: Float[np.ndarray, "*k m d"],
+    second: Float[np.ndarray, "*k m e"],
+    signs: Float[np.ndarray, " features"] | None = None,
+) -> tuple[Float[np.ndarray, "*k"], Float[np.ndarray, "*k m"]]:
+    r"""Compute the U-statistic of ⟨a_m, b_m'⟩ over ordered pairs m ≠ m', on all M units and without each of them.
+
+    With :math:`A = \sum_m a_m` and :math:`B = \sum_m b_m`,
+
+    .. math:: U = \frac{⟨A, B⟩ - \sum_m ⟨a_m, b_m⟩}{M(M-1)}, \qquad
+        U_{(m)} = \frac{M(M-1)\,U - ⟨a_m, B⟩ - ⟨A, b_m⟩ + 2⟨a_m, b_m⟩}{(M-1)(M-2)}
+    """
+    common = min(first.shape[-1], second.shape[-1])
+    a, b = first[..., :common], in_dual(second[..., :common], signs)
+    m = a.shape[-2]
+    total_a, total_b = a.sum(axis=-2), b.sum(axis=-2)
+    diagonal = np.einsum("...md,...md->...m", a, b)
+    pairs = np.einsum("...d,...d->...", total_a, total_b) - diagonal.sum(axis=-1)
+    with_total = (a @ total_b[..., None] + b @ total_a[..., None])[..., 0]
+    without = pairs[..., None] - with_total + 2.0 * diagonal
+    return np.asarray(pairs / (m * (m - 1.0))), without / ((m - 1.0) * (m - 2.0) or np.nan)
+
+
+def in_dual(
+    vectors: Float[np.ndarray, "*rows d"], signs: Float[np.ndarray, " features"] | None
+) -> Float[np.ndarray, "*rows d"]:
+    """Return what vectors are multiplied with for inner products of a signature of these coordinates or more."""
+    return vectors if signs is None else vectors * signs[: vectors.shape[-1]]
+
+
+def inner_products(
+    first: Float[np.ndarray, "rows d"],
+    second: Float[np.ndarray, "rows d"],
+    signs: Float[np.ndarray, " features"] | None,
+) -> Float[np.ndarray, " rows"]:
+    """Return ⟨first_r, second_r⟩ of each row."""
+    return np.einsum("rd,rd->r", first, in_dual(second, signs))
 
 
 @dataclass(frozen=True)
 class PromptMoments:
     r"""Second moments of an estimator's group gradients, with the prompt as the independent unit.
 
-    With :math:`g_{mk}` the gradient of group k of prompt m, K_m groups of it and :math:`\bar g_m` their mean:
-
-    Attributes:
-        means: (M, D) the :math:`\bar g_m`.
-        second_moment: :math:`E‖g‖²`, the mean over prompts of :math:`\frac{1}{K_m}\sum_k‖g_{mk}‖²`.
-        signal: :math:`‖E g‖²` without bias, the mean of :math:`⟨\bar g_m, \bar g_{m'}⟩` over different prompts.
-        within: the variance between groups of one prompt, the mean over prompts with two or more of
-            :math:`\frac{1}{K_m-1}\sum_k‖g_{mk} - \bar g_m‖²`; None when no prompt has two.
-        signs: the signature of inner products in these coordinates, or more; None where it is positive.
+    With :math:`g_{mk}` the gradient of group k of prompt m, K_m groups of it and :math:`\bar g_m` their mean,
+    ``second_moment`` is :math:`E‖g‖²`, the mean over prompts of :math:`\frac{1}{K_m}\sum_k‖g_{mk}‖²`, ``signal``
+    :math:`‖E g‖²` without bias, the mean of :math:`⟨\bar g_m, \bar g_{m'}⟩` over different prompts, and ``within`` the
+    variance between groups of one prompt, the mean over prompts with two or more of
+    :math:`\frac{1}{K_m-1}\sum_k‖g_{mk} - \bar g_m‖²`.
     """
 
-    means: Float[np.ndarray, "m d"]
+    means: Float[np.ndarray, "m d"]  # the ḡ_m
     second_moment: Statistic
     signal: Statistic
-    within: Statistic | None
-    signs: Float[np.ndarray, " features"] | None = None
+    within: Statistic | None  # None when no prompt has two groups
+    signs: Float[np.ndarray, " features"] | None = None  # of inner products, of d or more; None where all are positive
 
     @property
     def trace_cov(self) -> Statistic:
@@ -140,17 +160,9 @@ def prompt_moments(
 
     With :math:`g_{mk} = \sum_{i \in (m,k)} w_i S_i` and M prompts, E‖g‖² is the mean of
     :math:`x_m = \frac{1}{K_m}\sum_k‖g_{mk}‖²`, whose replicate without prompt m is
-    :math:`(\sum_{m'} x_{m'} - x_m)/(M-1)`. ‖E g‖² is the U-statistic of :func:`mean_over_pairs`.
-
-    Args:
-        contributions: (n, D) score of each kept completion, in the order of ``groups.rows``.
-        weights: (n,) its weight in its group's gradient.
-        groups: the split.
-        surplus_sq: (n,) exact ‖S_i‖² less that of the sketch, which replaces the sketch's on the diagonal.
-        sketch_error: for sketched scores, estimates the sketch's error.
-        signs: the signature of inner products in these coordinates, of D or more; None where it is positive.
-        exact_squares: whether ``surplus_sq`` makes squares exact. Where they keep some of the sketch's error, it is
-            estimated as well.
+    :math:`(\sum_{m'} x_{m'} - x_m)/(M-1)`. ‖E g‖² is the U-statistic of :func:`mean_over_pairs`. ``surplus_sq`` is
+    exact ‖S_i‖² less that of the sketch; without ``exact_squares`` some of the sketch's error remains in their sum,
+    and is estimated as well.
     """
     n_groups, n_prompts = groups.n_groups, groups.n_prompts
     per_prompt = groups.groups_per_prompt
@@ -198,14 +210,7 @@ def cross_signal(first: PromptMoments, second: PromptMoments, sketch_error: Sket
 def cross_signal_among(
     first: PromptMoments, second: PromptMoments, inside: Bool[np.ndarray, " m"], sketch_error: SketchError | None = None
 ) -> Statistic:
-    """Return ⟨E g, E h⟩ given that the prompt is among some, from pairs of these, which are the independent units.
-
-    Args:
-        first: of g.
-        second: of h.
-        inside: (M,) which prompts; at least two.
-        sketch_error: for sketched scores, estimates the sketch's error.
-    """
+    """Return ⟨E g, E h⟩ given that the prompt is among some, from pairs of these two or more."""
     value, replicates = mean_over_pairs(first.means[inside], second.means[inside], first.signs)
     if sketch_error is None:
         return Statistic(float(value), replicates)
@@ -256,6 +261,66 @@ def _within_prompt(
     return Statistic(float(spread.sum() / n_several), replicates, slope)
 
 
+#: The parts are estimated from at most so many prompts, so that they cost little beside everything else.
+MOST_PAIRED_PROMPTS = 512
+
+
+@dataclass(frozen=True)
+class SignalComponents:
+    r"""The parts of the variance of the mean of :math:`h(m, l) = ⟨g_m, g_l⟩` over pairs of prompts.
+
+    The mean over the pairs of M prompts has the variance :math:`\frac{4ζ}{M} + \frac{2δ}{M(M-1)}` (Hoeffding, Annals of
+    Mathematical Statistics 19, 1948).
+    """
+
+    mean: float  # s, the mean of h: ‖E g‖²
+    linear: float  # ζ = Cov(h(m, l), h(m, k)), the variance of ⟨E g, g_m⟩ over prompts
+    quadratic: float  # δ = Var h − 2ζ
+
+    def prompts_to_resolve(self, of: float, estimate: float, confidence_level: float) -> int | float:
+        r"""Return how many prompts put the interval of ‖E g‖² above 0 in 80 % of studies; infinite for none.
+
+        The estimate from M prompts varies by :math:`4ζ/M + 2δ/M²`, of which the jackknife counts the second part twice.
+        The signal s is resolved in 80 % of studies where
+        :math:`z\sqrt{4ζ/M + 4δ/M²} + z_{0.8}\sqrt{4ζ/M + 2δ/M²} \le s`. A part whose estimate is negative counts as 0,
+        and ζ is taken in proportion to s.
+        """
+        if not of > 0:
+            return math.inf
+        z, z_80 = (float(ndtri(at)) for at in (0.5 + require_level(confidence_level) / 2.0, ASSURANCE))
+        first = 4.0 * max(self.linear, 0.0) * (of / estimate if estimate > 0 else 1.0)
+        second = 2.0 * max(self.quadratic, 0.0)
+
+        def enough(m: int) -> bool:
+            own = z * math.sqrt(first / m + 2.0 * second / m**2)
+            return own + z_80 * math.sqrt(first / m + second / m**2) <= of
+
+        return smallest(enough)
+
+
+def signal_components(
+    means: Float[np.ndarray, "m d"], signs: Float[np.ndarray, " features"] | None = None
+) -> SignalComponents | None:
+    r"""Estimate the mean of ⟨g_m, g_l⟩ over pairs of prompts, and the two parts of its variance.
+
+    Each product of means is an average over distinct prompts, so that none of the three is biased by squares; they may
+    be negative.
+    """
+    g = means[:MOST_PAIRED_PROMPTS]
+    m = len(g)
+    if m < 4:
+        return None
+    pairs = in_dual(g, signs) @ g.T
+    np.fill_diagonal(pairs, 0.0)
+    rows, total, squares = pairs.sum(axis=1), float(pairs.sum()), float((pairs**2).sum())
+    triples = float(rows @ rows) - squares  # Σ h(m, l) h(m, k) over l ≠ k
+    quadruples = total**2 - 4.0 * triples - 2.0 * squares  # Σ h(m, l) h(k, j) over four distinct prompts
+    mean_sq = quadruples / (m * (m - 1.0) * (m - 2.0) * (m - 3.0))
+    linear = triples / (m * (m - 1.0) * (m - 2.0)) - mean_sq
+    variance = squares / (m * (m - 1.0)) - mean_sq
+    return SignalComponents(total / (m * (m - 1.0)), linear, variance - 2.0 * linear)
+
+
 #: Deals whose gradients are formed together, in one product.
 DEALS_AT_ONCE = 32
 #: Folds of deals, whose scatter is the error that a finite number of deals leaves.
@@ -264,9 +329,7 @@ N_FOLDS = 16
 Deals = Int[np.ndarray, "k drawn"]
 
 
-def shuffled_deals(
-    rng: np.random.Generator, n_prompts: int, prompts_per_batch: int, n_deals: int
-) -> Iterator[Int[np.ndarray, "k drawn"]]:
+def shuffled_deals(rng: np.random.Generator, n_prompts: int, prompts_per_batch: int, n_deals: int) -> Iterator[Deals]:
     """Yield deals of ⌊M/B⌋ disjoint batches of B prompts each, in random order, a few at a time."""
     drawn = n_prompts // prompts_per_batch * prompts_per_batch
     for start in range(0, n_deals, DEALS_AT_ONCE):
@@ -298,28 +361,20 @@ class DealtDifferences:
     without m's batch, over D deals,
 
     .. math:: x_{(m)} = \frac1D\sum_d x_{d(m)} = \bar x + \frac1D\sum_{d\,∋\,m} (x_{d(m)} - x_d).
-
-    Args:
-        weights_of: positions within ``groups.rows`` → weights of that batch, (rows,) or (rows, T).
-        fixed: the weights of all completions that are dealt alike, (n,), (n, T) or (3, n, T).
-        scores: scores in the order of ``groups.rows``.
-        groups: the split into groups.
-        prompts_per_batch: B, at most half the prompts.
-        rng: draws a group of each prompt.
-        others: moments of estimators to take cross terms with.
-        max_norm: the norm that the gradient of a batch is clipped to, :math:`G_j \min(1, c/‖G_j‖)`; None leaves it.
     """
 
     def __init__(
         self,
-        weights_of: Callable[[Int[np.ndarray, " rows"]], np.ndarray],
-        fixed: np.ndarray,
+        weights_of: Callable[
+            [Int[np.ndarray, " rows"]], np.ndarray
+        ],  # of a batch with these rows: (rows,) or (rows, T)
+        fixed: np.ndarray,  # the weights of all completions that are dealt alike: (n,), (n, T) or (3, n, T)
         scores: Scores | CombinedScores,
         groups: Groups,
         prompts_per_batch: int,
         rng: np.random.Generator,
-        others: tuple[PromptMoments, ...] = (),
-        max_norm: float | None = None,
+        others: tuple[PromptMoments, ...] = (),  # to take cross terms with
+        max_norm: float | None = None,  # c of G_j min(1, c/‖G_j‖); None does not clip
     ):
         self._weights_of, self._fixed, self._scores, self._groups = weights_of, fixed, scores, groups
         self._size, self._rng, self._others, self._max_norm = prompts_per_batch, rng, others, max_norm
@@ -343,7 +398,7 @@ class DealtDifferences:
 
     @property
     def clipped_share(self) -> float:
-        """The share of dealt batches whose gradient was longer than the norm that it is clipped to."""
+        """The share of dealt batches whose gradient was clipped."""
         return self._n_clipped / (self.n_deals * self._n_batches)
 
     @property
@@ -459,68 +514,3 @@ def weighted_rows(weights: np.ndarray) -> Bool[np.ndarray, " n"]:
     """Return which completions have any non-zero weight, from weights (n,), (n, T) or (3, n, T)."""
     nonzero = weights != 0
     return nonzero if weights.ndim == 1 else nonzero.any(axis=-1).reshape(-1, weights.shape[-2]).any(axis=0)
-
-
-#: The parts are estimated from at most so many prompts, so that they cost little beside everything else.
-MOST_PAIRED_PROMPTS = 512
-
-
-@dataclass(frozen=True)
-class SignalComponents:
-    r"""The parts of the variance of the mean of :math:`h(m, l) = ⟨g_m, g_l⟩` over pairs of prompts.
-
-    The mean over the pairs of M prompts has the variance :math:`\frac{4ζ}{M} + \frac{2δ}{M(M-1)}` (Hoeffding, Annals of
-    Mathematical Statistics 19, 1948).
-
-    Attributes:
-        mean: s, the mean of h: ‖E g‖².
-        linear: :math:`ζ = \mathrm{Cov}(h(m, l), h(m, k))`, the variance of ⟨E g, g_m⟩ over prompts.
-        quadratic: :math:`δ = \mathrm{Var}\,h - 2ζ`.
-    """
-
-    mean: float
-    linear: float
-    quadratic: float
-
-    def prompts_to_resolve(self, of: float, estimate: float, confidence_level: float) -> int | float:
-        r"""Return how many prompts put the interval of ‖E g‖² above 0 in 80 % of studies; infinite for none.
-
-        The estimate from M prompts varies by :math:`4ζ/M + 2δ/M²`, of which the jackknife counts the second part twice.
-        The signal s is resolved in 80 % of studies where
-        :math:`z\sqrt{4ζ/M + 4δ/M²} + z_{0.8}\sqrt{4ζ/M + 2δ/M²} \le s`. A part whose estimate is negative counts as 0,
-        and ζ is taken in proportion to s.
-        """
-        if not of > 0:
-            return math.inf
-        z, z_80 = (float(ndtri(at)) for at in (0.5 + require_level(confidence_level) / 2.0, ASSURANCE))
-        first = 4.0 * max(self.linear, 0.0) * (of / estimate if estimate > 0 else 1.0)
-        second = 2.0 * max(self.quadratic, 0.0)
-
-        def enough(m: int) -> bool:
-            own = z * math.sqrt(first / m + 2.0 * second / m**2)
-            return own + z_80 * math.sqrt(first / m + second / m**2) <= of
-
-        return smallest(enough)
-
-
-def signal_components(
-    means: Float[np.ndarray, "m d"], signs: Float[np.ndarray, " features"] | None = None
-) -> SignalComponents | None:
-    r"""Estimate the mean of ⟨g_m, g_l⟩ over pairs of prompts, and the two parts of its variance.
-
-    Each product of means is an average over distinct prompts, so that none of the three is biased by squares; they may
-    be negative.
-    """
-    g = means[:MOST_PAIRED_PROMPTS]
-    m = len(g)
-    if m < 4:
-        return None
-    pairs = in_dual(g, signs) @ g.T
-    np.fill_diagonal(pairs, 0.0)
-    rows, total, squares = pairs.sum(axis=1), float(pairs.sum()), float((pairs**2).sum())
-    triples = float(rows @ rows) - squares  # Σ h(m, l) h(m, k) over l ≠ k
-    quadruples = total**2 - 4.0 * triples - 2.0 * squares  # Σ h(m, l) h(k, j) over four distinct prompts
-    mean_sq = quadruples / (m * (m - 1.0) * (m - 2.0) * (m - 3.0))
-    linear = triples / (m * (m - 1.0) * (m - 2.0)) - mean_sq
-    variance = squares / (m * (m - 1.0)) - mean_sq
-    return SignalComponents(total / (m * (m - 1.0)), linear, variance - 2.0 * linear)

@@ -5,26 +5,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
-from gradstats.estimators.baselines.means import of_both_signs
+from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
-from gradstats.estimators.estimator import Weighting, unit_of
-from gradstats.stats.variance.estimates import FEW as FEW_PROMPTS
+from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
+from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.quantities import JUDGED, EstimatorVariance
 
 # An estimate that is significant below so many standard errors is more than 10 % too large on average: a true effect of
 # 2.8 standard errors is significant with 80 % chance, and then exaggerated by 1.12.
-BARELY = 3.0
-#: What advantages are divided by, in the unit of an estimator.
-BY_GROUP_MEAN = "group_mean"
-#: Rows that a note names one by one; of more, as along a curve, it names the first and the last.
-MOST_NAMED = 12
-#: Up to so many rows are named even where a note concerns every row of the table.
-FEW_ROWS = 3
+_BARELY = 3.0
+# What advantages are divided by, in the unit of an estimator.
+_BY_GROUP_MEAN = "group_mean"
+# Rows that a note names one by one; of more, as along a curve, it names the first and the last.
+_MOST_NAMED = 12
+# Up to so many rows are named even where a note concerns every row of the table.
+_FEW_ROWS = 3
+
+
+def why_silent(pool: PooledCompletions) -> str:
+    """State why no completion has any weight, with the remedy in brackets."""
+    rewards = pool.batch.rewards
+    if pool.groups.sizes.max() == 1 and rewards.any():
+        return "groups hold a single completion (choose group_size of at least 2)"
+    if np.ptp(rewards) == 0:
+        return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
+    group = pool.batch.group_index
+    first = rewards[np.unique(group, return_index=True)[1]]
+    differing = len(np.unique(group[rewards != first[group]]))
+    if differing:
+        return (
+            f"rewards differ within {differing} of {pool.groups.n_groups} groups, but nothing there meets the "
+            "estimator's rule, such as a single best completion (measure more prompts, or choose another estimator)"
+        )
+    return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"
+
+
+def _named(chosen: Sequence[EstimatorVariance], rows: Sequence[EstimatorVariance]) -> str:
+    """Name some rows of a table; where these are all of more than a few, state that instead."""
+    if len(chosen) == len(rows) > _FEW_ROWS:
+        return f"all {len(rows)} rows"
+    return _listed([row.label for row in chosen])
+
+
+def _listed(labels: Sequence[str]) -> str:
+    if len(labels) > _MOST_NAMED:
+        return f"{', '.join(labels[:2])}, … and {labels[-1]} ({len(labels)} rows)"
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def warnings_about(
@@ -68,6 +98,81 @@ def warnings_about(
     return notes
 
 
+def _about_group_means(pool: PooledCompletions, estimators: Sequence[Weighting]) -> dict[str, list[str]]:
+    """Return what negative rewards do to estimators that divide by the mean reward of a group → their labels."""
+    found: dict[str, list[str]] = {}
+    for estimator in estimators:
+        if _BY_GROUP_MEAN in unit_of(estimator).split(" / "):
+            batch = _rewarded(estimator, pool.batch)
+            if batch.rewards.min() < 0:
+                found.setdefault(_about_negative_rewards(batch), []).append(estimator.label)
+    return {
+        f"the gradient of {_listed(labels)} is divided by the mean reward of a group, {text}: give rewards of at least "
+        "0 (the source defines it for 0 and 1)": labels
+        for text, labels in found.items()
+    }
+
+
+def _about_negative_rewards(batch: Batch) -> str:
+    index, size, n_groups = batch.group_index, batch.group_sizes, batch.n_groups
+    mean = np.bincount(index, weights=batch.rewards, minlength=n_groups) / size
+    parts = [
+        f"which is negative in {int((mean < 0).sum())} of {n_groups} groups and reverses the sign of their gradient"
+    ]
+    mixed = of_both_signs(batch)
+    if mixed.any():
+        rows = np.flatnonzero((mixed & (mean != 0))[index])
+        reached = np.max(np.abs(batch.rewards[rows] / mean[index[rows]] - 1.0), initial=0.0)
+        parts.append(
+            f"which may come near 0 in {int(mixed.sum())} with rewards of both signs (advantages reach {reached:.3g}; "
+            f"with one sign {size.max() - 1} at most): of continuous rewards neither E ĝ nor tr Cov exists then, and "
+            "the numbers and intervals of the row estimate nothing"
+        )
+    if (mean[mixed] == 0).any():
+        parts.append(f"which is 0 in {int((mean[mixed] == 0).sum())} of these, so that the row is NaN")
+    return ", ".join(parts)
+
+
+def _rewarded(estimator: Weighting, batch: Batch) -> Batch:
+    """Return the batch with the rewards that an estimator, or the recipe behind it, computes advantages from."""
+    while isinstance(estimator, Wrapped):
+        estimator = estimator.estimator
+    return estimator.rewarded(batch) if isinstance(estimator, Recipe) else batch
+
+
+def _about_signal(unresolved: Sequence[EstimatorVariance], named: str, n_prompts: int) -> str:
+    return (
+        f"the signal ‖E ĝ‖² is not resolved for {named}: its {CONFIDENCE_LEVEL:.0%} interval reaches down to 0. "
+        f"Noise-to-signal therefore has only a lower end, and the cosine and a {JUDGED.heading} with an estimated "
+        "scale are shown only where they are resolved themselves. "
+        f"{_prompts_needed(unresolved, n_prompts)}"
+    )
+
+
+def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
+    """Say how many prompts would resolve the most demanding row, as the plan of that row does."""
+    plans = []
+    for row in unresolved:
+        parts, signal = row.signal_components, row.signal_sq
+        if parts is not None:
+            high = signal.confidence_interval(CONFIDENCE_LEVEL)[1]
+            needed, at_least = (
+                parts.prompts_to_resolve(of, signal.value, CONFIDENCE_LEVEL) for of in (signal.value, high)
+            )
+            plans.append((needed, at_least, row.label))
+    if not plans or not np.isfinite(max(plans)[1]):
+        return f"To resolve it, measure many more prompts than {n_prompts}"
+    needed, at_least, label = max(plans)
+    whose = f" that of {label}" if len(unresolved) > 1 else " it"
+    if np.isfinite(needed):
+        size = f"an estimated {needed:,} prompts [{at_least:,}, ∞]"
+        return f"Resolving{whose} takes {size} similar to these {n_prompts}"
+    return (
+        f"How many prompts would resolve{whose} cannot be estimated, since the estimate is not positive; if the signal "
+        f"were at the upper end of its interval, {at_least:,} similar to these {n_prompts} would be needed"
+    )
+
+
 def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
     """Return how the table was made, where that is not the plain case."""
     notes = []
@@ -106,7 +211,7 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
     barely = [
         row.label
         for row in rows
-        if row.resolved(CONFIDENCE_LEVEL) and row.signal_sq.value < BARELY * row.signal_sq.stderr
+        if row.resolved(CONFIDENCE_LEVEL) and row.signal_sq.value < _BARELY * row.signal_sq.stderr
     ]
     if barely:
         notes.append(
@@ -131,48 +236,6 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
     return notes
 
 
-def _about_group_means(pool: PooledCompletions, estimators: Sequence[Weighting]) -> dict[str, list[str]]:
-    """Return what negative rewards do to estimators that divide by the mean reward of a group → their labels."""
-    found: dict[str, list[str]] = {}
-    for estimator in estimators:
-        if BY_GROUP_MEAN in unit_of(estimator).split(" / "):
-            batch = _rewarded(estimator, pool.batch)
-            if batch.rewards.min() < 0:
-                found.setdefault(_about_negative_rewards(batch), []).append(estimator.label)
-    return {
-        f"the gradient of {_listed(labels)} is divided by the mean reward of a group, {text}: give rewards of at least "
-        "0 (the source defines it for 0 and 1)": labels
-        for text, labels in found.items()
-    }
-
-
-def _about_negative_rewards(batch: Batch) -> str:
-    index, size, n_groups = batch.group_index, batch.group_sizes, batch.n_groups
-    mean = np.bincount(index, weights=batch.rewards, minlength=n_groups) / size
-    parts = [
-        f"which is negative in {int((mean < 0).sum())} of {n_groups} groups and reverses the sign of their gradient"
-    ]
-    mixed = of_both_signs(batch)
-    if mixed.any():
-        rows = np.flatnonzero((mixed & (mean != 0))[index])
-        reached = np.max(np.abs(batch.rewards[rows] / mean[index[rows]] - 1.0), initial=0.0)
-        parts.append(
-            f"which may come near 0 in {int(mixed.sum())} with rewards of both signs (advantages reach {reached:.3g}; "
-            f"with one sign {size.max() - 1} at most): of continuous rewards neither E ĝ nor tr Cov exists then, and "
-            "the numbers and intervals of the row estimate nothing"
-        )
-    if (mean[mixed] == 0).any():
-        parts.append(f"which is 0 in {int((mean[mixed] == 0).sum())} of these, so that the row is NaN")
-    return ", ".join(parts)
-
-
-def _rewarded(estimator: Weighting, batch: Batch) -> Batch:
-    """Return the batch with the rewards that an estimator, or the recipe behind it, computes advantages from."""
-    for behind in ("whole", "estimator", "recipe"):
-        estimator = getattr(estimator, behind, estimator)
-    return estimator.rewarded(batch) if isinstance(estimator, Recipe) else batch
-
-
 def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
     if not rows:
         return []
@@ -183,11 +246,12 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
     deals = sorted({row.n_deals for row in rows if row.n_deals is not None})
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
+    narrower = 100.0 * (1.0 - np.sqrt(max(1.0 - left, 0.0)))
     return [
         f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} "
         f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all "
         f"prompts were shuffled into new batches {times} times, and more shuffles would narrow intervals by at most "
-        f"{_per_cent(left)}. Shares of bias are those of one such batch"
+        f"{narrower:.1f} %. Shares of bias are those of one such batch"
     ]
 
 
@@ -218,79 +282,6 @@ def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance
         f"{pool.prompt_labels[worst.most_influential]} counts most), and about {FEW_PROMPTS} are needed. Measure more "
         "prompts; see docs/statistics.md"
     ]
-
-
-def _per_cent(share_of_variance: float) -> str:
-    """By how much an interval narrows without a share of the squared standard error."""
-    return f"{100.0 * (1.0 - np.sqrt(max(1.0 - share_of_variance, 0.0))):.1f} %"
-
-
-def _about_signal(unresolved: Sequence[EstimatorVariance], named: str, n_prompts: int) -> str:
-    return (
-        f"the signal ‖E ĝ‖² is not resolved for {named}: its {CONFIDENCE_LEVEL:.0%} interval reaches down to 0. "
-        f"Noise-to-signal therefore has only a lower end, and the cosine and a {JUDGED.heading} with an estimated "
-        "scale are shown only where they are resolved themselves. "
-        f"{_prompts_needed(unresolved, n_prompts)}"
-    )
-
-
-def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
-    """Say how many prompts would resolve the most demanding row, as the plan of that row does."""
-    plans = []
-    for row in unresolved:
-        parts, signal = row.signal_components, row.signal_sq
-        if parts is not None:
-            high = signal.confidence_interval(CONFIDENCE_LEVEL)[1]
-            needed, at_least = (
-                parts.prompts_to_resolve(of, signal.value, CONFIDENCE_LEVEL) for of in (signal.value, high)
-            )
-            plans.append((needed, at_least, row.label))
-    if not plans or not np.isfinite(max(plans)[1]):
-        return f"To resolve it, measure many more prompts than {n_prompts}"
-    needed, at_least, label = max(plans)
-    whose = f" that of {label}" if len(unresolved) > 1 else " it"
-    if np.isfinite(needed):
-        size = f"an estimated {needed:,} prompts [{at_least:,}, ∞]"
-        return f"Resolving{whose} takes {size} similar to these {n_prompts}"
-    return (
-        f"How many prompts would resolve{whose} cannot be estimated, since the estimate is not positive; if the signal "
-        f"were at the upper end of its interval, {at_least:,} similar to these {n_prompts} would be needed"
-    )
-
-
-def why_silent(pool: PooledCompletions) -> str:
-    """State why no completion has any weight, with the remedy in brackets."""
-    rewards = pool.batch.rewards
-    if pool.groups.sizes.max() == 1 and rewards.any():
-        return "groups hold a single completion (choose group_size of at least 2)"
-    if np.ptp(rewards) == 0:
-        return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
-    differing = groups_that_differ(rewards, pool.batch.group_index)
-    if differing:
-        return (
-            f"rewards differ within {differing} of {pool.groups.n_groups} groups, but nothing there meets the "
-            "estimator's rule, such as a single best completion (measure more prompts, or choose another estimator)"
-        )
-    return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"
-
-
-def groups_that_differ(rewards: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> int:
-    """Return the number of groups whose rewards are not all equal."""
-    first = rewards[np.unique(group, return_index=True)[1]]
-    return len(np.unique(group[rewards != first[group]]))
-
-
-def _named(chosen: Sequence[EstimatorVariance], rows: Sequence[EstimatorVariance]) -> str:
-    """Name some rows of a table; where these are all of more than a few, state that instead."""
-    if len(chosen) == len(rows) > FEW_ROWS:
-        return f"all {len(rows)} rows"
-    return _listed([row.label for row in chosen])
-
-
-def _listed(labels: Sequence[str]) -> str:
-    if len(labels) > MOST_NAMED:
-        return f"{', '.join(labels[:2])}, … and {labels[-1]} ({len(labels)} rows)"
-    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def notes_of_each(notes: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,10 +11,10 @@ from jaxtyping import Bool, Int
 
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
-from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.estimator import Weighting, Wrapped
 from gradstats.estimators.recipes.weightings import ByWeightings
 from gradstats.stats.jackknife import Statistic
-from gradstats.stats.variance.estimates import Beside, GradientStatistics, matched_trace_cov
+from gradstats.stats.variance.estimates import Beside, GradientStatistics
 from gradstats.stats.variance.moments import (
     DealtDifferences,
     Groups,
@@ -39,32 +39,28 @@ MOST_WEIGHTED_BATCHES = 2**15
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """Weights of an estimator on some completions, the groups with a non-zero one, and their moments."""
+
+    weights: np.ndarray
+    kept: np.ndarray
+    moments: PromptMoments | None  # None where every weight is zero or some are not finite
+
+
+@dataclass(frozen=True)
 class PooledCompletions:
-    """Completions in the order of their groups, with their scores.
+    """Completions in the order of their groups, with their scores."""
 
-    Attributes:
-        batch: the kept completions; its groups are those of ``groups``.
-        groups: the split into groups of one prompt each.
-        scores: their scores.
-        sketch_error: for sketched or probed scores, estimates their error; None where inner products are exact.
-        prompts_per_batch: as for :func:`gradstats.compare`.
-        n_resamples: how often prompts are dealt into batches for batch-level estimators; None chooses.
-        deal_seed: for those deals, which are the same for all estimators.
-        prompt_labels: (prompts,) what each prompt is called.
-        max_grad_norm: the norm that gradients of batches are clipped to; None leaves them.
-        on_policy: whether the target is ∇J whose multiples are known: completions of the scored policy, judged as such.
-    """
-
-    batch: Batch
+    batch: Batch  # whose groups are those of ``groups``
     groups: Groups
     scores: Scores
-    sketch_error: SketchError | None
-    prompts_per_batch: int | None
-    n_resamples: int | None
-    deal_seed: int
-    prompt_labels: np.ndarray
-    on_policy: bool = True
-    max_grad_norm: float | None = None
+    sketch_error: SketchError | None  # of sketched or probed scores; None where inner products are exact
+    prompts_per_batch: int | None = None  # None chooses
+    n_resamples: int | None = None  # how often prompts are dealt into batches; None chooses
+    deal_seed: int = 0  # one for all estimators
+    prompt_labels: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (prompts,)
+    on_policy: bool = True  # whether the target is ∇J whose multiples are known
+    max_grad_norm: float | None = None  # that gradients of batches are clipped to
 
     @cached_property
     def targets(self) -> dict[str, Weighted]:
@@ -93,14 +89,6 @@ class PooledCompletions:
             return estimator.weights(chosen[0])
         return np.stack([_token_weights(estimator, batch) for batch in chosen])
 
-    def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores:
-        """Return what the estimator's weights apply to."""
-        whole = getattr(estimator, "whole", estimator)  # a part, such as that of some lengths, weights what it does
-        if isinstance(whole, ByWeightings):
-            assert self.scores.combined is not None
-            return self.scores.combined
-        return self.scores
-
     def _batches(self, estimator: Weighting) -> tuple[Batch, ...]:
         if self.scores.probed is None or {"token_energy", "token_cross"}.isdisjoint(estimator.needs):
             return (self.batch,)
@@ -111,6 +99,15 @@ class PooledCompletions:
         assert self.scores.probed is not None
         return self.scores.probed.batches(self.batch)
 
+    def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores:
+        """Return what the estimator's weights apply to."""
+        # A part, such as that of some lengths, weights what the whole does.
+        whole = estimator.estimator if isinstance(estimator, Wrapped) and hasattr(estimator, "same_part") else estimator
+        if isinstance(whole, ByWeightings):
+            assert self.scores.combined is not None
+            return self.scores.combined
+        return self.scores
+
     def local(self, estimator: Weighting) -> Weighted:
         """Estimate the moments of an estimator that stays within its group."""
         return self.with_parts(estimator, [])[0]
@@ -118,12 +115,7 @@ class PooledCompletions:
     def with_parts(
         self, estimator: Weighting, masks: Sequence[Bool[np.ndarray, " n"]]
     ) -> tuple[Weighted, list[PromptMoments | None]]:
-        """Estimate the moments of an estimator that stays within its group, and of parts of its gradient.
-
-        Args:
-            estimator: whose baselines see every completion.
-            masks: (n,) for each part, the completions that it sums over.
-        """
+        """Estimate the same, and the moments of parts of its gradient: the sums over some completions each."""
         weights = self.weights(estimator)
         rows = weighted_rows(weights)
         kept = np.bincount(self.groups.group, rows, self.groups.n_groups) > 0
@@ -151,11 +143,8 @@ class PooledCompletions:
 
     def row(
         self, estimator: Weighting, reference_estimator: Weighting, reference: Weighted, target: Weighted
-    ) -> tuple[EstimatorVariance, Statistic | None]:
-        """Return all quantities of one estimator, relative to the reference and judged against the target.
-
-        The second is its variance at matched signal, as :func:`matched_trace_cov` gives it.
-        """
+    ) -> EstimatorVariance:
+        """Return all quantities of one estimator, relative to the reference and judged against the target."""
         weighted = self.local(estimator)
         # Equal weights are one estimator under two names: share the moments, so that differences are exactly 0.
         for other in (target, reference):
@@ -166,23 +155,27 @@ class PooledCompletions:
         if dealt:
             self._require_two_batches(estimator)
         if not estimator.across_groups and weighted.moments is None:
-            return silent_row(estimator.label, kept), None
-        beside = _moments_of(reference, target)
+            return silent_row(estimator.label, kept)
+        # Reference and target may be one: the moments of each, once.
+        beside = {id(one.moments): one.moments for one in (reference, target) if one.moments is not None}
         known = self._known_coefficient(estimator, reference_estimator, weighted, reference)
         reference_on_target = None
         if reference.moments is not None and target.moments is not None:
             reference_on_target = cross_signal(reference.moments, target.moments, self.sketch_error)
 
         def gradient_of(trace_cov: Statistic, second: Statistic, signal: Statistic, crosses: Sequence[Statistic]):
-            by_identity = dict(zip(beside, crosses, strict=True))
+            others = {
+                at: Beside(other.trace_cov, other.signal, cross)
+                for (at, other), cross in zip(beside.items(), crosses, strict=True)
+            }
             return GradientStatistics(
                 trace_cov,
                 second,
                 signal,
                 kept,
                 self.error_prompts,
-                _beside(reference.moments, by_identity),
-                _beside(target.moments, by_identity),
+                others.get(id(reference.moments)),
+                others.get(id(target.moments)),
                 reference_on_target,
                 known,
                 None if dealt or weighted.moments is None else weighted.moments.within,
@@ -196,8 +189,7 @@ class PooledCompletions:
         crosses = [cross_signal(moments, other, self.sketch_error) for other in beside.values()]
         gradient = gradient_of(moments.trace_cov, moments.second_moment, moments.signal, crosses)
         components = signal_components(moments.means, moments.signs)
-        row = replace(row_of(estimator.label, gradient), signal_components=components)
-        return row, matched_trace_cov(gradient)
+        return replace(row_of(estimator.label, gradient), signal_components=components)
 
     def _require_two_batches(self, estimator: Weighting) -> None:
         n_prompts = self.groups.n_prompts
@@ -216,7 +208,7 @@ class PooledCompletions:
         weighted: Weighted,
         others: tuple[PromptMoments, ...],
         gradient_of: Callable[..., GradientStatistics],
-    ) -> tuple[EstimatorVariance, Statistic | None]:
+    ) -> EstimatorVariance:
         """Estimate a batch-level row: all completions as one batch, and what dealt batches have beyond it."""
         size, rng = self.batch_prompts, np.random.default_rng(self.deal_seed)
         fixed, closed = weighted.weights, self._closed(weighted.moments, others)
@@ -239,7 +231,7 @@ class PooledCompletions:
                 dealt.add(prompts)
             kept = dealt.kept_share
             if not kept.any():
-                return silent_row(estimator.label, kept), None
+                return silent_row(estimator.label, kept)
             second, signal, *crosses = dealt.added_to(closed)
             trace_cov = (second - signal).scaled(float(size))
             # E‖G‖² of a batch is that of a group over B, plus (1 − 1/B)‖E g‖².
@@ -248,7 +240,7 @@ class PooledCompletions:
             row = row_of(estimator.label, gradient)
             if self.n_resamples or dealt.n_deals >= most or row.share_of_deals <= SMALL_DEAL_SHARE:
                 clipped = np.nan if self.max_grad_norm is None else dealt.clipped_share
-                return replace(row, n_deals=dealt.n_deals, clipped_share=clipped), matched_trace_cov(gradient)
+                return replace(row, n_deals=dealt.n_deals, clipped_share=clipped)
 
     def _closed(self, moments: PromptMoments | None, others: tuple[PromptMoments, ...]) -> list[Statistic]:
         """E‖G‖² of a batch, ‖E g‖² and crosses of weights that are fixed before completions are dealt into batches."""
@@ -284,13 +276,15 @@ class PooledCompletions:
                 return multiple
         if not self.on_policy:
             return None
-        scales = []
-        for size in {int(size) for size in self.groups.sizes}:
-            scale, of_reference = estimator.expected_scale(size), reference_estimator.expected_scale(size)
-            if scale is None or of_reference is None or of_reference == 0.0:
-                return None
-            scales.append((scale, of_reference))
-        return scales[0][0] / scales[0][1] if len(set(scales)) == 1 else None
+        sizes = {int(size) for size in self.groups.sizes}
+        scales = {(estimator.expected_scale(size), reference_estimator.expected_scale(size)) for size in sizes}
+        scale, of_reference = scales.pop() if len(scales) == 1 else (None, None)
+        return None if scale is None or not of_reference else scale / of_reference
+
+
+def _token_weights(estimator: Weighting, batch: Batch) -> np.ndarray:
+    weights = estimator.weights(batch)
+    return np.where(batch.mask, weights[:, None], 0.0) if weights.ndim == 1 else weights
 
 
 def multiple_of(weights: np.ndarray, of: np.ndarray) -> float | None:
@@ -302,29 +296,3 @@ def multiple_of(weights: np.ndarray, of: np.ndarray) -> float | None:
     if not np.allclose(weights, factor * of, rtol=1e-12, atol=1e-14 * float(np.abs(weights).max())) or factor == 0.0:
         return None
     return factor
-
-
-def _token_weights(estimator: Weighting, batch: Batch) -> np.ndarray:
-    weights = estimator.weights(batch)
-    return np.where(batch.mask, weights[:, None], 0.0) if weights.ndim == 1 else weights
-
-
-@dataclass(frozen=True)
-class Weighted:
-    """Weights of an estimator on these completions, the groups with a non-zero one, and their moments.
-
-    ``moments`` is None when every weight is zero or some are not finite, so that there is no gradient.
-    """
-
-    weights: np.ndarray
-    kept: np.ndarray
-    moments: PromptMoments | None
-
-
-def _moments_of(*others: Weighted) -> dict[int, PromptMoments]:
-    """Return the moments of those that have any, each once, by identity."""
-    return {id(other.moments): other.moments for other in others if other.moments is not None}
-
-
-def _beside(moments: PromptMoments | None, crosses: dict[int, Statistic]) -> Beside | None:
-    return None if moments is None else Beside(moments.trace_cov, moments.signal, crosses[id(moments)])

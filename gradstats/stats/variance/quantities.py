@@ -1,4 +1,4 @@
-"""One estimator's row of the comparison."""
+"""The columns of a comparison, what each is called, and the row that one estimator has in them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gradstats.stats.variance.estimates import (
     between_prompt,
     bias_share,
     cosine,
-    is_resolved,
     kept_share,
     matched_bias_share,
     matched_ratio,
+    matched_trace_cov,
     most_influential_prompt,
     n_effective_beside,
     n_effective_prompts,
@@ -33,6 +33,7 @@ from gradstats.stats.variance.estimates import (
 )
 from gradstats.stats.variance.moments import SignalComponents
 
+#: Tables for a paper, the HTML page, the terminal, and the figure of several panels.
 Place = Literal["paper", "page", "terminal", "panels"]
 
 
@@ -42,31 +43,18 @@ class Quantity:
 
     In headings and labels ``{reference}`` stands for the label of the reference estimator, and ``{target}`` for what
     bias and cosine are judged against; :func:`filled_in` puts in both.
-
-    Attributes:
-        name: of the column.
-        heading: in tables, on one line.
-        axis_label: in a figure of its own.
-        panel_label: under a panel a third as wide.
-        logarithmic: whether it is drawn on a log axis.
-        landmark: a value to compare with, drawn as a dashed line.
-        has_unit: whether it carries the square of the gradient's unit, alone or relative to another estimator's.
-        shown_in: where it is a column or panel by default: tables for a paper, the HTML page, the terminal, the figure
-            of several panels.
-        together_heading: of the intervals that hold for all rows at once, where there are any.
-        together_in: where these are a column of their own.
     """
 
-    name: str
-    heading: str
-    axis_label: str
-    panel_label: str
-    logarithmic: bool = False
-    landmark: float | None = None
-    has_unit: bool = False
-    shown_in: tuple[Place, ...] = ()
-    together_heading: str = ""
-    together_in: tuple[Place, ...] = ()
+    name: str  # of the column
+    heading: str  # in tables, on one line
+    axis_label: str  # in a figure of its own
+    panel_label: str  # under a panel a third as wide
+    logarithmic: bool = False  # whether it is drawn on a log axis
+    landmark: float | None = None  # a value to compare with, drawn as a dashed line
+    has_unit: bool = False  # whether it carries the square of the gradient's unit, alone or relative to another's
+    shown_in: tuple[Place, ...] = ()  # where it is a column or panel by default
+    together_heading: str = ""  # of the intervals that hold for all rows at once, where there are any
+    together_in: tuple[Place, ...] = ()  # where these are a column of their own
 
 
 #: What `gradstats.compare` estimates of every estimator, in the order of its frame.
@@ -173,6 +161,16 @@ COMPONENT_LABEL = "component of tr Cov"
 
 QUANTITIES = {quantity.name: quantity for quantity in (*COMPARED, *VARIANCE_COMPONENTS)}
 
+# A shrunken estimator has a low ratio without being better, and a ratio between two units is meaningless: only the
+# variance at matched signal decides which estimator is lowest, and figures show it by default.
+JUDGED = QUANTITIES["matched_ratio"]
+
+
+def shown_in(place: Place) -> tuple[str, ...]:
+    """Return the names of the quantities that a kind of table or figure shows by default, in order."""
+    return tuple(quantity.name for quantity in QUANTITIES.values() if place in quantity.shown_in)
+
+
 #: What a target is called in labels and headings.
 TARGETS = {"on_policy": "on-policy", "importance": "importance-weighted"}
 
@@ -193,53 +191,32 @@ def in_metric(label: str, attrs: Mapping[Hashable, object]) -> str:
     return label if attrs.get("metric", EUCLIDEAN) == EUCLIDEAN else f"{label}\n(Adam's metric)"
 
 
-# A shrunken estimator has a low ratio without being better, and a ratio between two units is meaningless: only the
-# variance at matched signal decides which estimator is lowest, and figures show it by default.
-JUDGED = QUANTITIES["matched_ratio"]
-
-
-def shown_in(place: Place) -> tuple[str, ...]:
-    """Return the names of the quantities that a kind of table or figure shows by default, in order."""
-    return tuple(quantity.name for quantity in QUANTITIES.values() if place in quantity.shown_in)
+def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
+    """Return columns of a frame: each name, and with ``_low`` and ``_high``."""
+    return {
+        f"{name}{end}": number
+        for name, interval in intervals.items()
+        for end, number in zip(("", "_low", "_high"), interval, strict=True)
+    }
 
 
 @dataclass(frozen=True)
 class EstimatorVariance:
-    """What was estimated about one estimator's gradient; each quantity is defined in the file of its name.
-
-    Attributes:
-        label: the estimator, with its parameters.
-        kept_share: share of groups with any non-zero weight.
-        group_size: completions per group; None when prompts have different numbers and all were used.
-        unit: what the gradient is measured in; see :class:`gradstats.estimators.Estimator`.
-        components: what the estimator is composed of, whatever its label.
-        known_coefficient: what the expected gradient is of the reference's, where both are known exactly, else None.
-        n_effective_prompts: how many prompts of equal squared gradients the variance is worth.
-        n_effective_beside: the same of what it is compared with: reference or target, whichever is worth fewer.
-        most_influential: the number of the prompt without which trace_cov changes most; None without a gradient.
-        n_deals: how often prompts were dealt into batches; None for estimators that stay within their group.
-        share_of_deals: the share of the squared standard errors of trace_cov and ratio, whichever is larger, that more
-            deals would remove.
-        clipped_share: the share of dealt batches whose gradient was clipped; NaN without a norm that clips.
-        signal_components: the parts of the variance of signal_sq, for a plan; None at batch level and for fewer than 4
-            prompts.
-        at_matched_signal: tr Cov at matched signal, up to a factor that all rows of a comparison share; None where the
-            signal is not known.
-    """
+    """What was estimated about one estimator's gradient, as :mod:`gradstats.stats.variance.estimates` defines it."""
 
     label: str
     kept_share: KeptShare
-    group_size: int | None = None
-    unit: str = SEQUENCE_SUM
-    components: str = ""
-    known_coefficient: float | None = None
+    group_size: int | None = None  # None when prompts have different numbers of completions and all were used
+    unit: str = SEQUENCE_SUM  # of the gradient
+    components: str = ""  # what the estimator is composed of, whatever its label
+    known_coefficient: float | None = None  # the expected gradient over the reference's, where both are known exactly
     n_effective_prompts: float = np.nan
-    n_effective_beside: float = np.inf
-    most_influential: int | None = None
-    n_deals: int | None = None
-    share_of_deals: float = 0.0
-    clipped_share: float = np.nan
-    signal_components: SignalComponents | None = None
+    n_effective_beside: float = np.inf  # of reference or target, whichever is worth fewer
+    most_influential: int | None = None  # the number of the prompt; None without a gradient
+    n_deals: int | None = None  # None where prompts are not dealt into batches
+    share_of_deals: float = 0.0  # of the squared standard error of trace_cov or ratio that more deals would remove
+    clipped_share: float = np.nan  # of dealt batches; NaN without a norm that clips
+    signal_components: SignalComponents | None = None  # None at batch level and for fewer than 4 prompts
     trace_cov: Estimate = NOT_ESTIMATED
     signal_sq: Estimate = NOT_ESTIMATED
     noise_to_signal: Estimated = NOT_ESTIMATED
@@ -250,10 +227,11 @@ class EstimatorVariance:
     matched_bias_share: Estimated = NOT_ESTIMATED
     within_prompt: Estimate = NOT_ESTIMATED
     between_prompt: Estimate = NOT_ESTIMATED
+    # tr Cov at matched signal, up to a factor that all rows of a comparison share; None where the signal is not known.
     at_matched_signal: Statistic | None = field(default=None, repr=False, compare=False)
 
     def intervals(self, confidence_level: float) -> dict[str, Interval]:
-        """Quantity → (estimate, low, high) at a level, with NaN for what the data do not resolve."""
+        """Return quantity → (estimate, low, high) at a level, with NaN for what the data do not resolve."""
         return {one.name: getattr(self, one.name).with_interval(confidence_level) for one in COMPARED}
 
     def component_intervals(self, confidence_level: float) -> dict[str, Interval]:
@@ -262,7 +240,7 @@ class EstimatorVariance:
 
     def resolved(self, confidence_level: float) -> bool:
         """Return whether the interval of ‖E g‖² lies above 0."""
-        return is_resolved(self.signal_sq, confidence_level)
+        return bool(self.signal_sq.confidence_interval(confidence_level)[0] > 0)
 
 
 def silent_row(label: str, kept: Float[np.ndarray, " prompts"]) -> EstimatorVariance:
@@ -290,6 +268,7 @@ def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
         kept_share=kept_share(gradient.kept),
         within_prompt=within_prompt(gradient),
         between_prompt=between_prompt(gradient),
+        at_matched_signal=matched_trace_cov(gradient),
     )
 
 

@@ -1,9 +1,10 @@
-"""The variance of estimators, block by block of the parameters."""
+"""What a comparison of variances returns, which estimators may be the lowest, and the same by block of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +18,7 @@ from gradstats.stats.printed import Printed
 from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio_simultaneous
 from gradstats.stats.variance.inputs import ON_POLICY, TargetChoice
 from gradstats.stats.variance.notes import notes_of_each
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, EstimatorVariance
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, EstimatorVariance, with_ends
 
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
@@ -26,16 +27,11 @@ TIE = 1e-5
 
 @dataclass(frozen=True)
 class PairwiseDifferences:
-    r"""Studentised differences of all pairs of estimators, and the distribution of the largest deviation.
+    """Studentised differences of all pairs of estimators, and the distribution of the largest deviation."""
 
-    Attributes:
-        studentised: (E, E) (log V_e − log V_f)/se, with V the variance at matched signal; 0 for a tie, NaN where one of
-            them is not known.
-        largest: (resamples,) the largest studentised deviation over all pairs, in each resample of the prompts.
-    """
-
+    # (log V_e − log V_f)/se, with V the variance at matched signal; 0 for a tie, NaN where one of them is not known.
     studentised: Float[np.ndarray, "e e"]
-    largest: Float[np.ndarray, " resamples"]
+    largest: Float[np.ndarray, " resamples"]  # studentised deviation over all pairs, in each resample of the prompts
 
     def known(self, judged: Bool[np.ndarray, " e"]) -> Bool[np.ndarray, " e"]:
         """Return which of the judged estimators have a variance at matched signal to compare."""
@@ -64,38 +60,29 @@ def pairwise_differences(matched: Sequence[Statistic | None]) -> PairwiseDiffere
     """Compare the variances at matched signal of E estimators on the same prompts."""
     n = len(matched)
     studentised = np.full((n, n), np.nan)
-    usable = [at for at, one in enumerate(matched) if one is not None and _is_positive(one)]
-    studentised[usable, usable] = 0.0
-    relative = {at: one.in_units_of_itself() for at, one in enumerate(matched) if one is not None and at in usable}
-    pairs, influences = [], []
-    for place, first in enumerate(usable):
-        for second in usable[place + 1 :]:
-            one, other = matched[first], matched[second]
-            assert one is not None
-            assert other is not None
-            difference = float(np.log(one.value / other.value))
-            contrast = relative[first] - relative[second]
-            stderr = float(np.sqrt((one / other).logarithm().variance()))
-            score = 0.0
-            if abs(difference) >= TIE:
-                score = difference / stderr if stderr > 0 else float(np.copysign(np.inf, difference))
-            studentised[first, second], studentised[second, first] = score, -score
-            if score and stderr > 0:
-                pairs.append((first, second))
-                influences.append(contrast.pseudo_values)
-    return PairwiseDifferences(studentised, _largest(influences))
-
-
-def _is_positive(matched: Statistic) -> bool:
-    return bool(matched.value > 0 and np.isfinite(matched.replicates).all())
-
-
-def _largest(influences: list[Float[np.ndarray, " m"]]) -> Float[np.ndarray, " resamples"]:
-    """Return the largest |t*| of the means of influence values, resample by resample."""
-    if not influences:
-        return np.zeros(N_RESAMPLES)
-    draws = np.abs(studentised_means(np.stack(influences, axis=1)))
-    return np.nan_to_num(draws, nan=0.0).max(axis=1)
+    usable = {
+        at: one
+        for at, one in enumerate(matched)
+        if one is not None and one.value > 0 and np.isfinite(one.replicates).all()
+    }
+    studentised[[*usable], [*usable]] = 0.0
+    relative = {at: one.in_units_of_itself() for at, one in usable.items()}
+    influences = []
+    for first, second in combinations(usable, 2):
+        one, other = usable[first], usable[second]
+        difference = float(np.log(one.value / other.value))
+        stderr = float(np.sqrt((one / other).logarithm().variance()))
+        score = 0.0
+        if abs(difference) >= TIE:
+            score = difference / stderr if stderr > 0 else float(np.copysign(np.inf, difference))
+        studentised[first, second], studentised[second, first] = score, -score
+        if score and stderr > 0:
+            influences.append((relative[first] - relative[second]).pseudo_values)
+    largest = np.zeros(N_RESAMPLES)
+    if influences:
+        draws = np.abs(studentised_means(np.stack(influences, axis=1)))
+        largest = np.nan_to_num(draws, nan=0.0).max(axis=1)
+    return PairwiseDifferences(studentised, largest)
 
 
 @runtime_checkable
@@ -107,20 +94,11 @@ class Comparison(Protocol):
         ...
 
 
-def lowest_beyond_doubt(frame: pd.DataFrame) -> str | None:
-    """Label of the only estimator in the best set of a comparison, where every row with a gradient is judged."""
-    values = frame[["trace_cov", JUDGED.name]].to_numpy(dtype=float)
-    # An estimator without a gradient, or whose inputs were not measured, has a row and no part in the comparison.
-    judged = bool((np.isfinite(values[:, 1]) | np.isnan(values[:, 0])).all())
-    if len(frame) < 2 or not judged or frame["estimator"].duplicated().any():
-        return None
-    best = rows_in_best_set(frame)
-    return str(frame["estimator"].iloc[best[0]]) if len(best) == 1 else None
-
-
-def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
-    """Return the positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
-    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist()
+def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:
+    """Return the frame of a comparison, or the frame itself."""
+    if isinstance(comparison, pd.DataFrame):
+        return comparison
+    return comparison.to_frame() if confidence_level is None else comparison.to_frame(confidence_level)
 
 
 def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
@@ -130,6 +108,22 @@ def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
     if not np.isfinite(values).any():
         return None
     return str(frame["estimator"].iloc[int(np.nanargmin(values))])
+
+
+def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
+    """Return the positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
+    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist()
+
+
+def lowest_beyond_doubt(frame: pd.DataFrame) -> str | None:
+    """Label of the only estimator in the best set of a comparison, where every row with a gradient is judged."""
+    values = frame[["trace_cov", JUDGED.name]].to_numpy(dtype=float)
+    # An estimator without a gradient, or whose inputs were not measured, has a row and no part in the comparison.
+    judged = bool((np.isfinite(values[:, 1]) | np.isnan(values[:, 0])).all())
+    if len(frame) < 2 or not judged or frame["estimator"].duplicated().any():
+        return None
+    best = rows_in_best_set(frame)
+    return str(frame["estimator"].iloc[best[0]]) if len(best) == 1 else None
 
 
 def clear_winner(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> int | None:
@@ -159,7 +153,9 @@ def clear_winner(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> int
         return at if bool((others > 1.0).all()) else None
     if frame.attrs.get("reference") == best:
         return clear_winner(frame, frame)
-    return at if len(frame) == 2 and _other_is_reference(frame, at) else None
+    if len(frame) == 2 and frame["estimator"].iloc[1 - at] == frame.attrs.get("reference"):
+        return at if bool(frame[f"{JUDGED.name}_high"].iloc[at] < 1.0) else None
+    return None
 
 
 def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[int]:
@@ -173,38 +169,16 @@ def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[i
     return [at for at, name in enumerate(frame["estimator"]) if str(name) == best]
 
 
-def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:
-    """Return the frame of a comparison, or the frame itself."""
-    if isinstance(comparison, pd.DataFrame):
-        return comparison
-    return comparison.to_frame() if confidence_level is None else comparison.to_frame(confidence_level)
-
-
-def _other_is_reference(frame: pd.DataFrame, at: int) -> bool:
-    """Two rows, one of which is the reference: the interval of the other is the paired one."""
-    other = frame["estimator"].iloc[1 - at]
-    return other == frame.attrs.get("reference") and bool(frame[f"{JUDGED.name}_high"].iloc[at] < 1.0)
-
-
 @dataclass(frozen=True)
 class GroupSplit:
-    """How the completions were split into groups of one size.
+    """How the completions were split into groups of one size."""
 
-    Attributes:
-        group_size: completions per group; None when prompts have different numbers and all were used.
-        n_prompts: prompts that fill at least one group, the independent units.
-        n_groups: number of groups.
-        n_leftover: completions that filled no group.
-        n_completions: completions in groups.
-        mean_length: their tokens, on average.
-    """
-
-    group_size: int | None
-    n_prompts: int
+    group_size: int | None  # None when prompts have different numbers of completions and all were used
+    n_prompts: int  # that fill at least one group, the independent units
     n_groups: int
-    n_leftover: int
-    n_completions: int
-    mean_length: float
+    n_leftover: int  # completions that filled no group
+    n_completions: int  # in groups
+    mean_length: float  # of these, in tokens
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,16 +245,16 @@ class VarianceComparison(Printed):
         names = [one.name for one in COMPARED]
         if quantity not in names:
             raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(names)}")
-        frame = self._frame(confidence_level)
+        frame = self.to_frame(confidence_level)
         return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
     def lowest(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
         """Label of the estimator with the lowest matched ratio; None where none is resolved."""
-        return lowest(self._frame(confidence_level))
+        return lowest(self.to_frame(confidence_level))
 
     def lowest_beyond_doubt(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
         """Label of the only estimator in the best set, where every row is judged, else None."""
-        return lowest_beyond_doubt(self._frame(confidence_level))
+        return self.to_frame(confidence_level).attrs["lowest_beyond_doubt"]
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per estimator: ``estimator, group_size, unit, components``, each quantity with ``_low``, ``_high``.
@@ -295,11 +269,6 @@ class VarianceComparison(Printed):
         Raises:
             ValueError: for a level outside (0, 1).
         """
-        frame = self._frame(confidence_level)
-        frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame)
-        return frame
-
-    def _frame(self, confidence_level: float) -> pd.DataFrame:
         frame = self._table([row.intervals(confidence_level) for row in self.rows], confidence_level)
         judged = np.isfinite(frame[JUDGED.name].to_numpy(dtype=float))
         ends: dict[str, list[tuple[float, float]]] = {"ratio": [], JUDGED.name: []}
@@ -319,6 +288,7 @@ class VarianceComparison(Printed):
         frame["in_best_set"] = best
         frame["n_effective_prompts"] = [row.n_effective_prompts for row in self.rows]
         frame["most_influential_prompt"] = influential
+        frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame)
         return frame
 
     def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
@@ -332,9 +302,7 @@ class VarianceComparison(Printed):
                 "components": row.components,
                 "target": self.target.kind,
             }
-            for quantity, (value, low, high) in quantities.items():
-                record |= {quantity: value, f"{quantity}_low": low, f"{quantity}_high": high}
-            records.append(record)
+            records.append(record | with_ends(quantities))
         frame = pd.DataFrame(records)
         frame.attrs |= {
             "reference": self.reference,

@@ -1,4 +1,4 @@
-r"""Token scores known by a sketch of their sum, sketches of the heaviest, and random probes of all of them."""
+"""Scores of completions and of their tokens, exact, sketched or along random probes, and weighted sums of them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def probe_thirds(n_probes: int) -> list[Int[np.ndarray, " probes"]]:
 
 def probe_blocks(n_probes: int) -> list[list[Int[np.ndarray, " probes"]]]:
     """Return the blocks that each third is divided into, at most ten."""
-    return [
-        np.array_split(third, min(len(third), MOST_BLOCKS)) if len(third) else [] for third in probe_thirds(n_probes)
-    ]
+    thirds = probe_thirds(n_probes)
+    return [np.array_split(third, min(len(third), MOST_BLOCKS)) if len(third) else [] for third in thirds]
 
 
 @dataclass(frozen=True)
@@ -57,32 +56,21 @@ class ProbedTokens:
     :math:`\bar x` and, with negative sign, the deviations from it: :math:`\frac16\sum_{f≠f'}⟨x^f, y^{f'}⟩ =
     ⟨\bar x, \bar y⟩ - \frac16\sum_f ⟨x^f - \bar x, y^f - \bar y⟩`. Weights that are the same for all thirds have no
     deviations.
-
-    Attributes:
-        whole: (n, d) sketch of S_i.
-        surplus_sq: (n,) exact ‖S_i‖² less that of the sketch; zeros where nothing better is known.
-        projections: (n, t, k) ⟨s_{i,t}, v_k⟩, 0 where masked out.
-        light: (n, t) counted tokens that were not measured one by one.
-        proxy: (n, t) forward-only energy of counted tokens, which weights them in c.
-        owner: (h,) completion of each heavy token, ascending.
-        position: (h,) its position.
-        heavy: (h, d) its sketch.
-        heavy_sq: (h,) its exact squared norm.
     """
 
-    whole: Float[np.ndarray, "n d"]
-    surplus_sq: Float[np.ndarray, " n"]
-    projections: Float[np.ndarray, "n t k"]
-    light: Bool[np.ndarray, "n t"]
-    proxy: Float[np.ndarray, "n t"]
-    owner: Int[np.ndarray, " h"]
+    whole: Float[np.ndarray, "n d"]  # sketch of S_i
+    surplus_sq: Float[np.ndarray, " n"]  # exact ‖S_i‖² less that of the sketch; zeros where nothing better is known
+    projections: Float[np.ndarray, "n t k"]  # ⟨s_{i,t}, v_k⟩, 0 where masked out
+    light: Bool[np.ndarray, "n t"]  # counted tokens that were not measured one by one
+    proxy: Float[np.ndarray, "n t"]  # forward-only energy of counted tokens, which weights them in c
+    owner: Int[np.ndarray, " h"]  # completion of each heavy token, ascending
     position: Int[np.ndarray, " h"]
-    heavy: Float[np.ndarray, "h d"]
-    heavy_sq: Float[np.ndarray, " h"]
+    heavy: Float[np.ndarray, "h d"]  # sketch of each heavy token
+    heavy_sq: Float[np.ndarray, " h"]  # its exact squared norm
 
     @property
     def n_probes(self) -> int:
-        """K."""
+        """K, the number of probes."""
         return self.projections.shape[2]
 
     @property
@@ -122,11 +110,6 @@ class ProbedTokens:
 
         Leaving block b out of its third of K_f probes changes the weights w into :math:`w_{(b)}`; to first order the
         block shifts them by :math:`\frac{K_f - K_b}{K_f}(w - w_{(b)})`.
-
-        Args:
-            batch: the completions.
-            weights_of: batch → (n, t) weights.
-            weights: (3, n, t) those from each third of the probes.
         """
         influences = []
         thirds = zip(probe_thirds(self.n_probes), probe_blocks(self.n_probes), weights, strict=True)
@@ -144,11 +127,8 @@ class ProbedTokens:
     ) -> tuple[Float[np.ndarray, "sums features"], Float[np.ndarray, " sums"]]:
         """Return weighted sums of the token scores of some completions, and how far their squares are off.
 
-        Args:
-            weights: (rows, t), or (3, rows, t) where each third of the probes gives different weights.
-            rows: which completions they are for.
-            which: the sum that each completion enters, from 0.
-            n_sums: number of sums.
+        Weights are (rows, t), or (3, rows, t) where each third of the probes gives different ones; ``which`` is the sum
+        that each completion enters.
         """
         weights = weights if weights.ndim == 3 else weights[None]
         heavy, owner = self._heavy_of(rows)
@@ -176,7 +156,7 @@ class ProbedTokens:
         overall = np.stack([_middle_weight(third, proxy) for third in weights])
         # ‖Σ_t w_t s_t‖² is off by c²(‖S‖² − ‖sketch of S‖²) + Σ_heavy (w_h − c)²(‖s_h‖² − ‖sketch of s_h‖²).
         of_whole = _across_thirds(overall) * self.surplus_sq[rows]
-        of_heavy = _across_thirds(on_heavy - overall[:, owner]) * self.heavy_surplus_sq[heavy]
+        of_heavy = _across_thirds(on_heavy - overall[:, owner]) * self._heavy_surplus_sq[heavy]
         return features, np.bincount(which, of_whole, n_sums) + np.bincount(which[owner], of_heavy, n_sums)
 
     @cached_property
@@ -188,8 +168,7 @@ class ProbedTokens:
         return self.projections[self.owner, self.position]
 
     @cached_property
-    def heavy_surplus_sq(self) -> Float[np.ndarray, " h"]:
-        """(h,) exact ‖s_t‖² of heavy tokens less those of their sketches."""
+    def _heavy_surplus_sq(self) -> Float[np.ndarray, " h"]:
         return self.heavy_sq - np.einsum("hd,hd->h", self.heavy, self.heavy, dtype=np.float64)
 
     def _features(
@@ -300,41 +279,26 @@ def probed_tokens(measured: MeasuredTokens, batch: Batch) -> ProbedTokens:
 
 @dataclass(frozen=True)
 class Contributions:
-    """The weighted scores of n completions: vectors and weights whose products have the gradients' inner products.
-
-    Attributes:
-        vectors: (n, d) vectors.
-        weights: (n,) weights still to be applied to them.
-        surplus_sq: (n,) exact ‖·‖² of each vector less that in these coordinates; None when unknown or exact.
-        exact_squares: whether ``surplus_sq`` makes the squares exact; otherwise they keep some of the sketch's error.
-    """
+    """The weighted scores of n completions: vectors and weights whose products have the gradients' inner products."""
 
     vectors: Float[np.ndarray, "n d"]
-    weights: Float[np.ndarray, " n"]
-    surplus_sq: Float[np.ndarray, " n"] | None
-    exact_squares: bool = True
+    weights: Float[np.ndarray, " n"]  # still to be applied to the vectors
+    surplus_sq: Float[np.ndarray, " n"] | None  # exact ‖·‖² less that in these coordinates; None when unknown or exact
+    exact_squares: bool = True  # with the surplus; otherwise they keep some of the sketch's error
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of n completions, in the order of their groups.
+    """Scores of n completions, in the order of their groups."""
 
-    Attributes:
-        sequence: (n, D) S_i = Σ_t s_{i,t}.
-        tokens: (n, T, D) s_{i,t}, or None when they are unknown or known from probes.
-        sketched: whether inner products hold only on average, as in a random projection.
-        surplus_sq: (n,) exact ‖S_i‖² less that of the sketch; None when unknown or nothing is sketched.
-        probed: token scores projected on random probes; vectors are then its features.
-        combined: the gradients under measured weightings in the coordinates of ``vectors``, to which the coefficients
-            of :class:`gradstats.estimators.recipes.weightings.ByWeightings` apply; None where nothing combines any.
-    """
-
-    sequence: Float[np.ndarray, "n d"]
-    tokens: Float[np.ndarray, "n t d"] | None
-    sketched: bool
-    surplus_sq: Float[np.ndarray, " n"] | None
-    probed: ProbedTokens | None = None
-    combined: CombinedScores | None = None
+    sequence: Float[np.ndarray, "n d"]  # S_i = Σ_t s_{i,t}
+    tokens: Float[np.ndarray, "n t d"] | None  # s_{i,t}; None when they are unknown or known from probes
+    sketched: bool  # whether inner products hold only on average, as in a random projection
+    surplus_sq: (
+        Float[np.ndarray, " n"] | None
+    )  # exact ‖S_i‖² less the sketch's; None when unknown or nothing is sketched
+    probed: ProbedTokens | None = None  # whose features are then the vectors
+    combined: CombinedScores | None = None  # None where no estimator combines measured weightings
 
     @property
     def signs(self) -> Float[np.ndarray, " features"] | None:
@@ -363,7 +327,7 @@ class Scores:
     def sums(
         self, rows: list[np.ndarray], weights: list[np.ndarray]
     ) -> tuple[Float[np.ndarray, "sums d"], Float[np.ndarray, " sums"]]:
-        """Weighted sums of some completions' scores, one for each entry of the lists, and what to add to squares."""
+        """Return weighted sums of completions' scores, one for each entry of the lists, and what to add to squares."""
         which = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         flat = np.concatenate(rows)
         if weights[0].ndim == 1:
@@ -381,17 +345,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class CombinedScores:
-    r"""Gradients of n completions under each of K weightings of their tokens, of which a recipe takes combinations.
+    """Gradients of n completions under each of K weightings of their tokens, in the coordinates of ``Scores.vectors``.
 
-    Attributes:
-        vectors: (n, K, d) the gradients, in the coordinates of :attr:`Scores.vectors`.
-        surplus_sq: (n, K) their exact ‖·‖² less those in these coordinates; None where they are exact.
-        signs: the signature of inner products; None where all are positive.
+    The coefficients of :class:`gradstats.estimators.recipes.weightings.ByWeightings` apply to them.
     """
 
     vectors: Float[np.ndarray, "n k d"]
-    surplus_sq: Float[np.ndarray, "n k"] | None
-    signs: Float[np.ndarray, " features"] | None
+    surplus_sq: Float[np.ndarray, "n k"] | None  # exact ‖·‖² less those in these coordinates; None where they are exact
+    signs: Float[np.ndarray, " features"] | None  # of inner products; None where all are positive
 
     def weighted(self, weights: Float[np.ndarray, "n k"]) -> Contributions:
         """Combine the gradients of each completion."""
@@ -423,9 +384,8 @@ def _sums(
     width = vectors.shape[1]
     positions = (flat[:, None] * width + np.arange(width)).ravel()
     entries = np.concatenate([weight.ravel() for weight in weights])
-    gather = sparse.csr_array(
-        (entries, (np.repeat(which, width), positions)), shape=(len(rows), vectors.shape[0] * width)
-    )
+    places = (np.repeat(which, width), positions)
+    gather = sparse.csr_array((entries, places), shape=(len(rows), vectors.shape[0] * width))
     surplus = np.zeros(len(rows))
     if surplus_sq is not None:
         each = np.concatenate(weights) ** 2 * surplus_sq[flat]
@@ -441,16 +401,7 @@ def prepare_scores(
     sq_norms: Float[np.ndarray, " n"] | None,
     probed: ProbedTokens | None = None,
 ) -> Scores:
-    """Check scores against the completions and put the kept ones in the order of their groups.
-
-    Args:
-        scores: (N, D) or (N, T, D).
-        mask: (N, T) which tokens count.
-        rows: (n,) positions of the kept completions.
-        sketched: whether the scores are a random projection.
-        sq_norms: (N,) exact ‖S_i‖², used for the diagonal when the scores are sketched.
-        probed: token scores of all N completions, projected on random probes.
-    """
+    """Check scores, (N, D) or (N, T, D), against the completions and put the kept ones in the order of their groups."""
     n = len(mask)
     if scores.ndim not in (2, 3) or scores.shape[0] != n or scores.shape[-1] == 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Bins of a quantity by which gradients are split: of equal counts, or between given edges."""
+"""What parts of a gradient make up of it, and the bins of lengths or success rates that split it into parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from jaxtyping import Bool, Real
 
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio, studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.sketch_error import SketchError
 
 #: Name and heading of the columns that :meth:`GradientShares.columns` gives.
@@ -21,38 +22,25 @@ SHARES = {"share_of_gradient": "share of gradient", "share_of_variance": "share 
 
 @dataclass(frozen=True)
 class ShareOfSum:
-    """A share x of a sum of two positive parts, with the interval of the odds x/(1 − x).
-
-    Attributes:
-        share: x.
-        odds: their estimate, of the part over the rest.
-    """
+    """A share x of a sum of two positive parts, with the interval of the odds x/(1 − x)."""
 
     share: float
-    odds: Estimate
+    odds: Estimate  # of the part over the rest
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``, between 0 and 1."""
-        low, high = (end / (1.0 + end) if np.isfinite(end) else end for end in self._ends(confidence_level))
+        ends = self.odds.confidence_interval(confidence_level)
+        low, high = (end / (1.0 + end) if np.isfinite(end) else end for end in ends)
         return self.share, low, 1.0 if high == np.inf else high
-
-    def _ends(self, confidence_level: float) -> tuple[float, float]:
-        return self.odds.confidence_interval(confidence_level)
 
 
 @dataclass(frozen=True)
 class GradientShares:
-    r"""What the part :math:`g^b` of a gradient :math:`g = \sum_b g^b` makes up of it.
+    """What the part gᵇ of a gradient g = Σ_b gᵇ makes up of it."""
 
-    Attributes:
-        gradient: :math:`⟨E g^b, E g⟩/‖E g‖²`; None without a gradient.
-        variance: :math:`(E⟨g^b, g⟩ - ⟨E g^b, E g⟩)/\mathrm{tr\,Cov}(g)`, the part's covariance with the whole.
-        part: the moments of :math:`g^b`; None where none of its completions has any weight.
-    """
-
-    gradient: FiellerRatio | None
-    variance: Estimated
-    part: PromptMoments | None
+    gradient: FiellerRatio | None  # ⟨E gᵇ, E g⟩/‖E g‖²; None without a gradient
+    variance: Estimated  # (E⟨gᵇ, g⟩ − ⟨E gᵇ, E g⟩)/tr Cov(g), the part's covariance with the whole
+    part: PromptMoments | None  # None where none of its completions has any weight
 
     def columns(self, confidence_level: float) -> dict[str, float]:
         """Return both shares with their ``_low`` and ``_high``."""
@@ -69,11 +57,6 @@ def gradient_shares(
     whole, a U-statistic over pairs of different prompts with its Fieller set. In that of the variance
     :math:`⟨g^b, g⟩ = \tfrac12(‖g^b‖² + ‖g‖² - ‖g - g^b‖²)`, with exact squares where they were measured; its interval
     is a studentised bootstrap over prompts of the odds, or a jackknife where these are not positive.
-
-    Args:
-        pool: the completions.
-        estimator: a group-level one.
-        masks: (n,) the completions of each set.
     """
     whole, moments = pool.with_parts(estimator, [mask for one in masks for mask in (one, ~one)])
     if whole.moments is None:
@@ -86,22 +69,17 @@ def _shares(
     whole: PromptMoments, part: PromptMoments | None, rest: PromptMoments | None, sketch_error: SketchError | None
 ) -> GradientShares:
     if part is None or rest is None:
-        share = 0.0 if part is None else 1.0
-        return GradientShares(
-            fieller_ratio(whole.signal.scaled(share), whole.signal),
-            Estimate(share, 0.0, "raw", len(whole.means) - 1.0),
-            part,
-        )
+        exact = 0.0 if part is None else 1.0
+        gradient = fieller_ratio(whole.signal.scaled(exact), whole.signal)
+        return GradientShares(gradient, Estimate(exact, 0.0, "raw", len(whole.means) - 1.0), part)
     along = cross_signal(part, whole, sketch_error)
     together = (part.second_moment + whole.second_moment - rest.second_moment).scaled(0.5)
-    return GradientShares(fieller_ratio(along, whole.signal), _share_of_sum(together - along, whole.trace_cov), part)
-
-
-def _share_of_sum(part: Statistic, whole: Statistic) -> Estimated:
-    odds = studentised_ratio(part, whole - part)
-    if not np.isfinite(odds.stderr):
-        return (part / whole).estimate()
-    return ShareOfSum(part.value / whole.value, odds)
+    covariance, variance = together - along, whole.trace_cov
+    odds = studentised_ratio(covariance, variance - covariance)
+    share: Estimated = (covariance / variance).estimate()
+    if np.isfinite(odds.stderr):
+        share = ShareOfSum(covariance.value / variance.value, odds)
+    return GradientShares(fieller_ratio(along, whole.signal), share, part)
 
 
 def resolved(ratio: FiellerRatio | None, confidence_level: float) -> Interval:
@@ -112,15 +90,6 @@ def resolved(ratio: FiellerRatio | None, confidence_level: float) -> Interval:
         return ratio.value, ratio.value, ratio.value
     value = ratio.value if ratio.is_bounded(confidence_level) else np.nan
     return value, *ratio.within(confidence_level, -np.inf, np.inf)
-
-
-def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
-    """Return columns of a frame: each name, and with ``_low`` and ``_high``."""
-    return {
-        f"{name}{end}": number
-        for name, interval in intervals.items()
-        for end, number in zip(("", "_low", "_high"), interval, strict=True)
-    }
 
 
 def equal_count_bins(values: Real[np.ndarray, " n"], n_bins: int) -> Real[np.ndarray, "bins 2"]:

@@ -1,4 +1,4 @@
-"""The same inner products in fewer coordinates, where completions are fewer than dimensions."""
+"""The error of quadratic forms in sketches and along probes, and the same inner products in fewer coordinates."""
 
 from __future__ import annotations
 
@@ -41,11 +41,6 @@ class SketchError:
     Prompts have to be numbered at random, so that folds are alike. Each method returns an array (folds, D, R) of
     :math:`(K_f - \frac{\mathrm{tr} K_f}{D} I) Z\sqrt{2/(DR)}`: linear combinations of forms combine linearly, and
     :func:`gradstats.stats.jackknife.added_variance` gives the variance they add.
-
-    Args:
-        dim: D.
-        n_prompts: number of prompts.
-        rng: for the random directions.
     """
 
     def __init__(self, dim: int, n_prompts: int, rng: np.random.Generator):
@@ -67,10 +62,7 @@ class SketchError:
         return other
 
     def squares(
-        self,
-        vectors: Float[np.ndarray, "g d"],
-        shares: Float[np.ndarray, " g"],
-        prompts: Int[np.ndarray, " g"],
+        self, vectors: Float[np.ndarray, "g d"], shares: Float[np.ndarray, " g"], prompts: Int[np.ndarray, " g"]
     ) -> Float[np.ndarray, "f *slopes"]:
         """For Σ_g share_g ‖v_g‖² of sketched vectors, each of a prompt, in the order of the prompts."""
         result = []
@@ -126,21 +118,14 @@ class TokenProbeError(SketchError):
     probes. The probes are shared by all prompts, so that a jackknife over prompts does not see the error of the mean
     in the *expectation* over prompts: its variance is :math:`\frac{1}{K}\mathrm{Var}_k(E\,q_k)`, estimated from the
     covariance over k of the :math:`q_k` of disjoint folds of prompts. This holds for probes of any distribution. The
-    sketched term of the form, ⟨Z_a, Z_b⟩, is estimated as in
-    :class:`gradstats.stats.variance.sketch_error.SketchError`.
+    sketched term of the form, ⟨Z_a, Z_b⟩, is estimated as in :class:`SketchError`.
 
     Where weights were themselves estimated from the probes, the effect of each probe through the weights is added to
     :math:`q_k`, as far as the features hold it (:meth:`gradstats.stats.variance.scores.ProbedTokens.influence`).
 
     Each method returns an array (folds, directions) of linear slopes: first those of the sketch, then of blocks of
-    probes, each the sum of its :math:`(q_k - \bar q)/\sqrt{K(K-1)}`.
-
-    Args:
-        dim: dimension of the sketch.
-        n_prompts: number of prompts.
-        rng: for the random directions of the sketch's error.
-        n_probes: K.
-        sketched: whether the scores are a random projection, or exact coordinates of the gradients.
+    probes, each the sum of its :math:`(q_k - \bar q)/\sqrt{K(K-1)}`. Without ``sketched`` the scores are exact
+    coordinates of the gradients, and probes are the only error.
     """
 
     def __init__(self, dim: int, n_prompts: int, rng: np.random.Generator, n_probes: int, sketched: bool):
@@ -148,10 +133,8 @@ class TokenProbeError(SketchError):
         if not sketched:
             self.directions = np.zeros((dim, 0))
         self.n_probes = n_probes
-        self._block = np.repeat(
-            np.arange(sum(map(len, probe_blocks(n_probes)))),
-            [len(block) for blocks in probe_blocks(n_probes) for block in blocks],
-        )
+        sizes = [len(block) for blocks in probe_blocks(n_probes) for block in blocks]
+        self._block = np.repeat(np.arange(len(sizes)), sizes)
 
     def whole_squares(
         self, vectors: Float[np.ndarray, "g features"], shares: Float[np.ndarray, " g"]
@@ -202,31 +185,24 @@ class TokenProbeError(SketchError):
 
 
 def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarray, "m k"] | None = None) -> Statistic:
-    r"""Average over prompts a quantity that is itself a mean over probes, with the error that all prompts share."""
+    """Average over prompts a quantity that is itself a mean over probes, with the error that all prompts share."""
     slopes = None
     if per_probe is not None and per_probe.shape[1] > 1:
         n_probes = per_probe.shape[1]
         centred = per_probe - per_probe.mean(axis=1, keepdims=True)
-        folds = np.array_split(
-            np.random.default_rng(0).permutation(len(values)), max(1, min(N_FOLDS, len(values) // 2))
-        )
+        shuffled = np.random.default_rng(0).permutation(len(values))
+        folds = np.array_split(shuffled, max(1, min(N_FOLDS, len(values) // 2)))
         slopes = np.stack([centred[fold].mean(axis=0) for fold in folds]) / np.sqrt(n_probes * (n_probes - 1.0))
     return mean_statistic(values, slopes)
 
 
 @dataclass(frozen=True)
 class SpannedCoordinates:
-    r"""Coordinates of n scores of dimension D in the space they span: :math:`S^T = Q R`, Q orthonormal.
+    r"""Coordinates of n scores of dimension D in the space they span: :math:`S^T = Q R`, Q orthonormal."""
 
-    Attributes:
-        coordinates: (n, n) the rows of :math:`R^T`, which have the inner products of the scores.
-        reflectors: (D, n) Householder reflectors, whose product is Q.
-        factors: (n,) their factors.
-    """
-
-    coordinates: Float[np.ndarray, "n n"]
-    reflectors: Float[np.ndarray, "d n"]
-    factors: Float[np.ndarray, " n"]
+    coordinates: Float[np.ndarray, "n n"]  # the rows of Rᵀ, which have the inner products of the scores
+    reflectors: Float[np.ndarray, "d n"]  # of Householder, whose product is Q
+    factors: Float[np.ndarray, " n"]  # of the reflectors
 
     @classmethod
     def of(cls, values: Float[np.ndarray, "n d"]) -> SpannedCoordinates:
@@ -247,7 +223,19 @@ class SpannedCoordinates:
         return np.concatenate([along[:n], outside[: directions.shape[1]]])
 
 
-def can_be_reduced(n: int, dim: int) -> bool:
+def with_directions(
+    scores: Scores, spanned: SpannedCoordinates, sketch_error: SketchError | None
+) -> tuple[Scores, SketchError | None]:
+    """Return scores that are in few coordinates already, with those that the directions of the sketch's error add."""
+    if sketch_error is None:
+        return scores, None
+    turned = spanned.turned(sketch_error.directions)
+    added = np.zeros((len(scores.sequence), len(turned) - scores.sequence.shape[1]))
+    in_both = np.concatenate([scores.sequence, added], axis=1)
+    return replace(scores, sequence=in_both), sketch_error.with_directions(turned)
+
+
+def _pays(n: int, dim: int) -> bool:
     """Whether rotating n vectors pays: it costs n²D once and saves nD a use, so that there is no gain near n = D."""
     return 2 * n <= dim
 
@@ -262,22 +250,10 @@ def in_fewer_coordinates(scores: Scores, sketch_error: SketchError | None) -> tu
     n, dim = scores.sequence.shape
     n_directions = 0 if sketch_error is None else sketch_error.directions.shape[1]
     others = scores.tokens is not None or scores.probed is not None or scores.combined is not None
-    if others or not can_be_reduced(n + n_directions, dim):
+    if others or not _pays(n + n_directions, dim):
         return scores, sketch_error
     spanned = SpannedCoordinates.of(scores.sequence.copy())
     return with_directions(replace(scores, sequence=spanned.coordinates), spanned, sketch_error)
-
-
-def with_directions(
-    scores: Scores, spanned: SpannedCoordinates, sketch_error: SketchError | None
-) -> tuple[Scores, SketchError | None]:
-    """Return scores that are in few coordinates already, with those that the directions of the sketch's error add."""
-    if sketch_error is None:
-        return scores, None
-    turned = spanned.turned(sketch_error.directions)
-    added = np.zeros((len(scores.sequence), len(turned) - scores.sequence.shape[1]))
-    in_both = np.concatenate([scores.sequence, added], axis=1)
-    return replace(scores, sequence=in_both), sketch_error.with_directions(turned)
 
 
 @dataclass
@@ -310,7 +286,7 @@ def shared_coordinates(scores: Float[np.ndarray, "n d"]) -> SpannedCoordinates |
     The first scores that are asked for are those that are rotated once; others, which are another array, are not.
     """
     rotation = _rotation.get()
-    if rotation is None or not can_be_reduced(len(scores) + N_DIRECTIONS, scores.shape[1]):
+    if rotation is None or not _pays(len(scores) + N_DIRECTIONS, scores.shape[1]):
         return None
     if rotation.scores is None:
         rotation.scores = scores

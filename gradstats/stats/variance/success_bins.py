@@ -23,29 +23,20 @@ from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.estimates import KeptShare, kept_share
-from gradstats.stats.variance.inputs import TargetChoice, target_of
+from gradstats.stats.variance.inputs import TargetChoice, refuse_batch_level, target_of
 from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
-from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved, with_ends
-
-#: Bins of equal counts, where their number is not given.
-N_BINS = 4
+from gradstats.stats.variance.quantities import with_ends
+from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
 
 
 @dataclass(frozen=True)
 class SuccessBin:
-    r"""One estimator's gradient on the prompts of one bin.
+    """One estimator's gradient on the prompts of one bin."""
 
-    Attributes:
-        scale: :math:`⟨E[g|b], E[G|b]⟩/‖E[G|b]‖²` with G the target; None where one of them is not known.
-        kept_scale: the same of :math:`E[g|b, \mathrm{kept}]`, given that the group has any non-zero weight.
-        shares: what the bin makes up of the expected gradient and of the variance.
-        kept_share: of the bin's groups, those with any non-zero weight.
-    """
-
-    scale: FiellerRatio | None
-    kept_scale: FiellerRatio | None
+    scale: FiellerRatio | None  # ⟨E[g|b], E[G|b]⟩/‖E[G|b]‖² with G the target; None where one of them is not known
+    kept_scale: FiellerRatio | None  # the same of E[g|b, kept], given that the group has any non-zero weight
     shares: GradientShares
     kept_share: KeptShare
 
@@ -225,9 +216,7 @@ def variance_by_success(
     chosen = get_all(estimators)
     if not chosen:
         raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
-    for one in chosen:
-        if one.across_groups:
-            raise ValueError(f"{one.label} is a batch-level estimator: choose a group-level one, such as 'rloo'")
+    refuse_batch_level(chosen)
     inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     generator = np.random.default_rng(rng)
     if success is None:
@@ -237,11 +226,10 @@ def variance_by_success(
     prompts = shuffled_prompts(inputs.batch.group_index[order], generator)
     groups = split_into_groups(prompts, np.arange(len(order)), group_size)
     groups = replace(groups, rows=order[groups.rows])
-    (stream,) = generator.spawn(1)
-    pool = pooled(inputs, groups, prepared, stream, None, None, judged)
+    pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged)
     first = groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]
-    ends, inside = binned(rates[first], N_BINS if bins is None else bins)
-    judge = target_of(pool, judged).weighted
+    ends, inside = binned(rates[first], 4 if bins is None else bins)
+    judge = target_of(pool, judged)
     sizes, spread = groups.sizes, _with_spread(pool)
     silent = None
     if judged.missing is None and judge.moments is None:
@@ -330,14 +318,12 @@ def _scales(
     signal = cross_signal_among(judge.moments, judge.moments, inside, pool.sketch_error)
     if whole.moments is None:  # the estimator gives no completion any weight
         return fieller_ratio(signal.scaled(0.0), signal), None
-    along = (
-        signal
-        if whole.moments is judge.moments
-        else cross_signal_among(whole.moments, judge.moments, inside, pool.sketch_error)
-    )
-    if not kept[inside].any():
-        return fieller_ratio(along, signal), None
+    along = signal
+    if whole.moments is not judge.moments:
+        along = cross_signal_among(whole.moments, judge.moments, inside, pool.sketch_error)
     scale = fieller_ratio(along, signal)
+    if not kept[inside].any():
+        return scale, None
     rows = np.flatnonzero(inside[pool.groups.prompt[pool.groups.group]])
     multiple = multiple_of(of_rows(whole.weights, rows), of_rows(judge.weights, rows))
     if multiple is not None and multiple_of(whole.weights, judge.weights) is None:

@@ -18,12 +18,14 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.by_label import with_parameter
 from gradstats.estimators.estimator import Weighting
+from gradstats.stats.jackknife import UNKNOWN
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.estimates import fieller_simultaneous
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
+from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.result import VarianceComparison
 
 #: The parameter that is not an estimator's: completions per group.
@@ -74,9 +76,9 @@ class VarianceCurve(Printed):
         """One row per value: ``value``, then the columns of :func:`gradstats.compare`, all with pointwise intervals.
 
         ``ratio``, ``matched_ratio``, ``cosine`` and ``matched_bias_share`` have simultaneous intervals as well
-        (``ratio_simultaneous_low``, …), between which they lie at all values at once. ``.attrs`` hold what the
-        comparison's do, ``curve`` and ``parameter``, the ``minimiser`` with its interval, and the rows of
-        :meth:`fits_frame` as ``fits``.
+        (``ratio_simultaneous_low``, ``cosine_simultaneous_low``, ``matched_bias_share_simultaneous_low``, …), between
+        which they lie at all values at once. ``.attrs`` hold what the comparison's do, ``curve`` and ``parameter``, the
+        ``minimiser`` with its interval, and the rows of :meth:`fits_frame` as ``fits``.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -86,13 +88,10 @@ class VarianceCurve(Printed):
         for name in JUDGED_TOGETHER:
             ends = fieller_simultaneous([getattr(row, name) for row in self.comparison.rows], confidence_level)
             frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(ends).T
-        low, high = self.confidence_interval(confidence_level)
         frame.attrs |= {
             "curve": self.estimator,
             "parameter": self.parameter,
-            "minimiser": self.minimiser,
-            "minimiser_low": low,
-            "minimiser_high": high,
+            **with_ends({"minimiser": (self.minimiser, *self.confidence_interval(confidence_level))}),
             "fits": self.fits_frame(confidence_level).to_dict("records"),
             "notes": list(self.notes),
         }
@@ -106,8 +105,7 @@ class VarianceCurve(Printed):
         rows = []
         for name, fit in self.fits.items():
             low, high = fit.confidence_interval(confidence_level)
-            unknown = (np.nan, np.nan, np.nan)
-            ratio = unknown if self.lowest is None else self.lowest.relative_to_lowest(fit.alpha, confidence_level)
+            ratio = UNKNOWN if self.lowest is None else self.lowest.relative_to_lowest(fit.alpha, confidence_level)
             rows.append((name, fit.alpha, low, high, *ratio))
         columns = ["fit", "value", "value_low", "value_high"]
         return pd.DataFrame(rows, columns=[*columns, *(f"ratio_to_lowest{end}" for end in ("", "_low", "_high"))])
@@ -195,9 +193,9 @@ def variance_curve(
     if state_values is not None:
         options["values"] = state_values
     label = estimator if isinstance(estimator, str) else estimator.label
-    chosen: list[Weighting] = []
     if parameter == GROUP_SIZE:
-        chosen, options[GROUP_SIZE] = [families.get(estimator)], [_whole(value) for value in grid]
+        chosen: list[Weighting] = [families.get(estimator)]
+        options[GROUP_SIZE] = [_whole(value) for value in grid]
     else:
         if np.size(np.asarray(options.get(GROUP_SIZE))) > 1:
             raise ValueError(f"a curve along {parameter} has one group size, got {options[GROUP_SIZE]}: choose one")
@@ -210,13 +208,14 @@ def variance_curve(
         variances = [None if one is None else one.scaled(size) for one, size in zip(variances, grid, strict=True)]
     resolved = all(np.isfinite(row.matched_ratio.with_interval(CONFIDENCE_LEVEL)[0]) for row in comparison.rows)
     lowest = minimiser_of(grid, variances, discrete=_counts(chosen, parameter)) if resolved else None
-    fits = _fitted_exponents(measured_or_batch, scores) if _weights_by_length(chosen[0], parameter) else {}
-    notes = [*comparison.notes]
+    advantage = chosen[0].advantage if isinstance(chosen[0], Recipe) else chosen[0]
+    by_length = parameter == "alpha" and advantage.name == "length_weighted"
+    fits = _fitted_exponents(measured_or_batch, scores) if by_length else {}
+    notes = comparison.notes
     if lowest is None:
-        notes.append(
-            "where the variance is lowest is not known, since it is not resolved at every value: measure more prompts"
-        )
-    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, tuple(notes))
+        unresolved = "since it is not resolved at every value: measure more prompts"
+        notes = (*notes, f"where the variance is lowest is not known, {unresolved}")
+    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, notes)
 
 
 def _whole(value: float) -> int:
@@ -229,11 +228,6 @@ def _counts(chosen: Sequence[Weighting], parameter: str) -> bool:
     """Return whether a parameter counts something, so that there is nothing between its values."""
     parameters = getattr(chosen[0], "parameters", {})
     return parameter == GROUP_SIZE or isinstance(parameters.get(parameter), int)
-
-
-def _weights_by_length(estimator: Weighting, parameter: str) -> bool:
-    advantage = estimator.advantage if isinstance(estimator, Recipe) else estimator
-    return parameter == "alpha" and advantage.name == "length_weighted"
 
 
 def _fitted_exponents(

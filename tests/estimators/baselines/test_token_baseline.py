@@ -1,20 +1,17 @@
-"""The optimal token baseline and the causal optimum: hand-computed values and rules."""
+"""Discounts, ReMax, the optimal token baseline and the causal optimum: hand-computed values and rules."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from estimator_batches import batches
-from hypothesis import given, settings
+from estimator_batches import FEW, batches, expected_gradient
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gradstats import estimators
 from gradstats import estimators as est
 from gradstats.estimators import Batch, recipes
 from gradstats.estimators.baselines.token_baseline import logit_energy, token_energy
-
-FEW = settings(max_examples=30, deadline=None)
 
 
 def by_loops(batch: Batch, baseline: np.ndarray, gamma: float) -> np.ndarray:
@@ -34,21 +31,21 @@ def by_loops(batch: Batch, baseline: np.ndarray, gamma: float) -> np.ndarray:
 @given(batch=batches())
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
 @pytest.mark.parametrize("label", ["rloo", "group_mean", "length_weighted(alpha=0.8, loo=True)"])
-def test_the_definition(batch: Batch, label: str, gamma: float):
-    baseline = batch.rewards - estimators.get(label).advantages(batch)
-    found = estimators.discounted(baseline=label, gamma=gamma).advantages(batch)
+def test_the_definition_of_discounted(batch: Batch, label: str, gamma: float):
+    baseline = batch.rewards - est.get(label).advantages(batch)
+    found = est.discounted(baseline=label, gamma=gamma).advantages(batch)
     assert_allclose(found, by_loops(batch, baseline, gamma), rtol=1e-10, atol=1e-12)
 
 
 def test_without_discount_it_is_the_baseline():
     batch = Batch([1, 0, 2], [2, 3, 1], ["a", "a", "a"])
-    plain = estimators.rloo().weights(batch)
-    assert_array_equal(estimators.get("discounted").weights(batch), np.where(batch.mask, plain[:, None], 0))
-    assert estimators.get("discounted").expected_scale(3) == 1.0
-    assert estimators.get("discounted(gamma=0.9)").expected_scale(3) is None
+    plain = est.rloo().weights(batch)
+    assert_array_equal(est.get("discounted").weights(batch), np.where(batch.mask, plain[:, None], 0))
+    assert est.get("discounted").expected_scale(3) == 1.0
+    assert est.get("discounted(gamma=0.9)").expected_scale(3) is None
 
 
-def test_it_is_an_advantage_of_recipes():
+def test_discounted_is_an_advantage_of_recipes():
     recipe = recipes.get("recipe:grpo(advantage=discounted(baseline=group_mean, gamma=0.5))")
     batch = Batch([1, 0], [2, 1], ["a", "a"])
     deviation = np.sqrt(0.5) + 1e-6
@@ -57,13 +54,29 @@ def test_it_is_an_advantage_of_recipes():
 
 def test_a_baseline_that_is_none_is_refused():
     with pytest.raises(ValueError, match="baseline is 'grpo', which does not subtract one number.*choose one such"):
-        estimators.discounted(baseline="grpo").advantages(Batch([1, 0], [1, 1], ["a", "a"]))
+        est.discounted(baseline="grpo").advantages(Batch([1, 0], [1, 1], ["a", "a"]))
 
 
-FEW_OF_TOKEN_BASELINE = settings(max_examples=40, deadline=None)
+def test_remax_subtracts_the_greedy_reward_from_the_return_and_is_unbiased():
+    batch = Batch([1, 0], [2, 1], ["a", "a"], greedy_rewards=[1, 0.5])
+    assert_allclose(est.remax().advantages(batch), [[0, 0], [-0.5, 0]])
+    dense = batch.with_fields(token_rewards=np.array([[0.25, 0.75], [2.0, 0.0]]))
+    assert_allclose(est.remax().advantages(dense), [[1 - 1, 0.75 - 1], [2 - 0.5, 0]])
+
+    def weights(batch: Batch) -> np.ndarray:
+        return est.remax().weights(batch.with_fields(greedy_rewards=np.ones(len(batch.rewards))))[:, 0]
+
+    assert expected_gradient(weights, 0.3, 3) == pytest.approx(1.0)
 
 
-@FEW_OF_TOKEN_BASELINE
+def test_otb_by_hand():
+    batch = Batch([1, 0], [2, 2], ["a", "a"], token_energy=[[1.0, 2.0], [3.0, 1.0]])
+    # W = [1, 3] and [3, 4]: B = 1/4 and 3/7
+    assert_allclose(est.otb(energy="exact").advantages(batch), [[1 - 1 / 4, 1 - 3 / 7], [-1 / 4, -3 / 7]], atol=1e-8)
+    assert_allclose(est.otb(energy="exact", loo=True).advantages(batch), [[1, 1], [-1, -1]], atol=1e-7)
+
+
+@FEW
 @given(batch=batches(holes=False), loo=st.booleans(), zero_tail=st.booleans())
 def test_packing_changes_nothing_without_holes(batch: Batch, loo: bool, zero_tail: bool):
     turns = est.otb_turns(loo=loo, zero_tail=zero_tail).advantages(batch)
@@ -80,17 +93,13 @@ def test_packing_aligns_turns_whose_holes_differ():
     assert not np.allclose(turns, est.otb(energy="exact").advantages(batch))
 
 
-def test_zero_tail_of_the_single_longest():
+def test_zero_tail_of_the_single_longest_leaves_ties_alone():
     batch = Batch([1, 0], [4, 2], ["a", "a"], token_energy=np.ones((2, 4)))
-    tail = est.otb(energy="exact").advantages(batch)[0, 2:]
-    assert_allclose(tail, 1.0)  # raw return
-    assert_allclose(est.otb(energy="exact", zero_tail=False).advantages(batch)[0, 2:], 0.0, atol=1e-7)
-
-
-def test_zero_tail_leaves_ties_alone():
-    batch = Batch([1, 0, 1], [4, 4, 2], ["a", "a", "a"], token_energy=np.ones((3, 4)))
-    with_rule = est.otb(energy="exact").advantages(batch)
-    assert_allclose(with_rule, est.otb(energy="exact", zero_tail=False).advantages(batch))
+    rule, without = est.otb(energy="exact"), est.otb(energy="exact", zero_tail=False)
+    assert_allclose(rule.advantages(batch)[0, 2:], 1.0)  # raw return
+    assert_allclose(without.advantages(batch)[0, 2:], 0.0, atol=1e-7)
+    tied = Batch([1, 0, 1], [4, 4, 2], ["a", "a", "a"], token_energy=np.ones((3, 4)))
+    assert_allclose(rule.advantages(tied), without.advantages(tied))
 
 
 def test_otb_of_a_group_of_one_is_the_return():
@@ -99,7 +108,7 @@ def test_otb_of_a_group_of_one_is_the_return():
     assert_allclose(est.causal_optimal().advantages(batch), 0.5)
 
 
-@FEW_OF_TOKEN_BASELINE
+@FEW
 @given(batch=batches())
 def test_importance_enters_the_energy_alone(batch: Batch):
     ones = batch.with_fields(importance=np.ones(batch.mask.shape))
@@ -120,13 +129,6 @@ def test_the_energy_of_the_logits_is_the_norm_of_their_gradient():
     assert_allclose(token_energy(batch, "logit"), [expected])
     weighted = batch.with_fields(importance=np.array([[1.0, 2.0, 3.0]]))
     assert_allclose(token_energy(weighted, "logit"), [np.array([1, 4, 9]) * expected])
-
-
-def test_otb_by_hand():
-    batch = Batch([1, 0], [2, 2], ["a", "a"], token_energy=[[1.0, 2.0], [3.0, 1.0]])
-    # W = [1, 3] and [3, 4]: B = 1/4 and 3/7
-    assert_allclose(est.otb(energy="exact").advantages(batch), [[1 - 1 / 4, 1 - 3 / 7], [-1 / 4, -3 / 7]], atol=1e-8)
-    assert_allclose(est.otb(energy="exact", loo=True).advantages(batch), [[1, 1], [-1, -1]], atol=1e-7)
 
 
 def test_causal_optimal_by_hand():

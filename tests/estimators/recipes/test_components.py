@@ -1,4 +1,4 @@
-"""Masks of tokens against loops over tokens and autograd of the masked loss, in float64."""
+"""Each component against loops over tokens, by hand, and masks against autograd of the masked loss, in float64."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from estimator_batches import batches
-from hypothesis import given, settings
+from estimator_batches import FEW, batches
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from gradstats import estimators
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.recipes.components import (
@@ -23,46 +22,12 @@ from gradstats.estimators.recipes.components import (
     in_reward,
     parameter_names,
 )
-from gradstats.estimators.recipes.components import none_of_kl as none
 from gradstats.estimators.recipes.ratio import token_clip
-from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings, weightings_by_name
 from gradstats.reference import naive_estimators as naive
-
-FEW = settings(max_examples=40, deadline=None)
-
-
-@FEW
-@given(batch=batches(), name=st.sampled_from(["sequence_sum", "sequence_mean", "token_mean", "constant"]))
-def test_aggregations(batch: Batch, name: str):
-    weights = Recipe("rloo", aggregation=name).weights(batch)
-    factors = [naive.aggregation_factor(batch, i, name) for i in range(len(batch.rewards))]
-    assert_allclose(weights, est.rloo().advantages(batch) * factors, atol=1e-12)
-
-
-def test_aggregation_parameters():
-    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"])
-    capped = Recipe("rloo", aggregation=constant(max_tokens=10)).weights(batch)
-    assert_allclose(capped, est.rloo().weights(batch) / 10)
-    shared = Recipe("rloo", aggregation="token_mean(scope=batch)")
-    # the mean over two groups of Σ w s is Σ A s over the batch's 8 tokens
-    assert_allclose(shared.weights(batch) / 2, est.rloo().advantages(batch) / 8)
-    assert shared.across_groups
-    assert not Recipe("rloo", aggregation="token_mean").across_groups
-
-
-def test_the_exponent_of_delta_l_is_a_number():
-    assert Recipe("rloo", aggregation="delta_l(alpha=-0.5)").aggregation.parameters == {"alpha": -0.5}
-    with pytest.raises(ValueError, match=r"aggregation delta_l: alpha must be a finite number, got 'within_prompt'"):
-        Recipe("rloo", aggregation="delta_l(alpha=within_prompt)")
 
 
 def test_a_label_gives_the_component_with_its_parameters():
     clip = get_component("ratio", "token_clip(eps_high=0.28)")
-    assert (clip.name, clip.label, repr(clip)) == (
-        "token_clip",
-        "token_clip(eps_high=0.28)",
-        "token_clip(eps_high=0.28)",
-    )
     assert clip.parameters == {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": None}
     assert clip == get_component("ratio", "token_clip", eps_high=0.28) == token_clip(eps_high=0.28)
     assert get_component("ratio", clip) is clip
@@ -89,28 +54,69 @@ def test_every_kind_has_a_component_that_does_nothing_but_aggregation():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
+    ("components", "error", "message"),
     [
-        (
-            lambda: recipes.get("grpo", ratio="token_clp"),
-            KeyError,
-            "no ratio is called 'token_clp': did you mean",
-        ),
-        (lambda: recipes.get("kimi_k15"), TypeError, "needs a value for tau"),
-        (lambda: Recipe("rloo", ratio="token_clip(epsilon=1)"), TypeError, "has no parameter 'epsilon'"),
-        (
-            lambda: Recipe("rloo", ratio="token_clip(eps_low=-1)"),
-            ValueError,
-            "eps_low must be a finite number",
-        ),
-        (lambda: Recipe("rloo", kl="in_loss(kind=k4)"), ValueError, "kind must be 'k1' or 'k2' or 'k3'"),
-        (lambda: Recipe("rloo", aggregation="constant(max_tokens=0)"), ValueError, "max_tokens must be"),
-        (lambda: Recipe("rloo", scale=token_clip()), TypeError, "is a component of kind ratio, given as scale"),
+        ({"ratio": "token_clp"}, KeyError, "no ratio is called 'token_clp': did you mean"),
+        ({"ratio": "log_ratio_penalty"}, TypeError, "needs a value for tau"),
+        ({"ratio": "token_clip(epsilon=1)"}, TypeError, "has no parameter 'epsilon'"),
+        ({"ratio": "token_clip(eps_low=-1)"}, ValueError, "eps_low must be a finite number"),
+        ({"kl": "in_loss(kind=k4)"}, ValueError, "kind must be 'k1' or 'k2' or 'k3'"),
+        ({"aggregation": "constant(max_tokens=0)"}, ValueError, "max_tokens must be"),
+        ({"aggregation": "delta_l(alpha=within_prompt)"}, ValueError, "alpha must be a finite number, got 'within"),
+        ({"scale": token_clip()}, TypeError, "is a component of kind ratio, given as scale"),
     ],
 )
-def test_bad_calls(call, error: type, message: str):
+def test_bad_components(components, error: type, message: str):
     with pytest.raises(error, match=message):
-        call()
+        Recipe("rloo", **components)
+
+
+@pytest.mark.parametrize(
+    ("components", "message"),
+    [
+        ({"filter": "mask_truncated"}, "needs truncated.*finish_reason of the rollouts.*or pass truncated="),
+        ({"mask": "top_entropy"}, "needs entropy.*measure the policy"),
+        ({"mask": "reject_tokens(kind=k2, low=0.1, high=1)"}, "k2 is never .* no lower bound: leave low out"),
+        ({"mask": "reject_tokens(low=3, high=2)"}, "low is 3, above high, 2"),
+        ({"mask": "reject_completions(over=max, high=2)"}, "over='max' is for k2 and k3"),
+        ({"reward": "soft_overlong(max=8, cache=9)"}, "cache is 9, more than max, 8: give at most max"),
+    ],
+)
+def test_a_missing_field_and_bounds_that_do_not_suit_are_refused(components, message: str):
+    with pytest.raises(ValueError, match=message):
+        Recipe("rloo", **components).weights(Batch([1, 0], [1, 1], ["a", "a"]))
+
+
+@FEW
+@given(batch=batches(smallest=2))
+def test_scales(batch: Batch):
+    grpo = Recipe("group_mean", scale="group_std(eps=1e-4, ddof=0)").weights(batch)
+    assert_allclose(grpo, est.grpo(eps=1e-4, ddof=0).weights(batch), atol=1e-10)
+    max_rl = Recipe("group_mean", scale="group_mean").weights(batch)
+    assert_allclose(max_rl, est.max_rl().weights(batch), atol=1e-10)
+    batch_std = Recipe("rloo", scale="batch_std").weights(batch)
+    expected = est.rloo().weights(batch) / (batch.rewards.std(ddof=1) + 1e-6)
+    assert_allclose(batch_std, expected, rtol=1e-6, atol=1e-9)
+
+
+@FEW
+@given(batch=batches(), name=st.sampled_from(["sequence_sum", "sequence_mean", "token_mean", "constant"]))
+def test_aggregations(batch: Batch, name: str):
+    weights = Recipe("rloo", aggregation=name).weights(batch)
+    factors = [naive.aggregation_factor(batch, i, name) for i in range(len(batch.rewards))]
+    assert_allclose(weights, est.rloo().advantages(batch) * factors, atol=1e-12)
+
+
+def test_aggregation_parameters():
+    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"])
+    capped = Recipe("rloo", aggregation=constant(max_tokens=10)).weights(batch)
+    assert_allclose(capped, est.rloo().weights(batch) / 10)
+    shared = Recipe("rloo", aggregation="token_mean(scope=batch)")
+    # the mean over two groups of Σ w s is Σ A s over the batch's 8 tokens
+    assert_allclose(shared.weights(batch) / 2, est.rloo().advantages(batch) / 8)
+    assert shared.across_groups
+    assert not Recipe("rloo", aggregation="token_mean").across_groups
+    assert Recipe("rloo", aggregation="delta_l(alpha=-0.5)").aggregation.parameters == {"alpha": -0.5}
 
 
 @FEW
@@ -140,11 +146,6 @@ def test_mask_truncated(batch: Batch):
     assert not rescaled[cut].any()
 
 
-def test_truncation_that_is_not_recorded():
-    with pytest.raises(ValueError, match="needs truncated.*finish_reason of the rollouts.*or pass truncated="):
-        Recipe("rloo", filter="mask_truncated").weights(Batch([1, 0], [1, 1], ["a", "a"]))
-
-
 @FEW
 @given(batch=batches(), kind=st.sampled_from(["k1", "k2", "k3"]))
 def test_kl_in_loss(batch: Batch, kind: str):
@@ -165,10 +166,7 @@ def test_kl_in_reward_passes_through_the_baseline(batch: Batch, beta: float):
     lowered = batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1))
     recipe = Recipe("rloo", kl=f"in_reward(beta={beta})")
     assert_allclose(recipe.weights(batch.with_fields(old_logprobs=None)), est.rloo().weights(lowered), atol=1e-12)
-    tokens = np.where(batch.mask, 0.0, 0.0) if batch.token_rewards is None else batch.token_rewards.copy()
-    if batch.token_rewards is None:
-        last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)
-        tokens[np.arange(len(last)), last] = batch.rewards
+    tokens = naive.fill(batch, lambda i, t: naive.reward_at(batch, i, t))
     dense = batch.with_fields(token_rewards=tokens - penalty)
     by_token = Recipe("gae(gamma=0.9)", kl=f"in_reward(beta={beta})")
     assert_allclose(by_token.weights(batch), est.gae(gamma=0.9).weights(dense), atol=1e-10)
@@ -189,6 +187,14 @@ def test_the_penalty_in_the_reward_by_hand():
         assert_allclose(penalised.rewards, [1 - 2 * value[0].sum(), 0])
 
 
+def test_the_penalty_in_the_loss_by_hand():
+    for kind, slope in {"k1": [[1, 1], [1, 0]], "k2": LOG_RATIO, "k3": 1 - np.exp(-LOG_RATIO)}.items():
+        unchanged, loss_weights = in_loss(beta=0.3, kind=kind)(BATCH)
+        assert unchanged is BATCH
+        assert_allclose(loss_weights, -0.3 * np.asarray(slope))
+    assert get_component("kl", "none")(BATCH)[0] is BATCH
+
+
 P, Q = 0.3, 0.6
 #: The two tokens of a policy with Pr(first) = P = sigmoid(θ), against a reference with Pr(first) = Q.
 TWO_TOKENS = Batch([0, 0], [1, 1], ["a", "a"], logprobs=np.log([[P], [1 - P]]), ref_logprobs=np.log([[Q], [1 - Q]]))
@@ -204,19 +210,6 @@ def slope_of_the_divergence() -> float:
     return (divergence(theta + step) - divergence(theta - step)) / (2 * step)
 
 
-def test_the_penalty_in_the_loss_by_hand():
-    slopes = {
-        "k1": [[1, 1], [1, 0]],
-        "k2": LOG_RATIO,
-        "k3": 1 - np.exp(-LOG_RATIO),
-    }
-    for kind, slope in slopes.items():
-        unchanged, loss_weights = in_loss(beta=0.3, kind=kind)(BATCH)
-        assert unchanged is BATCH
-        assert_allclose(loss_weights, -0.3 * np.asarray(slope))
-    assert none()(BATCH)[0] is BATCH
-
-
 def test_the_expected_gradient_of_the_penalty_in_the_reward_is_that_of_the_divergence_for_k1_alone():
     expected = -0.1 * slope_of_the_divergence()
     for kind, equal in (("k1", True), ("k2", False), ("k3", False)):
@@ -229,14 +222,6 @@ def test_the_expected_penalty_of_the_loss_is_none_for_k1_and_the_divergence_for_
     for kind, expected in (("k1", 0.0), ("k2", -0.1 * slope_of_the_divergence())):
         weights = in_loss(beta=0.1, kind=kind)(TWO_TOKENS)[1][:, 0]
         assert np.array([P, 1 - P]) @ (weights * SCORES) == pytest.approx(expected, abs=1e-9)
-
-
-FEW_OF_MASK = settings(max_examples=30, deadline=None)
-
-
-def with_entropy(batch: Batch) -> Batch:
-    rng = np.random.default_rng(batch.rewards.size)
-    return batch.with_fields(entropy=rng.exponential(size=batch.mask.shape))
 
 
 def dapo_loss_gradient(batch: Batch, threshold: float) -> np.ndarray:
@@ -261,10 +246,9 @@ def dapo_loss_gradient(batch: Batch, threshold: float) -> np.ndarray:
     return torch.autograd.grad(total, logp)[0].numpy()
 
 
-@FEW_OF_MASK
+@FEW
 @given(batch=batches())
 def test_top_entropy_is_the_gradient_of_its_loss(batch: Batch):
-    batch = with_entropy(batch)
     threshold = float(np.quantile(batch.entropy[batch.mask], 0.8))
     expected = dapo_loss_gradient(batch, threshold)
     for label in ("recipe:dapo_top_entropy", f"recipe:dapo_top_entropy(threshold={threshold!r})"):
@@ -280,8 +264,6 @@ def test_the_share_of_tokens_that_is_kept():
     assert_array_equal(within.sum(axis=1), [5, 5])
     assert recipes.get("dapo_top_entropy").across_groups
     assert not recipes.get("recipe:dapo_top_entropy(threshold=0.5)").across_groups
-    with pytest.raises(ValueError, match="needs entropy.*measure the policy"):
-        recipes.get("dapo_top_entropy").weights(Batch([1, 0], [1, 1], ["a", "a"]))
 
 
 def divergence(log_ratio: float, kind: str) -> float:
@@ -303,7 +285,7 @@ def kept_by_loops(batch: Batch, kind: str, over: str | None, low: float, high: f
     return kept
 
 
-@FEW_OF_MASK
+@FEW
 @given(batch=batches())
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_rejection_by_the_ratio(batch: Batch, kind: str):
@@ -330,7 +312,7 @@ def denominators_by_loops(batch: Batch, kept: np.ndarray, name: str, i: int) -> 
     return 1 / len(group)
 
 
-@FEW_OF_MASK
+@FEW
 @given(batch=batches())
 @pytest.mark.parametrize("aggregation", ["sequence_sum", "sequence_mean", "token_mean", "token_mean(scope=batch)"])
 def test_denominators_count_what_is_kept(batch: Batch, aggregation: str):
@@ -344,40 +326,8 @@ def test_denominators_count_what_is_kept(batch: Batch, aggregation: str):
 def test_on_policy_nothing_is_rejected():
     batch = Batch([1, 0], [2, 3], ["a", "a"])
     recipe = recipes.get("recipe:custom(advantage=rloo, mask=reject_tokens(high=2))")
-    assert_array_equal(recipe.weights(batch), estimators.rloo().weights(batch))
+    assert_array_equal(recipe.weights(batch), est.rloo().weights(batch))
     assert recipe.expected_scale(2) == 1.0
-
-
-@FEW_OF_MASK
-@given(batch=batches())
-def test_masks_of_fixed_bounds_are_measured_once(batch: Batch):
-    batch = with_entropy(batch)
-    for label in (
-        "recipe:grpo(mask=top_entropy(threshold=0.5), kl=in_loss(beta=0.5))",
-        "recipe:dapo(mask=reject_tokens(kind=k3, high=0.1))",
-    ):
-        recipe = recipes.get(label)
-        patterns = weightings(recipe, batch)
-        assert tuple(patterns) == weighting_names(recipe)
-        for name, values in weightings_by_name(weighting_names(recipe), batch).items():
-            assert_allclose(values, patterns[name])
-        coefficients = ByWeightings(recipe, tuple(patterns)).weights(batch)
-        combined = np.einsum("nk,knt->nt", coefficients, np.stack(list(patterns.values())))
-        assert_allclose(combined, recipe.token_weights(batch), rtol=1e-10, atol=1e-12)
-    assert weighting_names(recipes.get("dapo_top_entropy")) == ()
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        ("reject_tokens(kind=k2, low=0.1, high=1)", "k2 is never negative and has no lower bound: leave low out"),
-        ("reject_tokens(low=3, high=2)", "low is 3, above high, 2"),
-        ("reject_completions(over=max, high=2)", "over='max' is for k2 and k3"),
-    ],
-)
-def test_bounds_that_do_not_suit_are_refused(mask: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        Recipe("rloo", mask=mask).weights(Batch([1, 0], [1, 1], ["a", "a"]))
 
 
 def punishment(length: int, greatest: float, cache: float) -> float:
@@ -389,7 +339,7 @@ def punishment(length: int, greatest: float, cache: float) -> float:
     return -1.0
 
 
-def test_every_case_of_the_equation():
+def test_every_case_of_the_punishment_by_length():
     batch = Batch(np.zeros(6), [1, 6, 7, 8, 10, 11], ["a"] * 6)
     added = get_component("reward", "soft_overlong(max=10, cache=4)")(batch)
     assert_array_equal(added, [0, 0, -0.25, -0.5, -1, -1])
@@ -400,7 +350,7 @@ def test_every_case_of_the_equation():
 def test_weights_are_those_of_the_punished_rewards(batch: Batch):
     recipe = Recipe("rloo", reward="soft_overlong(max=4, cache=3)")
     punished = batch.rewards + [punishment(int(length), 4, 3) for length in batch.lengths]
-    assert_allclose(recipe.weights(batch), estimators.rloo().weights(batch.with_fields(rewards=punished)), atol=1e-12)
+    assert_allclose(recipe.weights(batch), est.rloo().weights(batch.with_fields(rewards=punished)), atol=1e-12)
 
 
 @FEW
@@ -419,20 +369,3 @@ def test_dynamic_sampling_looks_at_the_rewards_themselves():
     assert recipe.kept_groups(batch).tolist() == [False]
     assert recipe.label == "recipe:dapo(reward=soft_overlong(max=8, cache=4))"
     assert recipes.get("dapo", filter="none", reward="soft_overlong(max=8, cache=4)").weights(batch)[1] < 0
-
-
-def test_a_cache_above_the_greatest_length_is_refused():
-    with pytest.raises(ValueError, match="cache is 9, more than max, 8: give at most max"):
-        Recipe("rloo", reward="soft_overlong(max=8, cache=9)").weights(Batch([1], [1], ["a"]))
-
-
-@FEW
-@given(batch=batches(smallest=2))
-def test_scales(batch: Batch):
-    grpo = Recipe("group_mean", scale="group_std(eps=1e-4, ddof=0)").weights(batch)
-    assert_allclose(grpo, est.grpo(eps=1e-4, ddof=0).weights(batch), atol=1e-10)
-    max_rl = Recipe("group_mean", scale="group_mean").weights(batch)
-    assert_allclose(max_rl, est.max_rl().weights(batch), atol=1e-10)
-    batch_std = Recipe("rloo", scale="batch_std").weights(batch)
-    expected = est.rloo().weights(batch) / (batch.rewards.std(ddof=1) + 1e-6)
-    assert_allclose(batch_std, expected, rtol=1e-6, atol=1e-9)

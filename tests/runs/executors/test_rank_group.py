@@ -39,6 +39,7 @@ def is_running(pid):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_group_returns_the_value_of_the_first_rank_and_survives_a_lack_of_memory(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(ProgressReport, "advance", lambda self, steps=1: seen.append(steps))

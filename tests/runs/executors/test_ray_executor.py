@@ -120,6 +120,7 @@ def test_ctrl_c_finishes_what_the_workers_are_doing(connected, tmp_path, capsys)
     assert "stopping when the current shard is finished" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_with_killed_workers_leaves_the_files_of_one_process(connected, experiment, finished, tmp_path):
     executor = KillingExecutor(TWO)

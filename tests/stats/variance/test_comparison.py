@@ -1,8 +1,6 @@
-"""Comparisons of estimators against brute force, their symmetries, several group sizes, and what is refused."""
+"""Comparisons of estimators against brute force, their symmetries, rows without inputs, and what is refused."""
 
 from __future__ import annotations
-
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -18,89 +16,7 @@ from gradstats.stats import compare
 from gradstats.stats.variance.comparison import compare_available, prepared_inputs
 from tests.off_policy import ImportanceWeighted
 
-
-def test_the_other_rows_stay_and_the_reason_is_given():
-    measured = small_measurement()
-    labels = ["rloo", "gae", "remax", "otb", "recipe:grpo", "group_mean"]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        table = compare_available(measured, labels, group_size=[2, 4])
-    assert any("the row is NaN: otb needs" in str(entry.message) for entry in caught)
-    frame = table.to_frame()
-    assert frame["estimator"].tolist() == labels * 2
-    assert frame["group_size"].tolist() == [2] * 6 + [4] * 6
-    unknown = frame["trace_cov"].isna()
-    assert frame["estimator"][unknown].tolist() == ["gae", "remax", "otb"] * 2
-    assert frame["kept_share"][unknown].isna().all()
-    notes = " ".join(table.notes)
-    assert "the row is NaN: gae needs values" in notes
-    assert "the row is NaN: remax needs greedy_rewards, which this batch lacks (greedy_rewards: sample with" in notes
-    expected = quietly(compare, measured, ["rloo", "recipe:grpo", "group_mean"], group_size=[2, 4]).to_frame()
-    known = frame.loc[~unknown].drop(columns=["components", "unit"]).reset_index(drop=True)
-    np.testing.assert_allclose(known["trace_cov"], expected["trace_cov"])
-    assert table.lowest_beyond_doubt() in (None, "rloo", "group_mean", "recipe:grpo")
-
-
-def test_without_any_input_the_comparison_is_refused():
-    with pytest.raises(ValueError, match="gae needs values, which this batch lacks"):
-        compare_available(small_measurement(), ["gae"])
-
-
-def test_small_ratios_that_the_target_weights_by_need_measured_weightings_of_tokens():
-    """At χ² = 0.005 the ratios count as 1 on-policy only."""
-    measured = small_measurement(n_prompts=40)
-    rng = np.random.default_rng(2)
-    measured.old_logprobs = [row + 0.03 * rng.normal(size=len(row)) for row in measured.logprobs]
-    assert 0.003 < chi_squared(Batch.from_measurement(measured)) < 0.008
-    labels = ["rloo", "recipe:grpo", "recipe:rloo_is"]
-    table = quietly(compare_available, measured, labels, target="importance")
-    frame = table.to_frame()
-    assert frame["trace_cov"].isna().tolist() == [False, True, False]
-    assert frame["trace_cov"][0] != pytest.approx(frame["trace_cov"][2], rel=1e-4)
-    assert "the row is NaN: recipe:grpo weights each token, and only scores of whole completions" in table.notes[0]
-    with pytest.raises(ValueError, match="recipe:grpo weights each token"):
-        quietly(compare, measured, labels, target="importance")
-    on_policy = quietly(compare_available, measured, labels, target="auto").to_frame()
-    assert on_policy["trace_cov"].notna().all()
-
-
-class OfWrongType(ImportanceWeighted):
-    """An estimator whose weights raise a TypeError."""
-
-    def weights(self, batch: Batch) -> np.ndarray:
-        """Raise."""
-        raise TypeError("bad operand type for unary -: 'str'")
-
-
-def test_an_estimator_that_fails_for_its_parameters_leaves_the_other_rows():
-    contradictory = "recipe:rloo(mask=reject_completions(high=2, over=max))"
-    failing = OfWrongType(name="mine", label="mine", needs=())
-    table = quietly(compare_available, small_measurement(), ["rloo", contradictory, failing, "group_mean"])
-    frame = table.to_frame()
-    assert frame["trace_cov"].isna().tolist() == [False, True, True, False]
-    notes = " ".join(table.notes)
-    assert "reject_completions(high=2, over=max)) cannot be computed: mask reject_completions: over='max' is" in notes
-    assert "mine cannot be computed: bad operand type" in notes
-
-
-def test_a_batch_is_compared_as_it_is():
-    batch, scores = correlated_batch(n_prompts=20)
-    table = quietly(compare_available, batch, ["rloo", "group_mean"], scores=scores)
-    assert table.to_frame().equals(quietly(compare, batch, ["rloo", "group_mean"], scores).to_frame())
-
-
-LOCAL = [
-    "reinforce",
-    "constant(b=0.5)",
-    "group_mean",
-    "rloo",
-    "grpo",
-    "token_mean",
-    "norm_weighted(loo=True)",
-]
-
-
-QUANTITIES = ("trace_cov", "signal_sq", "noise_to_signal", "ratio", "matched_ratio", "cosine", "bias_share")
+LOCAL = ["reinforce", "constant(b=0.5)", "group_mean", "rloo", "grpo", "token_mean", "norm_weighted(loo=True)"]
 
 
 def group_gradients(batch, scores, name, group_size):
@@ -175,9 +91,7 @@ def check_against_loops(batch, scores, name, group_size, row, level=0.95):
             if quantity == "trace_cov":
                 assert row[f"{quantity}_low"] == pytest.approx(low, rel=1e-8)
     for quantity in ("noise_to_signal", "matched_ratio", "cosine", "bias_share"):
-        if (name == "grpo" and quantity == "matched_ratio") or (
-            name == "rloo" and quantity in ("cosine", "bias_share")
-        ):
+        if (name, quantity) in (("grpo", "matched_ratio"), ("rloo", "cosine"), ("rloo", "bias_share")):
             continue  # known exactly
         root = np.sqrt if quantity == "matched_ratio" else lambda x: x
         numerator, denominator = whole[quantity]
@@ -219,9 +133,8 @@ def test_any_constant_costs_the_square_of_its_distance_from_the_best():
     batch, scores = interleaved_batch([1] * 40)
     best = est.optimal_constant(batch.rewards, batch.sq_norms)
     constants = [best, best - 0.7, best + 0.2]
-    frame = quiet_compare(
-        batch, [est.constant(b=float(b)) for b in constants], scores, reference="reinforce"
-    ).to_frame()
+    estimators = [est.constant(b=float(b)) for b in constants]
+    frame = quiet_compare(batch, estimators, scores, reference="reinforce").to_frame()
     second = frame["trace_cov"] + frame["signal_sq"]
     for b, value in zip(constants, second, strict=True):
         assert value == pytest.approx(second[0] + (b - best) ** 2 * batch.sq_norms.mean(), rel=1e-10)
@@ -229,8 +142,7 @@ def test_any_constant_costs_the_square_of_its_distance_from_the_best():
 
 def test_several_groups_of_a_prompt_are_split_in_sample_order():
     batch, scores = interleaved_batch([5, 7, 4, 6] * 3)
-    with pytest.warns(UserWarning, match="not resolved"):
-        result = compare(batch, ["rloo"], scores, group_size=2)
+    result = quiet_compare(batch, ["rloo"], scores, group_size=2)
     assert (result.n_prompts, result.n_groups, result.n_leftover) == (12, 3 * (2 + 3 + 2 + 3), 6)
     assert "6 completions did not fill a group of 2" in " ".join(result.notes)
 
@@ -248,9 +160,8 @@ def test_symmetries():
     np.testing.assert_allclose(shuffled[number], plain[number], rtol=1e-8)
 
     rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(6, 6)))[0]
-    np.testing.assert_allclose(
-        quiet_compare(batch, names, scores @ rotation).to_frame()[number], plain[number], rtol=1e-8
-    )
+    rotated = quiet_compare(batch, names, scores @ rotation).to_frame()
+    np.testing.assert_allclose(rotated[number], plain[number], rtol=1e-8)
 
     larger = quiet_compare(batch.with_fields(sq_norms=9 * batch.sq_norms), names, 3 * scores).to_frame()
     scaled = [c for c in columns if c.startswith(("trace_cov", "signal_sq"))]
@@ -273,37 +184,54 @@ def test_groups_of_one_compare_to_reinforce():
     assert frame["bias_share"].iloc[0] == 0.0
 
 
-def test_refusals():
-    batch, scores = interleaved_batch([4] * 10)
-    cases = [
+ONE_UNKNOWN = np.where(np.arange(40)[:, None] == 7, np.nan, np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "changes"),
+    [
         (TypeError, "a Batch has no gradients: pass scores", {"scores": None}),
         (ValueError, "estimators is empty", {"estimators": []}),
         (KeyError, "no estimator is called 'rlo'", {"estimators": ["rlo"]}),
         (ValueError, "group_size=5 must lie between 1 and .* at most 4 here", {"group_size": 5}),
-        (ValueError, r"scores has shape \(39, 6\), expected \(40, D\)", {"scores": scores[:39]}),
-        (ValueError, r"scores has shape \(40,\)", {"scores": scores[:, 0]}),
+        (ValueError, "group_size=5 must lie between 1 and .* at most 4 here", {"group_size": [4, 5]}),
+        (ValueError, "group_size is empty: give one size, several, or None", {"group_size": []}),
+        (ValueError, r"scores has shape \(39, 6\), expected \(40, D\)", {"scores": np.zeros((39, 6))}),
+        (ValueError, r"scores has shape \(40,\)", {"scores": np.zeros(40)}),
         (ValueError, "scores holds 2 tokens per completion", {"scores": np.zeros((40, 2, 3))}),
-        (ValueError, "not finite: measure it again", {"scores": np.where(scores > 3, np.nan, scores)}),
+        (ValueError, "completion 7 hold values that are not finite: measure", {"scores": ONE_UNKNOWN}),
         (ValueError, "reference='batch_mean' is a batch-level estimator", {"reference": "batch_mean"}),
-        (
-            ValueError,
-            "prompts_per_batch=6 must be between 1 and half the 10 prompts",
-            {"prompts_per_batch": 6},
-        ),
-    ]
-    for error, message, changes in cases:
-        arguments = {"estimators": ["rloo", "batch_mean"], "scores": scores, **changes}
-        with pytest.raises(error, match=message):
-            compare(batch, **arguments)
+        (ValueError, "prompts_per_batch=6 must be between 1 and half the 10 prompts", {"prompts_per_batch": 6}),
+    ],
+)
+def test_unusable_arguments_are_refused(error, message, changes):
+    batch, scores = interleaved_batch([4] * 10)
+    with pytest.raises(error, match=message):
+        compare(batch, **{"estimators": ["rloo", "batch_mean"], "scores": scores, **changes})
+
+
+def test_unusable_batches_and_levels_are_refused():
+    batch, scores = interleaved_batch([4] * 10)
+    first = batch.group_index == 0
     with pytest.raises(ValueError, match="at least 2 prompts with a full group each, got 1"):
-        compare(batch.select(batch.group_index == 0), ["rloo"], scores[batch.group_index == 0])
+        compare(batch.select(first), ["rloo"], scores[first])
     with pytest.raises(ValueError, match="norm_weighted needs sq_norms"):
         compare(batch.with_fields(sq_norms=None), ["norm_weighted"], scores)
-    result = quiet_compare(batch, ["rloo"], scores)
-    with pytest.raises(ValueError, match="quantity='variance' is not estimated: choose from trace_cov"):
-        result.confidence_interval(0.95, "variance")
-    with pytest.raises(ValueError, match=r"confidence_level=1\.5 must lie between"):
-        result.to_frame(1.5)
+    comparison = quiet_compare(batch, ["rloo", "reinforce"], scores)
+    for quantity in ("variance", "in_best_set"):
+        with pytest.raises(ValueError, match=f"quantity='{quantity}' is not estimated: choose from trace_cov"):
+            comparison.confidence_interval(0.95, quantity)
+    for call in (comparison.to_frame, comparison.lowest, comparison.confidence_interval):
+        with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
+            call(1.0)
+
+
+@pytest.mark.parametrize("name", ["prompts_per_batch", "n_resamples"])
+@pytest.mark.parametrize("estimator", ["grpo", "batch_mean"])
+def test_counts_below_one_are_refused_whether_or_not_an_estimator_uses_them(name, estimator):
+    batch, scores = interleaved_batch([4] * 10)
+    with pytest.raises(ValueError, match=f"^{name} is 0: it must be an integer of at least 1"):
+        compare(batch, [estimator], scores, **{name: 0})
 
 
 def test_sizes_in_one_call_are_the_rows_of_each_size_alone():
@@ -320,58 +248,116 @@ def test_sizes_in_one_call_are_the_rows_of_each_size_alone():
         pd.testing.assert_frame_equal(rows, alone.to_frame(), check_dtype=False)
     parts = together.variance_components()
     assert list(parts["within_prompt"].isna()) == [False] * 4 + [True] * 2
-
-
-def test_repeated_and_missing_sizes():
-    batch, scores = sized_batch()
     assert list(quiet_compare(batch, ["rloo"], scores, group_size=[4, 4]).to_frame()["group_size"]) == [4]
-    with pytest.raises(ValueError, match="group_size is empty: give one size, several, or None"):
-        compare(batch, ["rloo"], scores, group_size=[])
-    with pytest.raises(ValueError, match="group_size=9 must lie between 1 and .* at most 8 here"):
-        compare(batch, ["rloo"], scores, group_size=[4, 9])
 
 
-@pytest.mark.parametrize("name", ["prompts_per_batch", "n_resamples"])
-@pytest.mark.parametrize("estimator", ["grpo", "batch_mean"])
-def test_counts_below_one_are_refused_whether_or_not_an_estimator_uses_them(name, estimator):
-    batch, scores = interleaved_batch([4] * 10)
-    with pytest.raises(ValueError, match=f"^{name} is 0: it must be an integer of at least 1"):
-        compare(batch, [estimator], scores, **{name: 0})
+def test_own_sample_mean_is_exactly_matched():
+    batch, scores = interleaved_batch([4] * 12)
+    frame = quiet_compare(batch, ["group_mean"], scores).to_frame().iloc[0]
+    assert frame["ratio"] == pytest.approx(9 / 16, rel=1e-12)
+    for quantity in ("matched_ratio", "matched_ratio_low", "matched_ratio_high"):
+        assert frame[quantity] == pytest.approx(1.0, rel=1e-6)
 
 
-def test_the_level_of_its_intervals_must_be_a_probability():
-    batch, scores = interleaved_batch([4] * 10)
-    comparison = quiet_compare(batch, ["rloo", "reinforce"], scores)
-    for call in (comparison.to_frame, comparison.lowest, comparison.confidence_interval):
-        with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
-            call(1.0)
+def test_the_reference_beside_itself_is_one_without_error():
+    batch, scores = interleaved_batch([4] * 12)
+    for reference in ("rloo", "grpo"):
+        frame = quiet_compare(batch, [reference, "reinforce"], scores, reference=reference).to_frame()
+        for quantity in ("ratio", "matched_ratio"):
+            assert list(frame.loc[0, [quantity, f"{quantity}_low", f"{quantity}_high"]]) == [1.0, 1.0, 1.0]
 
 
-def batch_of(off_policy):
-    """Return completions of unequal length, with the given log-ratio at every token, and scores."""
+def test_rows_do_not_depend_on_each_other():
+    batch, scores = interleaved_batch([4] * 24)
+    keywords = {"scores": scores, "n_resamples": 5, "scores_are_sketches": True}
+    together = quiet_compare(batch, ["batch_mean", "rloo", "constant"], **keywords).to_frame()
+    alone = quiet_compare(batch, ["constant"], **keywords).to_frame()
+    beside = ("in_best_set", "most_influential_prompt")  # columns that compare the rows of a table
+    number = [name for name in together.select_dtypes(float) if "simultaneous" not in name and name not in beside]
+    np.testing.assert_array_equal(together[number].iloc[2].astype(float), alone[number].iloc[0].astype(float))
+    again = quiet_compare(batch, ["batch_mean", "rloo", "constant"], **keywords).to_frame()
+    np.testing.assert_array_equal(together[number].astype(float), again[number].astype(float))
+
+
+@pytest.mark.parametrize(("gap", "kind"), [(1e-9, "on_policy"), (np.linspace(-0.5, 0.5, 5), "importance")])
+def test_only_ratios_that_vary_along_completions_need_scores_of_tokens(gap, kind):
+    """Those that differ from 1 by rounding count as 1."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 6, 12)
-    logprobs = rng.normal(-1.0, 0.1, (12, lengths.max()))
-    return Batch(
-        rewards=rng.integers(0, 2, 12).astype(float),
-        lengths=lengths,
-        groups=np.repeat(np.arange(3), 4),
-        logprobs=logprobs,
-        old_logprobs=logprobs - off_policy,
-    ), rng.normal(size=(12, 5))
-
-
-def test_ratios_that_differ_from_one_by_rounding_need_no_scores_of_tokens():
-    batch, scores = batch_of(off_policy=1e-9)
-    inputs, (weighting,), judged = prepared_inputs(batch, [recipes.get("grpo")], scores, False, "auto")
-    assert judged.kind == "on_policy"
+    logprobs = rng.normal(-1.0, 0.1, (12, 5))
+    rewards = rng.integers(0, 2, 12).astype(float)
+    batch = Batch(rewards, lengths, np.arange(12) // 4, logprobs=logprobs, old_logprobs=logprobs + gap)
+    inputs, (weighting,), judged = prepared_inputs(
+        batch, [recipes.get("grpo")], rng.normal(size=(12, 5)), False, "auto"
+    )
     assert inputs.scores.shape == (12, 5)
-    assert isinstance(weighting, AlongCompletions)
+    assert judged.kind == kind
+    assert isinstance(weighting, AlongCompletions) == (kind == "on_policy")
 
 
-def test_a_recipe_whose_ratios_vary_along_completions_keeps_its_weights_of_tokens():
-    batch, scores = batch_of(off_policy=0.0)
-    batch = batch.with_fields(old_logprobs=batch.logprobs + np.linspace(-0.5, 0.5, batch.logprobs.shape[1]))
-    _, (weighting,), judged = prepared_inputs(batch, [recipes.get("grpo")], scores, False, "auto")
-    assert judged.kind == "importance"
-    assert not isinstance(weighting, AlongCompletions)
+def test_the_other_rows_stay_and_the_reason_is_given():
+    measured = small_measurement()
+    labels = ["rloo", "gae", "remax", "otb", "recipe:grpo", "group_mean"]
+    with pytest.warns(UserWarning, match="the row is NaN: otb needs"):
+        table = compare_available(measured, labels, group_size=[2, 4])
+    frame = table.to_frame()
+    assert frame["estimator"].tolist() == labels * 2
+    assert frame["group_size"].tolist() == [2] * 6 + [4] * 6
+    unknown = frame["trace_cov"].isna()
+    assert frame["estimator"][unknown].tolist() == ["gae", "remax", "otb"] * 2
+    assert frame["kept_share"][unknown].isna().all()
+    notes = " ".join(table.notes)
+    assert "the row is NaN: gae needs values" in notes
+    assert "the row is NaN: remax needs greedy_rewards, which this batch lacks (greedy_rewards: sample with" in notes
+    expected = quietly(compare, measured, ["rloo", "recipe:grpo", "group_mean"], group_size=[2, 4]).to_frame()
+    known = frame.loc[~unknown].drop(columns=["components", "unit"]).reset_index(drop=True)
+    np.testing.assert_allclose(known["trace_cov"], expected["trace_cov"])
+    assert table.lowest_beyond_doubt() in (None, "rloo", "group_mean", "recipe:grpo")
+
+
+def test_without_any_input_the_comparison_is_refused():
+    with pytest.raises(ValueError, match="gae needs values, which this batch lacks"):
+        compare_available(small_measurement(), ["gae"])
+
+
+def test_small_ratios_that_the_target_weights_by_need_measured_weightings_of_tokens():
+    """At χ² = 0.005 the ratios count as 1 on-policy only."""
+    measured = small_measurement(n_prompts=40)
+    rng = np.random.default_rng(2)
+    measured.old_logprobs = [row + 0.03 * rng.normal(size=len(row)) for row in measured.logprobs]
+    assert 0.003 < chi_squared(Batch.from_measurement(measured)) < 0.008
+    labels = ["rloo", "recipe:grpo", "recipe:rloo_is"]
+    table = quietly(compare_available, measured, labels, target="importance")
+    frame = table.to_frame()
+    assert frame["trace_cov"].isna().tolist() == [False, True, False]
+    assert frame["trace_cov"][0] != pytest.approx(frame["trace_cov"][2], rel=1e-4)
+    assert "the row is NaN: recipe:grpo weights each token, and only scores of whole completions" in table.notes[0]
+    with pytest.raises(ValueError, match="recipe:grpo weights each token"):
+        quietly(compare, measured, labels, target="importance")
+    on_policy = quietly(compare_available, measured, labels, target="auto").to_frame()
+    assert on_policy["trace_cov"].notna().all()
+
+
+class OfWrongType(ImportanceWeighted):
+    """An estimator whose weights raise a TypeError."""
+
+    def weights(self, batch: Batch) -> np.ndarray:
+        """Raise."""
+        raise TypeError("bad operand type for unary -: 'str'")
+
+
+def test_an_estimator_that_fails_for_its_parameters_leaves_the_other_rows():
+    contradictory = "recipe:rloo(mask=reject_completions(high=2, over=max))"
+    failing = OfWrongType(name="mine", label="mine", needs=())
+    table = quietly(compare_available, small_measurement(), ["rloo", contradictory, failing, "group_mean"])
+    frame = table.to_frame()
+    assert frame["trace_cov"].isna().tolist() == [False, True, True, False]
+    notes = " ".join(table.notes)
+    assert "reject_completions(high=2, over=max)) cannot be computed: mask reject_completions: over='max' is" in notes
+    assert "mine cannot be computed: bad operand type" in notes
+
+
+def test_a_batch_is_compared_as_it_is():
+    batch, scores = correlated_batch(n_prompts=20)
+    table = quietly(compare_available, batch, ["rloo", "group_mean"], scores=scores)
+    assert table.to_frame().equals(quietly(compare, batch, ["rloo", "group_mean"], scores).to_frame())

@@ -1,9 +1,8 @@
-"""Batch-level estimators: against complete enumeration of the deals, and against group-level rows."""
+"""Moments of groups against loops, and batch-level estimators against complete enumeration of the deals."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import permutations
 
 import numpy as np
@@ -20,6 +19,7 @@ from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.moments import (
     DealtDifferences,
     SignalComponents,
+    mean_over_pairs,
     prompt_moments,
     shuffled_deals,
     signal_components,
@@ -29,11 +29,174 @@ from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
 from gradstats.stats.variance.scores import Scores
 
 
+def test_groups_are_split_in_sample_order():
+    groups = split_into_groups(np.array([0, 0, 1, 0, 1, 1, 0]), np.arange(7)[::-1], 2)
+    np.testing.assert_array_equal(groups.rows, [6, 3, 1, 0, 5, 4])
+    np.testing.assert_array_equal(groups.group, [0, 0, 1, 1, 2, 2])
+    np.testing.assert_array_equal(groups.prompt, [0, 0, 1])
+    assert groups.n_leftover == 1
+
+
+def by_loops(first, second, signs, left_out=None):
+    """The mean of ⟨a_m, b_m'⟩ over m ≠ m' with a signature, in the coordinates that both have."""
+    kept = [m for m in range(len(first)) if m != left_out]
+    width = min(first.shape[1], second.shape[1])
+    return np.mean([(signs[:width] * first[i, :width]) @ second[j, :width] for i in kept for j in kept if i != j])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_u_statistic_equals_loops_with_and_without_each_unit(signed):
+    """Leading axes are separate sets of units."""
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 5, 4))
+    signs = np.array([1.0, -1.0, 1.0, -1.0]) if signed else np.ones(4)
+    values, without = mean_over_pairs(first, second, signs if signed else None)
+    for k in range(2):
+        assert values[k] == pytest.approx(by_loops(first[k], second[k], signs))
+        expected = [by_loops(first[k], second[k], signs, left_out) for left_out in range(5)]
+        np.testing.assert_allclose(without[k], expected)
+
+
+def test_two_units_have_a_value_and_no_replicates():
+    vectors = np.array([[1.0, 2.0], [3.0, -1.0]])
+    value, without = mean_over_pairs(vectors, vectors)
+    assert value == pytest.approx(1.0)
+    assert np.isnan(without).all()
+
+
+@pytest.mark.parametrize("group_size", [None, 2])
+def test_moments_equal_loops_over_prompts(group_size):
+    """E‖g‖², ‖E g‖² and the variance within prompts, and their values without each prompt."""
+    rng = np.random.default_rng(0)
+    prompts = np.repeat(np.arange(5), 4)
+    groups = split_into_groups(prompts, np.arange(20), group_size)
+    scores, weights, surplus = rng.normal(size=(20, 3)), rng.normal(size=20), rng.random(20)
+    moments = prompt_moments(scores, weights, groups, surplus)
+
+    def by_loops(kept):
+        squares, means, within = [], [], []
+        for prompt in kept:
+            members = [np.flatnonzero(groups.group == g) for g in np.flatnonzero(groups.prompt == prompt)]
+            gradients = [weights[rows] @ scores[rows] for rows in members]
+            extra = [weights[rows] ** 2 @ surplus[rows] for rows in members]
+            squares.append(np.mean([g @ g + e for g, e in zip(gradients, extra, strict=True)]))
+            means.append(np.mean(gradients, axis=0))
+            deviations = [g - means[-1] for g in gradients]
+            if len(gradients) > 1:
+                within.append(sum(d @ d for d in deviations) / (len(gradients) - 1) + np.mean(extra))
+        pairs = [a @ b for i, a in enumerate(means) for j, b in enumerate(means) if i != j]
+        return np.mean(squares), np.mean(pairs), np.mean(within) if within else np.nan
+
+    names = ("second_moment", "signal") if group_size is None else ("second_moment", "signal", "within")
+    assert (moments.within is None) == (group_size is None)
+    for position, name in enumerate(names):
+        statistic = getattr(moments, name)
+        assert statistic.value == pytest.approx(by_loops(range(5))[position])
+        without = [by_loops([p for p in range(5) if p != left])[position] for left in range(5)]
+        np.testing.assert_allclose(statistic.replicates, without)
+
+
+def test_variance_components_equal_loops():
+    batch, scores = correlated_batch(n_prompts=12, size=8)
+    result = quietly(compare, batch, ["rloo", "token_mean"], scores, group_size=4)
+    frame = result.variance_components()
+    pd.testing.assert_frame_equal(result.prompt_parts(), frame)  # the name in version 0.1
+    for position, name in enumerate(["rloo", "token_mean"]):
+        spreads = []
+        for prompt in range(12):
+            gradients = []
+            for part in range(2):
+                rows = np.arange(4) + 8 * prompt + 4 * part
+                gradients.append(est.get(name).weights(batch.select(rows)) @ scores[rows])
+            spreads.append(((np.array(gradients) - np.mean(gradients, axis=0)) ** 2).sum())
+        assert frame["within_prompt"].iloc[position] == pytest.approx(np.mean(spreads), rel=1e-10)
+        logs = np.log([(np.sum(spreads) - s) / 11 for s in spreads])
+        margin = stats.t.ppf(0.975, 11) * np.sqrt(11 / 12 * ((logs - logs.mean()) ** 2).sum())
+        # The lower end; the upper one is raised to that of lognormal samples.
+        assert frame["within_prompt_low"].iloc[position] == pytest.approx(np.mean(spreads) * np.exp(-margin), rel=1e-8)
+    total = frame["within_prompt"] + frame["between_prompt"]
+    np.testing.assert_allclose(total, result.to_frame()["trace_cov"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("reference", ["rloo", "recipe"])
+def test_variance_components_are_read_in_the_same_unit_as_the_comparison(reference):
+    """Both frames of a comparison keep the rows in the unit of its reference, in a frame by themselves as well."""
+    batch, scores = correlated_batch(n_prompts=12, size=8)
+    recipe = est.Recipe("group_mean", scale="group_std", name="mine")  # no label of the registry names its unit
+    chosen = {"rloo": est.get("rloo"), "recipe": recipe}
+    result = quietly(compare, batch, list(chosen.values()), scores, group_size=4, reference=chosen[reference])
+    components, compared = result.variance_components(0.9), result.to_frame(0.9)
+    assert components.attrs.items() <= compared.attrs.items()
+    assert components.attrs["reference"] == chosen[reference].label
+    assert components.attrs["confidence_level"] == 0.9
+    pd.testing.assert_series_equal(components["unit"], compared["unit"])
+    for frame in (components, compared):
+        assert rows_of_one_unit(frame, VARIANCE_COMPONENTS)[0]["estimator"].to_list() == [chosen[reference].label]
+
+
+def test_variance_components_need_two_groups_of_a_prompt():
+    batch, scores = correlated_batch(n_prompts=12, size=4)
+    with pytest.raises(ValueError, match="every prompt has a single group.*at most half"):
+        quietly(compare, batch, ["rloo"], scores).variance_components()
+
+
+def test_the_parts_are_the_means_over_distinct_prompts():
+    """Every pair, triple and quadruple of six prompts, one by one."""
+    g = np.random.default_rng(0).normal(size=(6, 3)) + 0.5
+    gram = g @ g.T
+    parts = signal_components(g)
+    pairs = list(permutations(range(6), 2))
+    assert parts.mean == pytest.approx(np.mean([gram[m, k] for m, k in pairs]), rel=1e-12)
+    mean_sq = np.mean([gram[a, b] * gram[c, d] for a, b, c, d in permutations(range(6), 4)])
+    triples = np.mean([gram[a, b] * gram[a, c] for a, b, c in permutations(range(6), 3)])
+    assert parts.linear == pytest.approx(triples - mean_sq, rel=1e-9)
+    assert parts.quadratic == pytest.approx(
+        np.mean([gram[m, k] ** 2 for m, k in pairs]) - mean_sq - 2 * parts.linear, rel=1e-9
+    )
+
+
+def test_the_parts_are_those_of_the_population():
+    """Gradients N(μ, Σ): ζ = μ'Σμ and δ = tr Σ², and 4ζ/M + 2δ/(M(M−1)) is the variance of the mean over pairs."""
+    rng, mean, spread = np.random.default_rng(0), np.array([0.5, 0.0, 0.2]), np.array([1.0, 2.0, 0.5])
+    found, signals = [], []
+    for _ in range(4000):
+        g = mean + spread * rng.normal(size=(12, 3))
+        found.append(astuple(signal_components(g)))
+        signals.append(found[-1][0])
+    average, stderr = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(4000)
+    expected = np.array([mean @ mean, mean**2 @ spread**2, np.sum(spread**4)])
+    assert np.all(np.abs(average - expected) < 4 * stderr)
+    assert np.var(signals) == pytest.approx(4 * expected[1] / 12 + 2 * expected[2] / (12 * 11), rel=0.1)
+
+
+def test_inner_products_may_have_a_signature():
+    """⟨a, b⟩ = a₁b₁ − a₂b₂, as coordinates of positive and negative eigenvalues have it."""
+    g, signs = np.random.default_rng(0).normal(size=(7, 2)), np.array([1.0, -1.0, 1.0])
+    gram = g @ np.diag(signs[:2]) @ g.T
+    assert signal_components(g, signs).mean == pytest.approx((gram.sum() - np.trace(gram)) / 42, rel=1e-12)
+
+
+def test_few_and_many_prompts():
+    g = np.random.default_rng(0).normal(size=(600, 3))
+    assert signal_components(g[:3]) is None
+    assert signal_components(g) == signal_components(g[:512]) != signal_components(g[:511])
+
+
+def test_prompts_to_resolve_by_hand():
+    """With δ = 0 the size is 4ζ((z + z₀.₈)/s)², with ζ = 0 it is (z√4δ + z₀.₈√2δ)/s."""
+    z, z_80 = stats.norm.ppf([0.975, 0.8])
+    linear, quadratic = SignalComponents(0.2, 3.0, -1.0), SignalComponents(0.2, -1.0, 8.0)
+    assert linear.prompts_to_resolve(0.2, 0.2, 0.95) == np.ceil(12 * ((z + z_80) / 0.2) ** 2)
+    assert quadratic.prompts_to_resolve(0.2, 0.2, 0.95) == np.ceil((z * np.sqrt(32) + z_80 * 4) / 0.2)
+    half = linear.prompts_to_resolve(0.1, 0.2, 0.95)  # ζ in proportion to the signal
+    assert half == np.ceil(6 * ((z + z_80) / 0.1) ** 2)
+    assert linear.prompts_to_resolve(-0.1, -0.1, 0.95) == np.inf
+
+
 def batch_level(name):
     """A group-level estimator that claims to be batch-level."""
     local = est.get(name)
-    definition = dataclasses.replace(local.definition, across_groups=lambda parameters: True)
-    return est.Estimator(definition, local.parameters)
+    return est.Estimator(replace(local.definition, across_groups=lambda parameters: True), local.parameters)
 
 
 def all_deals(n_prompts, prompts_per_batch):
@@ -61,13 +224,8 @@ def enumerated(batch, scores, estimator, size, max_norm=np.inf):
 
 @pytest.mark.parametrize(
     ("name", "max_norm"),
-    [
-        ("batch_mean", np.inf),
-        ("james_stein", np.inf),
-        ("token_mean(scope=batch)", np.inf),
-        ("rloo", 1.5),
-        ("batch_mean", 2.0),
-    ],
+    [(name, np.inf) for name in ("batch_mean", "james_stein", "token_mean(scope=batch)")]
+    + [("rloo", 1.5), ("batch_mean", 2.0)],
 )
 @pytest.mark.parametrize(("n_prompts", "n_deals"), [(7, 630), (6, 90)])
 def test_all_deals_give_the_enumeration_and_its_delete_one_replicates(name, max_norm, n_prompts, n_deals):
@@ -79,15 +237,8 @@ def test_all_deals_give_the_enumeration_and_its_delete_one_replicates(name, max_
     prepared = Scores(scores[groups.rows], None, False, None)
     fixed = estimator.weights(ordered)
     moments = prompt_moments(prepared.sequence, fixed, groups)
-    dealt = DealtDifferences(
-        lambda rows: estimator.weights(ordered.select(rows)),
-        fixed,
-        prepared,
-        groups,
-        2,
-        np.random.default_rng(0),
-        max_norm=max_norm,
-    )
+    weights_of, rng = (lambda rows: estimator.weights(ordered.select(rows))), np.random.default_rng(0)
+    dealt = DealtDifferences(weights_of, fixed, prepared, groups, 2, rng, max_norm=max_norm)
     deals = all_deals(n_prompts, 2)
     assert len(deals) == n_deals
     dealt.add(deals)
@@ -98,9 +249,8 @@ def test_all_deals_give_the_enumeration_and_its_delete_one_replicates(name, max_
     for left_out in range(n_prompts):
         rows = np.flatnonzero(batch.group_index != left_out)
         expected = enumerated(batch.select(rows), scores[rows], estimator, 2, max_norm)
-        np.testing.assert_allclose(
-            [second.replicates[left_out], signal.replicates[left_out]], expected, rtol=1e-10, atol=1e-12
-        )
+        found = [second.replicates[left_out], signal.replicates[left_out]]
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("group_size", [None, 2])
@@ -180,29 +330,27 @@ def test_a_batch_level_estimator_sees_whole_batches():
         sizes.append((inner.n_groups, len(inner.rewards)))
         return inner.rewards - inner.rewards.mean()
 
-    definition = dataclasses.replace(local.definition, function=spy, across_groups=lambda parameters: True)
+    definition = replace(local.definition, function=spy, across_groups=lambda parameters: True)
     quiet_compare(batch, [est.Estimator(definition, {})], scores, prompts_per_batch=8, n_resamples=2)
     # All completions once, and two deals of three batches.
     assert sizes == [(24, 96)] + [(8, 32)] * 6
 
 
-@pytest.fixture(scope="module")
-def policy():
-    return EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=2, rng=4)
+POLICY = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=2, rng=4)
 
 
-def clipping_norm(policy, estimator, n_groups=2):
+def clipping_norm(estimator, n_groups=2):
     """The norm that about half of the gradients of batches exceed."""
-    return 0.5 * np.sqrt(policy.batch_moments(estimator, 2, n_groups).trace_cov)
+    return 0.5 * np.sqrt(POLICY.batch_moments(estimator, 2, n_groups).trace_cov)
 
 
 @pytest.mark.parametrize("name", ["rloo", "recipe:grpo", "batch_mean(loo=True)"])
-def test_clipped_gradients_against_enumeration(policy, name):
+def test_clipped_gradients_against_enumeration(name):
     """The mean of 2 groups of 2, clipped to a norm that about half of the batches exceed."""
     estimator = est.get(name)
-    norm = clipping_norm(policy, estimator)
-    exact = policy.batch_moments(estimator, 2, 2, max_grad_norm=norm)
-    batch, _, token_scores = policy.sample(1000, 2, rng=1)
+    norm = clipping_norm(estimator)
+    exact = POLICY.batch_moments(estimator, 2, 2, max_grad_norm=norm)
+    batch, _, token_scores = POLICY.sample(1000, 2, rng=1)
     found = quiet_compare(batch, [estimator], token_scores, prompts_per_batch=2, max_grad_norm=norm, n_resamples=16)
     row = found.to_frame(0.999).iloc[0]
     assert 0.2 < found.rows[0].clipped_share < 0.8
@@ -217,30 +365,30 @@ def test_clipped_gradients_against_enumeration(policy, name):
         assert row[f"{quantity}_low"] <= value <= row[f"{quantity}_high"], quantity
     assert row["trace_cov"] == pytest.approx(2 * exact.trace_cov, rel=0.1)
     assert row["ratio"] < 0.9
-    plain = policy.batch_moments(estimator, 2, 2)
+    plain = POLICY.batch_moments(estimator, 2, 2)
     assert not row["bias_share_low"] <= plain.bias_share(1) <= row["bias_share_high"]
 
 
 @pytest.mark.parametrize("name", ["rloo", "recipe:grpo"])
-def test_the_cosine_of_clipped_gradients_has_no_bias(policy, name):
+def test_the_cosine_of_clipped_gradients_has_no_bias(name):
     """Mean of 24 data sets of 300 groups against enumeration: within 3.5 standard errors, of 0.0012 and less."""
     estimator = est.get(name)
-    norm = clipping_norm(policy, estimator, 3)
+    norm = clipping_norm(estimator, 3)
     keywords = {"prompts_per_batch": 3, "max_grad_norm": norm, "n_resamples": 8}
     found = []
     for seed in range(24):
-        batch, _, token_scores = policy.sample(300, 2, rng=seed)
+        batch, _, token_scores = POLICY.sample(300, 2, rng=seed)
         found.append(quiet_compare(batch, [estimator], token_scores, **keywords).to_frame()["cosine"].iloc[0])
     error = np.std(found) / np.sqrt(len(found))
     assert error < 1.2e-3
-    assert abs(np.mean(found) - policy.batch_moments(estimator, 2, 3, norm).cosine) < 3.5 * error
+    assert abs(np.mean(found) - POLICY.batch_moments(estimator, 2, 3, norm).cosine) < 3.5 * error
 
 
-def test_few_deals_leave_no_bias_in_the_cosine(policy, monkeypatch):
+def test_few_deals_leave_no_bias_in_the_cosine(monkeypatch):
     """Two deals overstate the jackknife's bias; without its correction the cosine is too small by a term of 1/D."""
     estimator = est.get("recipe:grpo")
-    batch, _, token_scores = policy.sample(120, 2, rng=1)
-    keywords = {"prompts_per_batch": 3, "max_grad_norm": clipping_norm(policy, estimator, 3)}
+    batch, _, token_scores = POLICY.sample(120, 2, rng=1)
+    keywords = {"prompts_per_batch": 3, "max_grad_norm": clipping_norm(estimator, 3)}
 
     def cosine_of(n_deals, rng=0):
         found = quiet_compare(batch, [estimator], token_scores, n_resamples=n_deals, rng=rng, **keywords)
@@ -279,140 +427,3 @@ def test_deals_are_disjoint_batches():
     deals = np.concatenate(list(shuffled_deals(np.random.default_rng(0), 11, 3, 70)))
     assert deals.shape == (70, 9)
     assert all(len(set(deal)) == 9 for deal in deals.tolist())
-
-
-def test_variance_components_equal_loops():
-    batch, scores = correlated_batch(n_prompts=12, size=8)
-    result = quietly(compare, batch, ["rloo", "token_mean"], scores, group_size=4)
-    frame = result.variance_components()
-    pd.testing.assert_frame_equal(result.prompt_parts(), frame)  # the name in version 0.1
-    for position, name in enumerate(["rloo", "token_mean"]):
-        spreads = []
-        for prompt in range(12):
-            gradients = []
-            for part in range(2):
-                rows = np.arange(4) + 8 * prompt + 4 * part
-                gradients.append(est.get(name).weights(batch.select(rows)) @ scores[rows])
-            spreads.append(((np.array(gradients) - np.mean(gradients, axis=0)) ** 2).sum())
-        assert frame["within_prompt"].iloc[position] == pytest.approx(np.mean(spreads), rel=1e-10)
-        logs = np.log([(np.sum(spreads) - s) / 11 for s in spreads])
-        margin = stats.t.ppf(0.975, 11) * np.sqrt(11 / 12 * ((logs - logs.mean()) ** 2).sum())
-        # The lower end; the upper one is raised to that of lognormal samples.
-        assert frame["within_prompt_low"].iloc[position] == pytest.approx(np.mean(spreads) * np.exp(-margin), rel=1e-8)
-    total = frame["within_prompt"] + frame["between_prompt"]
-    np.testing.assert_allclose(total, result.to_frame()["trace_cov"], rtol=1e-10)
-
-
-@pytest.mark.parametrize("reference", ["rloo", "recipe"])
-def test_variance_components_are_read_in_the_same_unit_as_the_comparison(reference):
-    """Both frames of a comparison keep the rows in the unit of its reference, in a frame by themselves as well."""
-    batch, scores = correlated_batch(n_prompts=12, size=8)
-    recipe = est.Recipe("group_mean", scale="group_std", name="mine")  # no label of the registry names its unit
-    chosen = {"rloo": est.get("rloo"), "recipe": recipe}
-    result = quietly(compare, batch, list(chosen.values()), scores, group_size=4, reference=chosen[reference])
-    components, compared = result.variance_components(0.9), result.to_frame(0.9)
-    assert components.attrs.items() <= compared.attrs.items()
-    assert components.attrs["reference"] == chosen[reference].label
-    assert components.attrs["confidence_level"] == 0.9
-    pd.testing.assert_series_equal(components["unit"], compared["unit"])
-    for frame in (components, compared):
-        assert rows_of_one_unit(frame, VARIANCE_COMPONENTS)[0]["estimator"].to_list() == [chosen[reference].label]
-
-
-def test_variance_components_need_two_groups_of_a_prompt():
-    batch, scores = correlated_batch(n_prompts=12, size=4)
-    with pytest.raises(ValueError, match="every prompt has a single group.*at most half"):
-        quietly(compare, batch, ["rloo"], scores).variance_components()
-
-
-@pytest.mark.parametrize("group_size", [None, 2])
-def test_moments_equal_loops_over_prompts(group_size):
-    """E‖g‖², ‖E g‖² and the variance within prompts, and their values without each prompt."""
-    rng = np.random.default_rng(0)
-    prompts = np.repeat(np.arange(5), 4)
-    groups = split_into_groups(prompts, np.arange(20), group_size)
-    scores, weights, surplus = rng.normal(size=(20, 3)), rng.normal(size=20), rng.random(20)
-    moments = prompt_moments(scores, weights, groups, surplus)
-
-    def by_loops(kept):
-        squares, means, within = [], [], []
-        for prompt in kept:
-            members = [np.flatnonzero(groups.group == g) for g in np.flatnonzero(groups.prompt == prompt)]
-            gradients = [weights[rows] @ scores[rows] for rows in members]
-            extra = [weights[rows] ** 2 @ surplus[rows] for rows in members]
-            squares.append(np.mean([g @ g + e for g, e in zip(gradients, extra, strict=True)]))
-            means.append(np.mean(gradients, axis=0))
-            deviations = [g - means[-1] for g in gradients]
-            if len(gradients) > 1:
-                within.append(sum(d @ d for d in deviations) / (len(gradients) - 1) + np.mean(extra))
-        pairs = [a @ b for i, a in enumerate(means) for j, b in enumerate(means) if i != j]
-        return np.mean(squares), np.mean(pairs), np.mean(within) if within else np.nan
-
-    names = ("second_moment", "signal") if group_size is None else ("second_moment", "signal", "within")
-    assert (moments.within is None) == (group_size is None)
-    for position, name in enumerate(names):
-        statistic = getattr(moments, name)
-        assert statistic.value == pytest.approx(by_loops(range(5))[position])
-        without = [by_loops([p for p in range(5) if p != left])[position] for left in range(5)]
-        np.testing.assert_allclose(statistic.replicates, without)
-
-
-def test_groups_are_split_in_sample_order():
-    groups = split_into_groups(np.array([0, 0, 1, 0, 1, 1, 0]), np.arange(7)[::-1], 2)
-    np.testing.assert_array_equal(groups.rows, [6, 3, 1, 0, 5, 4])
-    np.testing.assert_array_equal(groups.group, [0, 0, 1, 1, 2, 2])
-    np.testing.assert_array_equal(groups.prompt, [0, 0, 1])
-    assert groups.n_leftover == 1
-
-
-def test_the_parts_are_the_means_over_distinct_prompts():
-    """Every pair, triple and quadruple of six prompts, one by one."""
-    g = np.random.default_rng(0).normal(size=(6, 3)) + 0.5
-    gram = g @ g.T
-    parts = signal_components(g)
-    pairs = list(permutations(range(6), 2))
-    assert parts.mean == pytest.approx(np.mean([gram[m, k] for m, k in pairs]), rel=1e-12)
-    mean_sq = np.mean([gram[a, b] * gram[c, d] for a, b, c, d in permutations(range(6), 4)])
-    triples = np.mean([gram[a, b] * gram[a, c] for a, b, c in permutations(range(6), 3)])
-    assert parts.linear == pytest.approx(triples - mean_sq, rel=1e-9)
-    assert parts.quadratic == pytest.approx(
-        np.mean([gram[m, k] ** 2 for m, k in pairs]) - mean_sq - 2 * parts.linear, rel=1e-9
-    )
-
-
-def test_the_parts_are_those_of_the_population():
-    """Gradients N(μ, Σ): ζ = μ'Σμ and δ = tr Σ², and 4ζ/M + 2δ/(M(M−1)) is the variance of the mean over pairs."""
-    rng, mean, spread = np.random.default_rng(0), np.array([0.5, 0.0, 0.2]), np.array([1.0, 2.0, 0.5])
-    found, signals = [], []
-    for _ in range(4000):
-        g = mean + spread * rng.normal(size=(12, 3))
-        found.append(astuple(signal_components(g)))
-        signals.append(found[-1][0])
-    average, stderr = np.mean(found, axis=0), np.std(found, axis=0) / np.sqrt(4000)
-    expected = np.array([mean @ mean, mean**2 @ spread**2, np.sum(spread**4)])
-    assert np.all(np.abs(average - expected) < 4 * stderr)
-    assert np.var(signals) == pytest.approx(4 * expected[1] / 12 + 2 * expected[2] / (12 * 11), rel=0.1)
-
-
-def test_inner_products_may_have_a_signature():
-    """⟨a, b⟩ = a₁b₁ − a₂b₂, as coordinates of positive and negative eigenvalues have it."""
-    g, signs = np.random.default_rng(0).normal(size=(7, 2)), np.array([1.0, -1.0, 1.0])
-    gram = g @ np.diag(signs[:2]) @ g.T
-    assert signal_components(g, signs).mean == pytest.approx((gram.sum() - np.trace(gram)) / 42, rel=1e-12)
-
-
-def test_few_and_many_prompts():
-    g = np.random.default_rng(0).normal(size=(600, 3))
-    assert signal_components(g[:3]) is None
-    assert signal_components(g) == signal_components(g[:512]) != signal_components(g[:511])
-
-
-def test_prompts_to_resolve_by_hand():
-    """With δ = 0 the size is 4ζ((z + z₀.₈)/s)², with ζ = 0 it is (z√4δ + z₀.₈√2δ)/s."""
-    z, z_80 = stats.norm.ppf([0.975, 0.8])
-    linear, quadratic = SignalComponents(0.2, 3.0, -1.0), SignalComponents(0.2, -1.0, 8.0)
-    assert linear.prompts_to_resolve(0.2, 0.2, 0.95) == np.ceil(12 * ((z + z_80) / 0.2) ** 2)
-    assert quadratic.prompts_to_resolve(0.2, 0.2, 0.95) == np.ceil((z * np.sqrt(32) + z_80 * 4) / 0.2)
-    half = linear.prompts_to_resolve(0.1, 0.2, 0.95)  # ζ in proportion to the signal
-    assert half == np.ceil(6 * ((z + z_80) / 0.1) ** 2)
-    assert linear.prompts_to_resolve(-0.1, -0.1, 0.95) == np.inf

@@ -1,19 +1,16 @@
 """Warnings and remarks of a comparison."""
 
-import warnings
-
 import numpy as np
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare, sized_batch, warned_compare
 
 from gradstats.estimators import Batch
-from gradstats.stats import compare, plan_signal
+from gradstats.stats import plan_signal
 
 
 def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row():
     batch, scores = interleaved_batch([4] * 30, dim=200)
-    with pytest.warns(UserWarning, match="not resolved for rloo and grpo"):
-        result = compare(batch, ["rloo", "grpo"], scores)
+    result = quiet_compare(batch, ["rloo", "grpo"], scores)
     plan = max((plan_signal(result, name) for name in ("rloo", "grpo")), key=lambda plan: plan.n_prompts)
     if np.isfinite(plan.n_prompts):
         size = f"takes an estimated {plan.n_prompts:,} prompts [{plan.n_prompts_low:,}, ∞] similar to these 30"
@@ -28,7 +25,7 @@ def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row()
     assert frame["cosine"].isna().all()
     assert frame["matched_ratio"].iloc[0] == 1.0
     assert np.isnan(frame["matched_ratio"].iloc[1])
-    assert "not resolved" in result.notes[0]
+    assert "not resolved for rloo and grpo" in result.notes[0]
 
 
 def test_a_cosine_may_be_known_where_the_signal_alone_is_not():
@@ -58,15 +55,36 @@ def test_a_barely_resolved_signal_is_said_to_be_exaggerated(signal, said):
     assert all("too large on average, and noise-to-signal is too small" in note for note in found)
 
 
-def test_equal_rewards_give_nan_with_the_reason():
+@pytest.mark.parametrize(
+    ("rewards", "labels", "start", "end", "kept"),
+    [
+        (
+            np.ones(40), ["rloo", "grpo", "reinforce"], "every reward equals 1 ",
+            "so rloo and grpo give every completion weight 0 and their rows are NaN", [0.0, 0.0, 1.0],
+        ),
+        (
+            np.arange(40) // 4 % 2, ["rloo"], "rewards are equal within every group (choose problems",
+            "so rloo gives every completion weight 0 and its row is NaN", [0.0],
+        ),
+        # Two best answers in half of the groups: none is the single best.
+        (
+            (np.arange(40) < 20) * (np.arange(40) % 4 < 2), ["rloo", "pass_at_k"],
+            "rewards differ within 5 of 10 groups, but nothing there meets the estimator's rule",
+            "so pass_at_k gives every completion weight 0 and its row is NaN", [0.5, 0.0],
+        ),
+    ],
+)  # fmt: skip
+def test_rows_without_any_weight_are_nan_with_the_reason(rewards, labels, start, end, kept):
     batch, scores = interleaved_batch([4] * 10)
-    batch = batch.with_fields(rewards=np.ones(40))
-    frame, text = warned_compare(batch, ["rloo", "grpo", "reinforce"], scores, reference="reinforce")
-    assert "every reward equals 1 " in text
-    assert "so rloo and grpo give every completion weight 0 and their rows are NaN" in text
-    assert frame["trace_cov"].isna().tolist() == [True, True, False]
-    assert frame["kept_share"].tolist() == [0.0, 0.0, 1.0]
-    assert frame["ratio"].iloc[2] == 1.0
+    by_row = np.empty(40)
+    by_row[np.argsort(batch.group_index, kind="stable")] = rewards
+    frame, text = warned_compare(batch.with_fields(rewards=by_row), labels, scores, reference="reinforce")
+    (note,) = [line for line in text.splitlines() if "weight 0" in line]
+    assert note.startswith(start)
+    assert end in note
+    assert frame["kept_share"].tolist() == kept
+    assert frame["trace_cov"].isna().tolist() == [share == 0.0 for share in kept]
+    assert "reinforce" not in labels or frame["ratio"].iloc[-1] == 1.0
 
 
 def test_rewards_of_zero_are_the_reason_even_where_groups_are_single():
@@ -75,42 +93,41 @@ def test_rewards_of_zero_are_the_reason_even_where_groups_are_single():
     assert "every reward equals 0 (choose problems that are solved sometimes, not always), so reinforce gives" in text
 
 
-def test_rewards_equal_within_groups_give_nan_with_the_reason():
-    batch, scores = interleaved_batch([4] * 10)
-    batch = batch.with_fields(rewards=(batch.group_index % 2).astype(float))
-    with pytest.warns(UserWarning, match=r"equal within every group.*so rloo gives every completion weight 0"):
-        frame = compare(batch, ["rloo"], scores).to_frame()
-    assert np.isnan(frame["trace_cov"].item())
-
-
-def test_an_estimator_that_is_silent_where_rewards_differ_is_not_said_to_have_equal_ones():
-    batch, scores = interleaved_batch([4] * 10)
-    at_two = np.zeros(40)
-    for group in range(5):
-        at_two[np.flatnonzero(batch.group_index == group)[:2]] = 1.0  # two best answers: none is the single best
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        frame = compare(batch.with_fields(rewards=at_two), ["rloo", "pass_at_k"], scores).to_frame()
-    (text,) = [str(one.message) for one in caught if "weight 0" in str(one.message)]
-    assert text.startswith("rewards differ within 5 of 10 groups, but nothing there meets the estimator's rule")
-    assert "so pass_at_k gives every completion weight 0 and its row is NaN" in text
-    assert frame["kept_share"].tolist() == [0.5, 0.0]
-
-
-def test_two_prompts_have_no_interval():
-    batch, scores = interleaved_batch([4, 4])
-    with pytest.warns(UserWarning, match="2 prompts are too few"):
-        frame = compare(batch, ["reinforce"], scores, reference="reinforce").to_frame()
+@pytest.mark.parametrize(
+    ("n_prompts", "label", "options", "match", "unknown"),
+    [
+        (2, "reinforce", {}, "2 prompts are too few", "trace_cov_low"),
+        (10, "batch_mean", {"prompts_per_batch": 5, "n_resamples": 4}, "only 2 disjoint batches of 5", "signal_sq_low"),
+    ],
+)
+def test_two_prompts_or_batches_have_no_interval(n_prompts, label, options, match, unknown):
+    batch, scores = interleaved_batch([4] * n_prompts)
+    frame, text = warned_compare(batch, [label], scores, reference="reinforce", **options)
+    assert match in text
     assert np.isfinite(frame["trace_cov"].item())
-    assert np.isnan(frame["trace_cov_low"].item())
+    assert np.isnan(frame[unknown].item())
 
 
-def test_two_batches_have_no_interval():
-    batch, scores = interleaved_batch([4] * 10)
-    frame, text = warned_compare(batch, ["batch_mean"], scores, prompts_per_batch=5, n_resamples=4)
-    assert "only 2 disjoint batches of 5" in text
-    assert np.isfinite(frame["trace_cov"].item())
-    assert np.isnan(frame["signal_sq_low"].item())
+def test_prompts_that_carry_the_noise_are_named_in_the_frame_and_a_note():
+    batch, scores = interleaved_batch([4] * 80)
+    scores[batch.groups == "p007"] *= 40.0
+    result = quiet_compare(batch.with_fields(sq_norms=(scores**2).sum(axis=1)), ["reinforce", "grpo"], scores)
+    frame = result.to_frame()
+    assert set(frame["most_influential_prompt"]) == {"p007"}
+    assert (frame["n_effective_prompts"] < 2).all()
+    text = " ".join(result.notes)
+    assert "(prompt p007 counts most), and about 50 are needed" in text
+    assert "intervals of reinforce and grpo may be too narrow" in text
+    assert "80 prompts count as 1 effective prompts" in text
+    alone = quiet_compare(batch, ["reinforce"], scores, reference="reinforce").notes
+    assert "intervals of reinforce may be too narrow" in " ".join(alone)
+
+
+def test_even_gradients_get_no_note():
+    batch, _ = interleaved_batch([4] * 200)
+    scores = np.random.default_rng(0).choice([-1.0, 1.0], size=(800, 50))
+    result = quiet_compare(batch.with_fields(rewards=np.ones(800)), ["reinforce"], scores, reference="reinforce")
+    assert not any("effective prompts" in note for note in result.notes)
 
 
 def test_a_note_on_every_row_of_a_long_table_does_not_list_them():
@@ -133,38 +150,23 @@ def test_notes_name_their_size_and_are_not_repeated():
     assert len(result.to_frame(0.9)) == 4
 
 
-def test_one_completion_that_is_left_out_is_one():
-    batch, scores = interleaved_batch([5, 4, 4, 4, 4])
-    notes = quiet_compare(batch, ["rloo"], scores, group_size=4).notes
-    assert "1 completion did not fill a group of 4 and was left out" in notes
-
-
 @pytest.mark.parametrize(
-    ("labels", "expected"),
+    ("sizes", "labels", "expected"),
     [
-        (["rloo(singleton=nan)"], "some weights of rloo(singleton=nan) are NaN, so its row is NaN: "),
+        ([1, 4, 4, 4, 4], ["rloo(singleton=nan)"], "some weights of rloo(singleton=nan) are NaN, so its row is NaN: "),
         (
-            ["rloo(singleton=nan)", "reinforce", "token_mean(loo=True, singleton=nan)"],
+            [1, 4, 4, 4, 4], ["rloo(singleton=nan)", "reinforce", "token_mean(loo=True, singleton=nan)"],
             "rloo(singleton=nan) and token_mean(loo=True, singleton=nan) are NaN, so their rows are NaN",
         ),
+        ([4] * 24, ["rloo", "constant"], "constant is a batch-level estimator, measured on batches of 6 prompts"),
+        ([4] * 24, ["constant", "batch_mean"], "constant and batch_mean are batch-level estimators, measured on"),
+        ([5, 4, 4, 4, 4], ["rloo"], "1 completion did not fill a group of 4 and was left out"),
     ],
-)
-def test_rows_with_undefined_weights_are_named(labels, expected):
-    batch, scores = interleaved_batch([1, 4, 4, 4, 4])
-    _, text = warned_compare(batch, labels, scores)
-    assert expected in text
-
-
-@pytest.mark.parametrize(
-    ("chosen", "sentence"),
-    [
-        (["rloo", "constant"], "constant is a batch-level estimator, measured on batches of 6 prompts"),
-        (["constant", "batch_mean"], "constant and batch_mean are batch-level estimators, measured on batches of 6"),
-    ],
-)
-def test_batch_level_estimators_are_named(chosen, sentence):
-    batch, scores = interleaved_batch([4] * 24)
-    assert sentence in " ".join(quiet_compare(batch, chosen, scores, n_resamples=2).notes)
+)  # fmt: skip
+def test_rows_of_a_kind_are_named(sizes, labels, expected):
+    batch, scores = interleaved_batch(sizes)
+    options = {"n_resamples": 2, "group_size": 4 if sizes[0] == 5 else None}
+    assert expected in " ".join(quiet_compare(batch, labels, scores, **options).notes)
 
 
 def negative_rewards(rewards):
@@ -182,11 +184,8 @@ def test_division_by_group_means_of_both_signs_is_named():
     _, text = warned_compare(batch, labels, scores)
     (note,) = [line for line in text.splitlines() if "divided by the mean reward" in line]
     assert note.startswith(
-        f"the gradient of max_rl and {labels[2]} is divided by the mean reward of a group, which is "
-    )
-    assert (
-        "negative in 1 of 13 groups and reverses the sign of their gradient, which may come near 0 in 2 with rewards"
-        in note
+        f"the gradient of max_rl and {labels[2]} is divided by the mean reward of a group, which is negative in 1 of "
+        "13 groups and reverses the sign of their gradient, which may come near 0 in 2 with rewards"
     )
     assert "(advantages reach 19; with one sign 3 at most): of continuous rewards neither E ĝ nor tr Cov exists" in note
     assert note.endswith("give rewards of at least 0 (the source defines it for 0 and 1)")

@@ -1,13 +1,156 @@
-"""Learned, published and oracle baselines in one table."""
+"""Baselines that are learned on the other prompts, and their table beside published ones and the oracle."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
+from scipy import stats
 
 import gradstats as gs
-from gradstats.stats.variance.optimal_baselines import ORACLE, PUBLISHED, optimal_baselines
+from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
+from gradstats.reference.optimal_baselines import mixture_form
+from gradstats.stats.variance.comparison import pooled, prepared_inputs
+from gradstats.stats.variance.minimiser import minimiser_of
+from gradstats.stats.variance.moments import split_into_groups
+from gradstats.stats.variance.optimal_baselines import (
+    EXPONENTS,
+    ORACLE,
+    PUBLISHED,
+    LearnedBaseline,
+    learned_baselines,
+    learned_exponent,
+    learned_mixture,
+    learned_shift,
+    lowest_shares,
+    optimal_baselines,
+    variance_with,
+)
+
+
+def pool_of(batch, scores):
+    inputs, chosen, judged = prepared_inputs(batch, [est.rloo()], scores, False, "auto")
+    groups = split_into_groups(batch.group_index, inputs.order, None)
+    return pooled(inputs, groups, chosen, np.random.default_rng(0), judged)
+
+
+def variances_at(pool, family, parameter, values):
+    """tr Cov of an estimator at several values of a parameter."""
+    return [variance_with(pool, family(**{parameter: one}, loo=True).weights(pool.batch)) for one in values]
+
+
+def test_what_a_prompt_gets_does_not_depend_on_its_own_completions():
+    batch, scores = correlated_batch(20, 4)
+    other = scores.copy()
+    own = batch.group_index == 7
+    other[own] *= -3.0
+    both = (learned_baselines(pool_of(batch, each)) for each in (scores, other))
+    for first, second in zip(*both, strict=True):
+        np.testing.assert_allclose(first.parameters[7], second.parameters[7], atol=1e-9)
+        assert (np.abs(first.parameters - second.parameters).max(axis=1) > 1e-9).any()
+
+
+def test_the_learned_shift_is_the_lowest_on_the_other_prompts():
+    batch, scores = correlated_batch(20, 4)
+    learned = learned_shift(pool_of(batch, scores)).parameters[:, 0]
+    for prompt in (0, 11):
+        others = batch.group_index != prompt
+        pool = pool_of(batch.select(others), scores[others])
+        deltas = [learned[prompt] + by for by in (-0.01, 0.0, 0.01)]
+        below, there, above = (one.value for one in variances_at(pool, est.asymmetric, "delta", deltas))
+        assert there < min(below, above)
+        assert below == pytest.approx(above, rel=1e-6)
+
+
+def test_shares_are_the_lowest_of_a_grid():
+    rng = np.random.default_rng(0)
+    roots = rng.normal(size=(40, 3, 3))
+    forms = roots @ roots.transpose(0, 2, 1)
+    shares = lowest_shares(forms)
+    assert (shares >= 0).all()
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+    steps = [(i / 50, j / 50, 1 - (i + j) / 50) for i in range(51) for j in range(51 - i)]
+    for form, found in zip(forms, shares, strict=True):
+        on_grid = min(np.array(one) @ form @ np.array(one) for one in steps)
+        assert found @ form @ found <= on_grid + 1e-12
+    assert len({tuple(share > 0) for share in shares}) > 2  # corners, edges and the inside occur
+
+
+def test_what_is_learned_is_near_the_exact_optimum_of_an_enumerated_policy():
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=5, n_prompts=6, rng=2)
+    size = 3
+    batch, scores, _ = policy.sample(1500, size, rng=0)
+    pool = pool_of(batch, scores)
+
+    def exact(estimator):
+        return policy.moments(estimator, size).trace_cov
+
+    exponent, shift, mixture = exact_optimal_baselines(policy, size, n_prompts=1500)
+    assert learned_shift(pool).parameters.mean() == pytest.approx(shift.parameters["delta"], abs=0.03)
+
+    form = mixture_form(policy, size)
+    assert mixture.trace_cov < form.diagonal().min()  # a mixture is better than each of its parts
+    shares = learned_mixture(pool).parameters.mean(axis=0)
+    assert shares @ form @ shares == pytest.approx(mixture.trace_cov, rel=0.01)
+
+    alpha = float(learned_exponent(pool).parameters.mean())
+    assert exact(est.length_weighted(alpha=alpha, loo=True)) == pytest.approx(exponent.trace_cov, rel=0.01)
+
+
+def test_a_learned_baseline_is_described_and_bound_to_its_completions():
+    one = LearnedBaseline("learned shift", ("delta",), np.array([[0.1], [0.3]]), np.ones(4))
+    assert one.described() == "delta 0.2 (0.1 to 0.3)"
+    assert (one.name, one.level, one.needs, one.across_groups) == ("learned shift", "sequence", (), False)
+    assert one.expected_scale(4) == 1.0
+    with pytest.raises(ValueError, match="learned shift has weights for 4 completions, got 80"):
+        one.weights(correlated_batch(20, 4)[0])
+
+
+def test_groups_without_any_weight_are_refused_with_the_cause():
+    batch, scores = correlated_batch(20, 4)
+    pool = pool_of(batch.with_fields(rewards=np.zeros(80)), scores)
+    with pytest.raises(ValueError, match="has weight 0: every reward equals 0 .choose problems that are solved"):
+        learned_exponent(pool)
+    alone = pool_of(batch.with_fields(groups=np.arange(80)), scores)
+    with pytest.raises(ValueError, match="has weight 0: groups hold a single completion"):
+        learned_exponent(alone)
+
+
+def test_the_interval_of_the_shift_is_where_the_slope_may_be_zero():
+    batch, scores = correlated_batch(60, 4)
+    pool = pool_of(batch, scores)
+    learned = learned_shift(pool)
+    low, high = learned.confidence_interval(0.9)
+    assert low < learned.parameters.mean() < high
+    at = learned.optimum.value
+    below, above = variances_at(pool, est.asymmetric, "delta", (at - 0.5, at + 0.5))
+    psi = (above - below).pseudo_values  # influence on the slope at the lowest point
+    psi = psi - psi.mean()
+    degrees = 2 / ((psi**4).sum() / (psi**2).sum() ** 2 - 1 / 60)
+    assert 5 < degrees < 55
+    quantile = stats.t.ppf(0.95, degrees)
+    for end in (low, high):
+        before, after = variances_at(pool, est.asymmetric, "delta", (end - 0.5, end + 0.5))
+        slope = after - before  # of a parabola: exact
+        assert abs(slope.value) == pytest.approx(quantile * np.sqrt(slope.variance()), rel=1e-6)
+    wide = learned.confidence_interval(0.99)
+    assert wide[0] < low < high < wide[1]
+    assert learned.described(0.9) == f"delta {learned.parameters.mean():.3g} [{low:.3g}, {high:.3g}]"
+
+
+def test_the_interval_of_the_exponent_is_that_of_a_curve():
+    batch, scores = correlated_batch(60, 4)
+    pool = pool_of(batch, scores)
+    curve = minimiser_of(EXPONENTS, variances_at(pool, est.length_weighted, "alpha", EXPONENTS))
+    learned = learned_exponent(pool)
+    assert learned.confidence_interval(0.9) == pytest.approx(curve.confidence_interval(0.9))
+    low, high = learned.confidence_interval(0.9999)
+    assert high == EXPONENTS[-1]
+    assert learned.described(0.9999) == f"alpha {learned.parameters.mean():.3g} [{'≤ ' * (low == -1)}{low:.3g}, ≥ 2]"
+    assert np.isnan(learned_mixture(pool).confidence_interval()).all()
+    with pytest.raises(ValueError, match="confidence_level=2 must lie"):
+        learned_mixture(pool).confidence_interval(2)
 
 
 def inputs(n_prompts=40, size=4):

@@ -1,8 +1,7 @@
-"""The variance of estimators block by block, against the explicit gradients of a tiny model."""
+"""Which estimators may be the lowest, the frame of a comparison, and variances by block against explicit gradients."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from measured_by_hand import measured_by_hand
 import gradstats as gs
 from gradstats.estimators import Batch
 from gradstats.reference.naive_estimators import sequence_gradients
-from gradstats.stats import compare, variance_by_length, variance_by_success
+from gradstats.stats import variance_by_length, variance_by_success
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.result import best_rows, clear_winner, lowest, lowest_beyond_doubt, pairwise_differences
 
@@ -81,93 +80,6 @@ def test_rows_may_be_placed_among_others_that_are_not_known():
     assert np.isnan(placed.studentised[1]).all()
 
 
-LABELS = ["group_mean", "rloo", "norm_weighted(loo=True)"]
-N_PROMPTS = 6
-
-
-def measured_by_parameter(metric=None, **options):
-    """A measurement in which the sketch of every parameter keeps inner products exactly, and autograd's gradients."""
-    model, rollouts = tiny_model("qwen2"), ragged_rollouts(2 * N_PROMPTS)
-    largest = max(parameter.numel() for parameter in model.parameters())
-    fixed = {"engine": "loop", "blocks": "parameter", "block_sketches": True, "progress": False} | options
-    measured = gs.measure(model, rollouts, metric=metric, sketch_dim=largest, **fixed)
-    return measured, sequence_gradients(model, rollouts)
-
-
-def trace_cov(weights, scores):
-    """tr Cov of the gradient of a prompt, from explicit gradients."""
-    prompts = (weights[:, None] * scores).reshape(N_PROMPTS, 2, -1).sum(axis=1)
-    gram = prompts @ prompts.T
-    return np.trace(gram) / N_PROMPTS - (gram.sum() - np.trace(gram)) / (N_PROMPTS * (N_PROMPTS - 1))
-
-
-@pytest.mark.parametrize("in_metric", [False, True])
-def test_variances_are_those_of_the_explicit_gradients_of_each_block(in_metric):
-    metric, rng = None, np.random.default_rng(3)
-    if in_metric:
-        shapes = {name: one.shape for name, one in tiny_model("qwen2").named_parameters()}
-        moments = {name: torch.from_numpy(rng.random(tuple(shape))) for name, shape in shapes.items()}
-        metric = gs.AdamMetric(moments, eps=0.1)
-    measured, exact = measured_by_parameter(metric)
-    scores = {
-        block: np.stack([one[block].numpy().ravel() for one in exact])
-        * (1.0 if metric is None else 1 / (np.sqrt(moments[block].numpy().ravel()) + 0.1))
-        for block in exact[0]
-    }
-    batch = Batch.from_measurement(measured)
-    # Those of norm_weighted come from norms of the whole gradient, in every block.
-    weights = {label: gs.estimators.get(label).weights(batch) for label in LABELS}
-    frame = quiet_compare(measured, LABELS, blocks=True).to_frame()
-    assert list(dict.fromkeys(frame["block"])) == list(measured.sq_norms_by_block)
-    for row in frame.to_dict("records"):
-        variance, reference = (trace_cov(weights[one], scores[row["block"]]) for one in (row["estimator"], "rloo"))
-        assert row["trace_cov"] == pytest.approx(variance, rel=1e-8)
-        assert row["ratio"] == pytest.approx(variance / reference, rel=1e-8)
-    whole = np.concatenate(list(scores.values()), axis=1)
-    for label, total in frame.groupby("estimator")["trace_cov"].sum().items():
-        assert total == pytest.approx(trace_cov(weights[label], whole), rel=1e-8)
-
-
-def test_every_block_is_dealt_the_same_batches():
-    measured, _ = measured_by_parameter()
-    same = replace(
-        measured,
-        sq_norms_by_block=measured.sq_norms_by_block.iloc[:, [0, 0]].set_axis(["one", "other"], axis=1),
-        sketches_by_block=measured.sketches_by_block[:, [0, 0]],
-    )
-    options = {"prompts_per_batch": 2, "n_resamples": 3}
-    frame = quiet_compare(same, ["reinforce_pp_baseline"], blocks=True, **options).to_frame()
-    one, other = (frame[frame["block"] == name].drop(columns="block") for name in ("one", "other"))
-    assert one["trace_cov"].tolist() == other["trace_cov"].tolist()
-    assert one["trace_cov_high"].tolist() == other["trace_cov_high"].tolist()
-    generators = [np.random.default_rng(0) for _ in range(2)]
-    quiet_compare(same, ["rloo"], blocks=True, rng=generators[0])
-    quiet_compare(same, ["rloo"], rng=generators[1])
-    assert generators[0].integers(2**40) == generators[1].integers(2**40)
-
-
-def test_what_has_no_blocks_is_refused():
-    measured, _ = measured_by_parameter(token_probes=4)
-    with pytest.raises(ValueError, match="holds no sketches by block: measure with block_sketches=True"):
-        gs.compare(replace(measured, sketches_by_block=None), LABELS, blocks=True)
-    bare = SimpleNamespace(rollouts=measured.rollouts, sketches=measured.sketches, sq_norms=measured.sq_norms)
-    with pytest.raises(ValueError, match="holds no sketches by block"):
-        gs.compare(bare, LABELS, blocks=True)
-    with pytest.raises(ValueError, match="max_grad_norm clips whole gradients, which blocks=True divides"):
-        gs.compare(measured, LABELS, blocks=True, max_grad_norm=1.0)
-    with pytest.raises(ValueError, match="blocks=True takes the sketches of a measurement"):
-        gs.compare(measured, LABELS, measured.sketches, blocks=True)
-    with pytest.raises(ValueError, match="weights each token, whose scores are not kept by block"):
-        gs.compare(measured, ["otb"], blocks=True)
-
-
-def test_the_table_prints_with_its_blocks():
-    measured, _ = measured_by_parameter()
-    found = quiet_compare(measured, ["rloo"], blocks=True)
-    assert repr(found).splitlines()[0].split()[:2] == ["block", "estimator"]
-    assert "lowest_beyond_doubt" not in found.to_frame().attrs
-
-
 def test_verdicts_are_those_of_each_group_size():
     batch, scores = sized_batch(n_prompts=60)
     names = ["rloo", "reinforce", "grpo"]
@@ -192,9 +104,8 @@ def test_simultaneous_intervals_widen_with_the_level_and_hold_the_single_ones():
 
 def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
     batch, scores = interleaved_batch([4] * 20)
-    frame = quiet_compare(
-        batch.with_fields(rewards=np.ones(80)), ["rloo", "reinforce"], scores, reference="reinforce"
-    ).to_frame()
+    equal = batch.with_fields(rewards=np.ones(80))
+    frame = quiet_compare(equal, ["rloo", "reinforce"], scores, reference="reinforce").to_frame()
     assert frame["in_best_set"].tolist() == [None, True]
     assert lowest_beyond_doubt(frame) == lowest_beyond_doubt(pd.read_csv(StringIO(frame.to_csv()))) == "reinforce"
     assert frame["most_influential_prompt"].isna().tolist() == [True, False]
@@ -202,25 +113,10 @@ def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
     assert np.isnan(frame["ratio_simultaneous_low"].iloc[0])
 
 
-def test_the_interval_of_one_quantity():
-    batch, scores = interleaved_batch([4] * 20)
-    result = quiet_compare(batch, ["rloo", "reinforce"], scores)
-    np.testing.assert_array_equal(result.confidence_interval(0.9)[0], result.to_frame(0.9)["trace_cov_low"])
-    with pytest.raises(ValueError, match="quantity='in_best_set' is not estimated"):
-        result.confidence_interval(0.9, "in_best_set")
-
-
 def test_the_metric_of_a_measurement_stands_in_the_table_and_its_notes():
     measured = measured_by_hand(8)
-    adam = {
-        "name": "adam",
-        "eps": 1e-8,
-        "power": 0.5,
-        "step": None,
-        "beta2": 0.999,
-        "moments": "1a2b",
-        "source": "a file",
-    }
+    adam = {"name": "adam", "eps": 1e-8, "power": 0.5, "step": None, "beta2": 0.999, "moments": "1a2b"}
+    adam["source"] = "a file"
     scaled = replace(measured, metadata=measured.metadata | {"metric": adam})
     plain, table = (quiet_compare(one, ["rloo"]) for one in (measured, scaled))
     assert plain.to_frame().attrs["metric"] == "euclidean"
@@ -242,51 +138,127 @@ def problem(seed=0, n=30, size=4, noise=1.0):
     return batch, rng.normal(size=(n * size, 6))
 
 
-def quiet(*arguments, **keywords):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return compare(*arguments, **keywords)
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("level", [0.5, 0.95])
 def test_it_agrees_with_a_comparison_made_again_with_the_lowest_as_reference(seed, level):
     batch, scores = problem(seed)
-    comparison = quiet(batch, ESTIMATORS, scores)
+    comparison = quiet_compare(batch, ESTIMATORS, scores)
     frame = comparison.to_frame(level)
     best = lowest(frame)
     assert comparison.lowest(level) == best == "constant(b=5)"
-    again = quiet(batch, ESTIMATORS, scores, reference=best).to_frame(level)
+    again = quiet_compare(batch, ESTIMATORS, scores, reference=best).to_frame(level)
     at = clear_winner(frame, again)
     expected = None if at is None else best
     assert comparison.lowest_beyond_doubt(level) == frame.attrs["lowest_beyond_doubt"] == expected
 
 
-def test_both_verdicts_occur():
-    batch, scores = problem()
-    assert quiet(batch, ESTIMATORS, scores).lowest_beyond_doubt(0.95) == "constant(b=5)"
-    tie = [*ESTIMATORS, "constant(b=5.01)"]
-    assert quiet(batch, tie, scores).lowest_beyond_doubt(0.95) is None
-
-
-def test_the_reference_needs_no_further_pairing():
-    batch, scores = problem()
-    comparison = quiet(batch, ["rloo", "reinforce"], scores)
-    assert comparison.lowest() == comparison.lowest_beyond_doubt() == "rloo"
-
-
-def test_no_verdict_on_several_group_sizes_or_a_single_row():
-    batch, scores = problem()
-    assert quiet(batch, ESTIMATORS, scores, group_size=[2, 4]).lowest_beyond_doubt() is None
-    assert quiet(batch, ["reinforce"], scores).lowest_beyond_doubt() is None
-
-
-def test_batch_level_estimators_are_compared_like_others():
-    batch, scores = problem(noise=0.1)
-    comparison = quiet(batch, ["rloo", "reinforce", "batch_mean(loo=True)"], scores, n_resamples=64)
-    assert comparison.lowest() == comparison.lowest_beyond_doubt() == "batch_mean(loo=True)"
+@pytest.mark.parametrize(
+    ("estimators", "options", "lowest_alone"),
+    [
+        (ESTIMATORS, {}, "constant(b=5)"),
+        ([*ESTIMATORS, "constant(b=5.01)"], {}, None),  # a tie
+        (["rloo", "reinforce"], {}, "rloo"),  # the reference
+        (["rloo", "reinforce", "batch_mean(loo=True)"], {"n_resamples": 64}, "batch_mean(loo=True)"),
+        (ESTIMATORS, {"group_size": [2, 4]}, None),
+        (["reinforce"], {}, None),  # a single row
+    ],
+)
+def test_only_one_estimator_may_be_lowest_beyond_doubt(estimators, options, lowest_alone):
+    batch, scores = problem(noise=0.1 if "n_resamples" in options else 1.0)
+    comparison = quiet_compare(batch, estimators, scores, **options)
+    assert comparison.lowest_beyond_doubt() == lowest_alone
+    assert lowest_alone is None or comparison.lowest() == lowest_alone
 
 
 def test_a_row_that_was_not_judged_is_not_in_the_best_set():
     frame = pd.DataFrame({"estimator": ["rloo", "mine", "other"], "in_best_set": [True, None, np.nan]})
     assert best_rows(frame) == [0]
+
+
+LABELS = ["group_mean", "rloo", "norm_weighted(loo=True)"]
+N_PROMPTS = 6
+
+
+def measured_by_parameter(metric=None, **options):
+    """A measurement in which the sketch of every parameter keeps inner products exactly."""
+    model = tiny_model("qwen2")
+    largest = max(parameter.numel() for parameter in model.parameters())
+    fixed = {"engine": "loop", "blocks": "parameter", "block_sketches": True, "progress": False} | options
+    return gs.measure(model, ragged_rollouts(2 * N_PROMPTS), metric=metric, sketch_dim=largest, **fixed)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measured_by_parameter(token_probes=4)
+
+
+def trace_cov(weights, scores):
+    """tr Cov of the gradient of a prompt, from explicit gradients."""
+    prompts = (weights[:, None] * scores).reshape(N_PROMPTS, 2, -1).sum(axis=1)
+    gram = prompts @ prompts.T
+    return np.trace(gram) / N_PROMPTS - (gram.sum() - np.trace(gram)) / (N_PROMPTS * (N_PROMPTS - 1))
+
+
+@pytest.mark.parametrize("in_metric", [False, True])
+def test_variances_are_those_of_the_explicit_gradients_of_each_block(measured, in_metric):
+    metric, rng = None, np.random.default_rng(3)
+    if in_metric:
+        shapes = {name: one.shape for name, one in tiny_model("qwen2").named_parameters()}
+        moments = {name: torch.from_numpy(rng.random(tuple(shape))) for name, shape in shapes.items()}
+        metric = gs.AdamMetric(moments, eps=0.1)
+        measured = measured_by_parameter(metric)
+    exact = sequence_gradients(tiny_model("qwen2"), ragged_rollouts(2 * N_PROMPTS))
+    scores = {
+        block: np.stack([one[block].numpy().ravel() for one in exact])
+        * (1.0 if metric is None else 1 / (np.sqrt(moments[block].numpy().ravel()) + 0.1))
+        for block in exact[0]
+    }
+    batch = Batch.from_measurement(measured)
+    # Those of norm_weighted come from norms of the whole gradient, in every block.
+    weights = {label: gs.estimators.get(label).weights(batch) for label in LABELS}
+    frame = quiet_compare(measured, LABELS, blocks=True).to_frame()
+    assert list(dict.fromkeys(frame["block"])) == list(measured.sq_norms_by_block)
+    for row in frame.to_dict("records"):
+        variance, reference = (trace_cov(weights[one], scores[row["block"]]) for one in (row["estimator"], "rloo"))
+        assert row["trace_cov"] == pytest.approx(variance, rel=1e-8)
+        assert row["ratio"] == pytest.approx(variance / reference, rel=1e-8)
+    whole = np.concatenate(list(scores.values()), axis=1)
+    for label, total in frame.groupby("estimator")["trace_cov"].sum().items():
+        assert total == pytest.approx(trace_cov(weights[label], whole), rel=1e-8)
+
+
+def test_every_block_is_dealt_the_same_batches(measured):
+    same = replace(
+        measured,
+        sq_norms_by_block=measured.sq_norms_by_block.iloc[:, [0, 0]].set_axis(["one", "other"], axis=1),
+        sketches_by_block=measured.sketches_by_block[:, [0, 0]],
+    )
+    options = {"prompts_per_batch": 2, "n_resamples": 3}
+    frame = quiet_compare(same, ["reinforce_pp_baseline"], blocks=True, **options).to_frame()
+    one, other = (frame[frame["block"] == name].drop(columns="block") for name in ("one", "other"))
+    assert one["trace_cov"].tolist() == other["trace_cov"].tolist()
+    assert one["trace_cov_high"].tolist() == other["trace_cov_high"].tolist()
+    generators = [np.random.default_rng(0) for _ in range(2)]
+    quiet_compare(same, ["rloo"], blocks=True, rng=generators[0])
+    quiet_compare(same, ["rloo"], rng=generators[1])
+    assert generators[0].integers(2**40) == generators[1].integers(2**40)
+
+
+def test_what_has_no_blocks_is_refused(measured):
+    with pytest.raises(ValueError, match="holds no sketches by block: measure with block_sketches=True"):
+        gs.compare(replace(measured, sketches_by_block=None), LABELS, blocks=True)
+    bare = SimpleNamespace(rollouts=measured.rollouts, sketches=measured.sketches, sq_norms=measured.sq_norms)
+    with pytest.raises(ValueError, match="holds no sketches by block"):
+        gs.compare(bare, LABELS, blocks=True)
+    with pytest.raises(ValueError, match="max_grad_norm clips whole gradients, which blocks=True divides"):
+        gs.compare(measured, LABELS, blocks=True, max_grad_norm=1.0)
+    with pytest.raises(ValueError, match="blocks=True takes the sketches of a measurement"):
+        gs.compare(measured, LABELS, measured.sketches, blocks=True)
+    with pytest.raises(ValueError, match="weights each token, whose scores are not kept by block"):
+        gs.compare(measured, ["otb"], blocks=True)
+
+
+def test_the_table_prints_with_its_blocks(measured):
+    found = quiet_compare(measured, ["rloo"], blocks=True)
+    assert repr(found).splitlines()[0].split()[:2] == ["block", "estimator"]
+    assert "lowest_beyond_doubt" not in found.to_frame().attrs
