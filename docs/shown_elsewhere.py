@@ -42,7 +42,7 @@ CALLED_LIKE = {
 }
 #: Names that need a run, probes or a trainer: the page that uses them, without suffix.
 USED_ON = {
-    "OptimalBaselines": "docs/curves",
+    "OptimalBaselines": "docs/read_results",
     "ProxyQuality": "docs/tokens",
     "SweepResult": "docs/measure",
     "TokenProfile": "docs/tokens",
@@ -50,7 +50,7 @@ USED_ON = {
     "drift_along": "docs/tokens",
     "local_slope": "docs/tokens",
     "monte_carlo_values": "docs/tokens",
-    "optimal_baselines": "docs/curves",
+    "optimal_baselines": "docs/read_results",
     "proxy_quality": "docs/tokens",
     "read_sweep": "docs/measure",
     "read_verl_rollouts": "docs/measure",
@@ -75,7 +75,7 @@ USED_ON = {
     "plots.plot_token_energy_panels": "docs/figures",
     "plots.plot_token_correlation": "docs/figures",
     "plots.plot_token_energy": "docs/figures",
-    "plots.plot_variance_curve": "docs/curves",
+    "plots.plot_variance_curve": "docs/read_results",
     "plots.plot_variance_of_runs": "docs/figures",
     "plots.plot_variance_panels": "notebooks/02_variance_vs_baseline",
     "plots.write_sample_size": "docs/figures",

@@ -1,6 +1,6 @@
 """The words of terminal, report and tables, each in a sentence or two for someone who reads them for the first time.
 
-``gradstats list terms``, the report and docs/glossary.md show them.
+``gradstats list terms``, the report and docs/read_results.md show them.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_pages_fit_their_screen_and_ask_nobody_else(browser, address, width):
     assert {url for url in urls if not url.startswith((address, "data:"))} == set()
 
 
-@pytest.mark.parametrize("page", ["docs/concepts.html", "docs/generated/api/gradstats.compare.html"])
+@pytest.mark.parametrize("page", ["docs/read_results.html", "docs/generated/api/gradstats.compare.html"])
 def test_mathematics_is_set(browser, address, page):
     open_at(browser, address + page, 390)
     wait(browser, "document.querySelectorAll('mjx-container').length > 2")
