@@ -109,7 +109,7 @@ plt.show()
 #
 # `experiments/train_with_estimators.py` trained this checkpoint with four estimators and three seeds each, until
 # 160 000 tokens were drawn; the numbers are in `figures/training`. Differences from RLOO are paired by seed. For the
-# conclusion see [the page of this example](../docs/training_example.md).
+# conclusion see [the page of this example](../docs/training.md#does-lower-noise-train-better).
 
 # %%
 folder = Path(gs.__file__).parents[1] / "figures" / "training"
