@@ -20,6 +20,8 @@ from gradstats.reference import EnumeratedPolicy
 
 PAGE = Path(__file__).with_name("estimators.md")
 GROUP_SIZE = 4
+#: Parameters that many estimators share, which the page explains once.
+SHARED = ("singleton", "off_policy")
 
 
 def ends_in_one(prompt: int, tokens: tuple[int, ...]) -> float:
@@ -122,15 +124,19 @@ def _cell(value: object) -> str:
 
 
 def parameters_of(name: str) -> str:
-    """Format an estimator's parameters with their defaults, as in a call."""
+    """Format an estimator's own parameters with their defaults, as in a call."""
     declared = list(inspect.signature(get_definition(name).function).parameters.values())[1:]
-    written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in declared]
+    shown = [p for p in declared if p.name not in SHARED]
+    written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in shown]
     return f"`{name}({', '.join(written)})`"
 
 
 def blocks() -> dict[str, str]:
     """Return the generated sections by the names of their markers."""
-    family = est.table().drop(columns=["ratio + clip", "aggregation"])
+    family = est.table()
+    divided = [f"; divided by the {scale}" if scale[:1].isalpha() else "" for scale in family["scale"]]
+    family["baseline"] += divided
+    family = family.drop(columns=["scale", "ratio + clip", "aggregation"])
     rows = recipes.table()
     alone = rows["name"].isin(family["name"]) & (rows["ratio and clip unit"] == "none")
     rows = rows[~alone].drop(columns=["KL placement", "needs"])

@@ -40,13 +40,13 @@ TEMPERATURES = (
 SAMPLER = "qwen_sampler"
 #: Two models on the same problems.
 SAME_PROBLEMS = ("Qwen-0.5B, GSM8K", "Qwen-1.5B, GSM8K")
-PUBLISHED = "published points (R1-Distill-Qwen-1.5B)"
+PUBLISHED = "published points"
 CLAIMED = 0.8
-#: Cell of that sweep → what it is called here.
+#: Cell of that sweep → its letter in the table, and what it is.
 ARMS = {
-    "sampling.temperature=0.6,top_p=0.95,policy.temperature=1.0": "drawn at 0.6 and top-p 0.95, scored at 1",
-    "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0": "drawn and scored at 1",
-    "sampling.temperature=0.6,top_p=1.0,policy.temperature=0.6": "drawn and scored at 0.6",
+    "sampling.temperature=0.6,top_p=0.95,policy.temperature=1.0": ("A", "drawn at 0.6 and top-p 0.95, scored at 1"),
+    "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0": ("B", "drawn and scored at 1"),
+    "sampling.temperature=0.6,top_p=1.0,policy.temperature=0.6": ("C", "drawn and scored at 0.6"),
 }
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
 
@@ -156,7 +156,8 @@ def differences_of_models() -> tuple[str, ...]:
     return (
         "Between models, each by its run with the narrowest interval: "
         + (f"α differs in {len(resolved)} of {len(differences)} pairs." if resolved else "no difference is resolved.")
-        + f" The {PUBLISHED} give {shown(alphas[PUBLISHED])}, of {lengths.min():.0f} to {lengths.max():.0f} tokens: "
+        + f" The {PUBLISHED} of R1-Distill-Qwen-1.5B give {shown(alphas[PUBLISHED])}, of {lengths.min():.0f} to "
+        f"{lengths.max():.0f} tokens: "
         "longer than any here.",
         rows_of(
             ("difference of α", "estimate"),
@@ -228,13 +229,13 @@ def sampler_parts() -> tuple[str, ...]:
         return ()
     arms = frame[frame["estimator"] == RLOO]
     rows = [
-        (ARMS[row["cell"]], *(shown(with_interval(row, name)) for name in QUANTITIES_OF_ARMS))
+        (": ".join(ARMS[row["cell"]]), *(shown(with_interval(row, name)) for name in QUANTITIES_OF_ARMS))
         for _, row in arms.iterrows()
     ]
     alphas: dict[str, Triple] = {}
     for (cell, minus), found in differences.groupby(["cell", "minus"], sort=False):
         values = {row["quantity"]: with_interval(row, "difference") for _, row in found.iterrows()}
-        pair = f"{ARMS[cell]} − {ARMS[minus]}"
+        pair = f"{ARMS[cell][0]} − {ARMS[minus][0]}"
         rows.append((pair, *(shown(values.get(name), "—") for name in QUANTITIES_OF_ARMS)))
         if (alpha := values.get("alpha")) is not None:
             alphas[pair] = alpha
