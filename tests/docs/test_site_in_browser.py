@@ -16,10 +16,15 @@ SITE = Path(__file__).parents[2] / "site" / "html"
 #: A page of each kind.
 PAGES = (
     "docs/index.html",
+    "docs/get_started.html",
+    "docs/read_results.html",
+    "docs/findings.html",
+    "docs/claims.html",
     "docs/statistics.html",
     "docs/experiment_file.html",
     "docs/generated/gallery.html",
     "docs/generated/commands.html",
+    "docs/generated/quantities.html",
     "docs/generated/python.html",
     "docs/generated/api/gradstats.compare.html",
     "notebooks/02_variance_vs_baseline.html",
