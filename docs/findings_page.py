@@ -15,6 +15,7 @@ from committed_numbers import (
     OWN_SAMPLE,
     WEIGHTED,
     Triple,
+    cell,
     committed_path,
     excludes,
     numbers,
@@ -64,11 +65,9 @@ COMPARED = (
 )
 HEAD = """# Findings
 
-What the runs committed in `figures/` answer. Relative noise is the variance at matched signal, relative to RLOO
+What [the runs](#the-runs) of this repository answer. Relative noise is the variance at matched signal, relative to RLOO
 ([words](read_results.md)); brackets are 95 % intervals over prompts; a difference is stated only where its interval
-excludes zero. These are models of at most {largest} parameters on problems of one kind each: they show what holds for
-them, and do not decide for others. [Details](findings_details.md) has what is not resolved. `make findings` repeats
-everything.
+excludes zero. [Details](findings_details.md) has what is not resolved.
 """
 DETAILS_HEAD = """# Findings: details
 
@@ -78,12 +77,8 @@ What the runs of [findings](findings.md) do not resolve, what they cost, and wha
 
 def render() -> str:
     """Return the page."""
-    largest = max(numbers(run.folder, "manifest")["policy"]["n_parameters"] for run in committed())
-    parts = [HEAD.format(largest=f"{largest / 1e9:.2g} billion" if largest > 1e8 else f"{largest / 1e6:.2g} million")]
-    parts.append(section_runs() + "\n")
-    for title, section in SECTIONS:
-        parts.append(f"## {title}\n\n{section()}\n")
-    return "\n".join(parts)
+    sections = (*SECTIONS, ("The runs", section_runs))
+    return "\n".join([HEAD, *(f"## {title}\n\n{section()}\n" for title, section in sections)])
 
 
 def render_details() -> str:
@@ -111,6 +106,8 @@ def section_runs() -> str:
                 f"{means['truncated_share']:.0%}",
             )
         )
+    most = max(numbers(run.folder, "manifest")["policy"]["n_parameters"] for run in committed())
+    largest = f"{most / 1e9:.2g} billion" if most > 1e8 else f"{most / 1e6:.2g} million"
     header = (
         "run",
         "10⁶ parameters",
@@ -123,11 +120,18 @@ def section_runs() -> str:
     )
     return answer(
         rows_of(header, rows),
-        f"Fewer than {ENOUGH_PROMPTS} effective prompts, so that intervals of noise may be too narrow: "
-        f"{one_of(few, len(rows))}. Qwen is Qwen2.5-Coder-Instruct, SmolLM2 the 135M-Instruct, both from 4-bit files, "
-        "dequantised; *embedded* is the policy that ships with the package."
-        if few
-        else None,
+        f"These models have at most {largest} parameters, on problems of one kind each: they show what holds for "
+        f"them, and "
+        "do not decide for others. Qwen is Qwen2.5-Coder-Instruct, SmolLM2 the 135M-Instruct, both from 4-bit files, "
+        "dequantised; *embedded* is the policy that ships with the package. "
+        + (
+            f"In {one_of(few, len(rows))} fewer than {ENOUGH_PROMPTS} effective prompts carry the variance: "
+            f"intervals of "
+            "noise may be too narrow there."
+            if few
+            else ""
+        ),
+        "`make findings` repeats the runs, and resumes what was interrupted.",
     )
 
 
@@ -154,15 +158,32 @@ def section_noise() -> str:
         rows_of(
             ("relative noise", *(run.name for run in runs)),
             [
-                (f"`{label}`", *(shown(ratio, absent(run, label)) for run, (_, ratio) in zip(runs, found, strict=True)))
+                (
+                    in_words(label),
+                    *(shown(ratio, absent(run, label)) for run, (_, ratio) in zip(runs, found, strict=True)),
+                )
                 for label, found in ratios.items()
             ],
         )
         if runs
         else None,
+        state_values(),
         "The best constant and norm weights use what training does not know; — was not compared. Repeat: `gradstats "
         "variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
+    )
+
+
+def state_values() -> str | None:
+    """State what values of states do, which cost completions or a value head."""
+    found = {label: cell("embedded_zoo", "variance", label, "matched_ratio") for label in ("vine(k=4)", "gae")}
+    if None in found.values():
+        return None
+    vine, gae = map(shown, found.values())
+    return (
+        f"Values of states, in another run of the embedded policy (`gradstats run embedded_zoo`): {vine} with "
+        f"Monte-Carlo "
+        f"values of prefixes, whose completions are not counted, and {gae} with a value head."
     )
 
 

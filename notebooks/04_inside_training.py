@@ -14,10 +14,10 @@
 # %% [markdown]
 # # Inside training
 #
-# Two lines attach gradstats to a trainer of TRL (extra `trl`): a monitor that measures the relative noise of each baseline
-# on the trainer's own completions, and an estimator in place of the trainer's advantages. Here the **embedded policy**
-# trains for a few steps, enough to see what is logged. The second half reads longer training runs, which asked whether
-# lower noise trains better.
+# Two lines attach gradstats to a trainer of TRL (extra `trl`): a monitor that measures the relative noise of each
+# baseline on the trainer's own completions, and an estimator in place of the trainer's advantages. Here the
+# **embedded policy** trains for a few steps, enough to see what is logged. The second half reads longer training
+# runs, which asked whether lower noise trains better.
 
 # %%
 import warnings
@@ -108,8 +108,8 @@ plt.show()
 # ## Does lower noise train better?
 #
 # `experiments/train_with_estimators.py` trained this checkpoint with four estimators and three seeds each, until
-# 160 000 tokens were drawn; the numbers are in `figures/training`. Differences from RLOO are paired by seed. The conclusion
-# is on the page [during training](../docs/training.md#does-lower-noise-train-better).
+# 160,000 tokens were drawn; the numbers are in `figures/training`. Differences from RLOO are paired by seed. The
+# conclusion is on the page [during training](../docs/training.md#does-lower-noise-train-better).
 
 # %%
 folder = Path(gs.__file__).parents[1] / "figures" / "training"

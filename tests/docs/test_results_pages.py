@@ -210,8 +210,8 @@ def test_a_row_that_was_not_compared_is_not_called_unresolved(findings, runs, no
         variance=pd.DataFrame({"estimator": ["reinforce"], "group_size": [4]} | unresolved),
     )
     said = findings.section_noise()
-    assert "| `reinforce` | not resolved |" in said
-    assert "| `grpo` | — |" in said
+    assert "| REINFORCE | not resolved |" in said
+    assert "| GRPO advantage | — |" in said
     assert "needs more in none" in " ".join(said.split())
 
 
