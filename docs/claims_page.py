@@ -210,7 +210,7 @@ CLAIMS = [
         "Dividing by the group's standard deviation favours prompts that are nearly always or never solved",
         "Liu et al. 2025, 2503.20783",
         of_standardising,
-        "gradstats ask RUN success_bins",
+        "gradstats ask RUN success_bins rloo grpo",
         "embedded_resolved/success_shares.png",
     ),
     Claim(
@@ -224,7 +224,7 @@ CLAIMS = [
         "The optimal token baseline lowers the noise, so that 4 completions do for 32",
         "2602.07078",
         of_token_baseline,
-        "gradstats ask RUN allocation",
+        'gradstats ask RUN allocation rloo "otb(loo=True)" --tokens 100000 --group-sizes 4 8 32',
         "embedded_tokens/variance.png",
     ),
     Claim(

@@ -50,6 +50,9 @@ def _settings(section: type[Section], *, sections: bool = True) -> list[str]:
             allowed = allowed.removesuffix(", or None").removesuffix(" (or None)")
         allowed = re.sub(r"\ban? (?:integer|number) of at least (\d+)", r"≥ \1", allowed)
         allowed = allowed.replace("a number above", ">").replace("a number in", "in")
+        listed = re.fullmatch(r"one of (.*)", allowed)  # said again, where the description names them all
+        if listed and all(one in (field.description or "") for one in listed[1].split(", ")):
+            allowed = EVIDENT[0]
         values = "" if allowed in EVIDENT else f" ({allowed.replace('None', '`null`')})"
         rows.append(f"- `{name}: {default}`{values}: {field.description or ''}")
     return rows

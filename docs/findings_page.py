@@ -373,9 +373,7 @@ def costs() -> str:
     for run in committed():
         manifest = numbers(run.folder, "manifest")
         assert manifest is not None
-        rows.append(
-            (run.name, f"{hours_of(manifest):.2f}", MEMORY.get(run.folder, "—"), f"`gradstats run {run.folder}`")
-        )
+        rows.append((run.name, f"{hours_of(manifest):.2f}", MEMORY.get(run.folder, "—")))
     manifest = numbers("qwen_1_5b", "manifest")
     assert manifest is not None
     seconds = sum(manifest["timings"][step] for step in ("sampling", "measuring")) / manifest["n_sequences"]
@@ -383,7 +381,7 @@ def costs() -> str:
     lengths = data.load("gloeckle2026")["length"]
     hours = 30 * seconds * lengths.mean() / length / 3600
     return answer(
-        rows_of(("run", "hours", "memory, GiB", "command"), rows),
+        rows_of(("run", "hours", "memory, GiB"), rows),
         "Hours of sampling and measuring on two cores; 2 × means two parts of one thread each. Memory is the most "
         "that the "
         "system counted for a process (GNU time). The 4-bit files of Qwen hold the output matrix apart from the "

@@ -7,7 +7,7 @@ from committed_numbers import Triple, numbers, shown, table, with_interval
 from findings_runs import NO_RUN, RUNS, UNRESOLVED, Run, answer, figure, rows_of, verdict_of
 
 #: Proxies that need no gradient, and what the page calls them.
-PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π", "entropy": "entropy"}
+PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π"}
 COUNTS = (1, 4, 16)
 
 
