@@ -131,17 +131,44 @@ def test_links_lead_somewhere():
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
-def test_commands_and_targets_are_there():
-    commands = set(re.findall(r"(?:^|`)gradstats ([a-z-]+)", code_of(TEXT_OF_README), re.M))
-    assert {"run", "init"} <= commands <= set(COMMANDS)
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_their_options_are_there(page, docs_module):
+    for command, rest in re.findall(r"(?:^|`)gradstats ([a-z-]+)([^`#\n]*)", in_one_line(code_of(page)), re.M):
+        if command == "ask":  # whose questions have options of their own
+            continue
+        assert command in COMMANDS, command
+        helped = docs_module("site_pages").help_of(command)
+        assert [option for option in re.findall(r"(?<=\s)--[a-z-]+", rest) if option not in helped] == [], (
+            command,
+            rest,
+        )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_names_in_python_are_there(page):
+    for name in re.findall(r"\bgs\.([A-Za-z_][\w.]*\w)", code_of(page)):
+        thing: object = gs
+        for part in name.split("."):
+            thing = getattr(thing, part)
+
+
+def test_targets_are_there():
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
-    named = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", code_of(TEXT_OF_README)))
+    named = set(re.findall(r"\bmake ([a-z][a-z0-9-]*)", code_of(ROOT / "README.md")))
     assert {"demo", "test", "docs"} <= named <= targets
 
 
-def code_of(text: str) -> str:
+def in_one_line(text: str) -> str:
+    """What stands behind a backslash at the end of a line belongs to it."""
+    return re.sub(r"\\\n\s*", "", text)
+
+
+def code_of(page: Path) -> str:
     """What stands in blocks and spans of code."""
-    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.S))
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", page.read_text("utf-8"), re.S))
 
 
 def test_every_extra_is_listed():
