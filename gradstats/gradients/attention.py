@@ -91,9 +91,7 @@ class _LengthDependence:
 def length_classes(models: Sequence[nn.Module], times: np.ndarray) -> list[tuple[int, ...]]:
     """Return what the rotary factors of sequences depend on: sequences of one class may be padded together.
 
-    Args:
-        models: the models that they go through.
-        times: (sequences,), number of tokens, prompts included.
+    Times, (sequences,), are numbers of tokens, prompts included.
     """
     dependences = [one for model in models for one in _dependences(model)]
     return [tuple(_class(one, int(time)) for one in dependences) for time in times]

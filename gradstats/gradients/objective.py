@@ -95,12 +95,7 @@ def _budget(policy: Policy, memory_gib: float | None) -> float:
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of every position from the forward pass.
-
-    Attributes:
-        logprobs: log-probability of the sampled token.
-        sum_pi_squared: sum of the squared probabilities of that distribution.
-    """
+    """Statistics of every position from the forward pass: of the sampled token, and of the whole distribution."""
 
     logprobs: Tensor
     entropy: Tensor

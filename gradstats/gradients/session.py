@@ -197,11 +197,10 @@ class MeasuringSession:
         self.checked_later = sequence_to_check(rollouts)
 
     def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
-        """Score rollouts by a forward pass alone.
+        """Score rollouts by a forward pass alone: quantity → one array (T_i,) per completion.
 
-        Returns:
-            For each of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``, one array (T_i,) per
-            completion; and ``"ref_logprobs"`` where there is a reference policy.
+        The quantities are those of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``; and
+        ``"ref_logprobs"`` where there is a reference policy.
         """
         found: dict[str, dict[int, np.ndarray]] = {name: {} for name in TokenStatistics._fields}
         if self.reference is not None:

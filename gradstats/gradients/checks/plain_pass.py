@@ -69,16 +69,7 @@ def plain_pass(
     sketch: CountSketch | None,
     weightings: Sequence[np.ndarray] = (),
 ) -> PlainPass:
-    """Differentiate one sequence.
-
-    Args:
-        policy: the policy.
-        rollouts: the sequences.
-        row: which of them.
-        selection: the differentiated parameters.
-        sketch: the projection, or None.
-        weightings: further token weights, each (completion length,).
-    """
+    """Differentiate one sequence, also under further token weights, each (completion length,)."""
     ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
     kind = torch.promote_types(policy.dtype, torch.float32)
     weights = [mask, *(mask * weighting for weighting in weightings)]

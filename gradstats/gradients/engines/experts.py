@@ -222,9 +222,6 @@ class ExpertsLayer:
 
     Their forward pass is computed here, with the rows grouped by expert: no implementation shows the output of each
     projection. It differs from all of them in rounding only.
-
-    Attributes:
-        names: name of each selected parameter in the module → its name in the model.
     """
 
     path: str
@@ -266,13 +263,9 @@ class ExpertsLayer:
     ) -> Tensor:
         """Compute the module's output.
 
-        Args:
-            args: positional arguments of the module: hidden states (tokens, width), and the experts and weights to
-                which the router sends each token, (tokens, k) both.
-            kwargs: those given by name.
-            batch: number of sequences.
-            times: the possible numbers of positions.
-            record: gets the number of a projection, its inputs and its output (pairs, outputs), and returns the output.
+        ``args`` are hidden states (tokens, width), and the experts and weights to which the router sends each token,
+        (tokens, k) both; ``record`` gets the number of a projection, its inputs and its output (pairs, outputs), and
+        returns the output.
         """
         module = self.module
         given = {**dict(zip(_arguments(module), args, strict=False)), **kwargs}
@@ -311,11 +304,7 @@ class ExpertsLayer:
     ) -> Iterator[tuple[str, RoutedProducts | Tensor]]:
         """Yield the gradients of the selected parameters of one projection, for each sequence.
 
-        Args:
-            number: which projection.
-            inputs: its inputs.
-            gradient: (pairs, outputs), the gradient of its outputs.
-            batch: number of sequences.
+        ``gradient``, (pairs, outputs), is that of the projection's outputs.
         """
         weight, bias = list(self.projections)[number]
         if weight in self.names:

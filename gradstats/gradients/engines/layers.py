@@ -37,12 +37,8 @@ def may_be_linear(module: nn.Module) -> bool:
 class WatchedParameters(TorchFunctionMode):
     """Within this context, watches what is computed from the parameters of a linear map.
 
-    Args:
-        module: a module for which :func:`may_be_linear` holds.
-
-    Attributes:
-        products: input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
-            dtype or cast to another.
+    ``products`` are input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
+    dtype or cast to another.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -349,13 +345,7 @@ class StandIns:
 
 
 def broadcasts(model: CausalModel, stand_ins: Sequence[StandIns], ids: Tensor) -> bool:
-    """Return whether vectors that differ between sequences give each sequence the output that its own vectors give.
-
-    Args:
-        model: the model.
-        stand_ins: the modules whose vectors are replaced.
-        ids: (batch, time), a few tokens.
-    """
+    """Return whether vectors that differ between sequences give each sequence the output that its own vectors give."""
     generator = torch.Generator().manual_seed(0)
 
     def different(vector: Tensor) -> Tensor:
@@ -410,12 +400,7 @@ class Uses:
 
 
 class LayerReduction:
-    """Reduces each parameter's gradient as soon as all its terms are available.
-
-    Args:
-        reduction: accumulates norms and sketches.
-        uses: the counts of the forward pass.
-    """
+    """Reduces each parameter's gradient as soon as all its terms are available."""
 
     def __init__(self, reduction: Reduction, uses: Uses) -> None:
         self._reduction = reduction

@@ -147,10 +147,7 @@ class _Call:
 class Recomputation:
     """Records the calls of a module in a forward pass, and differentiates them after the backward pass.
 
-    Args:
-        other: the module.
-        batch: number of sequences.
-        times: the possible numbers of positions, by which the axes batch and time may have been merged.
+    ``times`` are the possible numbers of positions, by which the axes batch and time may have been merged.
     """
 
     def __init__(self, other: OtherModule, batch: int, times: tuple[int, ...]) -> None:

@@ -39,18 +39,8 @@ class Reduction:
     """Accumulates squared norms by block and sketches of a batch of gradients, parameter by parameter.
 
     In a metric, norms and sketches are those of P·S. :meth:`add` and :meth:`add_row` multiply by P; whoever calls
-    :meth:`add_sq_norms` or adds to :meth:`sketches_of` has done so, see :meth:`preconditioner_of`.
-
-    Args:
-        selection: the parameters and their blocks.
-        sketch: the projection, or None for none.
-        batch: number of sequences.
-        dtype: dtype of the gradients; norms and sketches are at least float32.
-        device: device of the gradients.
-
-    Attributes:
-        dtype: dtype of sketches and of intermediate sums.
-        sketch: the projection, or None.
+    :meth:`add_sq_norms` or adds to :meth:`sketches_of` has done so, see :meth:`preconditioner_of`. Norms, sketches and
+    intermediate sums are at least float32.
     """
 
     def __init__(
@@ -239,9 +229,7 @@ class OuterProducts:
     def products(self, dtype: torch.dtype, preconditioner: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Yield a few rows of the gradient at a time: the index of the first, and (batch, rows, columns).
 
-        Args:
-            dtype: dtype of the products.
-            preconditioner: (all rows, columns), by which they are multiplied; None for none.
+        Multiplied by a preconditioner, (all rows, columns), where there is one.
         """
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)

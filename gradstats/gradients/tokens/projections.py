@@ -123,18 +123,10 @@ _KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
 
 
 class FactoredLayers:
-    """The layers whose weights move along products of two thin factors.
+    """The layers whose weights move along products of two thin factors, by the names and shapes of these weights.
 
     Inside :meth:`moving`, forward-mode differentiation with respect to ``epsilon`` moves each of these weights along
     its direction.
-
-    Args:
-        model: the model.
-        selection: the parameters that move.
-        tangents: the directions.
-
-    Attributes:
-        shapes: parameter name → shape of each of these weights.
     """
 
     def __init__(self, model: nn.Module, selection: ParameterSelection, tangents: Tangents) -> None:
@@ -152,12 +144,9 @@ class FactoredLayers:
 
     @contextmanager
     def moving(self, factors: dict[str, Factors], epsilon: Tensor) -> Iterator[None]:
-        """Move the weights while the context is open.
+        """Move the weights along one direction while the context is open; those without factors are fixed.
 
-        Args:
-            factors: parameter name → factors of one direction, (rows, rank) and (columns, rank); other weights are
-                fixed.
-            epsilon: scalar, differentiated forward with tangent 1.
+        ``epsilon``, a scalar, is differentiated forward with tangent 1.
         """
         handles = [
             module.register_forward_hook(_moved(module, kind, pair, epsilon), with_kwargs=True)

@@ -149,12 +149,9 @@ def measure_tokens(
 def heaviest_tokens(statistics: TokenStatistics, chunk: Chunk, exact: int | float) -> list[np.ndarray]:
     r"""Return the sorted positions in each completion of the tokens with the largest values of the forward-only proxy.
 
-    :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2` is the squared norm of the gradient with respect to the logits.
-
-    Args:
-        statistics: statistics of the chunk.
-        chunk: the sequences; masked-out tokens are never chosen.
-        exact: a number of tokens, or the least share of :math:`\sum_t w_t` that they have to hold.
+    :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2` is the squared norm of the gradient with respect to the logits. ``exact`` is
+    a number of tokens, or the least share of :math:`\sum_t w_t` that they have to hold; masked-out tokens are never
+    chosen.
     """
     weights = 1 - 2 * statistics.logprobs.exp() + statistics.sum_pi_squared
     chosen = []
@@ -212,12 +209,11 @@ _LEAST_TOLERANCE = 1e-5
 
 
 def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSelection, seed: int) -> float:
-    r"""Compare :math:`\sum_t \langle s_t, v\rangle` with :math:`\langle S, v\rangle` of one backward pass.
+    r"""Return the largest deviation of :math:`\sum_t \langle s_t, v\rangle` from one backward pass's :math:`\langle S,
+    v\rangle`.
 
-    The sequences are the shortest (padded) and the one of median length; there are two directions.
-
-    Returns:
-        The largest deviation, in units of :math:`\lVert S\rVert`.
+    It is in units of :math:`\lVert S\rVert`. The sequences are the shortest (padded) and the one of median length;
+    there are two directions.
     """
     whole_parameters(policy.model, selection)
     rows = two_rows(rollouts)
