@@ -74,17 +74,12 @@ def refusing_lower_precision(policy: Policy) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _LengthDependence:
-    """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length.
-
-    Attributes:
-        prefix: of its attributes for one kind of layers; empty where all layers share them.
-        dynamic: whether each length beyond ``limit`` has factors of its own; otherwise all of them share the long ones.
-    """
+    """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length."""
 
     path: str
     module: Any
-    prefix: str
-    dynamic: bool
+    prefix: str  # of its attributes for one kind of layers; empty where all layers share them
+    dynamic: bool  # whether each length beyond limit has factors of its own; otherwise all of them share the long ones
     limit: int
 
 

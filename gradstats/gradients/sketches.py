@@ -1,4 +1,4 @@
-r"""Sketches: short random projections of gradients that keep inner products without bias."""
+"""Sketches: short random projections of gradients that keep inner products without bias."""
 
 from __future__ import annotations
 
@@ -28,13 +28,9 @@ def default_sketch_version(n_parameters: int) -> int:
 
 
 class RandomSigns(ABC):
-    """The signs of one parameter's coordinates, and the buckets in which runs of them start.
+    """The signs of one parameter's coordinates, and the buckets in which runs of them start."""
 
-    Attributes:
-        starts: the starting bucket of each run of ``dim`` coordinates.
-    """
-
-    starts: list[int]
+    starts: list[int]  # the starting bucket of each run of dim coordinates
 
     @abstractmethod
     def between(self, first: int, last: int, like: Tensor) -> Tensor:

@@ -84,14 +84,11 @@ def _tokens(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OtherModule:
-    """A module with selected parameters that is of no known kind.
-
-    Attributes:
-        names: name of each selected parameter in the module, modules inside it included → its name in the model.
-    """
+    """A module with selected parameters that is of no known kind."""
 
     path: str
     module: nn.Module
+    # name of each selected parameter in the module, modules inside it included → its name in the model
     names: dict[str, str]
 
 

@@ -19,19 +19,14 @@ _SPAN = 2**12
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """The result of an engine for one chunk.
-
-    Attributes:
-        sq_norms_by_block: (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole.
-        sketches: (weightings, batch, sketch_dim) or None.
-        statistics: per kept position, (batch, kept) each.
-        sketches_by_block: (weightings, batch, blocks, sketch_dim), whose sum over blocks are ``sketches``; or None.
-    """
+    """The result of an engine for one chunk."""
 
     chunk: Chunk
+    # (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole
     sq_norms_by_block: np.ndarray
-    sketches: np.ndarray | None
-    statistics: TokenStatistics
+    sketches: np.ndarray | None  # (weightings, batch, sketch_dim) or None
+    statistics: TokenStatistics  # per kept position, (batch, kept) each
+    # (weightings, batch, blocks, sketch_dim), whose sum over blocks are sketches; or None
     sketches_by_block: np.ndarray | None = None
 
 
@@ -164,17 +159,11 @@ _PRODUCT_ELEMENTS = 2**21
 
 @dataclass(frozen=True)
 class OuterProducts:
-    r"""The gradient of a linear layer's weight for each sequence, a sum over time of outer products.
+    """The gradient of a linear layer's weight for each sequence, a sum over time of outer products."""
 
-    Attributes:
-        inputs: (batch, time, inputs), the layer's inputs.
-        gradients: (batch, time, outputs), the gradients of its outputs.
-        transposed: False for a weight (outputs, inputs), True for (inputs, outputs).
-    """
-
-    inputs: Tensor
-    gradients: Tensor
-    transposed: bool = False
+    inputs: Tensor  # (batch, time, inputs), the layer's inputs
+    gradients: Tensor  # (batch, time, outputs), the gradients of its outputs
+    transposed: bool = False  # False for a weight (outputs, inputs), True for (inputs, outputs)
 
     @classmethod
     def join(cls, terms: list[OuterProducts]) -> OuterProducts:

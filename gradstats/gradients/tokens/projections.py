@@ -47,15 +47,10 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Factors:
-    r"""Directions of one matrix, :math:`V_k = A_k B_k^\top`.
+    r"""Directions of one matrix, :math:`V_k = A_k B_k^\top`."""
 
-    Attributes:
-        left: (directions, rows, rank), :math:`A_k`.
-        right: (directions, columns, rank), :math:`B_k`.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # (directions, rows, rank), A_k
+    right: Tensor  # (directions, columns, rank), B_k
 
 
 @dataclass(frozen=True)
@@ -220,19 +215,12 @@ _HEAD_ELEMENTS = 2**25
 
 @dataclass(frozen=True)
 class HeadGradients:
-    r"""Results of one forward pass of a chunk and one backward pass through the output embedding.
+    """Results of one forward pass of a chunk and one backward pass through the output embedding."""
 
-    Attributes:
-        statistics: per kept position, (batch, kept) each.
-        hidden: (batch, kept, width), the input of the output embedding where each kept token is predicted.
-        of_hidden: (batch, kept, width), :math:`\partial\log\pi(y_t)/\partial h_t`.
-        of_output: (batch, kept, vocabulary), the gradient of the output embedding's output.
-    """
-
-    statistics: TokenStatistics
-    hidden: Tensor
-    of_hidden: Tensor
-    of_output: Tensor
+    statistics: TokenStatistics  # per kept position, (batch, kept) each
+    hidden: Tensor  # (batch, kept, width), the input of the output embedding where each kept token is predicted
+    of_hidden: Tensor  # (batch, kept, width), ∂log π(y_t)/∂ h_t
+    of_output: Tensor  # (batch, kept, vocabulary), the gradient of the output embedding's output
 
 
 def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:

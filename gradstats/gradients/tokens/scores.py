@@ -56,13 +56,10 @@ def _checked(name: str, rows: Sequence[ArrayLike], rollouts: Rollouts) -> list[n
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """How token scores are measured.
-
-    Attributes:
-        exact: number of tokens of each sequence measured exactly, or the share of the proxy's sum that they hold.
-    """
+    """How token scores are measured."""
 
     n_probes: int
+    # number of tokens of each sequence measured exactly, or the share of the proxy's sum that they hold
     exact: int | float
     seed: int
 
