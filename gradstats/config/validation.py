@@ -17,13 +17,9 @@ _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or 
 
 @dataclass(frozen=True)
 class WrongSetting:
-    """One setting that is unknown, missing, or has a value that its declaration does not allow.
+    """One setting that is unknown, missing, or has a value that its declaration does not allow."""
 
-    Attributes:
-        path: where it stands, such as ``("sampling", "group_size")``.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # where it stands, such as ("sampling", "group_size")
     fault: str
     unknown: bool = False
 

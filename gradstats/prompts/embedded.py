@@ -52,16 +52,12 @@ class EmbeddedProblem:
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the count.
-
-    Attributes:
-        friend: Who is given something, or empty.
-    """
+    """One change of the count."""
 
     when: str
     verb: str
     amount: int
-    friend: str = ""
+    friend: str = ""  # who is given something, or empty
 
     @property
     def kind(self) -> Kind:
@@ -99,19 +95,15 @@ def generate_problems(
     steps: int | tuple[int, int] | None = None,
     falling: bool | None = None,
 ) -> list[EmbeddedProblem]:
-    """Generate distinct problems with their answers.
+    """Generate distinct problems with their answers; the same seed gives the same problems.
 
-    The two splits are disjoint by construction: a digest of the problem's text decides to which one it
-    belongs (one problem in eight is held out), and a draw that falls into the other split is drawn again.
+    The two splits are disjoint by construction: a digest of the problem's text decides to which one it belongs (one
+    problem in eight is held out), and a draw that falls into the other split is drawn again. The embedded policy was
+    trained on ``"train"``.
 
-    Args:
-        n: The number of problems.
-        rng: Seed or generator; the same seed gives the same problems.
-        split: ``"test"`` for held-out problems, ``"train"`` for those the embedded policy was trained on.
-        steps: The number of changes of the count: one number, or an inclusive range ``(low, high)``; ``None`` for
-            the standard mix (2 to 4, few more often than many).
-        falling: Whether few steps of a range are more likely than many, with linearly falling density; ``None``
-            says so of the standard mix only.
+    ``steps`` are the changes of the count: one number, or an inclusive range; ``None`` is the standard mix of 2 to 4,
+    few more often than many. With ``falling``, few steps of a range are more likely than many, with linearly falling
+    density.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}: ask for one problem or more.")

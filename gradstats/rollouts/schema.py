@@ -142,16 +142,11 @@ _FORMAT_KEY, _CHECKSUM_KEY = b"gradstats_format", b"gradstats_checksum"
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """A table as it was written.
+    """A table as it was written."""
 
-    Attributes:
-        columns: name → entries.
-        lacks_checksum: whether this program wrote it without a checksum, as version 0.1 did.
-    """
-
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[Any]]  # name → entries
     metadata: dict[str, Any]
-    lacks_checksum: bool
+    lacks_checksum: bool  # whether this program wrote it without a checksum, as version 0.1 did
 
 
 def write_checked(table: pa.Table, metadata: Mapping[str, Any], path: Path) -> None:

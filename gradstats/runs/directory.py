@@ -42,14 +42,9 @@ _BETWEEN_LOOKS = 1.0
 
 @dataclass(frozen=True)
 class RunPart:
-    """One of several processes that make a run: every n-th batch and shard.
+    """One of several processes that make a run: every n-th batch and shard."""
 
-    Attributes:
-        number: k, from 1.
-        n_parts: n.
-    """
-
-    number: int
+    number: int  # from 1
     n_parts: int
 
     @classmethod
@@ -129,28 +124,18 @@ _REMEDIES = {
 
 @dataclass
 class RunDirectory:
-    """The files of one run.
+    """The files of one run."""
 
-    Attributes:
-        path: the folder; created when it is opened.
-        experiment: the resolved experiment.
-        timings: seconds spent in each step, summed over all calls.
-        remarks: the warnings of all steps, in order.
-        remarks_of_steps: those of the steps before the analysis, by step, which a later call does not meet again.
-        tracking: where the steps are logged; nowhere by default.
-        executor: where the work is done; in this process by default.
-        part: which of several processes this is that make the run together; None for the only one.
-        parts: what parts did before, for the manifest, by the file that they left.
-    """
-
-    path: Path
+    path: Path  # the folder; created when it is opened
     experiment: Experiment
-    timings: dict[str, float] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)  # seconds spent in each step, summed over all calls
+    remarks: list[str] = field(default_factory=list)  # the warnings of all steps, in order
+    # those of the steps before the analysis, by step, which a later call does not meet again
     remarks_of_steps: dict[str, list[str]] = field(default_factory=dict)
-    tracking: Tracking = field(default_factory=Tracking)
+    tracking: Tracking = field(default_factory=Tracking)  # where the steps are logged; nowhere by default
     executor: Executor = field(default_factory=LocalExecutor)
-    part: RunPart | None = None
+    part: RunPart | None = None  # which of several processes this is that make the run together; None for the only one
+    # what parts did before, for the manifest, by the file that they left
     parts: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod

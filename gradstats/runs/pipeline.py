@@ -73,22 +73,13 @@ def _log(result: RunResult) -> None:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What one of several processes has made of a run.
-
-    Attributes:
-        part: which it was.
-        path: the run directory.
-        n_shards: how many shards it makes.
-        n_measured: how many of these are measured.
-        n_awaited: shards of other parts that were not drawn yet, without which none can be measured.
-        remarks: the warnings of the steps.
-    """
+    """What one of several processes has made of a run."""
 
     part: RunPart
     path: Path
-    n_shards: int
-    n_measured: int
-    n_awaited: int
+    n_shards: int  # that it makes
+    n_measured: int  # of these
+    n_awaited: int  # shards of other parts that were not drawn yet, without which none can be measured
     remarks: list[str]
 
 

@@ -36,16 +36,11 @@ def require_level(confidence_level: float) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with a standard error, on the scale where its distribution is closest to a Student's.
-
-    Attributes:
-        stderr: its standard error, of the value (``"raw"``) or of its logarithm (``"log"``).
-        scale: where the interval is symmetric.
-    """
+    """A number with a standard error, on the scale where its distribution is closest to a Student's."""
 
     value: float
-    stderr: float
-    scale: Literal["raw", "log"]
+    stderr: float  # its standard error, of the value ("raw") or of its logarithm ("log")
+    scale: Literal["raw", "log"]  # where the interval is symmetric
     degrees: float
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
@@ -81,20 +76,16 @@ class Statistic:
 
     Arithmetic on statistics acts on value and replicates alike, so that a ratio of two of them is jackknifed
     as a ratio, paired prompt by prompt. ``sketch`` follows by the chain rule.
-
-    Attributes:
-        replicates: (M,) the statistic without prompt m.
-        sketch: derivatives of the value along directions of the sketch's error, for each of several folds of
-            prompts, as :class:`gradstats.stats.variance.sketch_error.SketchError` gives them; None when inner products
-            are exact.
-        dealt: (F, 1 + M) where the statistic is an average over random deals: how F folds of them deviate in the value
-            and in each replicate, divided by √(F(F−1)), so that the sum of squares over folds is the variance of the
-            average over all deals; None where nothing is dealt.
     """
 
     value: float
-    replicates: Float[np.ndarray, " m"]
+    replicates: Float[np.ndarray, " m"]  # (M,) the statistic without prompt m
+    # derivatives of the value along directions of the sketch's error, for each of several folds of prompts, as
+    # SketchError gives them; None when inner products are exact
     sketch: Float[np.ndarray, " ..."] | None = None
+    # (F, 1 + M) where the statistic is an average over random deals: how F folds of them deviate in the value and in
+    # each replicate, divided by √(F(F−1)), so that the sum of squares over folds is the variance of the average over
+    # all deals; None where nothing is dealt
     dealt: Float[np.ndarray, "f columns"] | None = None
 
     def __add__(self, other: Statistic) -> Statistic:
