@@ -436,7 +436,8 @@ class Measurement:
             tensors["heavy_counts"] = np.array([len(rows) for rows in self.heavy_positions], dtype=np.int64)
         for name in _NARROWED & set(tensors):
             tensors[name] = _narrowed(name, tensors[name], token_dtype)
-        for prefix, gradients in _by_prefix(self).items():
+        weighted = {f"weighted/{name}/": gradients for name, gradients in self.weighted.items()}
+        for prefix, gradients in {"": self.gradients, **weighted}.items():
             tensors[f"{prefix}sq_norms_by_block"] = gradients.sq_norms_by_block.to_numpy(dtype=np.float64)
             if gradients.sketches is not None:
                 tensors[f"{prefix}sketches"] = gradients.sketches
@@ -499,11 +500,6 @@ def shared_entry(measured: Measurement, name: str) -> object:
     if name == "sketch_version":
         return None if measured.sketches is None else measured.metadata.get(name, 1)
     return measured.metadata.get(name)
-
-
-def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
-    """Return the gradients of a measurement by the prefix of their tensors' names."""
-    return {"": measured.gradients} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
 
 
 # What ``token_dtype`` narrows.

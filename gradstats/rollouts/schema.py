@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def validate(frame: pd.DataFrame) -> None:
         if name in frame:
             _refuse(
                 frame,
-                frame[name].map(_length).to_numpy() != lengths,
+                frame[name].map(lambda values: -1 if values is None else len(values)).to_numpy() != lengths,
                 f"has a {name} of another length than its completion_tokens",
             )
     if "sampler_logprobs" in frame:
@@ -115,10 +115,6 @@ def _is_token_id(token: object) -> bool:
     except (TypeError, ValueError, OverflowError):
         return False
     return bool(whole == token) and 0 <= whole < _MOST_IDS
-
-
-def _length(values: Sized | None) -> int:
-    return -1 if values is None else len(values)
 
 
 def _largest(values: Sequence[float]) -> float:

@@ -30,6 +30,7 @@ from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import file_digest, partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, PART, is_running, part_alone, part_lock
+from gradstats.system.outputs import Kind
 
 if TYPE_CHECKING:
     from gradstats.stats import SamplerGap
@@ -355,14 +356,6 @@ def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()
             file.unlink()
 
 
-def refuse_other_folder(path: Path) -> None:
-    """Refuse to run in a folder that contains anything other than a run, before any work is done."""
-    if os.path.lexists(path) and not path.is_dir():
-        raise NotADirectoryError(f"{path} is not a folder: choose another run directory (--out)")
-    if path.is_dir() and not is_run_directory(path) and _holds_something(path):
-        raise ValueError(f"the folder {path} is not empty and is not a run directory: choose another (--out)")
-
-
 def _holds_something(path: Path) -> bool:
     """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
     left = {*partials(path), *path.glob(f"{PART}*"), *(path / name for name in ("rollouts", "measurement", LOCK))}
@@ -370,3 +363,6 @@ def _holds_something(path: Path) -> bool:
     if folders:  # version 0.1 recorded no checksum
         left.add(path / "experiment.yaml")
     return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
+
+
+RUN_DIRECTORY = Kind("a run directory", lambda path: is_run_directory(path) or not _holds_something(path))
