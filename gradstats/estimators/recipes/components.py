@@ -22,6 +22,7 @@ from gradstats.estimators.estimator import (
     Parameters,
     Parametrised,
     Rule,
+    as_factory,
     bind_parameters,
     check_parameters,
     suggest,
@@ -94,14 +95,7 @@ def component(
             rules=rules or {},
         )
         COMPONENTS[kind][name] = definition
-
-        def factory(*arguments: object, **keywords: object) -> Component:
-            return _make(definition, arguments, keywords)
-
-        factory.__name__ = factory.__qualname__ = name
-        factory.__doc__ = function.__doc__
-        factory.__module__ = function.__module__
-        return factory
+        return as_factory(definition, _make)
 
     return decorate
 
