@@ -174,8 +174,8 @@ class FiellerRatio:
 
     which is an interval where D differs from 0, everything outside an interval where it does not but N does, and the
     whole line otherwise. Unlike an interval about the quotient, it has its stated coverage however close the
-    denominator is to 0,
-    but it is unbounded there. E. C. Fieller, *Some Problems in Interval Estimation*, JRSS B 16, 1954.
+    denominator is to 0, but it is unbounded there. E. C. Fieller, *Some Problems in Interval Estimation*, JRSS B 16,
+    1954.
 
     It is solved for the difference from the estimated quotient r, with :math:`e = N - rD`, so that no digits are lost
     where the quotient is known nearly exactly.
@@ -264,9 +264,7 @@ FEWEST_SAMPLES, NUMBERS = 999, 200_000
 
 @dataclass(frozen=True)
 class SkewedMeanEstimate(Estimate):
-    """A mean on the log scale, whose upper end is a lognormal sample's of the same spread where that is above
-    Student's.
-    """
+    """A mean on the log scale, whose upper end is that of a lognormal sample where that is above Student's."""
 
     n_prompts: int = 0
     spread: float = 0.0  # standard deviation of the logarithms of the prompts' values

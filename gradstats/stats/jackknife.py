@@ -108,24 +108,24 @@ class Statistic:
 
     def scaled(self, factor: float) -> Statistic:
         """Return the statistic times a known number."""
-        return Statistic(
-            self.value * factor,
-            self.replicates * factor,
-            None if self.sketch is None else self.sketch * factor,
-            None if self.dealt is None else self.dealt * factor,
-        )
+        return self._mapped(self.value * factor, self.replicates * factor, factor)
 
     def root(self) -> Statistic:
         """Return the square root; NaN of what is negative."""
         with np.errstate(invalid="ignore", divide="ignore"):
             value = float(np.sqrt(self.value))
-            slope = float(np.divide(0.5, value))
-            return Statistic(
-                value,
-                np.sqrt(self.replicates),
-                None if self.sketch is None else self.sketch * slope,
-                None if self.dealt is None else self.dealt * slope,
-            )
+            return self._mapped(value, np.sqrt(self.replicates), float(np.divide(0.5, value)))
+
+    def logarithm(self) -> Statistic:
+        """Return the logarithm; NaN of what is not positive."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            slope = float(np.divide(1.0, self.value))
+            return self._mapped(float(np.log(self.value)), np.log(self.replicates), slope)
+
+    def _mapped(self, value: float, replicates: np.ndarray, slope: float) -> Statistic:
+        """Return a function of the statistic, whose derivative is ``slope``."""
+        sketch, dealt = (None if part is None else part * slope for part in (self.sketch, self.dealt))
+        return Statistic(value, replicates, sketch, dealt)
 
     def without_bias(self, from_deals: float = 0.0) -> Statistic:
         r"""Return the statistic less the jackknife's estimate of its bias, :math:`(M-1)(\bar θ_{(·)} - θ)`.
@@ -190,17 +190,6 @@ class Statistic:
         variance = chosen.variance()
         stderr = float(np.sqrt(variance)) if np.isfinite(variance) else np.nan
         return Estimate(self.value, stderr, scale, len(self.replicates) - 1.0)
-
-    def logarithm(self) -> Statistic:
-        """Return the logarithm; NaN of what is not positive."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            slope = float(np.divide(1.0, self.value))
-            return Statistic(
-                float(np.log(self.value)),
-                np.log(self.replicates),
-                None if self.sketch is None else self.sketch * slope,
-                None if self.dealt is None else self.dealt * slope,
-            )
 
     def _combine(
         self, value: float, replicates: np.ndarray, slope: float, other: Statistic, other_slope: float
