@@ -158,15 +158,12 @@ def parse_problem(prompt: str) -> Story:
     if start is None or not all(found) or start[1] not in PRONOUNS:
         raise ValueError(f"prompt must look like 'Mia has 12 apples. On Monday she buys 4. ...', got {prompt!r}.")
     name, number, things = start.groups()
-    story = Story(name, things, int(number), tuple(_change(match) for match in found if match))
+    stated = [match.groups(default="") for match in found if match]
+    changes = tuple(Change(when, verb, int(amount), friend) for when, verb, amount, friend in stated)
+    story = Story(name, things, int(number), changes)
     if prompt not in {_text(story, question) for question in range(len(_QUESTIONS))}:
         raise ValueError(f"prompt must be worded like those of generate_problems, got {prompt!r}.")
     return story
-
-
-def _change(match: re.Match[str]) -> Change:
-    when, verb, amount, friend = match.groups()
-    return Change(when, verb, int(amount), friend or "")
 
 
 def _step_range(steps: int | tuple[int, int] | None) -> tuple[int, int]:

@@ -107,8 +107,7 @@ class Grader:
     """Rewards with weights: a completion's reward is the weighted sum of their values.
 
     A reward that exceeds its time limit, raises an error, or does not return a finite number adds 0 for that
-    completion,
-    and is counted.
+    completion, and is counted.
     """
 
     rewards: tuple[WeightedReward, ...]
