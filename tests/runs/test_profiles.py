@@ -8,7 +8,7 @@ from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
 from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
-from gradstats.runs.profiles import measured_source, measurement_for_profile
+from gradstats.runs.pipeline import measured_source, measurement_for_profile
 
 SAMPLING = SamplingSection(group_size=2, max_new_tokens=8, reward="small_runs:vowels", seed=5)
 

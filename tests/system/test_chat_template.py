@@ -7,7 +7,7 @@ from conftest import tiny_model, tiny_tokenizer
 
 from gradstats.policy.policy import Policy
 from gradstats.system import chat_template
-from gradstats.system.template_rendering import render
+from gradstats.system.chat_template import render
 
 _LOOP = "{{% for {0} in range(99999) %}}{1}{{% endfor %}}"
 _ENDLESS = _LOOP.format("a", _LOOP.format("b", _LOOP.format("c", "")))
