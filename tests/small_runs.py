@@ -53,6 +53,12 @@ def leave_out_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "_svg", lambda figure: '<svg width="2pt" height="1pt"></svg>')
 
 
+def only_two_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw two figures of each run, beside those that commands add; all of them are drawn in tests/report."""
+    two = tuple(figure for figure in figures.FIGURES if figure.name in ("variance", "length_scaling"))
+    monkeypatch.setattr(figures, "FIGURES", two)
+
+
 def sampled_and_measured(experiment: Experiment, path) -> Measurement:
     """The steps of a run before the analysis."""
     run = RunDirectory.open(path, experiment)
