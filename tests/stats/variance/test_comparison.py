@@ -298,8 +298,9 @@ def test_only_ratios_that_vary_along_completions_need_scores_of_tokens(gap, kind
 def test_the_other_rows_stay_and_the_reason_is_given():
     measured = small_measurement()
     labels = ["rloo", "gae", "remax", "otb", "recipe:grpo", "group_mean"]
-    with pytest.warns(UserWarning, match="the row is NaN: otb needs"):
+    with pytest.warns(UserWarning) as caught:
         table = compare_available(measured, labels, group_size=[2, 4])
+    assert any("the row is NaN: otb needs" in str(one.message) for one in caught)
     frame = table.to_frame()
     assert frame["estimator"].tolist() == labels * 2
     assert frame["group_size"].tolist() == [2] * 6 + [4] * 6
