@@ -1,7 +1,5 @@
 """A run of a random model on a few problems, and rewards for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The layout that docs/design.md describes: what a package holds, what imports what, and what never loads torch."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A tiny experiment and a finished run of it, which the tests of the steps share."""
 
-from __future__ import annotations
-
 import json
 
 import matplotlib as mpl

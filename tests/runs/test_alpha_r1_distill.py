@@ -1,7 +1,5 @@
 """The published α setting from end to end, with a small random model instead of the 1.5 B model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -77,10 +75,7 @@ def downloads(tmp_path_factory):
     return root
 
 
-LOCAL = (
-    "policy.name=models/DeepSeek-R1-Distill-Qwen-1.5B",
-    "prompts.source=data/orca-math-word-problems-200k",
-)
+LOCAL = ("policy.name=models/DeepSeek-R1-Distill-Qwen-1.5B", "prompts.source=data/orca-math-word-problems-200k")
 
 
 def test_without_a_hub_one_sentence_says_what_to_download_and_where_to_put_it(monkeypatch, capsys, tmp_path):

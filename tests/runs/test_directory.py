@@ -1,7 +1,5 @@
 """A run directory: which folders and settings it accepts, and what it records."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

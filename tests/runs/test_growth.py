@@ -1,7 +1,5 @@
 """Extending a finished run: existing shards stay unchanged, and additions are reproducible."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -122,7 +120,7 @@ def test_the_results_of_a_run_that_grew_are_of_all_its_completions(small, path):
     assert json.loads((path / "alpha.json").read_text())["n"] == 16
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("moment", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 2)), 3])
 def test_an_interrupted_extension_goes_on_and_may_grow_further(small, grown_twice, path, monkeypatch, moment):
     larger, largest = small(prompts={"n": 6}), small(prompts={"n": 6}, sampling={"group_size": 3})
     draw, left = SamplingPlan.draw, [moment]

@@ -1,7 +1,5 @@
 """A run from end to end: the files it writes, resuming after an interruption, rejected changes."""
 
-from __future__ import annotations
-
 import json
 
 import matplotlib as mpl

@@ -1,7 +1,5 @@
 """Scoring a run again: no model is touched, old rewards are kept, an interrupted change is finished."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

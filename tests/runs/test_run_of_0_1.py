@@ -1,7 +1,5 @@
 """A run directory of version 0.1 is read, analysed and resumed; neither its policy nor its prompts are needed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -95,7 +93,7 @@ def test_the_same_experiment_samples_and_measures_nothing(path):
     before = shards_of(path)
     (path / "report.html").write_text("<p>a page of version 0.1, which marked none")
     saved = {name: pd.read_csv(path / "tables" / f"{name}.csv") for name in ("length_scaling", "length_bins")}
-    result = run_experiment(load_experiment(path / "experiment.yaml"), path, progress=False)
+    result = run_experiment(load_experiment(path / "experiment.yaml", ["figures.formats=[]"]), path, progress=False)
     assert shards_of(path) == before
     assert len(result.measured) == 16
     assert is_marked(path / "report.html")
@@ -126,7 +124,7 @@ def test_a_shard_that_is_missing_is_all_that_would_be_measured(path, monkeypatch
     monkeypatch.setattr("gradstats.runs.measuring_step.experiment_policy", lambda *_: SimpleNamespace(digests={}))
     monkeypatch.setattr(MeasuringSession, "open", opened)
     monkeypatch.setattr(MeasuringSession, "measure", measured)
-    run_experiment(load_experiment(path / "experiment.yaml"), path, progress=False)
+    run_experiment(load_experiment(path / "experiment.yaml", ["figures.formats=[]"]), path, progress=False)
     # The session is opened with the shortest, the median and the longest completion, which it checks.
     assert asked == [3, gs.read_rollouts(SAVED / "rollouts" / "shard-00001.parquet").sample_id.tolist()]
     assert sorted(folder.name for folder in (path / "measurement").iterdir()) == [

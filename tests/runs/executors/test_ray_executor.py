@@ -1,7 +1,5 @@
 """Workers of ray: their values, deaths, errors and interrupts, and runs whose files are those of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import warnings
