@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-
 from gradstats.config.experiment import Experiment, read_experiment
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system import files
@@ -112,7 +110,6 @@ def forked(action: Callable[[], object]) -> int:
 
 def main(experiment_file: str, folder: str, *moments: str) -> None:
     """Print for each moment how the killed run and the one after it ended."""
-    mpl.use("Agg")
     experiment = read_experiment(Path(experiment_file))
     for text in moments:
         moment, _, write = text.partition(":")

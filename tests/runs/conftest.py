@@ -2,15 +2,12 @@
 
 import json
 
-import matplotlib as mpl
 import pytest
 from small_runs import leave_out_pictures, only_two_figures
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import FiguresSection
 from gradstats.runs.pipeline import run_experiment
-
-mpl.use("Agg")
 
 
 @pytest.fixture(scope="session")

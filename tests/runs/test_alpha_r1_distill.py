@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import matplotlib as mpl
 import pandas as pd
 import pytest
 import torch
@@ -18,8 +17,6 @@ from gradstats.config.experiment import load_experiment, shipped_experiments
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import analyse
 from gradstats.runs.directory import RunDirectory
-
-mpl.use("Agg")
 
 VARIANTS = {
     "alpha_r1_distill_model_defaults": {"sampling.temperature": 0.6, "sampling.top_p": 0.95},

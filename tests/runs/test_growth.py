@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,8 +20,6 @@ from gradstats.runs.directory import RunPart
 from gradstats.runs.growth import resolve_revisions, rounds_of
 from gradstats.runs.pipeline import run_experiment, run_part
 from gradstats.sampling.plan import SamplingPlan
-
-mpl.use("Agg")
 
 
 @pytest.fixture(scope="module")

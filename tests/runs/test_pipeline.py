@@ -2,7 +2,6 @@
 
 import json
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,8 +13,6 @@ from gradstats.config.experiment import load_experiment, shipped_experiments
 from gradstats.gradients import MeasuringSession
 from gradstats.runs.pipeline import run_experiment
 from gradstats.sampling.plan import SamplingPlan
-
-mpl.use("Agg")
 
 
 def test_a_run_leaves_the_whole_directory(drawn):

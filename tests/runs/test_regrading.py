@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,8 +17,6 @@ from gradstats.runs import regrading
 from gradstats.runs.analysis import RunResult
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.system.files import remove_path, write_json
-
-mpl.use("Agg")
 
 
 @pytest.fixture(scope="module")

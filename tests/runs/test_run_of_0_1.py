@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +18,6 @@ from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.outputs import is_marked
 
-mpl.use("Agg")
 pytestmark = pytest.mark.filterwarnings("ignore")  # four prompts are too few, and every step says so
 
 #: Written by ``gradstats run embedded --set prompts.n=4 sampling.group_size=4 sampling.max_new_tokens=48

@@ -4,7 +4,6 @@ import json
 import re
 import warnings
 
-import matplotlib as mpl
 import pytest
 
 import gradstats
@@ -144,9 +143,6 @@ def test_inputs_that_a_run_will_not_measure_are_warned_of(label, settings, messa
 def test_values_and_references_that_cannot_be_made_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         check_names(absent(**settings))
-
-
-mpl.use("Agg")
 
 
 def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch):

@@ -120,7 +120,6 @@ def test_a_run_keeps_its_reference_and_its_sampler(run):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_workers_of_ray_make_the_values_of_one_process(finished, run):
     pytest.importorskip("ray")
     made = sorted((run / "values").glob("shard-*.parquet"))

@@ -42,7 +42,6 @@ def is_running(pid):
     return True
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_group_returns_the_value_of_the_first_rank_and_survives_a_lack_of_memory(tmp_path, monkeypatch):
     seen = []
@@ -97,7 +96,6 @@ def test_what_passes_through_no_weights_is_done_by_the_first_rank(tmp_path):
     assert (tmp_path / f"opened-0-{pid}").exists()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:rank 1 of 2 died")
 def test_a_run_whose_second_rank_is_killed_leaves_the_files_of_one_process(experiment, finished, tmp_path):
     marks = tmp_path / "marks"
