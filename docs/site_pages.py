@@ -1,4 +1,4 @@
-"""Write the pages of the site that say what the code says already: every public name, every command, every figure.
+"""Write the pages of the site that say what the code says already: names, commands, columns of tables and figures.
 
 ``make docs`` writes them to docs/generated, which is not kept.
 """
@@ -21,6 +21,7 @@ import yaml
 import gradstats
 from gradstats.cli.commands import COMMANDS, main
 from gradstats.integrations import trl
+from gradstats.report.columns import INDEX
 from gradstats.report.figures import FIGURES
 from gradstats.system.files import read_json
 
@@ -137,6 +138,22 @@ def help_of(command: str) -> str:
     return printed.getvalue().strip()
 
 
+def quantities_page() -> str:
+    """Return the page with every column of every table: what it means, and the file that defines it."""
+    parts = ["# Quantities\n\nEvery printed or saved column, as `gradstats list quantities` prints them.\n"]
+    for table, columns in INDEX.items():
+        rows = [f"| `{column.name}` | {cell(column.meaning)} | `{column.file}` |" for column in columns]
+        parts.append(
+            "\n".join([f"## {table}\n", "| column | meaning | defined in |", "| --- | --- | --- |", *rows, ""])
+        )
+    return "\n".join(parts)
+
+
+def cell(text: str) -> str:
+    """Return a text as it stands in a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
 def gallery_page() -> str:
     """Return the page with every committed figure and the command that makes it."""
     captions = {figure.name: figure.caption for figure in FIGURES} | OTHER_CAPTIONS
@@ -184,7 +201,13 @@ def first_line(script: Path) -> str:
 def write() -> None:
     """Write the pages; files that say the same already are left alone, so that only what changed is built again."""
     GENERATED.mkdir(exist_ok=True)
-    for name, page in (("python", api_page()), ("commands", commands_page()), ("gallery", gallery_page())):
+    pages = {
+        "python": api_page(),
+        "commands": commands_page(),
+        "quantities": quantities_page(),
+        "gallery": gallery_page(),
+    }
+    for name, page in pages.items():
         file = GENERATED / f"{name}.md"
         if not file.exists() or file.read_text("utf-8") != page:
             file.write_text(page, "utf-8")

@@ -752,7 +752,7 @@ def profile(
     """
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
-    from gradstats.runs.profiles import measurement_for_profile
+    from gradstats.runs.pipeline import measurement_for_profile
     from gradstats.stats import profile_policy
 
     if not sources:

@@ -7,7 +7,6 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +27,7 @@ from gradstats.config.sections import (
     VarianceSection,
 )
 from gradstats.config.trust import is_received, refuse_untrusted
-from gradstats.config.validation import Section, WrongSettingsError
+from gradstats.config.validation import Section, WrongSettingsError, nearest_or_all
 
 # An experiment has some hundred values; a few lines of nested aliases can stand for billions.
 _MOST_VALUES = 100_000
@@ -285,8 +284,7 @@ def find_experiment(name: str, *, sweep: bool = False) -> Path:
     kind, shipped = "sweep" if sweep else "experiment", shipped_experiments(sweeps=sweep)
     if name in shipped:
         return shipped[name]
-    near = get_close_matches(name, shipped, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(shipped)}"
+    hint = nearest_or_all(name, shipped, "there are")
     raise FileNotFoundError(
         f"there is no {kind} file {name}, and no {kind} of that name comes with the project ({hint})"
     )

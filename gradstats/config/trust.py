@@ -23,13 +23,9 @@ class UntrustedCodeError(ValueError):
 
 @dataclass(frozen=True)
 class NamedCode:
-    """Code that a setting would run.
+    """Code that a setting would run."""
 
-    Attributes:
-        setting: where it is named, such as "sampling.reward".
-    """
-
-    setting: str
+    setting: str  # where it is named, such as "sampling.reward"
     value: str
     anywhere: bool = False
 

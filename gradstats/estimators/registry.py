@@ -18,6 +18,7 @@ from gradstats.estimators.estimator import (
     Estimator,
     Level,
     Parameters,
+    as_factory,
     bind_parameters,
     check_parameters,
     suggest,
@@ -68,13 +69,7 @@ def estimator(
         _add(definition)
         ALIASES.update(dict.fromkeys(aliases, name))
 
-        def factory(*arguments: object, **keywords: object) -> Estimator:
-            return _make(definition, arguments, keywords)
-
-        factory.__name__ = factory.__qualname__ = name
-        factory.__doc__ = function.__doc__
-        factory.__module__ = function.__module__
-        return cast("Callable[P, Estimator]", factory)
+        return cast("Callable[P, Estimator]", as_factory(definition, _make))
 
     return decorate
 

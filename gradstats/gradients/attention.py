@@ -74,26 +74,19 @@ def refusing_lower_precision(policy: Policy) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _LengthDependence:
-    """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length.
-
-    Attributes:
-        prefix: of its attributes for one kind of layers; empty where all layers share them.
-        dynamic: whether each length beyond ``limit`` has factors of its own; otherwise all of them share the long ones.
-    """
+    """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length."""
 
     path: str
     module: Any
-    prefix: str
-    dynamic: bool
+    prefix: str  # of its attributes for one kind of layers; empty where all layers share them
+    dynamic: bool  # whether each length beyond limit has factors of its own; otherwise all of them share the long ones
     limit: int
 
 
 def length_classes(models: Sequence[nn.Module], times: np.ndarray) -> list[tuple[int, ...]]:
     """Return what the rotary factors of sequences depend on: sequences of one class may be padded together.
 
-    Args:
-        models: the models that they go through.
-        times: (sequences,), number of tokens, prompts included.
+    Times, (sequences,), are numbers of tokens, prompts included.
     """
     dependences = [one for model in models for one in _dependences(model)]
     return [tuple(_class(one, int(time)) for one in dependences) for time in times]

@@ -38,11 +38,7 @@ _LENGTHS = (32, 64)
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """An estimate in GiB, by what takes it.
-
-    Attributes:
-        logits: logits and their gradients.
-    """
+    """An estimate in GiB, by what takes it."""
 
     libraries: float
     weights: float

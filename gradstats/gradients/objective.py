@@ -95,12 +95,7 @@ def _budget(policy: Policy, memory_gib: float | None) -> float:
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of every position from the forward pass.
-
-    Attributes:
-        logprobs: log-probability of the sampled token.
-        sum_pi_squared: sum of the squared probabilities of that distribution.
-    """
+    """Statistics of every position from the forward pass: of the sampled token, and of the whole distribution."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -110,22 +105,15 @@ class TokenStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sequences that pass through the model together, right-padded.
+    """Sequences that pass through the model together, right-padded."""
 
-    Attributes:
-        rows: (batch,), their rows in the rollouts.
-        input_ids: (batch, time).
-        weights: (weightings, batch, kept), token weights of the last ``kept`` positions, zero on the prompt and on
-            padding. The first weighting is 1 on every counted token; the user gives further ones.
-        starts: (batch,), the index of the completion's first token among the kept positions.
-        lengths: (batch,), number of completion tokens, masked ones included.
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # (batch,), their rows in the rollouts
     input_ids: Int[Tensor, "batch time"]
+    # (weightings, batch, kept), token weights of the last kept positions, zero on the prompt and on padding. The first
+    # weighting is 1 on every counted token; the user gives further ones
     weights: Float[Tensor, "weightings batch kept"]
-    starts: list[int]
-    lengths: list[int]
+    starts: list[int]  # (batch,), the index of the completion's first token among the kept positions
+    lengths: list[int]  # (batch,), number of completion tokens, masked ones included
 
     @property
     def n_tokens(self) -> int:

@@ -91,13 +91,7 @@ def reference_logprobs(reference: Policy, chunk: Chunk) -> torch.Tensor:
 
 @dataclass
 class MeasuringSession:
-    """A policy, an engine and settings that have passed the self-check, ready to measure shard after shard.
-
-    Attributes:
-        checked_later: prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk
-            is measured, see :meth:`expect`; None afterwards.
-        estimated_from: digests of the prompts from which the metric's second moments were estimated.
-    """
+    """A policy, an engine and settings that have passed the self-check, ready to measure shard after shard."""
 
     policy: Policy
     engine: Engine
@@ -108,8 +102,11 @@ class MeasuringSession:
     token_budget: int
     memory_gib: float | None
     metadata: dict[str, Any]
+    # prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk is measured, see
+    # expect; None afterwards
     checked_later: tuple[str, int] | None = None
     ranks: Ranks = field(default_factory=Ranks)
+    # digests of the prompts from which the metric's second moments were estimated
     estimated_from: frozenset[str] = frozenset()
 
     @classmethod
@@ -197,11 +194,10 @@ class MeasuringSession:
         self.checked_later = sequence_to_check(rollouts)
 
     def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
-        """Score rollouts by a forward pass alone.
+        """Score rollouts by a forward pass alone: quantity → one array (T_i,) per completion.
 
-        Returns:
-            For each of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``, one array (T_i,) per
-            completion; and ``"ref_logprobs"`` where there is a reference policy.
+        The quantities are those of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``; and
+        ``"ref_logprobs"`` where there is a reference policy.
         """
         found: dict[str, dict[int, np.ndarray]] = {name: {} for name in TokenStatistics._fields}
         if self.reference is not None:

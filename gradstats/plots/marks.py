@@ -74,8 +74,9 @@ def estimates_of(frame: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
 
 def draw_nothing(ax: Axes, why: str) -> None:
     """Write in the middle of empty axes why they are empty."""
-    place = {"xycoords": "axes fraction", "ha": "center", "va": "center"}
-    ax.annotate(why, (0.5, 0.5), color=muted(REMARK), style="italic", **place)
+    ax.annotate(
+        why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=muted(REMARK), style="italic"
+    )
 
 
 def without_interval(centre: Numbers, low: Numbers, high: Numbers) -> Bool[np.ndarray, " n"]:

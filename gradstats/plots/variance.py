@@ -526,8 +526,9 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity, every: pd.DataFrame
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         colors.append(color)
-        look = {"fill": estimator_fill(str(label)), "unknown": "not resolved" if measured[row] else "not measured"}
-        draw_row(ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), color, marker, **look)
+        fill, unknown = estimator_fill(str(label)), "not resolved" if measured[row] else "not measured"
+        place = float(places[row])
+        draw_row(ax, place, (estimate[0], estimate[1], estimate[2]), color, marker, fill=fill, unknown=unknown)
     known = np.flatnonzero(~np.isnan(together).any(axis=1))
     low, high = np.clip(together[known], *ax.get_xlim()).T
     ax.hlines(places[known], low, high, colors=[colors[row] for row in known], linewidth=stroke(0.6), zorder=1.5)

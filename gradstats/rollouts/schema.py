@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def validate(frame: pd.DataFrame) -> None:
         if name in frame:
             _refuse(
                 frame,
-                frame[name].map(_length).to_numpy() != lengths,
+                frame[name].map(lambda values: -1 if values is None else len(values)).to_numpy() != lengths,
                 f"has a {name} of another length than its completion_tokens",
             )
     if "sampler_logprobs" in frame:
@@ -117,10 +117,6 @@ def _is_token_id(token: object) -> bool:
     return bool(whole == token) and 0 <= whole < _MOST_IDS
 
 
-def _length(values: Sized | None) -> int:
-    return -1 if values is None else len(values)
-
-
 def _largest(values: Sequence[float]) -> float:
     """Return the largest of some numbers; NaN, which stands for an unknown one, is below every other."""
     return float(np.fmax.reduce(np.asarray(values, dtype=np.float64), initial=-np.inf))
@@ -142,16 +138,11 @@ _FORMAT_KEY, _CHECKSUM_KEY = b"gradstats_format", b"gradstats_checksum"
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """A table as it was written.
+    """A table as it was written."""
 
-    Attributes:
-        columns: name → entries.
-        lacks_checksum: whether this program wrote it without a checksum, as version 0.1 did.
-    """
-
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[Any]]  # name → entries
     metadata: dict[str, Any]
-    lacks_checksum: bool
+    lacks_checksum: bool  # whether this program wrote it without a checksum, as version 0.1 did
 
 
 def write_checked(table: pa.Table, metadata: Mapping[str, Any], path: Path) -> None:

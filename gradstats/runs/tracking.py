@@ -127,9 +127,6 @@ class Tracking:
     """The tracker of a run; without one, nothing is logged.
 
     When the tracker fails, a warning says so once and the run continues without it.
-
-    Attributes:
-        name: of the tracker.
     """
 
     name: str = "none"

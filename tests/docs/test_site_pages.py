@@ -12,6 +12,7 @@ import pytest
 
 import gradstats as gs
 from gradstats.cli.commands import COMMANDS
+from gradstats.report.columns import INDEX
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,6 +47,15 @@ def test_the_help_of_every_command_is_printed(pages):
     assert "\x1b" not in page
 
 
+def test_every_column_is_listed_with_its_file(pages):
+    page = pages.quantities_page()
+    tables = page.split("## ")[1:]
+    assert [table.split("\n")[0] for table in tables] == list(INDEX)
+    for text, columns in zip(tables, INDEX.values(), strict=True):
+        for column in columns:
+            assert f"| `{column.name}` | {column.meaning.replace('|', chr(92) + '|')} | `{column.file}` |" in text
+
+
 def test_every_figure_is_shown_with_its_command(pages):
     page = pages.gallery_page()
     for picture in DOCS.parent.glob("figures/*/*.png"):
@@ -63,7 +73,7 @@ def test_figures_of_unknown_origin_are_an_error(pages, monkeypatch):
 
 def test_pages_are_written_when_they_change_and_gone_names_lose_theirs(pages, monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "GENERATED", tmp_path / "generated")
-    for name in ("commands_page", "gallery_page"):
+    for name in ("commands_page", "quantities_page", "gallery_page"):
         monkeypatch.setattr(pages, name, lambda: "# Page\n")
     pages.write()
     before = (tmp_path / "generated" / "gallery.md").stat().st_mtime_ns

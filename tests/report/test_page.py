@@ -380,7 +380,7 @@ def test_a_table_without_a_best_set_has_no_such_column(frame):
 
 def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(frame):
     definitions = {column["name"]: column for column in variance_on_page(frame)["columns"]}
-    assert definitions["matched_ratio"]["meaning"] == TERMS["matched ratio"]
+    assert definitions["matched_ratio"]["meaning"] == TERMS["relative noise, matched ratio"]
     assert definitions["matched_ratio"]["file"] == "gradstats/stats/variance/estimates.py"
     assert definitions["ratio"]["heading"] == "ratio to RLOO"
     assert set(TERM_OF_COLUMN.values()) <= set(TERMS)

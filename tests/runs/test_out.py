@@ -40,7 +40,7 @@ INTO_FOLDERS = {"figures", "tables", "curve", "optimal-baselines", "critic", "to
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
 #: What computes: nothing of it is called where the target is refused.
 WORK = (
-    "gradstats.runs.profiles.read_measurement",
+    "gradstats.runs.pipeline.read_measurement",
     "gradstats.measurement.measurement.read_measurement",
     "gradstats.rollouts.table.read_rollouts",
     "gradstats.runs.pipeline.sample_shards",

@@ -1,4 +1,4 @@
-"""Second moments that are estimated from rollouts, and where a profile's measurement comes from."""
+"""Second moments that are estimated from rollouts."""
 
 import numpy as np
 import pytest
@@ -9,10 +9,8 @@ from gradient_models import any_model
 from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
-from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
 from gradstats.gradients.metric import prompt_digests
 from gradstats.reference.naive_estimators import sequence_gradients
-from gradstats.runs.profiles import measured_source, measurement_for_profile
 from gradstats.runs.second_moments import set_aside
 from gradstats.runs.validate import check_names
 
@@ -150,47 +148,3 @@ def test_the_command_line_measures_in_a_metric(monkeypatch, capsys, policy_folde
     code, _, err = run(monkeypatch, capsys, *words, "--sketch-dim", "None")
     assert code == 1
     assert "metric" in err
-
-
-SAMPLING = SamplingSection(group_size=2, max_new_tokens=8, reward="small_runs:vowels", seed=5)
-
-
-@pytest.fixture(scope="module")
-def run_of_profiles(policy_folder, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("profiles")
-    experiment = small_experiment(policy_folder, folder / "p.jsonl")
-    sampled_and_measured(experiment, folder / "run")
-    return folder / "run"
-
-
-def test_runs_and_measurements_are_distinguished_from_policies(run_of_profiles, policy_folder, tmp_path):
-    for measured in (run_of_profiles, run_of_profiles / "measurement", run_of_profiles / "measurement" / "shard-00000"):
-        assert measured_source(str(measured)), measured
-    for policy in (policy_folder, "embedded", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", str(tmp_path)):
-        assert not measured_source(policy), policy
-
-
-def test_a_run_is_read_and_its_policy_left_alone(run_of_profiles, monkeypatch):
-    monkeypatch.setattr("gradstats.policy.load_policy", lambda *_, **__: pytest.fail("the policy was loaded"))
-    policy, prompts = PolicySection(name=str(run_of_profiles)), PromptsSection(source="absent")
-    measured = measurement_for_profile(str(run_of_profiles), policy, prompts, SAMPLING, progress=False)
-    expected = gs.read_measurement(run_of_profiles / "measurement")
-    np.testing.assert_array_equal(measured.sq_norms, expected.sq_norms)
-
-
-@pytest.mark.filterwarnings("ignore:the model's generation_config")
-def test_a_policy_is_sampled_and_measured_as_by_the_public_functions(run_of_profiles, policy_folder):
-    prompts = PromptsSection(
-        source=str(run_of_profiles.with_name("p.jsonl")), n=3, seed=1, settings={"id_column": "key"}
-    )
-    policy = PolicySection(name=policy_folder, temperature=0.7)
-    measured = measurement_for_profile(policy_folder, policy, prompts, SAMPLING, progress=False)
-    loaded = gs.load_policy(policy_folder, temperature=0.7)
-    problems = gs.load_prompts(prompts.source, 3, rng=1, id_column="key")
-    rollouts = gs.sample(
-        loaded, problems, group_size=2, max_new_tokens=8, reward="small_runs:vowels", rng=5, progress=False
-    )
-    expected = gs.measure(loaded, rollouts, progress=False)
-    assert measured.metadata["policy"]["temperature"] == 0.7
-    assert measured.rollouts.prompt_id.tolist() == expected.rollouts.prompt_id.tolist()
-    np.testing.assert_allclose(measured.sq_norms, expected.sq_norms)

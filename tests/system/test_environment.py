@@ -9,8 +9,8 @@ from conftest import tiny_model, tiny_tokenizer
 
 from gradstats.policy.policy import Policy
 from gradstats.system import chat_template, environment
+from gradstats.system.chat_template import render
 from gradstats.system.environment import commit_of, git_commit, hub_problem
-from gradstats.system.template_rendering import render
 
 
 def test_versions_hardware_and_commit():

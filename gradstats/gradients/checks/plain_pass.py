@@ -32,32 +32,22 @@ _KEPT_COORDINATES = 2**18
 
 @dataclass(frozen=True)
 class PlainGradient:
-    """The gradient of one sequence under one weighting.
+    """The gradient of one sequence under one weighting."""
 
-    Attributes:
-        sq_norms: parameter name → squared norm.
-        sketch: (dim,) in float64, or None.
-        kept: name → coordinates (n,) in float64 of some parameters, small ones first.
-    """
-
-    sq_norms: dict[str, float]
-    sketch: np.ndarray | None
-    kept: dict[str, np.ndarray]
+    sq_norms: dict[str, float]  # parameter name → squared norm
+    sketch: np.ndarray | None  # (dim,) in float64, or None
+    kept: dict[str, np.ndarray]  # name → coordinates (n,) in float64 of some parameters, small ones first
 
 
 @dataclass(frozen=True)
 class PlainPass:
-    """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name.
-
-    Attributes:
-        tokens: name → (completion length,).
-        dtype: the narrower of the dtypes of parameters and of logits, which some models compute in float32 whatever
-            their own dtype: results agree as far as it allows.
-    """
+    """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name."""
 
     row: int
     gradients: list[PlainGradient]
-    tokens: dict[str, np.ndarray]
+    tokens: dict[str, np.ndarray]  # name → (completion length,)
+    # the narrower of the dtypes of parameters and of logits, which some models compute in float32 whatever their own
+    # dtype: results agree as far as it allows
     dtype: torch.dtype
 
 
@@ -69,16 +59,7 @@ def plain_pass(
     sketch: CountSketch | None,
     weightings: Sequence[np.ndarray] = (),
 ) -> PlainPass:
-    """Differentiate one sequence.
-
-    Args:
-        policy: the policy.
-        rollouts: the sequences.
-        row: which of them.
-        selection: the differentiated parameters.
-        sketch: the projection, or None.
-        weightings: further token weights, each (completion length,).
-    """
+    """Differentiate one sequence, also under further token weights, each (completion length,)."""
     ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
     kind = torch.promote_types(policy.dtype, torch.float32)
     weights = [mask, *(mask * weighting for weighting in weightings)]

@@ -221,24 +221,16 @@ class SelfCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """Largest relative deviations of an engine from one backward pass per sequence, on a few sequences.
+    """Largest relative deviations of an engine from one backward pass per sequence, on a few sequences."""
 
-    Attributes:
-        squared_norms: of ‖S‖².
-        parameters: of the part of ‖S‖² that is one parameter's.
-        sketches: of the sketches; None where there are none.
-        token_quantities: of the recorded quantities of tokens.
-        tolerance: the largest deviation of ‖S‖² and of token quantities that was accepted.
-        deviation_from_float32: for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the
-            dtype, without a tolerance); None otherwise, and for a sharded model, which cannot be copied.
-    """
-
-    squared_norms: float
-    parameters: float
-    sketches: float | None
-    token_quantities: float
-    tolerance: float
+    squared_norms: float  # of ‖S‖²
+    parameters: float  # of the part of ‖S‖² that is one parameter's
+    sketches: float | None  # of the sketches; None where there are none
+    token_quantities: float  # of the recorded quantities of tokens
+    tolerance: float  # the largest deviation of ‖S‖² and of token quantities that was accepted
     tolerance_of_parts: float
+    # for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the dtype, without a tolerance);
+    # None otherwise, and for a sharded model, which cannot be copied
     deviation_from_float32: float | None = None
 
 

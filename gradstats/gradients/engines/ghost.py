@@ -144,11 +144,8 @@ def _ids(model: CausalModel) -> Tensor:
 class _Calls(TorchDispatchMode):
     """Within this context, watches who reads the parameters of some modules, and repeats the calls of some of them.
 
-    Args:
-        units: the modules; those of no known kind are run again for one sequence alone.
-
-    Attributes:
-        failed: path of each module that does not suffice → why.
+    Modules of no known kind are run again for one sequence alone; ``failed`` says why a module, by its path, does not
+    suffice.
     """
 
     def __init__(self, units: Sequence[_Unit]) -> None:

@@ -37,12 +37,8 @@ def may_be_linear(module: nn.Module) -> bool:
 class WatchedParameters(TorchFunctionMode):
     """Within this context, watches what is computed from the parameters of a linear map.
 
-    Args:
-        module: a module for which :func:`may_be_linear` holds.
-
-    Attributes:
-        products: input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
-            dtype or cast to another.
+    ``products`` are input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
+    dtype or cast to another.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -87,15 +83,10 @@ def _is_one_of(value: object, tensors: list[Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class EmbeddingRows:
-    """The gradient of an embedding, for each sequence: rows of it, by token.
+    """The gradient of an embedding, for each sequence: rows of it, by token."""
 
-    Attributes:
-        ids: (batch, time), the row to which each position adds.
-        values: (batch, time, columns), the values that it adds.
-    """
-
-    ids: Tensor
-    values: Tensor
+    ids: Tensor  # (batch, time), the row to which each position adds
+    values: Tensor  # (batch, time, columns), the values that it adds
 
 
 Term = OuterProducts | EmbeddingRows | RoutedProducts | Tensor
@@ -103,15 +94,11 @@ Term = OuterProducts | EmbeddingRows | RoutedProducts | Tensor
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """A module that owns selected parameters.
-
-    Attributes:
-        names: name of each selected parameter in the module ("weight", "bias") → its name in the model.
-    """
+    """A module that owns selected parameters."""
 
     path: str
     module: Any
-    names: dict[str, str]
+    names: dict[str, str]  # name of each selected parameter in the module ("weight", "bias") → its name in the model
 
     #: The form of the gradient of ``weight``; the gradient of ``bias`` is always a plain tensor.
     weight_term: ClassVar[type] = Tensor
@@ -310,15 +297,11 @@ def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StandIns:
-    """A module whose own parameters are replaced during the forward pass.
-
-    Attributes:
-        names: name of each selected parameter in the module → its name in the model.
-    """
+    """A module whose own parameters are replaced during the forward pass."""
 
     path: str
     module: nn.Module
-    names: dict[str, str]
+    names: dict[str, str]  # name of each selected parameter in the module → its name in the model
 
     @property
     def are_vectors(self) -> bool:
@@ -349,13 +332,7 @@ class StandIns:
 
 
 def broadcasts(model: CausalModel, stand_ins: Sequence[StandIns], ids: Tensor) -> bool:
-    """Return whether vectors that differ between sequences give each sequence the output that its own vectors give.
-
-    Args:
-        model: the model.
-        stand_ins: the modules whose vectors are replaced.
-        ids: (batch, time), a few tokens.
-    """
+    """Return whether vectors that differ between sequences give each sequence the output that its own vectors give."""
     generator = torch.Generator().manual_seed(0)
 
     def different(vector: Tensor) -> Tensor:
@@ -388,17 +365,12 @@ Place = tuple[int, torch.Size, tuple[int, ...]]
 
 
 class Uses:
-    """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete.
-
-    Attributes:
-        ids: for each embedding, the ids of each use, (batch, time).
-        n_sharing: number of layers with the same input, by :func:`_place`.
-    """
+    """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete."""
 
     def __init__(self) -> None:
         self.n_terms: Counter[tuple[str, type]] = Counter()
-        self.ids: dict[str, list[Tensor]] = defaultdict(list)
-        self.n_sharing: Counter[Place] = Counter()
+        self.ids: dict[str, list[Tensor]] = defaultdict(list)  # for each embedding, the ids of each use, (batch, time)
+        self.n_sharing: Counter[Place] = Counter()  # number of layers with the same input, by _place
 
     def count(self, layer: Layer, inputs: Tensor) -> None:
         """Record one call of a layer's module."""
@@ -410,12 +382,7 @@ class Uses:
 
 
 class LayerReduction:
-    """Reduces each parameter's gradient as soon as all its terms are available.
-
-    Args:
-        reduction: accumulates norms and sketches.
-        uses: the counts of the forward pass.
-    """
+    """Reduces each parameter's gradient as soon as all its terms are available."""
 
     def __init__(self, reduction: Reduction, uses: Uses) -> None:
         self._reduction = reduction

@@ -84,14 +84,11 @@ def _tokens(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OtherModule:
-    """A module with selected parameters that is of no known kind.
-
-    Attributes:
-        names: name of each selected parameter in the module, modules inside it included → its name in the model.
-    """
+    """A module with selected parameters that is of no known kind."""
 
     path: str
     module: nn.Module
+    # name of each selected parameter in the module, modules inside it included → its name in the model
     names: dict[str, str]
 
 
@@ -147,10 +144,7 @@ class _Call:
 class Recomputation:
     """Records the calls of a module in a forward pass, and differentiates them after the backward pass.
 
-    Args:
-        other: the module.
-        batch: number of sequences.
-        times: the possible numbers of positions, by which the axes batch and time may have been merged.
+    ``times`` are the possible numbers of positions, by which the axes batch and time may have been merged.
     """
 
     def __init__(self, other: OtherModule, batch: int, times: tuple[int, ...]) -> None:

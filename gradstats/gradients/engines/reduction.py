@@ -19,19 +19,14 @@ _SPAN = 2**12
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """The result of an engine for one chunk.
-
-    Attributes:
-        sq_norms_by_block: (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole.
-        sketches: (weightings, batch, sketch_dim) or None.
-        statistics: per kept position, (batch, kept) each.
-        sketches_by_block: (weightings, batch, blocks, sketch_dim), whose sum over blocks are ``sketches``; or None.
-    """
+    """The result of an engine for one chunk."""
 
     chunk: Chunk
+    # (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole
     sq_norms_by_block: np.ndarray
-    sketches: np.ndarray | None
-    statistics: TokenStatistics
+    sketches: np.ndarray | None  # (weightings, batch, sketch_dim) or None
+    statistics: TokenStatistics  # per kept position, (batch, kept) each
+    # (weightings, batch, blocks, sketch_dim), whose sum over blocks are sketches; or None
     sketches_by_block: np.ndarray | None = None
 
 
@@ -39,18 +34,8 @@ class Reduction:
     """Accumulates squared norms by block and sketches of a batch of gradients, parameter by parameter.
 
     In a metric, norms and sketches are those of P·S. :meth:`add` and :meth:`add_row` multiply by P; whoever calls
-    :meth:`add_sq_norms` or adds to :meth:`sketches_of` has done so, see :meth:`preconditioner_of`.
-
-    Args:
-        selection: the parameters and their blocks.
-        sketch: the projection, or None for none.
-        batch: number of sequences.
-        dtype: dtype of the gradients; norms and sketches are at least float32.
-        device: device of the gradients.
-
-    Attributes:
-        dtype: dtype of sketches and of intermediate sums.
-        sketch: the projection, or None.
+    :meth:`add_sq_norms` or adds to :meth:`sketches_of` has done so, see :meth:`preconditioner_of`. Norms, sketches and
+    intermediate sums are at least float32.
     """
 
     def __init__(
@@ -174,17 +159,11 @@ _PRODUCT_ELEMENTS = 2**21
 
 @dataclass(frozen=True)
 class OuterProducts:
-    r"""The gradient of a linear layer's weight for each sequence, a sum over time of outer products.
+    """The gradient of a linear layer's weight for each sequence, a sum over time of outer products."""
 
-    Attributes:
-        inputs: (batch, time, inputs), the layer's inputs.
-        gradients: (batch, time, outputs), the gradients of its outputs.
-        transposed: False for a weight (outputs, inputs), True for (inputs, outputs).
-    """
-
-    inputs: Tensor
-    gradients: Tensor
-    transposed: bool = False
+    inputs: Tensor  # (batch, time, inputs), the layer's inputs
+    gradients: Tensor  # (batch, time, outputs), the gradients of its outputs
+    transposed: bool = False  # False for a weight (outputs, inputs), True for (inputs, outputs)
 
     @classmethod
     def join(cls, terms: list[OuterProducts]) -> OuterProducts:
@@ -239,9 +218,7 @@ class OuterProducts:
     def products(self, dtype: torch.dtype, preconditioner: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Yield a few rows of the gradient at a time: the index of the first, and (batch, rows, columns).
 
-        Args:
-            dtype: dtype of the products.
-            preconditioner: (all rows, columns), by which they are multiplied; None for none.
+        Multiplied by a preconditioner, (all rows, columns), where there is one.
         """
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)

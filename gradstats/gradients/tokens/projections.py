@@ -47,15 +47,10 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Factors:
-    r"""Directions of one matrix, :math:`V_k = A_k B_k^\top`.
+    r"""Directions of one matrix, :math:`V_k = A_k B_k^\top`."""
 
-    Attributes:
-        left: (directions, rows, rank), :math:`A_k`.
-        right: (directions, columns, rank), :math:`B_k`.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # (directions, rows, rank), A_k
+    right: Tensor  # (directions, columns, rank), B_k
 
 
 @dataclass(frozen=True)
@@ -123,18 +118,10 @@ _KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
 
 
 class FactoredLayers:
-    """The layers whose weights move along products of two thin factors.
+    """The layers whose weights move along products of two thin factors, by the names and shapes of these weights.
 
     Inside :meth:`moving`, forward-mode differentiation with respect to ``epsilon`` moves each of these weights along
     its direction.
-
-    Args:
-        model: the model.
-        selection: the parameters that move.
-        tangents: the directions.
-
-    Attributes:
-        shapes: parameter name → shape of each of these weights.
     """
 
     def __init__(self, model: nn.Module, selection: ParameterSelection, tangents: Tangents) -> None:
@@ -152,12 +139,9 @@ class FactoredLayers:
 
     @contextmanager
     def moving(self, factors: dict[str, Factors], epsilon: Tensor) -> Iterator[None]:
-        """Move the weights while the context is open.
+        """Move the weights along one direction while the context is open; those without factors are fixed.
 
-        Args:
-            factors: parameter name → factors of one direction, (rows, rank) and (columns, rank); other weights are
-                fixed.
-            epsilon: scalar, differentiated forward with tangent 1.
+        ``epsilon``, a scalar, is differentiated forward with tangent 1.
         """
         handles = [
             module.register_forward_hook(_moved(module, kind, pair, epsilon), with_kwargs=True)
@@ -231,19 +215,12 @@ _HEAD_ELEMENTS = 2**25
 
 @dataclass(frozen=True)
 class HeadGradients:
-    r"""Results of one forward pass of a chunk and one backward pass through the output embedding.
+    """Results of one forward pass of a chunk and one backward pass through the output embedding."""
 
-    Attributes:
-        statistics: per kept position, (batch, kept) each.
-        hidden: (batch, kept, width), the input of the output embedding where each kept token is predicted.
-        of_hidden: (batch, kept, width), :math:`\partial\log\pi(y_t)/\partial h_t`.
-        of_output: (batch, kept, vocabulary), the gradient of the output embedding's output.
-    """
-
-    statistics: TokenStatistics
-    hidden: Tensor
-    of_hidden: Tensor
-    of_output: Tensor
+    statistics: TokenStatistics  # per kept position, (batch, kept) each
+    hidden: Tensor  # (batch, kept, width), the input of the output embedding where each kept token is predicted
+    of_hidden: Tensor  # (batch, kept, width), ∂log π(y_t)/∂ h_t
+    of_output: Tensor  # (batch, kept, vocabulary), the gradient of the output embedding's output
 
 
 def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,8 +19,31 @@ from gradstats.stats.printed import Printed
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
 
 
+class Tested(Printed):
+    """A number that is tested against 0, with Student's interval."""
+
+    tested: ClassVar[str] = "difference"
+    stderr: float
+    degrees: float
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval of the number that is tested."""
+        estimate = Estimate(getattr(self, self.tested), self.stderr, "raw", self.degrees)
+        return estimate.confidence_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return a frame of one row: what was estimated, the interval of what is tested, and the p-value."""
+        row: dict[str, object] = {}
+        for name, value in vars(self).items():
+            if name not in ("stderr", "degrees"):
+                row[name] = value
+            if name == self.tested:
+                row[f"{name}_low"], row[f"{name}_high"] = self.confidence_interval(confidence_level)
+        return pd.DataFrame([row])
+
+
 @dataclass(frozen=True, repr=False)
-class CurvatureTest(Printed):
+class CurvatureTest(Tested):
     r"""The curvature of log‖S‖² as a function of log T.
 
     Attributes:
@@ -30,20 +54,12 @@ class CurvatureTest(Printed):
         pvalue: of no curvature, two-sided.
     """
 
+    tested: ClassVar[str] = "curvature"
+
     curvature: float
     stderr: float
     degrees: float
     pvalue: float
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the curvature."""
-        return Estimate(self.curvature, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: the curvature with its interval and the p-value."""
-        low, high = self.confidence_interval(confidence_level)
-        row = {"curvature": self.curvature, "curvature_low": low, "curvature_high": high, "pvalue": self.pvalue}
-        return pd.DataFrame([row])
 
 
 def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
@@ -79,7 +95,7 @@ def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
 
 
 @dataclass(frozen=True, repr=False)
-class MundlakTest(Printed):
+class MundlakTest(Tested):
     r"""The exponents within and between prompts, and whether they differ.
 
     Attributes:
@@ -97,23 +113,6 @@ class MundlakTest(Printed):
     stderr: float
     degrees: float
     pvalue: float
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the difference."""
-        return Estimate(self.difference, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: both exponents, their difference with its interval and the p-value."""
-        low, high = self.confidence_interval(confidence_level)
-        row = {
-            "alpha_within": self.alpha_within,
-            "alpha_between": self.alpha_between,
-            "difference": self.difference,
-            "difference_low": low,
-            "difference_high": high,
-            "pvalue": self.pvalue,
-        }
-        return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """Return the answer in words."""
@@ -285,7 +284,7 @@ _COLUMNS = ("prompt_id", "length", "sq_norm")
 
 
 @dataclass(frozen=True, repr=False)
-class AlphaDifference(Printed):
+class AlphaDifference(Tested):
     r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.alpha_difference`.
 
     Attributes:
@@ -305,24 +304,6 @@ class AlphaDifference(Printed):
     degrees: float
     pvalue: float
     n_prompts: int
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the difference."""
-        return Estimate(self.difference, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: both exponents, their difference with its interval, and the p-value."""
-        low, high = self.confidence_interval(confidence_level)
-        row = {
-            "alpha": self.alpha,
-            "other_alpha": self.other_alpha,
-            "difference": self.difference,
-            "difference_low": low,
-            "difference_high": high,
-            "pvalue": self.pvalue,
-            "n_prompts": self.n_prompts,
-        }
-        return pd.DataFrame([row])
 
 
 def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:

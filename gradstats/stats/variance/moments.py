@@ -365,9 +365,8 @@ class DealtDifferences:
 
     def __init__(
         self,
-        weights_of: Callable[
-            [Int[np.ndarray, " rows"]], np.ndarray
-        ],  # of a batch with these rows: (rows,) or (rows, T)
+        # Of a batch with these rows: (rows,) or (rows, T).
+        weights_of: Callable[[Int[np.ndarray, " rows"]], np.ndarray],
         fixed: np.ndarray,  # the weights of all completions that are dealt alike: (n,), (n, T) or (3, n, T)
         scores: Scores | CombinedScores,
         groups: Groups,

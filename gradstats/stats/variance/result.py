@@ -350,13 +350,11 @@ class VarianceByBlock(Printed):
     With the gradient in blocks, :math:`\mathrm{tr\,Cov}(ĝ) = \sum_b \mathrm{tr\,Cov}(ĝ_b)`: ``trace_cov`` says
     where an estimator's noise lies, and ``ratio`` which blocks' noise it reduces. The weights of completions are those
     of the whole in every block.
-
-    Attributes:
-        comparisons: block → the comparison of the estimators on it, in the order of the measurement's blocks.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", JUDGED.name, "cosine")
 
+    # block → the comparison of the estimators on it, in the order of the measurement's blocks
     comparisons: Mapping[str, VarianceComparison]
 
     @property
