@@ -37,8 +37,8 @@ EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
 HEAD = """# Claims
 
 Claims of the literature, and what the committed runs say of each. Numbers are relative noise unless named; brackets are
-95 % intervals over prompts. The policies are [small](findings.md): the page shows how a claim is checked on any run,
-and decides none for large models. It is written by `docs/claims_page.py` from the tables in `figures/`.
+95 % intervals over prompts. The policies are [small](findings.md#the-runs): the page shows how a claim is checked on any
+run, and decides none for large models.
 """
 
 
