@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gradstats import plots
+from gradstats import analyses, plots
 from gradstats.plots.names import KNOWN
 from gradstats.stats.variance.quantities import COMPARED
 

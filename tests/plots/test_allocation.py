@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from fixture_frames import allocation, shares
 
-from gradstats import plots
+from gradstats import analyses, plots
+from gradstats.analyses import plot_critic
 from gradstats.analyses.critic import FAILED, RECOVERED
-from gradstats.plots import plot_critic
 
 
 def test_measured_sizes_are_filled_and_extrapolated_ones_open():
