@@ -8,6 +8,8 @@ import pytest
 from fixture_frames import curves
 from matplotlib.colors import to_rgb
 
+from gradstats import analyses
+
 
 def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
     frame = curves("ordinary")
