@@ -3,8 +3,6 @@
 They agree on names and defaults, and what a docstring says of an argument begins as the section's help does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect
@@ -194,17 +192,11 @@ COMMANDS = {
 
 
 #: Fields of a section that its command does not have, and why.
-NOT_ON_THE_COMMAND_LINE = {
-    ("alpha", "published"): "the command draws nothing",
-}
+NOT_ON_THE_COMMAND_LINE = {("alpha", "published"): "the command draws nothing"}
 #: What a command passes beside options.
 NOT_OPTIONS = {"progress", "keep_in", "policy", "problems", "rollouts"}
 
-POLICY_WORDS = {
-    "sample": COMMANDS["sample"][2],
-    "measure": COMMANDS["measure"][2],
-    "check": ("embedded",),
-}
+POLICY_WORDS = {"sample": COMMANDS["sample"][2], "measure": COMMANDS["measure"][2], "check": ("embedded",)}
 #: Lengths, squared norms and prompts of a fit.
 THREE_POINTS = (np.log([1.0, 2.0, 4.0, 8.0]), np.log([1.0, 3.0, 5.0, 9.0]), np.array([0, 0, 1, 1]))
 

@@ -1,7 +1,5 @@
 """The analysis step: what it writes, and what it does where the data allow no result."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -18,7 +16,6 @@ from command_line import run
 from rich.progress import Progress
 
 import gradstats
-from gradstats import Rollouts as Rollouts_for_breakdowns
 from gradstats import equivalent_group_size, variance_by_length
 from gradstats.config.experiment import VarianceSection
 from gradstats.measurement.measurement import read_measurement
@@ -226,7 +223,7 @@ def test_ratios_are_written_and_drawn_only_where_they_differ_from_one(finished, 
 class Measured:
     """The fields of a measurement that a comparison reads."""
 
-    rollouts: Rollouts_for_breakdowns
+    rollouts: Rollouts
     sketches: np.ndarray
     sq_norms: np.ndarray
 
@@ -236,7 +233,7 @@ def measured(per_prompt, n_prompts=40, seed=0):
     n = n_prompts * per_prompt
     rewards = (rng.random(n) < 0.5).astype(float)
     scores = rng.standard_normal((n, 64)) + 0.2 * rewards[:, None]
-    rollouts = Rollouts_for_breakdowns.from_sequences(
+    rollouts = Rollouts.from_sequences(
         [[1]] * n,
         [[2] * length for length in rng.integers(3, 30, n)],
         rewards,

@@ -1,16 +1,18 @@
 """``--out``, for every command that has it: what the program did not write is still there afterwards."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 
 import pytest
 from command_line import run
+from small_runs import only_two_figures
 
 import gradstats
+from gradstats.analyses import registry
 from gradstats.cli import commands
 from gradstats.system.lock import only_writer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 _DRAWN = ["--prompts", "PROBLEMS", "--n", "2", "--group-size", "2", "--max-new-tokens", "4"]
 #: Every command that has ``--out``, with little work to do.
@@ -20,11 +22,11 @@ CASES = {
     "sample": ["sample", "POLICY", *_DRAWN],
     "measure": ["measure", "POLICY", "--rollouts", "RUN", "--sketch-dim", "16"],
     "variance": ["variance", "RUN", "--estimators", "rloo", "--n-resamples", "20"],
-    "curve": ["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"],
-    "optimal-baselines": ["optimal-baselines", "RUN", "--n-resamples", "8"],
-    "by-success": ["by-success", "RUN", "rloo", "--bins", "2"],
-    "allocate": ["allocate", "RUN", "rloo", "--tokens", "1000"],
-    "critic": ["critic", "RUN"],
+    "curve": ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
+    "optimal_baselines": ["ask", "RUN", "optimal_baselines", "--n-resamples", "8"],
+    "success_bins": ["ask", "RUN", "success_bins", "rloo", "--bins", "2"],
+    "allocation": ["ask", "RUN", "allocation", "rloo", "--tokens", "1000"],
+    "critic": ["ask", "RUN", "critic"],
     "tokens": ["tokens", "RUN"],
     "ratios": ["ratios", "RUN"],
     "profile": ["profile", "RUN"],
@@ -34,7 +36,7 @@ CASES = {
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "tables", "curve", "optimal-baselines", "critic", "tokens"}
+INTO_FOLDERS = {"figures", "tables", "curve", "optimal_baselines", "critic", "tokens"}
 #: Those among them whose folder may be the run itself.
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
 #: What computes: nothing of it is called where the target is refused.
@@ -73,8 +75,14 @@ def place(finished, policy_folder, tmp_path_factory):
     return root
 
 
+@pytest.fixture(autouse=True)
+def few_figures(monkeypatch):
+    only_two_figures(monkeypatch)
+
+
 def test_every_command_that_has_an_out_is_tried():
-    assert set(CASES) == {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
+    with_out = {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
+    assert set(CASES) == {*with_out, *registry.names()}
 
 
 def is_allowed(command, target):
@@ -86,7 +94,6 @@ def is_allowed(command, target):
     return own or (command in INTO_FOLDERS and target in (("model",) if command == "figures" else (".", "model")))
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("command", "target"),
     [
@@ -124,9 +131,9 @@ EARLIER = {
     "measure": ("m", ["--sketch-seed", "1"]),
     "variance": ("v.csv", ["--confidence-level", "0.5"]),
     "curve": ("c", ["--confidence-level", "0.5"]),
-    "optimal-baselines": ("o", ["--confidence-level", "0.5"]),
-    "by-success": ("b.csv", ["--confidence-level", "0.5"]),
-    "allocate": ("a.csv", ["--confidence-level", "0.5"]),
+    "optimal_baselines": ("o", ["--confidence-level", "0.5"]),
+    "success_bins": ("b.csv", ["--confidence-level", "0.5"]),
+    "allocation": ("a.csv", ["--confidence-level", "0.5"]),
     "ratios": ("r.csv", ["--bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
     "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),
@@ -142,7 +149,6 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", [name for name in CASES if name not in ELSEWHERE])
 def test_an_earlier_result_is_replaced_and_one_of_other_settings_on_request_only(place, monkeypatch, capsys, command):
     name, other = EARLIER[command]
@@ -173,21 +179,24 @@ INTO_THE_RUN = {
     "report": (["report", "RUN"], "report.html"),
     "figures": (["figures", "RUN"], "figures/length_scaling.png"),
     "tokens": (["tokens", "RUN"], "proxy_quality.csv"),
-    "curve": (["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"], "tables/curve_asymmetric_loo_true_delta.csv"),
-    "optimal-baselines": (["optimal-baselines", "RUN"], "tables/optimal_baselines.json"),
-    "critic": (["critic", "RUN"], "tables/critic.csv"),
+    "curve": (
+        ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
+        "tables/curve_asymmetric_loo_true_delta.csv",
+    ),
+    "optimal_baselines": (["ask", "RUN", "optimal_baselines"], "tables/optimal_baselines.json"),
+    "critic": (["ask", "RUN", "critic"], "tables/critic.csv"),
     "tables": (["tables", "RUN"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.
-WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "by-success", "allocate", "ratios", "profile"}
+WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "ratios", "profile"}
 READ = {"alpha", "plan", "group-size", "shift", "length-reward", "check", "list", "env"}
 
 
 def test_every_command_is_known_to_write_or_not_to():
-    assert set(commands.COMMANDS) == {*INTO_THE_RUN, *WRITE_ELSEWHERE, *READ}
+    asked = {"ask", *registry.names()}
+    assert set(commands.COMMANDS) - asked == {*INTO_THE_RUN, *WRITE_ELSEWHERE, *READ} - asked
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", INTO_THE_RUN)
 def test_a_run_on_which_another_process_works_is_not_written_into(place, monkeypatch, capsys, command):
     path = place / "run"
@@ -199,7 +208,6 @@ def test_a_run_on_which_another_process_works_is_not_written_into(place, monkeyp
         assert contents(place) == before
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", ["variance", "profile", "report"])
 def test_a_new_file_in_a_run_on_which_another_process_works_is_refused(place, monkeypatch, capsys, command):
     with only_writer(place / "run"):
@@ -210,7 +218,6 @@ def test_a_new_file_in_a_run_on_which_another_process_works_is_refused(place, mo
         assert contents(place) == before
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_reading_needs_no_lock(place, tmp_path, monkeypatch, capsys):
     with only_writer(place / "run"):
         for words in (["alpha"], ["report", "--out", tmp_path / "r.html"], ["variance", "--out", tmp_path / "v.csv"]):
@@ -218,7 +225,6 @@ def test_reading_needs_no_lock(place, tmp_path, monkeypatch, capsys):
             assert code == 0, err
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", ["report", "figures", "curve"])
 def test_files_of_another_run_are_not_replaced(finished, tmp_path, monkeypatch, capsys, command):
     one, other = (shutil.copytree(finished.run.path, tmp_path / name) for name in ("one", "other"))
@@ -231,7 +237,6 @@ def test_files_of_another_run_are_not_replaced(finished, tmp_path, monkeypatch, 
     assert contents(other) == before
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("command", "link"), [(command, link) for command, (_, name) in INTO_THE_RUN.items() for link in (name, ".lock")]
 )
@@ -250,7 +255,6 @@ def test_a_link_in_a_run_is_not_followed(finished, tmp_path, monkeypatch, capsys
     assert thesis.read_text() == "years of work"
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_measurement_of_a_run_may_be_on_another_disk(finished, tmp_path, monkeypatch, capsys):
     path = shutil.copytree(finished.run.path, tmp_path / "run")
     (path / "measurement").rename(tmp_path / "disk")
@@ -262,7 +266,6 @@ def test_the_measurement_of_a_run_may_be_on_another_disk(finished, tmp_path, mon
     assert (path / "measurement").is_symlink()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", ["run", "report"])
 def test_a_page_of_the_users_in_a_run_is_left_alone(finished, tmp_path, monkeypatch, capsys, command):
     path = shutil.copytree(finished.run.path, tmp_path / "run")

@@ -1,7 +1,5 @@
 """What results look like when they are printed, at Python's prompt and in a notebook."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
