@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS
 from gradstats.report.columns import INDEX
 
@@ -42,7 +43,8 @@ def test_every_public_name_is_listed_once_and_found(pages):
 
 def test_the_help_of_every_command_is_printed(pages):
     page = pages.commands_page()
-    assert [line[13:] for line in page.splitlines() if line.startswith("## gradstats ")] == list(COMMANDS)
+    questions = [f"ask RUN {name}" for name in registry.names()]
+    assert [line[13:] for line in page.splitlines() if line.startswith("## gradstats ")] == [*COMMANDS, *questions]
     assert "usage: gradstats ask RUN success_bins" in page
     assert "\x1b" not in page
 
