@@ -67,7 +67,7 @@ USED_ON = {
     "analyses.plot_critic": "docs/figures",
     "plots.plot_group_size": "notebooks/02_variance_vs_baseline",
     "plots.plot_length_bins": "docs/figures",
-    "plots.plot_length_reward": "notebooks/02_variance_vs_baseline",
+    "analyses.plot_length_reward": "notebooks/02_variance_vs_baseline",
     "plots.plot_prompt_parts": "notebooks/02_variance_vs_baseline",
     "plots.plot_proxy": "docs/figures",
     "plots.plot_shares": "docs/figures",

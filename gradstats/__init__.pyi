@@ -21,11 +21,15 @@ from .measurement import read_measurement as read_measurement
 from . import estimators as estimators
 from .analyses import Allocation as Allocation
 from .analyses import CriticQuality as CriticQuality
+from .analyses import ImpliedShift as ImpliedShift
+from .analyses import LengthRewardCorrelation as LengthRewardCorrelation
 from .analyses import OptimalBaselines as OptimalBaselines
 from .analyses import SuccessBins as SuccessBins
 from .analyses import VarianceCurve as VarianceCurve
 from .analyses import allocate as allocate
 from .analyses import critic_quality as critic_quality
+from .analyses import implied_shift as implied_shift
+from .analyses import length_reward_correlation as length_reward_correlation
 from .analyses import optimal_baselines as optimal_baselines
 from .analyses import variance_by_success as variance_by_success
 from .analyses import variance_curve as variance_curve
@@ -35,9 +39,7 @@ from .stats import AlphaPlan as AlphaPlan
 from .stats import AlphaReport as AlphaReport
 from .stats import CurvatureTest as CurvatureTest
 from .stats import EquivalentGroupSize as EquivalentGroupSize
-from .stats import ImpliedShift as ImpliedShift
 from .stats import LengthBins as LengthBins
-from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import MundlakTest as MundlakTest
 from .stats import OnPolicyCheck as OnPolicyCheck
@@ -61,8 +63,6 @@ from .stats import equivalent_group_size as equivalent_group_size
 from .stats import equivalent_group_sizes as equivalent_group_sizes
 from .stats import fit_energy_scaling as fit_energy_scaling
 from .stats import fit_length_scaling as fit_length_scaling
-from .stats import implied_shift as implied_shift
-from .stats import length_reward_correlation as length_reward_correlation
 from .stats import length_scaling_by_block as length_scaling_by_block
 from .stats import local_slope as local_slope
 from .stats import mundlak_test as mundlak_test

@@ -369,48 +369,6 @@ def group_size(
     terminal.show_answer(answer, as_json, confidence_level)
 
 
-@with_code_of_run
-def shift(
-    source: Positional[Path],
-    estimator: Positional[str],
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-    trust: Trust = False,
-) -> None:
-    """Find the shift δ of Asymmetric REINFORCE that a baseline corresponds to on these rollouts.
-
-    Args:
-        source: a measurement folder or a run directory.
-        estimator: its label, such as "length_weighted(alpha=0.8)", "recipe:opo" or a module:function of your own; of a
-            recipe, the baseline before it is divided by a scale.
-    """
-    refuse_unknown_estimators(estimator)
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-
-    answer = gradstats.implied_shift(read_measurement(source, partial=partial), estimator)
-    terminal.show_answer(answer, as_json, confidence_level)
-
-
-def length_reward(
-    source: Positional[Path],
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-) -> None:
-    """Estimate the correlation of reward with length among answers to the same prompt.
-
-    Args:
-        source: a rollouts file or a run directory.
-    """
-    import gradstats
-    from gradstats.rollouts.table import read_rollouts
-
-    answer = gradstats.length_reward_correlation(read_rollouts(source, partial=partial))
-    terminal.show_answer(answer, as_json, confidence_level)
-
-
 def ratios(
     source: Positional[Path],
     bins: int = 4,

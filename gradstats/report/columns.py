@@ -389,13 +389,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quadratic="part that falls like 2/M²",
         ),
     ),
-    "shift": (*_ESTIMATOR, *_of(f"{_VARIANCE}/implied_shift.py", delta="δ, the baseline less the group mean")),
-    "length-reward": _of(
-        "stats/length_reward.py",
-        correlation="of length and reward within prompts",
-        n_prompts="prompts whose completions vary in both",
-        n="completions of those",
-    ),
     "fitted values": _of(
         "values/fitted.py",
         explained_variance="share of the variance of returns that the values explain, out of fold",

@@ -38,7 +38,7 @@ from gradstats.plots.save import (
 )
 from gradstats.plots.style import palette
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
-from gradstats.stats import LengthRewardCorrelation, LengthScalingFit, length_reward_correlation
+from gradstats.stats import LengthScalingFit
 from gradstats.stats.variance.quantities import JUDGED, in_metric
 
 #: Entry of the ``.attrs`` of a table: whether its rows are sorted by ``value``, or stand as ``listed``.
@@ -169,12 +169,6 @@ def _kinds_of_parameter(run: SavedResults) -> pd.DataFrame | None:
     return run.by_block if run.by_block is not None and has_kinds(run.by_block) else None
 
 
-def _points_of_several_rewards(run: SavedResults) -> pd.DataFrame | None:
-    if run.points is None or "reward" not in run.points or len(set(run.points["reward"])) < 2:
-        return None
-    return run.points
-
-
 def _points_with_energy(run: SavedResults) -> pd.DataFrame | None:
     return None if run.energy_fit is None or run.fit is None else run.points
 
@@ -201,12 +195,6 @@ def _scaled_proxy(run: SavedResults) -> pd.DataFrame | None:
     ranks = dict(zip(run.tokens.proxies["proxy"], run.tokens.proxies["rank_correlation"], strict=True))
     sample.attrs |= {"proxy": "logit proxy, scaled", "truth": "token energy", "rank_correlation": float(ranks["logit"])}
     return sample
-
-
-def _correlation(points: pd.DataFrame) -> LengthRewardCorrelation:
-    with warnings.catch_warnings():  # too few informative prompts: the figure then gives no number
-        warnings.simplefilter("ignore")
-        return length_reward_correlation(lengths=points["length"], rewards=points["reward"], groups=points["prompt_id"])
 
 
 #: The figures of a run that no analysis declares, in the order of the report.
@@ -282,12 +270,6 @@ _OWN_FIGURES = (
         lambda run, table: plots.plot_block_heatmap(table, value="alpha"),
     ),
     RunFigure(
-        "length_reward",
-        "Reward against length, both relative to the mean of the same prompt.",
-        _points_of_several_rewards,
-        lambda run, table: plots.plot_length_reward(table, correlation=_correlation(table)),
-    ),
-    RunFigure(
         "alpha_energy",
         "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
         _points_with_energy,
@@ -321,10 +303,10 @@ _OWN_FIGURES = (
 
 
 def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
-    """Return a figure that an analysis declares, of the table that every run has of it."""
+    """Return a figure that an analysis declares, of a table that every run has."""
 
     def needs(run: SavedResults) -> pd.DataFrame | None:
-        frame = run.breakdowns.get(analysis.name)
+        frame = run.table(figure.table or analysis.name)
         return None if frame is None else figure.rows(frame)
 
     assert isinstance(figure.caption, str)
@@ -334,10 +316,14 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
 def _all_figures() -> tuple[RunFigure, ...]:
     """Return every figure of a run, those of analyses behind the figures that they follow."""
     found = list(_OWN_FIGURES)
-    for analysis in registry.every():
-        for figure in analysis.figures if analysis.in_run is not None else ():
-            at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), len(found))
-            found.insert(at, _of_analysis(analysis, figure))
+    declared = [(one, figure) for one in registry.every() for figure in one.figures]
+    waiting = [(one, figure) for one, figure in declared if figure.table or one.in_run is not None]
+    while waiting:  # one that follows another waits for it
+        names = {"", *(one.name for one in found)}
+        analysis, figure = next((pair for pair in waiting if pair[1].after in names), waiting[0])
+        waiting.remove((analysis, figure))
+        at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), len(found))
+        found.insert(at, _of_analysis(analysis, figure))
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from gradstats.analyses import registry
+from gradstats.analyses.declaration import POINTS
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats import LengthScalingFit, fit_length_scaling
@@ -404,6 +405,10 @@ class SavedResults:
         """α of each block, where blocks were measured."""
         rows = None if self.alpha is None else self.alpha.get("by_block")
         return _in_metric(pd.DataFrame(rows), self.metric) if rows else None
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """Return a table that every run has, by the name of its file."""
+        return self.points if name == POINTS else self.breakdowns.get(name)
 
     @property
     def metric(self) -> str:

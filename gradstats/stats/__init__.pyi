@@ -1,5 +1,3 @@
-from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
-from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_scaling.alpha import LengthScalingFit as LengthScalingFit
 from .length_scaling.alpha import fit_length_scaling as fit_length_scaling
 from .length_scaling.alpha_report import AlphaReport as AlphaReport
@@ -39,8 +37,6 @@ from .variance.comparison import compare as compare
 from .variance.equivalent_group_size import EquivalentGroupSize as EquivalentGroupSize
 from .variance.equivalent_group_size import equivalent_group_size as equivalent_group_size
 from .variance.equivalent_group_size import equivalent_group_sizes as equivalent_group_sizes
-from .variance.implied_shift import ImpliedShift as ImpliedShift
-from .variance.implied_shift import implied_shift as implied_shift
 from .variance.length_bins import LengthBins as LengthBins
 from .variance.length_bins import variance_by_length as variance_by_length
 from .variance.length_bins import variances_by_length as variances_by_length

@@ -14,7 +14,6 @@ from command_line import run
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats.analyses import registry
-from gradstats.measurement.measurement import read_measurement
 from gradstats.report.analysis_tables import analysis_table
 from gradstats.report.columns import INDEX, without_interval_end
 from gradstats.report.figures import FIGURES
@@ -30,6 +29,8 @@ ASKED = {
     ),
     "optimal_baselines": (["--n-resamples", "8"], {"n_resamples": 8}),
     "critic": (["--last-step", "1"], {"last_step": 1}),
+    "shift": (["token_mean"], {"estimator": "token_mean"}),
+    "length_reward": ([], {}),
 }
 
 
@@ -49,7 +50,7 @@ def folder(tmp_path_factory):
 def answer(name, folder):
     with warnings.catch_warnings():  # the data are few
         warnings.simplefilter("ignore")
-        return registry.get(name)(read_measurement(folder), **ASKED[name][1])
+        return registry.get(name).of_source(registry.get(name).source(folder), **ASKED[name][1])
 
 
 def test_every_question_is_asked_here():
@@ -65,17 +66,21 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
     for one in analysis.columns:
         assert one.meaning
         assert {f"{one.name}_low", f"{one.name}_high"} <= set(frame) or not one.estimated
-    table = analysis_table(analysis, frame)
-    assert len(table.rows) == len(frame)
-    assert list(table.columns) == list(analysis.headings_of(frame).values())
-    assert table.caption in table.to_markdown() or table.caption
-    assert all(len(column) == len(frame) for column in table.columns.values())
+    if analysis.declared_headings:
+        table = analysis_table(analysis, frame)
+        assert len(table.rows) == len(frame)
+        assert list(table.columns) == list(analysis.headings_of(frame).values())
+        assert table.caption
+        assert all(len(column) == len(frame) for column in table.columns.values())
+    else:
+        assert found.sentence(0.9)
     for figure in analysis.figures:
         assert figure.caption_of(frame)
-        figure.draw(frame)
-        plt.close("all")
-    if analysis.in_run is not None:
-        assert {figure.name for figure in analysis.figures} <= {figure.name for figure in FIGURES}
+        if not figure.table:
+            figure.draw(frame)
+            plt.close("all")
+        if figure.table or analysis.in_run is not None:
+            assert figure.name in {one.name for one in FIGURES}
     for shown in (repr(found), found._repr_html_()):
         assert all(column in shown for column in found.printed_columns or list(frame)[:1])
 
@@ -88,8 +93,10 @@ def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_pat
     out = tmp_path / ("found" if analysis.kept else "found.csv")
     code, printed, err = run(monkeypatch, capsys, *words, "--out", out)
     assert code == 0, err
-    table = analysis_table(analysis, expected)
-    assert table.rows[0].split()[0] in printed
+    if analysis.declared_headings:
+        assert analysis_table(analysis, expected).rows[0].split()[0] in printed
+    else:
+        assert answer(name, folder).sentence() in " ".join(printed.split())
     if analysis.kept:
         ((kept, written),) = read_added(out).items()
         assert registry.analysis_of_file(kept) is analysis

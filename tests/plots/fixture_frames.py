@@ -227,7 +227,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "proxy": (plots.plot_proxy, proxies),
     "concentration": (plots.plot_concentration, concentrations),
     "token_correlation": (plots.plot_token_correlation, correlations),
-    "length_reward": (plots.plot_length_reward, completions),
+    "length_reward": (analyses.plot_length_reward, completions),
     "length_bins": (plots.plot_length_bins, length_bins),
     "allocation": (analyses.plot_allocation, allocation),
     "shares": (plots.plot_shares, shares),
