@@ -20,6 +20,7 @@ from .measurement import read_measurement as read_measurement
 # estimators and statistics
 from . import estimators as estimators
 from .analyses import Allocation as Allocation
+from .analyses import AlphaReport as AlphaReport
 from .analyses import CriticQuality as CriticQuality
 from .analyses import ImpliedShift as ImpliedShift
 from .analyses import LengthRewardCorrelation as LengthRewardCorrelation
@@ -27,6 +28,7 @@ from .analyses import OptimalBaselines as OptimalBaselines
 from .analyses import SuccessBins as SuccessBins
 from .analyses import VarianceCurve as VarianceCurve
 from .analyses import allocate as allocate
+from .analyses import alpha_report as alpha_report
 from .analyses import critic_quality as critic_quality
 from .analyses import implied_shift as implied_shift
 from .analyses import length_reward_correlation as length_reward_correlation
@@ -36,7 +38,6 @@ from .analyses import variance_curve as variance_curve
 from .estimators import recipes as recipes
 from .stats import AlphaDifference as AlphaDifference
 from .stats import AlphaPlan as AlphaPlan
-from .stats import AlphaReport as AlphaReport
 from .stats import CurvatureTest as CurvatureTest
 from .stats import EquivalentGroupSize as EquivalentGroupSize
 from .stats import LengthBins as LengthBins
@@ -52,7 +53,6 @@ from .stats import SamplerGap as SamplerGap
 from .stats import SignalPlan as SignalPlan
 from .stats import VarianceComparison as VarianceComparison
 from .stats import alpha_difference as alpha_difference
-from .stats import alpha_report as alpha_report
 from .stats import alpha_without_each_prompt as alpha_without_each_prompt
 from .stats import check_on_policy as check_on_policy
 from .stats import compare as compare

@@ -1,6 +1,12 @@
 from .allocation import Allocation as Allocation
 from .allocation import allocate as allocate
 from .allocation import plot_allocation as plot_allocation
+from .alpha import AlphaReport as AlphaReport
+from .alpha import alpha_report as alpha_report
+from .alpha_by_block import AlphaByBlock as AlphaByBlock
+from .alpha_by_block import alpha_by_block as alpha_by_block
+from .alpha_by_block import plot_alpha_by_block as plot_alpha_by_block
+from .alpha_by_block import plot_block_heatmap as plot_block_heatmap
 from .critic import CriticQuality as CriticQuality
 from .critic import critic_quality as critic_quality
 from .critic import plot_critic as plot_critic

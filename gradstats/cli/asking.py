@@ -58,7 +58,7 @@ def ask_words(words: list[str]) -> None:
     from gradstats.analyses import registry
 
     helped = any(word in ("-h", "--help") for word in words)
-    named = [word for word in words[:2] if not word.startswith("-")]
+    named = [word for word in words[:2] if word == "-" or not word.startswith("-")]
     about_question = len(named) == 1 and (named[0] in registry.names() or _is_label(named[0]))
     if about_question and not helped:
         raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
@@ -179,6 +179,8 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
         else:
             arguments[argument] = None if value == () else value
     level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
+    if "confidence_level" in inspect.signature(analysis.ask).parameters:
+        arguments["confidence_level"] = level
     weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the work
     columns = [analysis.columns[0].name, *(list(analysis.declared_headings) or [analysis.columns[-1].name])[:1]]
     if not analysis.kept:
@@ -218,8 +220,11 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_
     """Print the table, the sentence that answers and the notes, or all of it as JSON."""
     from gradstats.report.analysis_tables import analysis_table
 
-    notes, sentence = list(getattr(found, "notes", ())), getattr(found, "sentence", None)
-    answer = [] if sentence is None else [sentence(level)]
+    notes = list(getattr(found, "notes", ()))
+    if hasattr(found, "sentences"):
+        answer = found.sentences()
+    else:
+        answer = [found.sentence(level)] if hasattr(found, "sentence") else []
     if as_json and analysis.kept and answer:
         print(to_json({str(name): value for name, value in frame.attrs.items()} | {"rows": frame.to_dict("records")}))
     elif as_json:

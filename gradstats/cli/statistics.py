@@ -154,7 +154,7 @@ def alpha(
         interval: kind of interval; by default cluster-robust by prompt (CR2).
     """
     import gradstats
-    from gradstats.runs.analysis import load_points
+    from gradstats.analyses.points import load_points
 
     report = gradstats.alpha_report(
         **load_points(source, partial=partial), method=method, interval=interval, confidence_level=confidence_level
@@ -309,8 +309,8 @@ def plan(
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
+    from gradstats.analyses.points import load_points
     from gradstats.measurement.measurement import read_measurement
-    from gradstats.runs.analysis import load_points
 
     if estimator is None:
         if signal or ratio is not None:

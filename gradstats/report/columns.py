@@ -31,6 +31,12 @@ def _of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
     return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
 
 
+def _declared(name: str) -> tuple[PrintedColumn, ...]:
+    """Return the columns that an analysis declares itself."""
+    one = registry.get(name)
+    return tuple(PrintedColumn(column.name, column.meaning, column.file or one.file) for column in one.columns)
+
+
 def _headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
     return {one.name: filled_in(one.heading, {}) for one in quantities}
 
@@ -64,24 +70,6 @@ _ROW = (
         most_influential_prompt="the prompt without which tr Cov changes most",
     ),
     *_of(_RESULT, in_best_set="whether it may have the lowest matched ratio"),
-)
-
-_FIT = (
-    *_of(
-        f"{_LENGTH}/alpha.py",
-        alpha="length exponent α, half the slope",
-        alpha_stderr="standard error of α by the interval's method",
-        slope="slope of log‖S‖² on log T, 2α",
-        slope_stderr="its standard error",
-        intercept="log‖S‖² at T = 1 on the line",
-        n="completions",
-        n_prompts="prompts",
-        n_truncated="completions cut off at the cap",
-        method="how the line was fitted",
-        interval="how the interval was made",
-        confidence_level="level of the interval",
-    ),
-    *_of(f"{_LENGTH}/regression.py", r_squared="share of the variance of log‖S‖² that the line explains"),
 )
 
 _TOKEN = (
@@ -222,18 +210,10 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         removed_of="what the removed share is a share of",
         **CLIPPING_HEADINGS,
     ),
-    "alpha": (
-        *_FIT,
-        *_of("report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"),
-    ),
-    "alpha_by_block": (
-        *_FIT,
-        *_of(_DIAGNOSTICS, block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
-    ),
     "alpha.json": (
-        *_FIT,
+        *_declared("alpha"),
         *_of(
-            f"{_LENGTH}/alpha_report.py",
+            "analyses/alpha.py",
             mean_scaling="α of the mean of ‖S‖²",
             within_prompt="α within prompts, that of a group baseline",
             without_truncated="α without completions that were cut off",
@@ -408,8 +388,10 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 }
 
 for _one in registry.every():
-    _own = tuple(PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _one.columns)
-    INDEX[_one.name] = (*_own, *(INDEX[_one.extends] if _one.extends else ()))
+    INDEX[_one.name] = (*_declared(_one.name), *(INDEX[_one.extends] if _one.extends else ()))
+INDEX["alpha"] += _of(
+    "report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"
+)
 
 
 def without_interval_end(column: str) -> str:

@@ -24,7 +24,6 @@ from gradstats.analyses.declaration import Analysis, AnalysisFigure
 from gradstats.config.experiment import FiguresSection
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.recipe import PREFIX
-from gradstats.plots.blocks import has_kinds
 from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.marks import legend_below, legend_height
 from gradstats.plots.names import CHARACTER, LABELS, in_mathematics, longest_title, widening, wrapped
@@ -39,7 +38,7 @@ from gradstats.plots.save import (
 from gradstats.plots.style import palette
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 from gradstats.stats import LengthScalingFit
-from gradstats.stats.variance.quantities import JUDGED, in_metric
+from gradstats.stats.variance.quantities import JUDGED
 
 #: Entry of the ``.attrs`` of a table: whether its rows are sorted by ``value``, or stand as ``listed``.
 ORDER = "order"
@@ -57,15 +56,6 @@ class RunFigure:
 
 def _by_value(table: pd.DataFrame) -> bool:
     return table.attrs.get(ORDER) != "listed"
-
-
-def _fitted_points(run: SavedResults) -> pd.DataFrame | None:
-    return None if run.fit is None else run.points
-
-
-def _draw_length_scaling(run: SavedResults, points: pd.DataFrame) -> None:
-    assert run.fit is not None
-    plots.plot_length_scaling(run.fit, published=run.published)
 
 
 def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:
@@ -165,23 +155,6 @@ def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
     return bins.assign(**{f"effective_share{end}": bins[size + end] / bins["n"] for end in ("", "_low", "_high")})
 
 
-def _kinds_of_parameter(run: SavedResults) -> pd.DataFrame | None:
-    return run.by_block if run.by_block is not None and has_kinds(run.by_block) else None
-
-
-def _points_with_energy(run: SavedResults) -> pd.DataFrame | None:
-    return None if run.energy_fit is None or run.fit is None else run.points
-
-
-def _draw_alpha_energy(run: SavedResults, points: pd.DataFrame) -> None:
-    assert run.fit is not None
-    assert run.energy_fit is not None
-    first, second, *_ = palette()
-    ax = plots.plot_length_scaling(run.fit, label=r"$\Vert S\Vert^2$", color=first)
-    plots.plot_length_scaling(run.energy_fit, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second)
-    ax.set_ylabel(in_metric(r"$\Vert S\Vert^2$ and token energy", {"metric": run.metric}))
-
-
 def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
     return lambda run: None if run.tokens is None else run.tokens.profiles.get(name)
 
@@ -206,12 +179,6 @@ _OWN_FIGURES = (
         "Half-filled markers: the baseline includes the completion itself. Dashed bars: no estimate; arrows: no end.",
         lambda run: run.variance,
         lambda run, table: plots.plot_variance(table, sort=_by_value(table)),
-    ),
-    RunFigure(
-        "length_scaling",
-        "Squared gradient norm of each completion against its length, with the fitted power law.",
-        _fitted_points,
-        _draw_length_scaling,
     ),
     RunFigure(
         "variance_bias",
@@ -250,30 +217,6 @@ _OWN_FIGURES = (
         "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are equal.",
         _ratios_by_length,
         lambda run, table: plots.plot_length_bins(table, value="effective_share"),
-    ),
-    RunFigure(
-        "alpha_by_block",
-        "Length exponent of each block of parameters.",
-        lambda run: run.by_block,
-        lambda run, table: plots.plot_alpha_by_block(table),
-    ),
-    RunFigure(
-        "blocks_share_of_sq_norm",
-        "Share of the squared gradient norm by layer and kind of parameter.",
-        _kinds_of_parameter,
-        lambda run, table: plots.plot_block_heatmap(table, value="share_of_sq_norm"),
-    ),
-    RunFigure(
-        "blocks_alpha",
-        "Length exponent by layer and kind of parameter.",
-        _kinds_of_parameter,
-        lambda run, table: plots.plot_block_heatmap(table, value="alpha"),
-    ),
-    RunFigure(
-        "alpha_energy",
-        "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
-        _points_with_energy,
-        _draw_alpha_energy,
     ),
     RunFigure(
         "token_energy",

@@ -1,7 +1,5 @@
 from .length_scaling.alpha import LengthScalingFit as LengthScalingFit
 from .length_scaling.alpha import fit_length_scaling as fit_length_scaling
-from .length_scaling.alpha_report import AlphaReport as AlphaReport
-from .length_scaling.alpha_report import alpha_report as alpha_report
 from .length_scaling.diagnostics import AlphaDifference as AlphaDifference
 from .length_scaling.diagnostics import CurvatureTest as CurvatureTest
 from .length_scaling.diagnostics import MundlakTest as MundlakTest

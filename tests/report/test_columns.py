@@ -36,6 +36,7 @@ PACKAGE = ROOT / "gradstats"
 TABLES_OF = {
     "Allocation": "allocation",
     "AlphaDifference": "alpha difference",
+    "AlphaByBlock": "alpha_by_block",
     "AlphaReport": "alpha",
     "CriticQuality": "critic",
     "CurvatureTest": "curvature",
