@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The table of the completions of a run, a row each: prompt_id, length, sq_norm and, where known, reward, truncated.
 POINTS = "length_scaling"
+#: Entry of the ``.attrs`` of a table that is drawn: whether its rows are sorted by ``value``, or stand as ``listed``.
+ORDER = "order"
 _KEY = "column"
 
 
@@ -168,7 +170,7 @@ class AnalysisFigure:
     caption: str | Callable[[pd.DataFrame], str]
     draw: Callable[..., Any]  # of a frame, on a figure of its own
     link: str = ""  # what a link to it is called on the page
-    after: str = ""  # the figure that it follows in the report; the last one by default
+    after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
     table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
 ANALYSES = (
-    "alpha", "alpha_by_block",
+    "variance", "alpha", "alpha_by_block",
     "allocation", "success_bins", "curve", "optimal_baselines", "critic",
     "shift", "length_reward",
 )  # fmt: skip

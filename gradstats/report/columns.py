@@ -14,7 +14,7 @@ from gradstats.stats.on_policy import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.token_profiles import FRACTIONS
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS, Quantity, filled_in
+from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS, Quantity, filled_in
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,7 @@ _TABLE = "rollouts/schema.py"
 _ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
 _COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
-_ROW = (
-    *_ESTIMATOR,
-    *_of(f"{_VARIANCE}/quantities.py", group_size="completions per group"),
-    *_of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
-    *_of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
-    *_of(_INPUTS, target="the gradient that bias and cosine are judged against"),
-    *_of(
-        _ESTIMATES,
-        **_headings(COMPARED),
-        ratio_simultaneous="interval of the ratio that holds for all rows at once",
-        **{f"{JUDGED.name}_simultaneous": "the same for the matched ratio"},
-        n_effective_prompts="number of equally noisy prompts that the variance rests on",
-        most_influential_prompt="the prompt without which tr Cov changes most",
-    ),
-    *_of(_RESULT, in_best_set="whether it may have the lowest matched ratio"),
-)
+_ROW = _declared("variance")
 
 _TOKEN = (
     *_COMPLETION,
@@ -121,7 +106,6 @@ _PLAN = _of(
 
 #: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
-    "variance": _ROW,
     "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
     "group_sizes": (*_ROW, *_of(_ESTIMATES, **_headings(VARIANCE_COMPONENTS))),
     "length_bins": (

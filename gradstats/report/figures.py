@@ -20,7 +20,7 @@ from matplotlib.font_manager import FontProperties
 
 from gradstats import plots
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis, AnalysisFigure
+from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure
 from gradstats.config.experiment import FiguresSection
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.recipe import PREFIX
@@ -38,10 +38,6 @@ from gradstats.plots.save import (
 from gradstats.plots.style import palette
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 from gradstats.stats import LengthScalingFit
-from gradstats.stats.variance.quantities import JUDGED
-
-#: Entry of the ``.attrs`` of a table: whether its rows are sorted by ``value``, or stand as ``listed``.
-ORDER = "order"
 
 
 @dataclass(frozen=True)
@@ -52,16 +48,6 @@ class RunFigure:
     caption: str  # in the report
     needs: Callable[[SavedResults], pd.DataFrame | None]  # the table behind it; None where the run lacks its numbers
     draw: Callable[[SavedResults, pd.DataFrame], object]  # draws that table on a figure of its own
-
-
-def _by_value(table: pd.DataFrame) -> bool:
-    return table.attrs.get(ORDER) != "listed"
-
-
-def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:
-    if run.variance is None or not np.isfinite(run.variance[JUDGED.name].to_numpy(dtype=float)).any():
-        return None
-    return run.variance
 
 
 def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
@@ -173,20 +159,6 @@ def _scaled_proxy(run: SavedResults) -> pd.DataFrame | None:
 #: The figures of a run that no analysis declares, in the order of the report.
 _OWN_FIGURES = (
     RunFigure(
-        "variance",
-        "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single rows; "
-        "thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level. "
-        "Half-filled markers: the baseline includes the completion itself. Dashed bars: no estimate; arrows: no end.",
-        lambda run: run.variance,
-        lambda run, table: plots.plot_variance(table, sort=_by_value(table)),
-    ),
-    RunFigure(
-        "variance_bias",
-        "Variance at matched signal, next to cosine and share of bias, with the lowest at the top.",
-        _resolved_variance,
-        lambda run, table: plots.plot_variance_panels(table, sort=_by_value(table)),
-    ),
-    RunFigure(
         "group_sizes",
         "Variance at an equal total of completions against the group size; dotted lines end at the group size of RLOO "
         "with the same variance; the dashed line is the group size of the run. Broken lines, half-filled markers: the "
@@ -262,10 +234,11 @@ def _all_figures() -> tuple[RunFigure, ...]:
     declared = [(one, figure) for one in registry.every() for figure in one.figures]
     waiting = [(one, figure) for one, figure in declared if figure.table or one.in_run is not None]
     while waiting:  # one that follows another waits for it
-        names = {"", *(one.name for one in found)}
+        names = {None, "", *(one.name for one in found)}
         analysis, figure = next((pair for pair in waiting if pair[1].after in names), waiting[0])
         waiting.remove((analysis, figure))
-        at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), len(found))
+        last = 0 if figure.after is None else len(found)
+        at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), last)
         found.insert(at, _of_analysis(analysis, figure))
     return tuple(found)
 

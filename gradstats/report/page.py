@@ -58,8 +58,6 @@ def write_page(page: str, target: Path) -> Path:
 
 #: Figure → what a link to it is called.
 FIGURE_WORDS: dict[str, str] = {
-    "variance": "figure: variance",
-    "variance_bias": "figure: variance, cosine and bias",
     "length_bins": "figure: noise by length",
     "length_shares": "figure: gradient by length",
     "ratios": "figure: importance ratios",

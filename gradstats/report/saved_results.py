@@ -409,7 +409,7 @@ class SavedResults:
 
     def table(self, name: str) -> pd.DataFrame | None:
         """Return a table that every run has, by the name of its file."""
-        own = {POINTS: self._fitted_points, "alpha_by_block": self.by_block}
+        own = {"variance": self.variance, POINTS: self._fitted_points, "alpha_by_block": self.by_block}
         return own[name] if name in own else self.breakdowns.get(name)
 
     @property
