@@ -25,6 +25,7 @@ from .analyses import CriticQuality as CriticQuality
 from .analyses import ImpliedShift as ImpliedShift
 from .analyses import LengthRewardCorrelation as LengthRewardCorrelation
 from .analyses import OptimalBaselines as OptimalBaselines
+from .analyses import PolicyProfile as PolicyProfile
 from .analyses import SuccessBins as SuccessBins
 from .analyses import VarianceCurve as VarianceCurve
 from .analyses import allocate as allocate
@@ -33,6 +34,7 @@ from .analyses import critic_quality as critic_quality
 from .analyses import implied_shift as implied_shift
 from .analyses import length_reward_correlation as length_reward_correlation
 from .analyses import optimal_baselines as optimal_baselines
+from .analyses import profile_policy as profile_policy
 from .analyses import variance_by_success as variance_by_success
 from .analyses import variance_curve as variance_curve
 from .estimators import recipes as recipes
@@ -44,7 +46,6 @@ from .stats import LengthBins as LengthBins
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import MundlakTest as MundlakTest
 from .stats import OnPolicyCheck as OnPolicyCheck
-from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
 from .stats import RatioDiagnostics as RatioDiagnostics
 from .stats import TokenProfile as TokenProfile
@@ -69,7 +70,6 @@ from .stats import mundlak_test as mundlak_test
 from .stats import plan_alpha as plan_alpha
 from .stats import plan_ratio as plan_ratio
 from .stats import plan_signal as plan_signal
-from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
 from .stats import variance_by_length as variance_by_length
 from .stats import variances_by_length as variances_by_length

@@ -205,8 +205,8 @@ class Analysis:
     result: type[Result] | None = None
     #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
     headings: Mapping[str, str] | None = None
-    #: What follows a column's name in those of the ends of the intervals that tables show.
-    ends: str = ""
+    #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
+    ends: str | None = ""
     #: The table whose columns it has as well.
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
@@ -269,7 +269,8 @@ class Analysis:
 
     def names_of_ends(self, name: str) -> list[str]:
         """Return the columns of an estimate and of the ends of its interval in tables."""
-        return [name, f"{name}{self.ends}_low", f"{name}{self.ends}_high"]
+        ends = ("low", "high")
+        return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
 
 
 def level_of(frame: pd.DataFrame) -> str:

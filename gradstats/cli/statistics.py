@@ -425,10 +425,10 @@ def profile(
             completions are drawn and measured with the options below.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
+    from gradstats.analyses import profile_policy
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
     from gradstats.runs.profiles import measurement_for_profile
-    from gradstats.stats import profile_policy
 
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")

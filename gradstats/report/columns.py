@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradstats.analyses import registry
+from gradstats.analyses.profile import PROFILE_QUANTITIES
 from gradstats.report.analysis_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy import WORDS
-from gradstats.stats.profile import PROFILE_QUANTITIES
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.token_profiles import FRACTIONS
 from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS, Quantity, filled_in
@@ -314,19 +314,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "token_traces": (*_TOKEN, *_of("report/saved_results.py", sequence="completion, named by its length")),
     "token_sample": _TOKEN,
     "length_scaling": _POINT,
-    "profile": (
-        *_of(
-            "stats/profile.py",
-            **PROFILE_QUANTITIES,
-            quantity="name",
-            heading="in words",
-            value="the number",
-            low="lower end of its interval",
-            high="upper end",
-            policy="name of the policy",
-        ),
-        *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
-    ),
     "plan alpha": (
         *_PLAN,
         *_of("stats/plans.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
@@ -373,6 +360,11 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 
 for _one in registry.every():
     INDEX[_one.name] = (*_declared(_one.name), *(INDEX[_one.extends] if _one.extends else ()))
+INDEX["profile"] += (
+    *_of("analyses/profile.py", **PROFILE_QUANTITIES),
+    *_of("report/tables.py", policy="name of the policy"),
+    *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
+)
 INDEX["alpha"] += _of(
     "report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"
 )

@@ -11,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from gradstats.analyses.alpha import ANALYSIS as ALPHA
+from gradstats.analyses.profile import ANALYSIS as PROFILE
+from gradstats.analyses.profile import PolicyProfile
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.report.latex import (
     LatexColumn,
@@ -23,7 +25,6 @@ from gradstats.report.latex import (
 )
 from gradstats.report.numbers import Triple, common_exponent, number_with_interval, triples_of
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
-from gradstats.stats.profile import PolicyProfile
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import (
     MARK,
@@ -241,10 +242,7 @@ def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: fl
     frames = {name: profile.to_frame(confidence_level) for name, profile in profiles.items()}
     first = next(iter(frames.values()))
     return Table(
-        caption=(
-            f"Profiles of policies, with {confidence_level:.0%} intervals where there are any. S is the gradient of a "
-            "completion's log-probability with respect to all measured parameters."
-        ),
+        caption=PROFILE.caption(first),
         heading="quantity",
         rows=tuple(first["heading"]),
         columns={

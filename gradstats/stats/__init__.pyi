@@ -17,8 +17,6 @@ from .plans import SignalPlan as SignalPlan
 from .plans import plan_alpha as plan_alpha
 from .plans import plan_ratio as plan_ratio
 from .plans import plan_signal as plan_signal
-from .profile import PolicyProfile as PolicyProfile
-from .profile import profile_policy as profile_policy
 from .proxy_quality import ProxyQuality as ProxyQuality
 from .proxy_quality import proxy_quality as proxy_quality
 from .ratio_diagnostics import RatioDiagnostics as RatioDiagnostics

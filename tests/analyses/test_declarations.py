@@ -34,6 +34,7 @@ ASKED = {
     "critic": (["--last-step", "1"], {"last_step": 1}),
     "shift": (["token_mean"], {"estimator": "token_mean"}),
     "length_reward": ([], {}),
+    "profile": ([], {}),
 }
 
 

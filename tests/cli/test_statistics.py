@@ -19,12 +19,12 @@ from small_runs import sampled_and_measured, small_experiment
 import gradstats
 import gradstats as gs
 from gradstats import data
+from gradstats.analyses import profile_policy
 from gradstats.analyses.curve import parameter_values
 from gradstats.cli.statistics import refuse_foreign_result, save_result
 from gradstats.config.experiment import load_experiment
 from gradstats.report.analysis_tables import clipping_table, ratio_table
 from gradstats.runs.pipeline import run_experiment
-from gradstats.stats import profile_policy
 from gradstats.system.files import write_json
 
 NAME = "curve_kimi_tau"
