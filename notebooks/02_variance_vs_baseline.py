@@ -87,5 +87,5 @@ plt.show()
 # %%
 correlation = gs.length_reward_correlation(measured)
 completions = rollouts.frame[["prompt_id", "reward"]].assign(length=rollouts.lengths)
-gs.plots.plot_length_reward(completions, correlation=correlation)
+gs.analyses.plot_length_reward(completions, correlation=correlation)
 plt.show()

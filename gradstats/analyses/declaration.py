@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
+#: The table of the completions of a run, a row each: prompt_id, length, sq_norm and, where known, reward, truncated.
+POINTS = "length_scaling"
+#: Entry of the ``.attrs`` of a table that is drawn: whether its rows are sorted by ``value``, or stand as ``listed``.
+ORDER = "order"
 _KEY = "column"
 
 
@@ -134,6 +138,30 @@ class Result(Printed):
         write_table(Path(path), self.to_frame(), overwrite=overwrite)
 
 
+class Answer(Row, Result):
+    """An answer of one row, whose fields are its columns; its sentence is what is printed."""
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return one row: the declared columns.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        frame = pd.DataFrame([self.record(require_level(confidence_level))], columns=self.names())
+        frame.attrs |= {"confidence_level": confidence_level, **self.about()}
+        return frame
+
+
+def _measurement(path: Path, *, partial: bool = False) -> Measurement:
+    from gradstats.measurement.measurement import read_measurement
+
+    return read_measurement(path, partial=partial)
+
+
+def _first_cell(row: Mapping[str, Any]) -> str:
+    return str(next(iter(row.values())))
+
+
 @dataclass(frozen=True)
 class AnalysisFigure:
     """A figure of an analysis."""
@@ -142,7 +170,8 @@ class AnalysisFigure:
     caption: str | Callable[[pd.DataFrame], str]
     draw: Callable[..., Any]  # of a frame, on a figure of its own
     link: str = ""  # what a link to it is called on the page
-    after: str = ""  # the figure that it follows in the report; the last one by default
+    after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
+    table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
 
     def caption_of(self, frame: pd.DataFrame) -> str:
@@ -161,18 +190,23 @@ class Analysis:
     #: The arguments of ``ask`` that the command line takes, the positional ones first. Their types and defaults are
     #: those of its signature and their help that of its docstring; what neither has is that of the section `variance`.
     options: Sequence[str]
+    #: Where none of them has a heading there is no table: the sentence is the answer.
     columns: tuple[Column, ...]
     #: The name of a row in tables, from its cells; and the heading above these names.
-    row_name: Callable[[dict[str, Any]], str]
-    row_heading: str | Callable[[pd.DataFrame], str]
-    caption: Callable[[pd.DataFrame], str]
+    row_name: Callable[[dict[str, Any]], str] = _first_cell
+    row_heading: str | Callable[[pd.DataFrame], str] = ""
+    caption: Callable[[pd.DataFrame], str] = lambda frame: ""
+    #: Reads what is asked from the path of the command line, and whether shards may be missing; a mapping that it
+    #: returns holds several arguments of ``ask``.
+    source: Callable[..., Any] = _measurement
+    source_help: str = "a measurement folder or a run directory."
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
     #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
     headings: Mapping[str, str] | None = None
-    #: What follows a column's name in those of the ends of the intervals that tables show.
-    ends: str = ""
+    #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
+    ends: str | None = ""
     #: The table whose columns it has as well.
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
@@ -198,6 +232,10 @@ class Analysis:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Ask."""
         return self.ask(*arguments, **options)
+
+    def of_source(self, asked_of: Any, **options: Any) -> Any:
+        """Ask of what ``source`` has read."""
+        return self.ask(**asked_of, **options) if isinstance(asked_of, Mapping) else self.ask(asked_of, **options)
 
     @property
     def question(self) -> str:
@@ -231,7 +269,8 @@ class Analysis:
 
     def names_of_ends(self, name: str) -> list[str]:
         """Return the columns of an estimate and of the ends of its interval in tables."""
-        return [name, f"{name}{self.ends}_low", f"{name}{self.ends}_high"]
+        ends = ("low", "high")
+        return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
 
 
 def level_of(frame: pd.DataFrame) -> str:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from gradstats.analyses.declaration import Analysis
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
-ANALYSES = ("allocation", "success_bins", "curve", "optimal_baselines", "critic")
+ANALYSES = (
+    "variance", "alpha", "alpha_by_block",
+    "allocation", "success_bins", "curve", "optimal_baselines", "critic",
+    "shift", "length_reward", "profile",
+)  # fmt: skip
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 ENTRY_POINTS = "gradstats.analyses"
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.analyses.declaration import Analysis
-    from gradstats.measurement.measurement import Measurement
 
 Words = tuple[str, ...]
 
@@ -59,7 +58,7 @@ def ask_words(words: list[str]) -> None:
     from gradstats.analyses import registry
 
     helped = any(word in ("-h", "--help") for word in words)
-    named = [word for word in words[:2] if not word.startswith("-")]
+    named = [word for word in words[:2] if word == "-" or not word.startswith("-")]
     about_question = len(named) == 1 and (named[0] in registry.names() or _is_label(named[0]))
     if about_question and not helped:
         raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
@@ -93,7 +92,7 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
     out = Annotated[Path | None, tyro.conf.arg(help=about_out if analysis.kept else "also write the table as CSV.")]
     options: list[tuple[str, Any, Any]] = [
-        ("source", Annotated[Positional[Path], tyro.conf.arg(help="a measurement folder or a run directory.")], empty),
+        ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], empty),
         *((option, hint, default) for option, (hint, default, _) in asked.items()),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
         ("out", out, None),
@@ -170,7 +169,6 @@ def _in_words(hint: Any) -> Any:
 
 
 def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
-    from gradstats.measurement.measurement import read_measurement
     from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
 
     arguments: dict[str, Any] = {}
@@ -181,18 +179,20 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
         else:
             arguments[argument] = None if value == () else value
     level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
+    if "confidence_level" in inspect.signature(analysis.ask).parameters:
+        arguments["confidence_level"] = level
     weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the work
-    columns = [analysis.columns[0].name, *list(analysis.declared_headings)[:1]]
+    columns = [analysis.columns[0].name, *(list(analysis.declared_headings) or [analysis.columns[-1].name])[:1]]
     if not analysis.kept:
         refuse_foreign_table(out, columns)
     name = analysis.files_named(arguments)
     keeping = folder_of_results(given["source"], out, partial=given["partial"]) if analysis.kept else nullcontext()
     with keeping as folder:
         refuse_foreign_result(folder, name, columns)
-        measured = read_measurement(given["source"], partial=given["partial"])
+        asked_of = analysis.source(given["source"], partial=given["partial"])
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
-            found = analysis.ask(measured, **_with_columns(analysis, measured, arguments))
+            found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
         frame = found.to_frame(level)
         _show(analysis, frame, found, level, as_json)
         if analysis.kept:
@@ -202,13 +202,14 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
         save_table(out, frame, overwrite, quiet=as_json)
 
 
-def _with_columns(analysis: Analysis, measured: Measurement, arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with the columns of the rollouts that some of them name."""
     hints = typing.get_type_hints(analysis.ask, include_extras=True)
-    frame, filled = measured.rollouts.frame, dict(arguments)
+    filled = dict(arguments)
     for name, value in arguments.items():
         is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == str | None
         if isinstance(value, str) and is_array and str not in typing.get_args(hints[name])[:1]:
+            frame = asked_of.rollouts.frame
             if value not in frame:
                 raise ValueError(f"--{name} {value}: the rollouts have no such column, only {', '.join(frame)}")
             filled[name] = frame[value].to_numpy(dtype=float)
@@ -219,16 +220,20 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_
     """Print the table, the sentence that answers and the notes, or all of it as JSON."""
     from gradstats.report.analysis_tables import analysis_table
 
-    notes, sentence = list(getattr(found, "notes", ())), getattr(found, "sentence", None)
-    answer = [] if sentence is None else [sentence(level)]
+    notes = list(getattr(found, "notes", ()))
+    if hasattr(found, "sentences"):
+        answer = found.sentences()
+    else:
+        answer = [found.sentence(level)] if hasattr(found, "sentence") else []
     if as_json and analysis.kept and answer:
         print(to_json({str(name): value for name, value in frame.attrs.items()} | {"rows": frame.to_dict("records")}))
     elif as_json:
         terminal.print_json(frame, [*answer, *notes])
     else:
-        terminal.show_table(analysis_table(analysis, frame))
+        if has_table := bool(analysis.declared_headings):
+            terminal.show_table(analysis_table(analysis, frame))
         for text in answer:
-            if analysis.kept:
+            if analysis.kept or not has_table:
                 terminal.console.print(text, markup=False)
             else:
                 terminal.note(text)

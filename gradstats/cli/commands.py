@@ -18,11 +18,9 @@ from gradstats.cli.running import init, measure, regrade, run, sample, sweep
 from gradstats.cli.statistics import (
     alpha,
     group_size,
-    length_reward,
     plan,
     profile,
     ratios,
-    shift,
     tokens,
     variance,
 )
@@ -59,8 +57,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "ratios": ratios,
     "plan": plan,
     "group-size": group_size,
-    "shift": shift,
-    "length-reward": length_reward,
     "profile": profile,
     "figures": figures,
     "tables": tables,

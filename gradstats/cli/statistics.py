@@ -154,7 +154,7 @@ def alpha(
         interval: kind of interval; by default cluster-robust by prompt (CR2).
     """
     import gradstats
-    from gradstats.runs.analysis import load_points
+    from gradstats.analyses.points import load_points
 
     report = gradstats.alpha_report(
         **load_points(source, partial=partial), method=method, interval=interval, confidence_level=confidence_level
@@ -309,8 +309,8 @@ def plan(
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     import gradstats
+    from gradstats.analyses.points import load_points
     from gradstats.measurement.measurement import read_measurement
-    from gradstats.runs.analysis import load_points
 
     if estimator is None:
         if signal or ratio is not None:
@@ -366,48 +366,6 @@ def group_size(
 
     measured = read_measurement(source, partial=partial)
     answer = gradstats.equivalent_group_size(measured, estimator, group_size, target=target)
-    terminal.show_answer(answer, as_json, confidence_level)
-
-
-@with_code_of_run
-def shift(
-    source: Positional[Path],
-    estimator: Positional[str],
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-    trust: Trust = False,
-) -> None:
-    """Find the shift δ of Asymmetric REINFORCE that a baseline corresponds to on these rollouts.
-
-    Args:
-        source: a measurement folder or a run directory.
-        estimator: its label, such as "length_weighted(alpha=0.8)", "recipe:opo" or a module:function of your own; of a
-            recipe, the baseline before it is divided by a scale.
-    """
-    refuse_unknown_estimators(estimator)
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-
-    answer = gradstats.implied_shift(read_measurement(source, partial=partial), estimator)
-    terminal.show_answer(answer, as_json, confidence_level)
-
-
-def length_reward(
-    source: Positional[Path],
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-) -> None:
-    """Estimate the correlation of reward with length among answers to the same prompt.
-
-    Args:
-        source: a rollouts file or a run directory.
-    """
-    import gradstats
-    from gradstats.rollouts.table import read_rollouts
-
-    answer = gradstats.length_reward_correlation(read_rollouts(source, partial=partial))
     terminal.show_answer(answer, as_json, confidence_level)
 
 
@@ -467,10 +425,10 @@ def profile(
             completions are drawn and measured with the options below.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
+    from gradstats.analyses import profile_policy
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
     from gradstats.runs.pipeline import measurement_for_profile
-    from gradstats.stats import profile_policy
 
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")

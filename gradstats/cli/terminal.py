@@ -23,13 +23,13 @@ from gradstats.system.files import to_json
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gradstats.analyses.alpha import AlphaReport
     from gradstats.config.experiment import Experiment
     from gradstats.policy.policy import Policy
     from gradstats.report.tables import Table as PaperTable
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
-    from gradstats.stats import AlphaReport
     from gradstats.stats.proxy_quality import ProxyQuality
 
 _UNWRAPPED = 10_000  # columns of a file or a pipe

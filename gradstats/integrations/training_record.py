@@ -21,7 +21,8 @@ from gradstats.system.files import remove_path
 from gradstats.system.lock import only_writer
 
 if TYPE_CHECKING:
-    from gradstats.stats import AlphaReport, OnPolicyCheck, SamplerGap
+    from gradstats.analyses.alpha import AlphaReport
+    from gradstats.stats import OnPolicyCheck, SamplerGap
 
 
 @dataclass

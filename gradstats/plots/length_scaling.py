@@ -1,4 +1,4 @@
-"""Figures against length: gradient norms with the fitted power law, reward within prompts, and bins of length."""
+"""Figures against length: gradient norms with the fitted power law, and bins of length."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from gradstats.plots.marks import (
     require_columns,
     with_ends,
 )
-from gradstats.plots.names import Appearance, estimator_appearance, names_in, variants, wrapped_to_axis
+from gradstats.plots.names import Appearance, estimator_appearance, names_in, variants
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
-from gradstats.stats.length_reward import LengthRewardCorrelation
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.variance.quantities import in_metric
 
@@ -166,47 +165,6 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
     inset.patch.set_alpha(0.0)
     key = {"marker": "D", "markersize": 2.5, "markerfacecolor": "none", "linewidth": stroke(0.9)}
     ax.plot([], [], color=grey, gid="published", label=name, **key)
-
-
-def plot_length_reward(
-    table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, correlation: LengthRewardCorrelation | None = None
-) -> Axes:
-    """Draw reward against length within prompts: each completion relative to the means of its own prompt.
-
-    Between prompts the two are correlated because hard problems need long answers and are often failed; only the
-    correlation within prompts shifts a length-weighted baseline.
-
-    Args:
-        table: one row per completion, columns ``prompt_id``, ``length`` and ``reward``.
-        ax: where to draw; None makes a figure.
-        correlation: a :class:`gradstats.stats.LengthRewardCorrelation` to write above the axes.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ValueError: for a frame without its columns.
-    """
-    frame = as_frame(table)
-    require_columns(frame, ["prompt_id", "length", "reward"], "give one row per completion")
-    if ax is None:
-        _, ax = plt.subplots()
-    ax.set_xlabel(wrapped_to_axis("length less its prompt's mean (tokens)", 0.8))
-    ax.set_ylabel("reward less its prompt's mean")
-    if frame.empty:
-        draw_nothing(ax, "no completions")
-        return ax
-    by_prompt = frame.groupby("prompt_id")
-    x = (frame["length"] - by_prompt["length"].transform("mean")).to_numpy(dtype=float)
-    y = (frame["reward"] - by_prompt["reward"].transform("mean")).to_numpy(dtype=float)
-    ax.axhline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
-    ax.axvline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
-    ax.scatter(x, y, color=palette()[0], zorder=2, **points_look(len(frame)))
-    if correlation is not None and np.isfinite(correlation.correlation):
-        low, high = correlation.confidence_interval()
-        title = f"correlation {correlation.correlation:.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
-        ax.set_title(title, loc="left", fontsize="small")
-    return ax
 
 
 def plot_length_bins(

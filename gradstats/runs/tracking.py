@@ -26,7 +26,8 @@ from gradstats.system.environment import installed
 from gradstats.system.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from gradstats.stats import AlphaReport, OnPolicyCheck, SamplerGap
+    from gradstats.analyses.alpha import AlphaReport
+    from gradstats.stats import OnPolicyCheck, SamplerGap
 
 
 #: Quantities of each estimator that are given with the ends of their intervals.

@@ -233,7 +233,7 @@ def called(imported, monkeypatch, tmp_path):
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
     monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: None)
     monkeypatch.setattr("gradstats.measurement.measurement.read_measurement", lambda path, **_: None)
-    monkeypatch.setattr("gradstats.runs.analysis.load_points", lambda path, **_: {})
+    monkeypatch.setattr("gradstats.analyses.points.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
     monkeypatch.setattr("gradstats.gradients.parameters.n_block_sketches", lambda *_: 0)
     monkeypatch.setattr("gradstats.report.saved_results.read_results", lambda path: None)

@@ -13,8 +13,8 @@ import pytest
 
 import gradstats as gs
 import gradstats.data
+from gradstats.analyses.profile import profile_policy
 from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
-from gradstats.stats.profile import profile_policy
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

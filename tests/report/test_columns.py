@@ -16,6 +16,7 @@ from conftest import tiny_model
 from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
@@ -35,6 +36,7 @@ PACKAGE = ROOT / "gradstats"
 TABLES_OF = {
     "Allocation": "allocation",
     "AlphaDifference": "alpha difference",
+    "AlphaByBlock": "alpha_by_block",
     "AlphaReport": "alpha",
     "CriticQuality": "critic",
     "CurvatureTest": "curvature",
@@ -42,7 +44,7 @@ TABLES_OF = {
     "FittedValues": "fitted values",
     "ImpliedShift": "shift",
     "LengthBins": "length_bins",
-    "LengthRewardCorrelation": "length-reward",
+    "LengthRewardCorrelation": "length_reward",
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",
@@ -141,7 +143,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "token_profiles": {*profiles.columns, *profiles["profile"], *profiles["quantity"]},
         "profile": {*rows.columns, *(name.split(" of ")[0] for name in rows["quantity"])},
         "shift": set(gs.implied_shift(measured, "token_mean").to_frame().columns),
-        "length-reward": set(gs.length_reward_correlation(measured).to_frame().columns),
+        "length_reward": set(gs.length_reward_correlation(measured).to_frame().columns),
         "fitted values": set(FittedValues([], NOT_ESTIMATED, (1.0,), 2).to_frame().columns),
         "check": set(engines.columns),
         "alpha difference": set(gs.alpha_difference(report_points, report_points[::2]).to_frame().columns),
@@ -179,7 +181,8 @@ def test_each_saved_column_has_an_entry(path):
     saved = {column for column in columns_of(path) if not (of_sweep and "." in column)}
     if of_sweep and path.stem != "sweep":
         saved -= {"cell"}
-    assert named(saved) <= {column.name for column in INDEX[path.stem]}
+    drawn = {figure.name: figure.table for one in registry.every() for figure in one.figures if figure.table}
+    assert named(saved) <= {column.name for column in INDEX[drawn.get(path.stem, path.stem)]}
 
 
 def test_points_are_indexed_as_they_are_saved():
@@ -211,8 +214,8 @@ def test_every_result_with_a_frame_is_indexed():
         classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
         bases = {node.name: {getattr(base, "id", "") for base in node.bases} for node in classes}
         own = {node.name for node in classes if "to_frame" in {getattr(entry, "name", "") for entry in node.body}}
-        results = {name for name in bases if name in own or bases[name] & own or "Result" in bases[name]}
-        framed = {name for name in results if "Protocol" not in bases[name]} - {"Result"}
+        results = {name for name in bases if name in own or bases[name] & own or bases[name] & {"Answer", "Result"}}
+        framed = {name for name in results if "Protocol" not in bases[name]} - {"Answer", "Result"}
         found |= framed - set().union(*bases.values())  # what others in the file inherit from is not a result
     assert found == set(TABLES_OF)
     assert set(TABLES_OF.values()) <= set(INDEX)

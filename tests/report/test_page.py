@@ -15,6 +15,7 @@ from jinja2 import UndefinedError
 from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
 
 from gradstats import data
+from gradstats.analyses import alpha_report
 from gradstats.cli import commands
 from gradstats.estimators.display_names import in_words
 from gradstats.report.figures import FIGURES
@@ -32,7 +33,6 @@ from gradstats.report.page import (
     write_report,
 )
 from gradstats.report.saved_results import read_results
-from gradstats.stats import alpha_report
 from gradstats.stats.variance.quantities import COMPARED
 from gradstats.system.files import read_json, write_json
 from gradstats.system.outputs import is_marked

@@ -189,7 +189,7 @@ INTO_THE_RUN = {
 }
 #: Commands that write nothing, or only where --out says.
 WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "ratios", "profile"}
-READ = {"alpha", "plan", "group-size", "shift", "length-reward", "check", "list", "env"}
+READ = {"alpha", "plan", "group-size", "check", "list", "env"}
 
 
 def test_every_command_is_known_to_write_or_not_to():

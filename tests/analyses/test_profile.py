@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gradstats.analyses.profile import CHOICE, HEAVIEST, LONG, PROFILE_QUANTITIES, heaviest_share, profile_policy
 from gradstats.measurement import Measurement
 from gradstats.rollouts import Rollouts
 from gradstats.stats.length_scaling.alpha import fit_length_scaling
-from gradstats.stats.profile import CHOICE, HEAVIEST, LONG, PROFILE_QUANTITIES, heaviest_share, profile_policy
 from gradstats.stats.variance.comparison import compare
 
 LENGTHS = [2, 4, 4, 8, 2, 16]

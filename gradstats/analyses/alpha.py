@@ -1,16 +1,20 @@
-"""α with its diagnostics: truncation, curvature, influence, blocks, energies, and the on-policy check."""
+"""How does the norm of a completion's gradient grow with its length?"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
+from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.points import load_points
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
+from gradstats.plots.length_scaling import plot_length_scaling
+from gradstats.plots.style import palette
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.diagnostics import (
     CurvatureTest,
@@ -24,8 +28,9 @@ from gradstats.stats.length_scaling.diagnostics import (
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
-from gradstats.stats.printed import Printed, records
+from gradstats.stats.printed import records
 from gradstats.stats.token_profiles import has_token_energies
+from gradstats.stats.variance.quantities import in_metric
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200
@@ -33,11 +38,11 @@ CURVED_BELOW = 0.01
 # How much wider the interval that allows for unequal and shared noise has to be before a report mentions it.
 NOTICEABLY_WIDER = 1.2
 
-Result = TypeVar("Result")
+Diagnosis = TypeVar("Diagnosis")
 
 
 @dataclass(frozen=True, repr=False)
-class AlphaReport(Printed):
+class AlphaReport(Result):
     r"""A fit of :math:`\log‖S‖² = c + 2α\log T` with the diagnostics to read before relying on its α.
 
     Attributes:
@@ -87,6 +92,10 @@ class AlphaReport(Printed):
         """Return a frame of one row, that of the fit, with the report's interval."""
         level = self.confidence_level if confidence_level is None else confidence_level
         return self.fit.to_frame(level, self.interval)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the points with the fit; returns the axes."""
+        return plot_length_scaling(self.fit, confidence_level=self.confidence_level, **options)
 
     def summary(self) -> dict[str, object]:
         """Return everything as nested numbers and sentences, as in ``alpha.json``; what is not available is None."""
@@ -170,8 +179,8 @@ class AlphaReport(Printed):
 def alpha_report(
     measured: MeasuredNorms | None = None,
     *,
-    method: str = "ols",
-    interval: str | None = None,
+    method: FitMethod = "ols",
+    interval: IntervalMethod | None = None,
     confidence_level: float = CONFIDENCE_LEVEL,
     lengths: ArrayLike | None = None,
     sq_norms: ArrayLike | None = None,
@@ -182,9 +191,11 @@ def alpha_report(
 
     Args:
         measured: a measurement; or give the arrays.
-        method: of the fit, as in :func:`gradstats.fit_length_scaling`.
-        interval: kind of interval, as in :meth:`gradstats.stats.LengthScalingFit.confidence_interval`; None for the
-            fit's default.
+        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (by gamma
+            or Poisson pseudo-likelihood), least squares with a random effect of the prompt, the scaling among answers
+            to one prompt, or that between prompts; see :func:`gradstats.fit_length_scaling`.
+        interval: kind of interval; by default cluster-robust by prompt (CR2), see
+            :meth:`gradstats.stats.LengthScalingFit.confidence_interval`.
         confidence_level: level of the intervals.
         lengths: as in :func:`gradstats.fit_length_scaling`, instead of ``measured``.
         sq_norms: likewise.
@@ -262,7 +273,7 @@ def _by_block(measured: MeasuredNorms | None, method: str, confidence_level: flo
     return length_scaling_by_block(cast(MeasuredBlocks, measured), method=method, confidence_level=confidence_level)
 
 
-def _or_none(action: Callable[[], Result]) -> Result | None:
+def _or_none(action: Callable[[], Diagnosis]) -> Diagnosis | None:
     """Return None for a diagnostic that a small data set does not allow; the fit itself has succeeded."""
     try:
         return action()
@@ -275,3 +286,110 @@ def _brief(fit: LengthScalingFit | None, level: float) -> dict[str, object] | No
         return None
     columns = ["alpha", "alpha_low", "alpha_high", "n", "n_prompts", "method", "interval"]
     return fit.to_frame(level).iloc[0][columns].to_dict()
+
+
+def fit_of_points(points: pd.DataFrame, column: str = "sq_norm") -> LengthScalingFit:
+    """Return the fit of the points of a run, whose ``.attrs`` state the method and the metric."""
+    fit = fit_length_scaling(
+        lengths=points["length"],
+        sq_norms=points[column],
+        groups=points["prompt_id"],
+        method=points.attrs["method"],
+        truncated=points.get("truncated"),
+    )
+    return replace(fit, metric=points.attrs["metric"])
+
+
+def _fitted(points: pd.DataFrame) -> pd.DataFrame | None:
+    return points if "method" in points.attrs else None
+
+
+def _with_energy(points: pd.DataFrame) -> pd.DataFrame | None:
+    return _fitted(points) if "energy" in points else None
+
+
+def _draw_length_scaling(points: pd.DataFrame) -> None:
+    plot_length_scaling(fit_of_points(points), published=points.attrs.get("published"))
+
+
+def _draw_energies(points: pd.DataFrame) -> None:
+    first, second, *_ = palette()
+    ax = plot_length_scaling(fit_of_points(points), label=r"$\Vert S\Vert^2$", color=first)
+    energies = fit_of_points(points, "energy")
+    plot_length_scaling(energies, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second)
+    ax.set_ylabel(in_metric(r"$\Vert S\Vert^2$ and token energy", points.attrs))
+
+
+_FIT = "stats/length_scaling/alpha.py"
+#: The columns of a fit.
+FIT_COLUMNS = (
+    Column("alpha", "length exponent α, half the slope", "α", estimated=True, file=_FIT),
+    Column("alpha_stderr", "standard error of α by the interval's method", file=_FIT),
+    Column("slope", "slope of log‖S‖² on log T, 2α", file=_FIT),
+    Column("slope_stderr", "its standard error", file=_FIT),
+    Column("intercept", "log‖S‖² at T = 1 on the line", file=_FIT),
+    Column("n", "completions", file=_FIT),
+    Column("n_prompts", "prompts", file=_FIT),
+    Column("n_truncated", "completions cut off at the cap", file=_FIT),
+    Column("method", "how the line was fitted", file=_FIT),
+    Column("interval", "how the interval was made", file=_FIT),
+    Column("confidence_level", "level of the interval", file=_FIT),
+    Column(
+        "r_squared",
+        "share of the variance of log‖S‖² that the line explains",
+        "R²",
+        file="stats/length_scaling/regression.py",
+    ),
+)
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    kinds = " and ".join(
+        dict.fromkeys(
+            f"{method}, {interval} interval"
+            for method, interval in zip(frame["method"], frame["interval"], strict=True)
+        )
+    )
+    prompts = ", ".join(str(number) for number in dict.fromkeys(frame["n_prompts"]))
+    return (
+        f"Length exponent α with {frame['confidence_level'].iloc[0]:.0%} intervals ({kinds}): the norm of a "
+        "completion's gradient grows like the power α of its length; a group baseline uses that within prompts. "
+        f"n completions of {prompts} prompts."
+    )
+
+
+ANALYSIS = Analysis(
+    name="alpha",
+    ask=alpha_report,
+    options=("method", "interval"),
+    columns=FIT_COLUMNS,
+    result=AlphaReport,
+    headings={"alpha": "α", "r_squared": "R²", "n": "n"},
+    row_name=lambda row: row["method"],
+    row_heading="method",
+    caption=_caption,
+    source=load_points,
+    source_help="a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or "
+    ".parquet; - for standard input); a measurement folder or a run directory; or the name of a published data set, "
+    "as in gloeckle2026.",
+    figures=(
+        AnalysisFigure(
+            "length_scaling",
+            "Squared gradient norm of each completion against its length, with the fitted power law.",
+            _draw_length_scaling,
+            link="figure: norms against length",
+            after="variance",
+            table=POINTS,
+            rows=_fitted,
+        ),
+        AnalysisFigure(
+            "alpha_energy",
+            "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
+            _draw_energies,
+            link="figure: norms and token energies",
+            after="length_reward",
+            table=POINTS,
+            rows=_with_energy,
+        ),
+    ),
+)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch
+from fixture_frames import completions
 
-from gradstats.stats import length_reward_correlation
+from gradstats.analyses import length_reward_correlation, plot_length_reward
 
 
 def test_length_reward_correlation_is_within_prompts():
@@ -73,3 +74,20 @@ def test_the_level_of_its_interval_must_be_a_probability():
     batch, _ = correlated_batch()
     with pytest.raises(ValueError, match="^confidence_level=2 must lie between 0 and 1"):
         length_reward_correlation(batch).sentence(2.0)
+
+
+def test_reward_and_length_are_relative_to_their_prompt():
+    frame = completions("ordinary")
+    ax = plot_length_reward(frame)
+    at = np.asarray(ax.collections[0].get_offsets())
+    means = frame.groupby("prompt_id")[["length", "reward"]].transform("mean")
+    np.testing.assert_allclose(at, frame[["length", "reward"]] - means)
+
+
+def test_the_correlation_is_written_with_its_interval():
+    frame = completions("ordinary")
+    correlation = length_reward_correlation(lengths=frame["length"], rewards=frame["reward"], groups=frame["prompt_id"])
+    low, high = correlation.confidence_interval()
+    numbers = [f"{number:.2f}".replace("-", "−") for number in (correlation.correlation, low, high)]
+    ax = plot_length_reward(frame, correlation=correlation)
+    assert ax.get_title(loc="left") == "correlation {} [{}, {}]".format(*numbers)

@@ -1,4 +1,4 @@
-"""The profile of a policy: a table of properties of its completions and gradients, for comparison with others."""
+"""What are the completions and gradients of this policy like, in numbers by which policies are compared?"""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from gradstats.analyses.declaration import Analysis, Column, Result
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
-from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.result import VarianceComparison
 
@@ -45,7 +45,7 @@ PROFILE_QUANTITIES = {
 
 
 @dataclass(frozen=True, repr=False)
-class PolicyProfile(Printed):
+class PolicyProfile(Result):
     r"""The quantities by which policies are compared; ``.to_frame()`` is the table.
 
     Completion i has score :math:`S_i`, :math:`T_i` counted tokens and reward :math:`R_i`. A token is drawn from
@@ -212,3 +212,30 @@ def heaviest_share(weights: Float[np.ndarray, " t"], count: int = HEAVIEST) -> f
 
 def _mean(values: Float[np.ndarray, " k"]) -> float:
     return float(values.mean()) if len(values) else float("nan")
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    return (
+        f"Profiles of policies, with {frame.attrs['confidence_level']:.0%} intervals where there are any. S is the "
+        "gradient of a completion's log-probability with respect to all measured parameters."
+    )
+
+
+ANALYSIS = Analysis(
+    name="profile",
+    ask=profile_policy,
+    options=(),
+    columns=(
+        Column("quantity", "name"),
+        Column("heading", "in words"),
+        Column("value", "the number"),
+        Column("low", "lower end of its interval"),
+        Column("high", "upper end"),
+    ),
+    headings={"value": "value"},
+    ends=None,
+    result=PolicyProfile,
+    row_name=lambda row: row["heading"],
+    row_heading="quantity",
+    caption=_caption,
+)

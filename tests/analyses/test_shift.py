@@ -6,7 +6,7 @@ from comparison_batches import correlated_batch
 from scipy import stats
 
 from gradstats import estimators as est
-from gradstats.stats import implied_shift
+from gradstats.analyses import implied_shift
 
 
 def test_implied_shift_of_asymmetric_is_its_delta():

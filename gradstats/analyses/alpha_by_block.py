@@ -1,8 +1,10 @@
-"""Blocks of parameters: the exponent of each with its interval, and a map of layers by kinds."""
+"""How does α differ between blocks of parameters, and where does the squared norm lie?"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,6 +12,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
+from gradstats.analyses.alpha import FIT_COLUMNS
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
 from gradstats.plots.marks import (
     WithFrame,
@@ -32,6 +37,8 @@ from gradstats.plots.variance import (
     set_rows,
     wrap_label,
 )
+from gradstats.stats.length_scaling.diagnostics import length_scaling_by_block
+from gradstats.stats.measured import MeasuredBlocks
 from gradstats.stats.variance.quantities import in_metric
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
@@ -39,6 +46,40 @@ _SHORT = re.compile(r"\.weight$|^model\.")
 _MODULE = re.compile(r"^(?:self_attn|attn|mlp)\.")
 # The name of a kind is cut in the middle beyond this.
 _LONGEST = 26
+
+
+@dataclass(frozen=True, repr=False)
+class AlphaByBlock(Result):
+    """α of each block of parameters, and of the whole gradient; see :func:`gradstats.analyses.alpha_by_block`.
+
+    Attributes:
+        measured: the measurement.
+        method: of the fits.
+    """
+
+    printed_columns = ("block", "alpha", "share_of_sq_norm")
+
+    measured: MeasuredBlocks = field(repr=False)
+    method: FitMethod
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return what :func:`gradstats.stats.length_scaling_by_block` does: a row for each block, the whole last."""
+        return length_scaling_by_block(self.measured, method=self.method, confidence_level=confidence_level)
+
+
+def alpha_by_block(measured: MeasuredBlocks, *, method: FitMethod = "ols") -> AlphaByBlock:
+    """Fit α of each block of parameters, and of the whole gradient.
+
+    Args:
+        measured: a measurement of two blocks or more.
+        method: of the fits, as in :func:`gradstats.alpha_report`.
+
+    Raises:
+        ValueError: for a measurement of one block.
+    """
+    if measured.sq_norms_by_block.shape[1] < 2:
+        raise ValueError('the measurement has one block of parameters: measure with blocks="parameter"')
+    return AlphaByBlock(measured, method)
 
 
 def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -164,3 +205,65 @@ def _shortened(name: str) -> str:
         return name
     half = _LONGEST // 2
     return f"{name[: half - 1]}…{name[-half:]}"
+
+
+def _with_kinds(frame: pd.DataFrame) -> pd.DataFrame | None:
+    return frame if has_kinds(frame) else None
+
+
+def _map_of(value: str) -> Any:
+    return lambda frame: plot_block_heatmap(frame, value=value)
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    return (
+        f"Length exponent α of each block of parameters, {frame['confidence_level'].iloc[0]:.0%} intervals, and its "
+        f"share of the squared norm. n = {frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
+    )
+
+
+#: The table of a run, which is part of alpha.json.
+_TABLE = "alpha_by_block"
+
+ANALYSIS = Analysis(
+    name="alpha_by_block",
+    ask=alpha_by_block,
+    options=("method",),
+    columns=(
+        Column("block", "block of parameters", file="stats/length_scaling/diagnostics.py"),
+        *FIT_COLUMNS,
+        Column("share_of_sq_norm", "its share of Σ‖S‖²", file="stats/length_scaling/diagnostics.py"),
+    ),
+    result=AlphaByBlock,
+    headings={"alpha": "α", "share_of_sq_norm": "share of squared norm"},
+    row_name=lambda row: str(row["block"]),
+    row_heading="block",
+    caption=_caption,
+    label="tab:alpha-by-block",
+    figures=(
+        AnalysisFigure(
+            "alpha_by_block",
+            "Length exponent of each block of parameters.",
+            plot_alpha_by_block,
+            link="figure: α by block",
+            after="ratios",
+            table=_TABLE,
+        ),
+        AnalysisFigure(
+            "blocks_share_of_sq_norm",
+            "Share of the squared gradient norm by layer and kind of parameter.",
+            _map_of("share_of_sq_norm"),
+            after="alpha_by_block",
+            table=_TABLE,
+            rows=_with_kinds,
+        ),
+        AnalysisFigure(
+            "blocks_alpha",
+            "Length exponent by layer and kind of parameter.",
+            _map_of("alpha"),
+            after="blocks_share_of_sq_norm",
+            table=_TABLE,
+            rows=_with_kinds,
+        ),
+    ),
+)

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from gradstats import data
+from gradstats.analyses import alpha_report
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats import alpha_report, fit_length_scaling
+from gradstats.stats import fit_length_scaling
 from gradstats.stats.length_scaling.alpha import METHODS
 from gradstats.system.files import to_json
 

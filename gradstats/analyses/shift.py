@@ -1,23 +1,22 @@
-"""The δ of Asymmetric REINFORCE that a baseline is equivalent to."""
+"""To which shift δ of Asymmetric REINFORCE does a baseline correspond?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from gradstats import estimators as families
+from gradstats.analyses.declaration import Analysis, Answer, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
-from gradstats.stats.printed import Printed
 
 
 @dataclass(frozen=True, repr=False)
-class ImpliedShift(Printed):
+class ImpliedShift(Answer):
     r"""How far an estimator's baseline lies above the group mean, on average.
 
     Attributes:
@@ -27,20 +26,14 @@ class ImpliedShift(Printed):
         by_construction: whether δ is 0 whatever the rewards are, as that of a leave-one-out mean.
     """
 
-    estimator: str
-    delta: Estimate
+    estimator: str = column("label of the estimator", file="estimators/by_label.py")
+    delta: Estimate = estimate("δ, the baseline less the group mean")
     n_prompts: int
     by_construction: bool = False
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of δ."""
         return self.delta.confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: the estimator and δ with its interval."""
-        low, high = self.confidence_interval(confidence_level)
-        row = {"estimator": self.estimator, "delta": self.delta.value, "delta_low": low, "delta_high": high}
-        return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
@@ -67,7 +60,8 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
 
     Args:
         measured_or_batch: a measurement or a :class:`gradstats.estimators.Batch`.
-        estimator: a baseline, a recipe, or a function of your own, whose advantages are taken as R − baseline.
+        estimator: a baseline, a recipe, or a function of your own, whose advantages are taken as R − baseline; as a
+            label, such as "length_weighted(alpha=0.8)", "recipe:opo" or "module:function".
 
     Returns:
         The shift; exactly 0, and ``by_construction``, where the average of the baseline is the mean reward.
@@ -118,3 +112,13 @@ def _advantages(estimator: Estimator | Recipe, batch: Batch) -> Float[np.ndarray
 
 def _no_shift(estimator: Estimator | Recipe, why: str) -> ValueError:
     return ValueError(f"{estimator.label} has no single baseline in units of the reward, and so no shift ({why})")
+
+
+ANALYSIS = Analysis(
+    name="shift",
+    ask=implied_shift,
+    options=("estimator",),
+    weightings=lambda asked: [families.get(asked["estimator"])],
+    columns=ImpliedShift.columns(),
+    result=ImpliedShift,
+)

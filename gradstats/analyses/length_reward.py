@@ -1,26 +1,36 @@
-"""The correlation of length and reward among answers to the same prompt."""
+"""Are longer answers to a prompt more or less often right?"""
 
 from __future__ import annotations
 
 import math
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
+from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
+from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
+from gradstats.plots.marks import WithFrame, as_frame, draw_nothing, points_look, require_columns
+from gradstats.plots.names import wrapped_to_axis
+from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
-from gradstats.stats.printed import Printed
+
+if TYPE_CHECKING:
+    from gradstats.rollouts.table import Rollouts
 
 
 @dataclass(frozen=True, repr=False)
-class LengthRewardCorrelation(Printed):
+class LengthRewardCorrelation(Result):
     r"""The correlation of length and reward after subtracting each prompt's means.
 
     Attributes:
@@ -167,3 +177,89 @@ def _sums(
 def _correlation(sums: Float[np.ndarray, "3 *m"]) -> np.ndarray | np.floating:
     """Return Σdx·dy/√(Σdx² Σdy²)."""
     return sums[2] / np.sqrt(sums[0] * sums[1])
+
+
+def plot_length_reward(
+    table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, correlation: LengthRewardCorrelation | None = None
+) -> Axes:
+    """Draw reward against length within prompts: each completion relative to the means of its own prompt.
+
+    Between prompts the two are correlated because hard problems need long answers and are often failed; only the
+    correlation within prompts shifts a length-weighted baseline.
+
+    Args:
+        table: one row per completion, columns ``prompt_id``, ``length`` and ``reward``.
+        ax: where to draw; None makes a figure.
+        correlation: a :class:`gradstats.LengthRewardCorrelation` to write above the axes.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    require_columns(frame, ["prompt_id", "length", "reward"], "give one row per completion")
+    if ax is None:
+        _, ax = plt.subplots()
+    ax.set_xlabel(wrapped_to_axis("length less its prompt's mean (tokens)", 0.8))
+    ax.set_ylabel("reward less its prompt's mean")
+    if frame.empty:
+        draw_nothing(ax, "no completions")
+        return ax
+    by_prompt = frame.groupby("prompt_id")
+    x = (frame["length"] - by_prompt["length"].transform("mean")).to_numpy(dtype=float)
+    y = (frame["reward"] - by_prompt["reward"].transform("mean")).to_numpy(dtype=float)
+    ax.axhline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
+    ax.axvline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
+    ax.scatter(x, y, color=palette()[0], zorder=2, **points_look(len(frame)))
+    if correlation is not None and np.isfinite(correlation.correlation):
+        low, high = correlation.confidence_interval()
+        title = f"correlation {correlation.correlation:.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
+        ax.set_title(title, loc="left", fontsize="small")
+    return ax
+
+
+def _points_of_several_rewards(points: pd.DataFrame) -> pd.DataFrame | None:
+    return points if "reward" in points and len(set(points["reward"])) > 1 else None
+
+
+def _draw(points: pd.DataFrame) -> Axes:
+    with warnings.catch_warnings():  # too few informative prompts: the figure then gives no number
+        warnings.simplefilter("ignore")
+        correlation = length_reward_correlation(
+            lengths=points["length"], rewards=points["reward"], groups=points["prompt_id"]
+        )
+    return plot_length_reward(points, correlation=correlation)
+
+
+def _rollouts(path: Path, *, partial: bool = False) -> Rollouts:
+    from gradstats.rollouts.table import read_rollouts
+
+    return read_rollouts(path, partial=partial)
+
+
+ANALYSIS = Analysis(
+    name="length_reward",
+    ask=length_reward_correlation,
+    options=(),
+    columns=(
+        Column("correlation", "of length and reward within prompts", estimated=True),
+        Column("n_prompts", "prompts whose completions vary in both"),
+        Column("n", "completions of those"),
+    ),
+    result=LengthRewardCorrelation,
+    source=_rollouts,
+    source_help="a rollouts file or a run directory.",
+    figures=(
+        AnalysisFigure(
+            "length_reward",
+            "Reward against length, both relative to the mean of the same prompt.",
+            _draw,
+            link="figure: length and reward",
+            after="blocks_alpha",
+            table=POINTS,
+            rows=_points_of_several_rewards,
+        ),
+    ),
+)
