@@ -325,6 +325,11 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
         *([("hidden states of the value head", _duration(cost.fitting_seconds))] if cost.fitting_seconds else []),
         (f"memory{' of each' if n_workers > 1 else ''}, estimated", f"{cost.memory_gib:.1f} GiB"),
         *(
+            [("longest sequence that can be measured", f"{cost.fitting_tokens:,} tokens")]
+            if cost.fitting_tokens
+            else []
+        ),
+        *(
             [("of which P of the metric, a copy of the parameters", f"{cost.preconditioner_gib:.2g} GiB")]
             if cost.preconditioner_gib
             else []

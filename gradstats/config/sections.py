@@ -339,6 +339,11 @@ class MeasurementSection(Section):
         description="most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
         f"{MOST_MEMORY_GIB:g} GiB, by default.",
     )
+    recompute: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="run the layers again in the backward pass instead of holding their activations: on, off, or auto, "
+        "where the activations would take more than memory_gib, or than a quarter of the machine's memory.",
+    )
 
     @field_validator("metric")
     @classmethod

@@ -112,6 +112,20 @@ def refuse_mixed_lengths(model: nn.Module, times: Sequence[int]) -> None:
                 )
 
 
+def refuse_long_sequences(policy: Policy, rollouts: Rollouts) -> None:
+    """Refuse sequences beyond a model's positions, unless its rotary factors grow with the length."""
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = int(np.argmax(rollouts.times))
+    time = int(rollouts.times[longest])
+    if limit is None or time <= limit or any(one.dynamic for one in _dependences(policy.model)):
+        return
+    raise ValueError(
+        f"the sequence {rollouts.prompt_id[longest]}/{rollouts.sample_id[longest]} has {time} tokens, and "
+        f"{policy.name} has positions for {limit} (max_position_embeddings): leave longer sequences out, or measure a "
+        "model with a longer context"
+    )
+
+
 def forget_lengths(model: nn.Module) -> None:
     """Restore the original factors, which a longer sequence has replaced: results must not depend on earlier ones."""
     for one in _dependences(model):
@@ -160,6 +174,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     its attention logits always keeps it: the fused implementation omits the cap and computes another function.
 
     The grouped matrix product of a mixture's experts does not exist in float64: the plain loop over experts is used.
+
+    Gradient checkpointing of the model's own is switched off: engines decide themselves which layers run again.
     """
     model = policy.model
     kept = attention_of(model)
@@ -171,6 +187,9 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     else:
         chosen = "eager" if batched else kept
     ungrouped = policy.dtype == torch.float64 and kept_experts == "grouped_mm"
+    checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in checkpointed:
+        module.gradient_checkpointing = False
     model.set_attn_implementation(chosen)
     if ungrouped:
         model.set_experts_implementation("eager")
@@ -182,6 +201,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
         model.set_attn_implementation(kept)
         if ungrouped:
             model.set_experts_implementation("grouped_mm")
+        for module in checkpointed:
+            module.gradient_checkpointing = True
 
 
 @contextmanager

@@ -13,7 +13,12 @@ import pandas as pd
 import torch
 
 from gradstats.config.sections import MeasurementSection
-from gradstats.gradients.attention import own_precision, refuse_mixed_lengths, warn_of_other_attention
+from gradstats.gradients.attention import (
+    own_precision,
+    refuse_long_sequences,
+    refuse_mixed_lengths,
+    warn_of_other_attention,
+)
 from gradstats.gradients.checks.plain_pass import plain_tokens
 from gradstats.gradients.checks.self_check import (
     CheckedSequences,
@@ -45,6 +50,7 @@ from gradstats.gradients.parameters import (
     refuse_dispatched,
     select_parameters,
 )
+from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch, default_sketch_version
 from gradstats.gradients.tokens.scores import (
     MeasuredChunk,
@@ -102,6 +108,9 @@ class MeasuringSession:
     token_budget: int
     memory_gib: float | None
     metadata: dict[str, Any]
+    recompute: RecomputeRule
+    # the sequences of the self-check, whose plain passes serve the later check of one of them as well
+    checked: CheckedSequences | None = None
     # prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk is measured, see
     # expect; None afterwards
     checked_later: tuple[str, int] | None = None
@@ -134,12 +143,15 @@ class MeasuringSession:
             sketch = CountSketch(section.sketch_dim, section.sketch_seed, sketch_version, section.block_sketches)
         refuse_dispatched(policy.model)
         _check_vocabulary(policy, rollouts)
+        refuse_long_sequences(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
         if reference is not None:
             refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
-        chosen, check, passed_over = _choose_engine(section, CheckedSequences.make(policy, rollouts, selection, sketch))
+        recompute = RecomputeRule.of(policy, section.recompute, section.memory_gib, section.engine)
+        checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
+        chosen, check, passed_over = _choose_engine(section, checked)
         if check.deviation_from_float32 is not None:
             warnings.warn(
                 f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
@@ -183,6 +195,8 @@ class MeasuringSession:
             section.token_budget,
             section.memory_gib,
             metadata,
+            recompute,
+            checked,
             ranks=ranks,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
@@ -224,6 +238,7 @@ class MeasuringSession:
     ) -> Measurement:
         """Measure rollouts."""
         _check_vocabulary(self.policy, rollouts)
+        refuse_long_sequences(self.policy, rollouts)
         refuse_estimated_from(self.estimated_from, rollouts)
         weightings = named_weightings(token_weights, rollouts)
         measured: list[MeasuredChunk] = []
@@ -231,6 +246,8 @@ class MeasuringSession:
         while plan:
             own = self.ranks.own(plan)
             chunk = make_chunk(rollouts, own, self.policy.device, self.policy.dtype, list(weightings.values()))
+            if self.engine is not vmap_engine:
+                chunk = replace(chunk, recompute=self.recompute(*chunk.input_ids.shape))
             try:
                 with suitable_threads(self.policy):
                     result, tokens = self._run(chunk)
@@ -275,7 +292,8 @@ class MeasuringSession:
         if reference is not None and self.reference is not None:
             exact = plain_tokens(self.reference, rollouts, int(result.chunk.rows[place]))["logprobs"]
             further["ref_logprobs"] = (result.chunk.ragged(reference)[place], exact)
-        check_result(self.policy, rollouts, result, place, self.selection, self.sketch, weightings, further)
+        plain = None if weightings or self.checked is None else self.checked.plain_of(rollouts, int(rows[place]))
+        check_result(self.policy, rollouts, result, place, self.selection, self.sketch, weightings, further, plain)
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
@@ -295,9 +313,10 @@ class MeasuringSession:
         """Halve the token budget from now on."""
         if len(chunk.rows) == 1:
             reason = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has no text
+            again = "" if chunk.recompute else 'with recompute="on", '
             raise RuntimeError(
                 f"memory ran out on a single sequence of {chunk.n_tokens} tokens ({reason}): "
-                "measure fewer parameters (params), in bfloat16, or on a machine with more memory"
+                f"measure {again}fewer parameters (params), in bfloat16, or on a machine with more memory"
             ) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)
         if self.ranks.size > 1:

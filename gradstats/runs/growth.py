@@ -61,7 +61,7 @@ RESTORE = "restore that policy, or choose another directory (--out)"
 GROWING = ("prompts.n", "sampling.group_size")
 #: Settings that say how many sequences go through the model together: a later call may have others, as after memory ran
 #: out, and its numbers agree up to rounding.
-DIVIDING = ("measurement.token_budget", "measurement.memory_gib")
+DIVIDING = ("measurement.token_budget", "measurement.memory_gib", "measurement.recompute")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def rounds_of(folder: Path) -> list[Round]:
 
 def settings_digest(experiment: Experiment) -> str:
     """Return a digest of the settings that all shards of a run share: those that neither grow nor are scored again."""
-    changing = {*GROWING, "sampling.reward"}
+    changing = {*GROWING, "sampling.reward", "measurement.recompute"}
     return digest(
         sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,6 +77,13 @@ class Reduction:
         if self.sketch is not None and sketches is not None:
             self.sketch.add(sketches[row : row + 1], name, flat)
 
+    def of_row(self, row: int) -> Reduction:
+        """Return the part of one sequence, which adds to this one."""
+        part = copy.copy(self)
+        part._sq_norms = self._sq_norms[row : row + 1]
+        part._sketches = None if self._sketches is None else self._sketches[:, row : row + 1]
+        return part
+
     @property
     def n_sequences(self) -> int:
         """Number of sequences of the batch."""
@@ -96,9 +104,22 @@ class Reduction:
         preconditioner = self._selection.preconditioner.get(name)
         return None if preconditioner is None else preconditioner.to(self.dtype)
 
+    def add_products(self, name: str, products: Iterator[tuple[int, Tensor]]) -> None:
+        """Add a matrix, already multiplied by P, a few rows at a time: the first of them, (batch, rows, columns)."""
+        sketches = self.sketches_of(name)
+        for first, product in products:
+            flat = product.flatten(start_dim=1)
+            self.add_sq_norms(name, sq_norms(flat))
+            if self.sketch is not None and sketches is not None:
+                self.sketch.add_slice(sketches, name, self.size_of(name), first * product.shape[2], flat)
+
     def size_of(self, name: str) -> int:
         """Return the number of a parameter's coordinates."""
         return self._selection.parameters[name].numel()
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Return the shape of a parameter."""
+        return self._selection.parameters[name].shape
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Return (batch, blocks) squared norms in float64, and sketches or None.
@@ -222,7 +243,7 @@ class OuterProducts:
         """
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)
-        step = max(1, _PRODUCT_ELEMENTS // (batch * right.shape[2]))
+        step = rows_at_once(batch, right.shape[2])
         buffer = torch.empty(batch, min(step, rows), right.shape[2], dtype=dtype, device=right.device)
         for first in range(0, rows, step):
             left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
@@ -230,6 +251,11 @@ class OuterProducts:
             out = buffer if left.shape[1] == buffer.shape[1] else None
             product = torch.bmm(left, right, out=out)
             yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
+
+
+def rows_at_once(batch: int, columns: int) -> int:
+    """Return how many rows of a matrix of each sequence are processed at a time."""
+    return max(1, _PRODUCT_ELEMENTS // (batch * columns))
 
 
 def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
