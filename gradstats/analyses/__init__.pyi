@@ -27,6 +27,7 @@ from .length_reward import length_reward_correlation as length_reward_correlatio
 from .length_reward import plot_length_reward as plot_length_reward
 from .optimal_baselines import OptimalBaselines as OptimalBaselines
 from .optimal_baselines import optimal_baselines as optimal_baselines
+from .plan import plan as plan
 from .profile import PolicyProfile as PolicyProfile
 from .profile import profile_policy as profile_policy
 from .shift import ImpliedShift as ImpliedShift

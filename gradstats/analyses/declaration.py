@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -236,6 +237,15 @@ class Analysis:
     def of_source(self, asked_of: Any, **options: Any) -> Any:
         """Ask of what ``source`` has read."""
         return self.ask(**asked_of, **options) if isinstance(asked_of, Mapping) else self.ask(asked_of, **options)
+
+    @property
+    def asked_at_level(self) -> bool:
+        """Whether the level of intervals is an argument of ``ask``, and so that of its answer."""
+        return "confidence_level" in inspect.signature(self.ask).parameters
+
+    def frame_of(self, found: Any, confidence_level: float) -> pd.DataFrame:
+        """Return the frame of an answer at a level, which is that of the answer where it was asked at one."""
+        return found.to_frame() if self.asked_at_level else found.to_frame(confidence_level)
 
     @property
     def question(self) -> str:

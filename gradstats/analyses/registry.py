@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ANALYSES = (
     "variance", "alpha", "alpha_by_block",
     "allocation", "success_bins", "curve", "optimal_baselines", "critic",
-    "shift", "length_reward", "profile",
+    "shift", "length_reward", "profile", "plan",
 )  # fmt: skip
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 ENTRY_POINTS = "gradstats.analyses"

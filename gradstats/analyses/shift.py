@@ -28,7 +28,7 @@ class ImpliedShift(Answer):
 
     estimator: str = column("label of the estimator", file="estimators/by_label.py")
     delta: Estimate = estimate("δ, the baseline less the group mean")
-    n_prompts: int
+    n_prompts: int = column("prompts it rests on")
     by_construction: bool = False
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:

@@ -179,7 +179,7 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
         else:
             arguments[argument] = None if value == () else value
     level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
-    if "confidence_level" in inspect.signature(analysis.ask).parameters:
+    if analysis.asked_at_level:
         arguments["confidence_level"] = level
     weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the work
     columns = [analysis.columns[0].name, *(list(analysis.declared_headings) or [analysis.columns[-1].name])[:1]]
@@ -193,7 +193,7 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
             found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
-        frame = found.to_frame(level)
+        frame = analysis.frame_of(found, level)
         _show(analysis, frame, found, level, as_json)
         if analysis.kept:
             needs = analysis.needs_values or any("values" in one.needs for one in weightings)
@@ -224,7 +224,8 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_
     if hasattr(found, "sentences"):
         answer = found.sentences()
     else:
-        answer = [found.sentence(level)] if hasattr(found, "sentence") else []
+        levels = () if analysis.asked_at_level else (level,)
+        answer = [found.sentence(*levels)] if hasattr(found, "sentence") else []
     if as_json and analysis.kept and answer:
         print(to_json({str(name): value for name, value in frame.attrs.items()} | {"rows": frame.to_dict("records")}))
     elif as_json:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
@@ -282,7 +282,7 @@ def plan(
     length_spread: float | None = None,
     estimator: str | None = None,
     ratio: float | None = None,
-    quantity: str = "ratio",
+    quantity: Literal["ratio", "matched_ratio"] = "ratio",
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,
@@ -308,30 +308,22 @@ def plan(
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
-    import gradstats
+    from gradstats.analyses.plan import plan as planned
     from gradstats.analyses.points import load_points
-    from gradstats.measurement.measurement import read_measurement
 
-    if estimator is None:
-        if signal or ratio is not None:
-            raise ValueError("--ratio and --signal need --estimator: name the estimator to plan for")
-        fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot, partial=partial))
-        answer = gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread)
-    else:
-        if pilot is None:
-            raise ValueError("give a measurement folder or a run directory as the pilot of --estimator")
-        measured = read_measurement(pilot, partial=partial)
-        with warnings.catch_warnings():  # the plan says what is not resolved
-            warnings.simplefilter("ignore")
-            compared = gradstats.compare(measured, [estimator], group_size=group_size, reference=reference)
-        label, length = compared.rows[0].label, compared.splits[0].mean_length
-        answer = (
-            gradstats.plan_signal(compared, label, confidence_level)
-            if signal
-            else gradstats.plan_ratio(
-                compared, label, ratio, confidence_level, quantity=quantity, tokens_per_completion=length
-            )
-        )
+    answer = planned(
+        **({} if pilot is None else load_points(pilot, partial=partial)),
+        half_width=half_width,
+        noise=noise,
+        length_spread=length_spread,
+        estimator=estimator,
+        ratio=ratio,
+        quantity=quantity,
+        reference=reference,
+        group_size=group_size,
+        signal=signal,
+        confidence_level=confidence_level,
+    )
     if dry_run:
         from gradstats.config.experiment import load_experiment
         from gradstats.runs.cost import estimate_cost

@@ -89,21 +89,6 @@ _SHARES = _of(
     share_of_variance="share of tr Cov: the covariance of the bin's part with the whole",
 )
 
-_PLAN = _of(
-    "stats/prompt_plan.py",
-    confidence_level="level of the planned interval",
-    n_prompts="prompts needed, by the pilot's estimates",
-    n_prompts_assured="prompts that are enough in 80 % of studies",
-    completions_per_prompt="as in the pilot",
-    tokens_per_completion="mean length in the pilot",
-    pilot_n_prompts="prompts of the pilot",
-    seconds_per_token="of sampling and measuring",
-    n="completions of n_prompts",
-    n_assured="completions of n_prompts_assured",
-    n_tokens="tokens of those",
-    hours="hours that they take",
-)
-
 #: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
@@ -314,32 +299,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "token_traces": (*_TOKEN, *_of("report/saved_results.py", sequence="completion, named by its length")),
     "token_sample": _TOKEN,
     "length_scaling": _POINT,
-    "plan alpha": (
-        *_PLAN,
-        *_of("stats/plans.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
-    ),
-    "plan ratio": (
-        *_PLAN,
-        *_of(
-            "stats/plans.py",
-            estimator="in the numerator",
-            reference="in the denominator",
-            quantity="which ratio",
-            ratio="that is to be distinguished from 1",
-            stderr_of_one="standard error of its logarithm times √M",
-            fewest_prompts="prompts that are worth 50 effective ones",
-        ),
-    ),
-    "plan signal": (
-        *_PLAN,
-        *_of(
-            "stats/plans.py",
-            estimator="whose signal is to be resolved",
-            signal_sq="the pilot's ‖E ĝ‖²",
-            linear="part of its variance that falls like 4/M",
-            quadratic="part that falls like 2/M²",
-        ),
-    ),
     "fitted values": _of(
         "values/fitted.py",
         explained_variance="share of the variance of returns that the values explain, out of fold",
@@ -364,6 +323,19 @@ INDEX["profile"] += (
     *_of("analyses/profile.py", **PROFILE_QUANTITIES),
     *_of("report/tables.py", policy="name of the policy"),
     *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
+)
+INDEX["plan"] += _of(
+    "stats/plans.py",
+    half_width="wanted half-width of α",
+    stderr_of_one="standard error of α, or of the logarithm of the ratio, times √M",
+    estimator="in the numerator, or whose signal is to be resolved",
+    reference="in the denominator",
+    quantity="which ratio",
+    ratio="that is to be distinguished from 1",
+    fewest_prompts="prompts that are worth 50 effective ones",
+    signal_sq="the pilot's ‖E ĝ‖²",
+    linear="part of its variance that falls like 4/M",
+    quadratic="part that falls like 2/M²",
 )
 INDEX["alpha"] += _of(
     "report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"

@@ -35,6 +35,7 @@ ASKED = {
     "shift": (["token_mean"], {"estimator": "token_mean"}),
     "length_reward": ([], {}),
     "profile": ([], {}),
+    "plan": (["--half-width", "0.1"], {"half_width": 0.1}),
 }
 
 
@@ -65,7 +66,7 @@ def test_every_question_is_asked_here():
 @pytest.mark.parametrize("name", ASKED)
 def test_columns_table_figure_and_repr_are_as_declared(name, folder):
     analysis, found = registry.get(name), answer(name, folder)
-    frame = found.to_frame(0.9)
+    frame = analysis.frame_of(found, 0.9)
     declared = {one.name for one in INDEX[name]}
     shown = {without_interval_end(column) for column in frame}
     assert {one.name for one in analysis.columns} <= shown <= declared
@@ -79,7 +80,7 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
         assert table.caption
         assert all(len(column) == len(frame) for column in table.columns.values())
     else:
-        assert found.sentence(0.9)
+        assert found.sentence()
     for figure in analysis.figures:
         assert figure.caption_of(frame)
         if not figure.table:

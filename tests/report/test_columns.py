@@ -50,7 +50,7 @@ TABLES_OF = {
     "OnPolicyCheck": "on_policy",
     "OptimalBaselines": "optimal_baselines",
     "PolicyProfile": "profile",
-    "PromptPlan": "plan alpha",
+    "PromptPlan": "plan",
     "ProxyQuality": "proxy_quality",
     "RatioDiagnostics": "ratios",
     "SamplerGap": "sampler_gap",
@@ -101,11 +101,11 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         save_tokens(quality, folder)
-        plans = {
-            "plan alpha": gs.plan_alpha(report.fit),
-            "plan ratio": gs.plan_ratio(comparison, "reinforce", ratio=1.2),
-            "plan signal": gs.plan_signal(comparison, "rloo"),
-        }
+        plans = [
+            gs.plan_alpha(report.fit),
+            gs.plan_ratio(comparison, "reinforce", ratio=1.2),
+            gs.plan_signal(comparison, "rloo"),
+        ]
         frames = variance_breakdowns(measured, section)
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)
         frames["variance_by_block"] = block_variances(replace(measured, sketches_by_block=by_block), section)[0]
@@ -121,8 +121,8 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
     on_policy, gaps = report.on_policy.to_frame(), gap.to_frame()
     profiles = read_csv(folder / "token_profiles.csv")
     rows = profile_table({"mine": profile}).source
-    found |= {name: set(plan.to_frame().columns) for name, plan in plans.items()}
     found |= {
+        "plan": {column for plan in plans for column in plan.to_frame()},
         "variance": set(comparison.to_frame().columns),
         "curve": set(curve.to_frame().columns),
         "critic": set(critic.to_frame().columns),
