@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
 
 from gradstats.measurement.measurement import split_layer
 from gradstats.plots.marks import (
@@ -33,6 +30,10 @@ from gradstats.plots.variance import (
     wrap_label,
 )
 from gradstats.stats.variance.quantities import in_metric
+from gradstats.system.late import pd, plt, sns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
 _SHORT = re.compile(r"\.weight$|^model\.")

@@ -7,16 +7,15 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
 from gradstats.stats.printed import Printed
+from gradstats.system.late import pd, special
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +38,7 @@ class LengthRewardCorrelation(Printed):
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval, symmetric on Fisher's scale."""
         level = require_level(confidence_level)
-        margin = float(stdtrit(max(self.n_prompts - 1, 1), 0.5 + level / 2.0)) * self.stderr
+        margin = float(special.stdtrit(max(self.n_prompts - 1, 1), 0.5 + level / 2.0)) * self.stderr
         centre = np.arctanh(self.correlation)
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 

@@ -463,5 +463,4 @@ def test_the_first_topic_that_was_drawn_decides(sentence, figure):
 
 def test_a_sentence_is_kept_as_it_is():
     assert linked(["<b>One</b> power law"], [])[0] == {"text": "<b>One</b> power law", "figures": []}
-    assert of_section(("variance", "none"), ["variance"]) == ["variance"]
     assert not any(re.search(r"[<>&]", words) for words in FIGURE_WORDS.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from gradstats import estimators as families
@@ -14,6 +13,7 @@ from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
 from gradstats.stats.printed import Printed
+from gradstats.system.late import pd
 
 
 @dataclass(frozen=True, repr=False)
