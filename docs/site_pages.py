@@ -60,7 +60,7 @@ OTHER_CAPTIONS = {
 def api_groups() -> dict[str, list[str]]:
     """Return heading → public names, in the order and under the comments of ``gradstats/__init__.pyi``.
 
-    A module among them is a group of its own, of the names in its ``__all__``.
+    A module among them is a group of its own, of those names in its ``__all__`` that are not public without it.
     """
     stub = (ROOT / "gradstats" / "__init__.pyi").read_text(encoding="utf-8")
     headings = {number: line[2:] for number, line in enumerate(stub.splitlines(), start=1) if line.startswith("# ")}
@@ -77,7 +77,9 @@ def api_groups() -> dict[str, list[str]]:
             groups.setdefault(above[-1].capitalize(), []).append(f"gradstats.{name}")
     for name in modules:
         module = getattr(gradstats, name)
-        names = [one for one in module.__all__ if not inspect.ismodule(getattr(module, one))]
+        above = [getattr(gradstats, name, None) for name in gradstats.__all__]
+        own = {one: getattr(module, one) for one in module.__all__}
+        names = [one for one, thing in own.items() if not inspect.ismodule(thing) and thing not in above]
         groups[f"`{module.__name__}`"] = [documented_as(module, one) for one in names]
     # These need an extra each, and verl pins other versions: its module is described without being imported.
     groups["`gradstats.integrations.trl`"] = [f"gradstats.integrations.trl.{name}" for name in trl.__all__]

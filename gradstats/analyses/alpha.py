@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
@@ -31,6 +30,7 @@ from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.stats.printed import records
 from gradstats.stats.token_profiles import has_token_energies
 from gradstats.stats.variance.quantities import in_metric
+from gradstats.system.late import pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200

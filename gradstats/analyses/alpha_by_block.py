@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
 
 from gradstats.analyses.alpha import FIT_COLUMNS
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
@@ -40,6 +36,10 @@ from gradstats.plots.variance import (
 from gradstats.stats.length_scaling.diagnostics import length_scaling_by_block
 from gradstats.stats.measured import MeasuredBlocks
 from gradstats.stats.variance.quantities import in_metric
+from gradstats.system.late import pd, plt, sns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
 _SHORT = re.compile(r"\.weight$|^model\.")

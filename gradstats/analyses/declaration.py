@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pandas as pd
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -18,6 +20,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.stats.jackknife import UNKNOWN, require_level
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.quantities import filled_in, with_ends
+from gradstats.system.late import pd
 from gradstats.system.outputs import write_table
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ def column(meaning: str, heading: str = "", *, short: bool = False, file: str = 
 
 
 def estimate(meaning: str, heading: str = "", *, short: bool = False, file: str = "") -> Any:
-    """Declare a field of a row that has an interval, and so the columns NAME, NAME_low and NAME_high.
+    """Declare a field of a row that has an interval, and so the columns ``NAME``, ``NAME_low`` and ``NAME_high``.
 
     Its value has a method ``with_interval(confidence_level)``, or is None where nothing is known.
     """
@@ -257,6 +260,54 @@ class Analysis:
         """The file that computes its columns."""
         return f"{self.ask.__module__.partition('.')[2].replace('.', '/')}.py"
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What an experiment file may set: name → the argument of ``ask`` that it is."""
+        return {"seed" if argument == "rng" else argument: argument for argument in self.options}
+
+    def refuse_settings(self, settings: Mapping[str, Any], section: VarianceSection) -> None:
+        """Refuse settings of an experiment file before anything is computed.
+
+        Raises:
+            ValueError: for one that there is not, one that is missing, or a value of another type.
+            KeyError: for an unknown estimator.
+        """
+        for name in settings:
+            if name not in self.settings:
+                near = difflib.get_close_matches(name, self.settings, 1)
+                known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.settings) or 'none'}"
+                raise ValueError(f"there is no setting {name!r}: {known}")
+        if self.in_run is None:
+            needed = [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
+            missing = [name for name in needed if name in self.settings and name not in settings]
+            if missing:
+                raise ValueError(f"{' and '.join(missing)} must be given")
+        hints = typing.get_type_hints(self.ask)
+        for name, value in settings.items():
+            reason = (
+                "" if name in self.read else _reason_against(value, int if name == "seed" else hints.get(name, Any))
+            )
+            if reason:
+                raise ValueError(f"{name} is {value!r}: {reason}")
+        self.estimators_in(self.arguments_in_run(settings, section))
+
+    def arguments_in_run(self, settings: Mapping[str, Any], section: VarianceSection) -> dict[str, Any]:
+        """Return the arguments that an experiment file gives; besides ``in_run``, some are those of its comparison."""
+        compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
+        shared = {name: getattr(section, name) for name in self.settings if name in compared}
+        given: dict[str, Any] = {}
+        for name, value in (dict(settings) if self.in_run else shared | dict(settings)).items():
+            given |= self.read[name](value) if name in self.read else {self.settings[name]: value}
+        return given
+
+    def answer_in_run(
+        self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]
+    ) -> pd.DataFrame | None:
+        """Return the frame of the answer in a run, with settings of its experiment file; None for too few data."""
+        given = self.arguments_in_run(settings, section)
+        found = self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
+        return None if found is None else found.to_frame(section.confidence_level)
+
     def files_named(self, arguments: Mapping[str, Any]) -> str:
         """Return the name of the files of an answer."""
         return self.name if self.file_name is None else self.file_name(arguments)
@@ -281,6 +332,17 @@ class Analysis:
         """Return the columns of an estimate and of the ends of its interval in tables."""
         ends = ("low", "high")
         return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
+
+
+def _reason_against(value: object, hint: Any) -> str:
+    """Return why a value is not of a type; "" where it is, or where the type cannot be checked, as of an array."""
+    try:
+        TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, strict=True)).validate_python(value)
+    except ValidationError as error:
+        return error.errors()[0]["msg"].replace("Input", "it")
+    except (PydanticUserError, TypeError):
+        return ""
+    return ""
 
 
 def level_of(frame: pd.DataFrame) -> str:

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, Int
-from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -24,8 +20,11 @@ from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
+from gradstats.system.late import pd, plt, special
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from gradstats.rollouts.table import Rollouts
 
 
@@ -49,7 +48,7 @@ class LengthRewardCorrelation(Result):
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval, symmetric on Fisher's scale."""
         level = require_level(confidence_level)
-        margin = float(stdtrit(max(self.n_prompts - 1, 1), 0.5 + level / 2.0)) * self.stderr
+        margin = float(special.stdtrit(max(self.n_prompts - 1, 1), 0.5 + level / 2.0)) * self.stderr
         centre = np.arctanh(self.correlation)
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from gradstats.analyses.declaration import Analysis, Column, Result
@@ -17,6 +16,7 @@ from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_sc
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.result import VarianceComparison
+from gradstats.system.late import pd
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice

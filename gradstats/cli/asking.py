@@ -103,7 +103,7 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     ]
 
     def command(**given: Any) -> None:
-        _answer(analysis, asked, given)
+        _answer(analysis, name, asked, given)
 
     command.__doc__ = analysis.question
     command.__name__ = name
@@ -168,9 +168,7 @@ def _in_words(hint: Any) -> Any:
     return str | None if optional else str  # an array: the name of a column of the rollouts
 
 
-def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
-    from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
-
+def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {}
     for option, (_, _, argument) in asked.items():
         value = given[option]
@@ -181,7 +179,10 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
     level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
     if analysis.asked_at_level:
         arguments["confidence_level"] = level
-    weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the work
+    weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the imports
+    from gradstats.analyses import registry
+    from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
+
     columns = [analysis.columns[0].name, *(list(analysis.declared_headings) or [analysis.columns[-1].name])[:1]]
     if not analysis.kept:
         refuse_foreign_table(out, columns)
@@ -196,6 +197,8 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
         frame = analysis.frame_of(found, level)
         _show(analysis, frame, found, level, as_json)
         if analysis.kept:
+            if registry.analysis_of_file(name, {}) is not analysis:
+                frame.attrs[registry.QUESTION] = label
             needs = analysis.needs_values or any("values" in one.needs for one in weightings)
             save_result(frame, folder, name, overwrite, needs)
     if not analysis.kept:

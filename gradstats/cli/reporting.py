@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, SettingWords, described_by, one_or_more
+from gradstats.cli.options import OptionsOf, Positional, SettingWords, Trust, described_by, one_or_more
+from gradstats.cli.statistics import code_of_run
 from gradstats.config.options import read_display_names
 from gradstats.config.sections import FiguresSection
 
@@ -14,10 +16,26 @@ if TYPE_CHECKING:
     from gradstats.report.saved_results import SavedResults
 
 
+def find_own_questions(runs: Sequence[Path], trust: bool) -> None:
+    """Import the user's own questions that runs were asked, with permission; without it say which are not shown."""
+    from gradstats.analyses import registry
+    from gradstats.report.saved_results import read_added
+
+    for run in runs:
+        for name, frame in read_added(run).items():
+            label = str(frame.attrs.get(registry.QUESTION, ""))
+            if trust and label:
+                with code_of_run(run, trust):
+                    registry.get(label)
+            elif label and registry.analysis_of_file(name, frame.attrs) is None:
+                terminal.note(f"{name} was asked as {label}: read that code, then add --trust to show the answer")
+
+
 def figures(
     runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
     figure_style: OptionsOf[FiguresSection],
     out: Path | None = None,
+    trust: Trust = False,
 ) -> None:
     """Redraw the figures of a run, or draw several runs on the same axes, from saved numbers and without the model.
 
@@ -33,6 +51,7 @@ def figures(
 
     if not runs:
         raise ValueError("name at least one run directory: gradstats figures RUN")
+    find_own_questions(runs, trust)
     if len(runs) == 1 and is_sweep(runs[0]):
         paths = _redraw_sweep(runs[0], out, figure_style)
     elif len(runs) == 1 and out is None:
@@ -89,6 +108,7 @@ def report(
     runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
     gallery: bool = False,
     out: Path | None = None,
+    trust: Trust = False,
 ) -> None:
     """Write one self-contained HTML page on a run: α, variance table, figures, completions, commands, manifest.
 
@@ -107,6 +127,7 @@ def report(
     if len(runs) != 1:
         raise ValueError("name one run directory, or compare several on one page: gradstats report --gallery RUN RUN …")
     run = runs[0]
+    find_own_questions(runs, trust)
     if is_sweep(run):
         cell = next(reversed(read_sweep_list(run).settings), "CELL")
         raise ValueError(
@@ -126,6 +147,7 @@ def tables(
     estimators: Annotated[tuple[str, ...], described_by(FiguresSection, "estimators", "those of its figures")] = (),
     order: Literal["value", "listed"] = "listed",
     out: Path | None = None,
+    trust: Trust = False,
 ) -> None:
     """Write every table of a run as LaTeX at a venue's width, or of several α and variance, from saved numbers.
 
@@ -145,6 +167,7 @@ def tables(
 
     if not runs:
         raise ValueError("name at least one run directory: gradstats tables RUN")
+    find_own_questions(runs, trust)
     alone = len(runs) == 1
     folder = out or (runs[0] / "tables" if alone else Path("tables") / "+".join(run.resolve().name for run in runs))
     if out is not None or not alone:

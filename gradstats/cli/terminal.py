@@ -57,8 +57,9 @@ class _PipedConsole(Console):
         raise
 
 
-console = _PipedConsole(highlight=False, soft_wrap=True)
-_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+# A name such as module:question is no emoji.
+console = _PipedConsole(highlight=False, soft_wrap=True, emoji=False)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 
-from gradstats.config.options import FreeOptions, Tracker
+from gradstats.config.options import AskedQuestions, FreeOptions, Tracker
 from gradstats.config.sections import (
     ExecutionSection,
     FiguresSection,
@@ -119,6 +119,12 @@ class Experiment(Section):
     )
     length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
     variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
+    analyses: AskedQuestions = Field(
+        default_factory=dict,
+        description="questions that the run answers besides those of every run, or with other settings, and false for "
+        "those that it leaves out, as in {allocation: false, success_bins: {bins: 8}, my_module:question: {}}; "
+        "`gradstats ask` lists them.",
+    )
     figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
     tracking: Tracker = Field(
         default="none",

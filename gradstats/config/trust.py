@@ -77,6 +77,7 @@ def code_named_in(settings: Mapping[str, object]) -> Iterator[NamedCode]:
         ("sampling.reward", _at(settings, "sampling", "reward")),
         ("prompts.source", _at(settings, "prompts", "source")),
         ("variance", _at(settings, "variance")),
+        ("analyses", _at(settings, "analyses")),
     ):
         yield from (NamedCode(setting, label) for label in _words(value) if names_code(label))
     if _at(settings, "sampling", "sampler") == "vllm":  # several of its options name classes

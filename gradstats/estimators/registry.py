@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
-import pandas as pd
 
 from gradstats.config.options import read_label
 from gradstats.estimators.batch import COLUMN, HOW_TO_GET, Batch
@@ -23,6 +22,7 @@ from gradstats.estimators.estimator import (
     check_parameters,
     suggest,
 )
+from gradstats.system.late import pd
 from gradstats.system.user_code import import_function
 
 P = ParamSpec("P")

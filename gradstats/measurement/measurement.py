@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -29,6 +28,7 @@ from gradstats.system.files import (
     refuse_newer_format,
     write_json,
 )
+from gradstats.system.late import pd
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 

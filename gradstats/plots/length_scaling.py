@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-from matplotlib.typing import ColorType
 
 from gradstats import data
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -29,6 +26,11 @@ from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.variance.quantities import in_metric
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 CURVE_POINTS = 200
 CUT_OFF = "cut off at the cap"
@@ -211,14 +213,14 @@ def plot_length_bins(
         unresolved += int(bounded.sum())
     if unresolved:
         ax.set_title(r"$\bigtriangleup$ at least", loc="left", fontsize="small")
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(plt.NullFormatter())
     edges = sorted({float(edge) for column in ("length_low", "length_high") for edge in frame[column].dropna()})
     if edges:
         margin = 1.0 if len(edges) > 1 else 1.3  # a single length is a point, not an axis
         ax.set_xlim(edges[0] / margin, edges[-1] * margin)
         ax.set_xticks(_apart(edges))
-        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_minor_locator(plt.NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
     ax.set_ylabel(in_metric(value.replace("_", " "), frame.attrs))

@@ -8,15 +8,12 @@ from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from gradstats.config.validation import nearest_or_all
 from gradstats.prompts.embedded import generate_problems
 from gradstats.prompts.problem import ColumnMapping, Problem, Settings, problems_from_rows
 from gradstats.system.environment import hub_problem
 from gradstats.system.files import read_json_lines
+from gradstats.system.late import pa, pd, pq
 from gradstats.system.user_code import import_function
 from gradstats.system.worker import PROCESS, IsolatedError
 

@@ -209,7 +209,7 @@ def analysis_table(analysis: Analysis, frame: pd.DataFrame) -> Table:
     return Table(
         analysis.caption(frame),
         heading if isinstance(heading, str) else heading(frame),
-        tuple(map(analysis.row_name, frame.to_dict("records"))),
+        tuple(str(analysis.row_name(row)) for row in frame.to_dict("records")),
         triples,
         frame,
         label=analysis.label or f"tab:{analysis.name}",

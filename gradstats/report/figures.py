@@ -293,18 +293,15 @@ def run_figures(
 
 def figures_of(run: SavedResults) -> list[RunFigure]:
     """Return the figures that a run may have: those of every run, and one of each table that a command added."""
-    return [*FIGURES, *(added_figure(name, frame) for name, frame in run.added.items())]
+    added = (added_figure(name, frame) for name, frame in run.added.items())
+    return [*FIGURES, *(figure for figure in added if figure is not None)]
 
 
-def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
-    """Return the figure of a table that a command added to a run.
-
-    Raises:
-        ValueError: for a table of no analysis.
-    """
-    analysis = registry.analysis_of_file(name)
+def added_figure(name: str, frame: pd.DataFrame) -> RunFigure | None:
+    """Return the figure of a table that a command added to a run; None where its analysis has none, or is not known."""
+    analysis = registry.analysis_of_file(name, frame.attrs)
     if analysis is None or not analysis.figures:
-        raise ValueError(f"no analysis has a figure of the table {name}")
+        return None
     figure = analysis.figures[0]
     return RunFigure(
         name, figure.caption_of(frame), lambda run: run.added.get(name), lambda run, table: figure.draw(table)

@@ -75,7 +75,7 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         tables["proxy_quality"] = _proxy_table(run, run.tokens.proxies)
     for name, frame in run.added.items():
         if (chosen := _chosen(frame, style)) is not None:
-            analysis = registry.analysis_of_file(name)
+            analysis = registry.analysis_of_file(name, frame.attrs)
             if analysis is not None:
                 tables[name] = replace(analysis_table(analysis, frame_in_words(chosen)), source=chosen)
     return tables

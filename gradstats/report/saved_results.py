@@ -180,9 +180,12 @@ def read_added(run: Path) -> dict[str, pd.DataFrame]:
 
 def added_tables(run: Path) -> list[Path]:
     """Return the tables that commands added to a run directory, in alphabetical order, each with its JSON beside it."""
-    kept = [one.pattern or one.name for one in registry.every() if one.kept]
-    tables = (path for pattern in kept for path in sorted((run / "tables").glob(f"{pattern}.csv")))
-    return [path for path in tables if path.with_suffix(".json").exists()]
+    patterns = [one.pattern or one.name for one in registry.every() if one.kept]
+    tables = [path for path in sorted((run / "tables").glob("*.csv")) if path.with_suffix(".json").exists()]
+    named = [path for pattern in patterns for path in tables if path.match(f"{pattern}.csv")]
+    return named + [
+        path for path in tables if path not in named and registry.QUESTION in read_json(path.with_suffix(".json"))
+    ]
 
 
 def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:

@@ -10,32 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gradstats.system.files import FORMAT, atomic_path, changed_sentence, refuse_newer_format
+from gradstats.system.late import pa, pc, pd, pq
 
-#: Column name → Arrow type and whether the column is required.
-SCHEMA: dict[str, tuple[pa.DataType, bool]] = {
-    "prompt_id": (pa.string(), True),
-    "sample_id": (pa.int64(), True),
-    "prompt_tokens": (pa.list_(pa.int32()), True),
-    "completion_tokens": (pa.list_(pa.int32()), True),
-    "completion_mask": (pa.list_(pa.bool_()), False),
-    "reward": (pa.float64(), True),
-    "token_rewards": (pa.list_(pa.float64()), False),
-    "sampler_logprobs": (pa.list_(pa.float32()), False),
-    "finish_reason": (pa.string(), False),
-    "prompt_text": (pa.string(), False),
-    "completion_text": (pa.string(), False),
-    "sampler_seed": (pa.int64(), False),
-    "token_source": (pa.string(), False),
-    "greedy_reward": (pa.float64(), False),
-    "greedy_text": (pa.string(), False),
+#: Column name → the name of its Arrow type in files, and whether the column is required.
+SCHEMA: dict[str, tuple[str, bool]] = {
+    "prompt_id": ("string", True),
+    "sample_id": ("int64", True),
+    "prompt_tokens": ("list of int32", True),
+    "completion_tokens": ("list of int32", True),
+    "completion_mask": ("list of bool", False),
+    "reward": ("float64", True),
+    "token_rewards": ("list of float64", False),
+    "sampler_logprobs": ("list of float32", False),
+    "finish_reason": ("string", False),
+    "prompt_text": ("string", False),
+    "completion_text": ("string", False),
+    "sampler_seed": ("int64", False),
+    "token_source": ("string", False),
+    "greedy_reward": ("float64", False),
+    "greedy_text": ("string", False),
 }
-
 #: The columns of token ids.
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 _MOST_IDS = 2**31

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.system.chat_template import refuse_endless_template
 from gradstats.system.files import read_json_lines
+from gradstats.system.late import pa, pd, pq
 
 
 @runtime_checkable

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
 from gradstats import estimators
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis, measured_group_sizes, within_groups
+from gradstats.analyses.declaration import measured_group_sizes, within_groups
 from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import digest_of_state_values
@@ -27,6 +28,7 @@ from gradstats.report.saved_results import (
     listed_additions,
     refuse_changed_tables,
     refuse_inside_run,
+    save_frame,
     writing_into,
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
@@ -56,9 +58,19 @@ BREAKDOWNS = (
 
 
 def variance_breakdowns(
-    measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
+    measured: Measurement,
+    section: VarianceSection,
+    doing: Callable[[str], None] = lambda name: None,
+    asked: Mapping[str, bool | Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, pd.DataFrame]:
-    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out."""
+    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
+
+    Args:
+        measured: the measurement.
+        section: the settings of the comparison.
+        doing: is told the name of each before it is made.
+        asked: what the experiment says of questions: other settings, or false for one that is left out.
+    """
     sizes = measured_group_sizes(measured)
     makers: dict[str, Callable[[], pd.DataFrame | None]] = {
         "group_sizes": lambda: _group_sizes(measured, section, sizes),
@@ -67,9 +79,11 @@ def variance_breakdowns(
     }
     for one in registry.every():
         if one.in_run is not None:
-            makers[one.name] = partial(_asked, one, measured, section)
+            makers[one.name] = partial(one.answer_in_run, measured, section, settings_of(asked.get(one.name)))
     frames = {}
     for name in BREAKDOWNS:
+        if asked.get(name) is False:
+            continue
         doing(name)
         with warnings.catch_warnings():  # the comparison itself has warned of what is not resolved
             warnings.simplefilter("ignore", UserWarning)
@@ -82,11 +96,28 @@ def variance_breakdowns(
     return frames
 
 
-def _asked(analysis: Analysis, measured: Measurement, section: VarianceSection) -> pd.DataFrame | None:
-    """Return the answer that an analysis has in every run."""
-    assert analysis.in_run is not None
-    found = analysis.in_run(measured, section)
-    return None if found is None else found.to_frame(section.confidence_level)
+def settings_of(entry: bool | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the settings of a question, from what an experiment says of it."""
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def ask_others(run: RunDirectory, measured: Measurement, paths: list[Path], doing: Callable[[str], None]) -> None:
+    """Answer the questions of the experiment that not every run answers."""
+    section = run.experiment.variance
+    for name, entry in run.experiment.analyses.items():
+        if entry is False or name in BREAKDOWNS:
+            continue
+        analysis, settings = registry.get(name), settings_of(entry)
+        doing(name)
+        frame = attempt(run, name, partial(analysis.answer_in_run, measured, section, settings))
+        if frame is None or not len(frame):
+            continue
+        if analysis.needs_values and (values := digest_of_state_values(run.values)) is not None:
+            frame.attrs[STATE_VALUES] = values
+        stem = analysis.files_named(analysis.arguments_in_run(settings, section))
+        if registry.analysis_of_file(stem, {}) is not analysis:
+            frame.attrs[registry.QUESTION] = name
+        paths += save_frame(frame, run.path / "tables" / stem)
 
 
 def length_bins(
@@ -187,7 +218,9 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
         measured = read_measurement(run.measurement)
     asked = (measured.old_logprobs is not None, measured.token_projections is not None)
     # α, the comparison, its breakdowns, ratios and tokens where there are any, figures, the page.
-    n_steps = 2 + len(BREAKDOWNS) + sum(asked) + 2
+    entries = run.experiment.analyses
+    questions = {*BREAKDOWNS, *entries} - {name for name, entry in entries.items() if entry is False}
+    n_steps = 2 + len(questions) + sum(asked) + 2
     with progress_bar("analysing", n_steps, shown=progress) as report:
         result = _analyse(run, measured, report)
         report.doing("")
@@ -204,6 +237,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
     with run.step(ANALYSIS):
         added = kept_additions(run, len(measured))
         # Of an earlier analysis, which this one may not replace.
+        added = [path for path in added if not _left_out(run, path)]
         remove_listed_results(run.path, "", "tables", keep=added)
         scores = measured.token_scores()
         if scores is not None:
@@ -214,7 +248,10 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
             report.doing("variance")
             comparison = attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
             breakdowns = variance_breakdowns(
-                measured, run.experiment.variance, lambda name: report.doing(name.replace("_", " "))
+                measured,
+                run.experiment.variance,
+                lambda name: report.doing(name.replace("_", " ")),
+                run.experiment.analyses,
             )
         for name, frame in breakdowns.items():
             path = run.path / "tables" / f"{name}.csv"
@@ -226,6 +263,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
         if measured.token_projections is not None:
             report.doing("tokens")
             attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
+        ask_others(run, measured, paths, lambda name: report.doing(name.replace("_", " ")))
         report.doing("figures")
         drawn = None
         remove_listed_results(run.path, "figures")
@@ -240,7 +278,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
         gap = distance_of_sampler(run, measured)
     report.doing("report")
     remove_unmarked_page(run.path)
-    paths += added
+    paths += [path for path in added if path not in paths]
     run.write_manifest(measured, paths, gap)
     paths.append(run.path / "manifest.json")
     if alpha is not None or comparison is not None:
@@ -248,6 +286,14 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
     else:
         remove_page(run.path)
     return RunResult(run, measured, alpha, comparison, paths, gap)
+
+
+def _left_out(run: RunDirectory, addition: Path) -> bool:
+    """Return whether the experiment leaves out the question that a command asked of the run."""
+    about = read_json(addition.with_suffix(".json"))
+    analysis = registry.analysis_of_file(addition.stem, about)
+    names = {about.get(registry.QUESTION), None if analysis is None else analysis.name}
+    return any(run.experiment.analyses.get(str(name)) is False for name in names)
 
 
 def kept_additions(run: RunDirectory, n_sequences: int) -> list[Path]:

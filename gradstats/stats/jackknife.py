@@ -9,9 +9,9 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from scipy.special import stdtr, stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.system.late import special
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]
@@ -46,7 +46,7 @@ class Estimate:
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``; NaN where the standard error is."""
         level = require_level(confidence_level)
-        margin = float(stdtrit(self.degrees, 0.5 + level / 2.0)) * self.stderr
+        margin = float(special.stdtrit(self.degrees, 0.5 + level / 2.0)) * self.stderr
         if self.scale == "raw":
             return self.value - margin, self.value + margin
         if not self.value > 0:
@@ -59,7 +59,7 @@ class Estimate:
         if self.stderr == 0.0:
             return float(np.isclose(self.value, expected))
         t = (self.value - expected) / self.stderr
-        return min(2.0 * float(stdtr(self.degrees, -(t if only_above else abs(t)))), 1.0)
+        return min(2.0 * float(special.stdtr(self.degrees, -(t if only_above else abs(t)))), 1.0)
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``."""

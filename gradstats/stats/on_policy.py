@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
-from scipy.special import stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
@@ -18,6 +16,7 @@ from gradstats.stats.printed import Printed
 from gradstats.stats.token_profiles import excess_of, has_token_energies, prompt_mean, summed_energy, surprise
 from gradstats.stats.variance.moments import prompt_moments, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.sketch_error import SketchError
+from gradstats.system.late import pd, special
 
 SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # What leaves the distribution as it is; servers write "no top-k" in several ways.
@@ -123,7 +122,7 @@ class TemperatureTest:
 
         0 and infinity where nothing is excluded between 0.5 and 2; NaN where all of them are, or no token is uncertain.
         """
-        quantile = float(stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0))
+        quantile = float(special.stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0))
         if not np.all(self.stderrs > 0):
             return np.nan, np.nan
         at = np.log(self.temperatures)

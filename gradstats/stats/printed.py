@@ -5,13 +5,9 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import pandas as pd
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from gradstats.system.late import pd
 
 _MOST_ROWS = 20
 _WIDTH = 100
@@ -71,8 +67,6 @@ def estimates_with_intervals(frame: pd.DataFrame, columns: Sequence[str] = ()) -
         estimator              ratio
              grpo 0.871 [0.81, 0.93]
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = frame.to_dict("records")
     written: dict[str, list[str]] = {}
     for name, (estimate, low, high) in _names(list(map(str, frame))).items():

@@ -106,7 +106,7 @@ def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_pat
         assert answer(name, folder).sentence() in " ".join(printed.split())
     if analysis.kept:
         ((kept, written),) = read_added(out).items()
-        assert registry.analysis_of_file(kept) is analysis
+        assert registry.analysis_of_file(kept, written.attrs) is analysis
         assert (out / "figures" / f"{kept}.pdf").is_file()
     else:
         written = pd.read_csv(out)
@@ -142,46 +142,3 @@ def test_the_questions_are_listed_and_the_nearest_is_proposed(folder, monkeypatc
     code, _, err = run(monkeypatch, capsys, "ask", folder, "sucess-bins")
     assert code == 1
     assert "there is no question 'sucess-bins': did you mean success_bins?" in " ".join(err.split())
-
-
-OWN = '''"""How long are the completions of each prompt?"""
-from dataclasses import dataclass
-from gradstats.analyses import Analysis, Result, Row, column
-
-@dataclass(frozen=True)
-class Length(Row):
-    prompt: str = column("name of the prompt")
-    length: float = column("mean number of tokens", "mean length", short=True)
-
-@dataclass(frozen=True, repr=False)
-class Lengths(Result):
-    row = Length
-    rows: tuple
-
-def lengths(measured, *, longest: int = 10):
-    """Return the prompts of the longest completions.
-
-    Args:
-        measured: a measurement.
-        longest: how many prompts to list.
-    """
-    frame = measured.rollouts.frame.assign(length=measured.lengths)
-    means = frame.groupby("prompt_id")["length"].mean().nlargest(longest)
-    return Lengths(tuple(Length(str(name), float(mean)) for name, mean in means.items()))
-
-question = Analysis(
-    name="lengths", ask=lengths, options=("longest",), columns=Length.columns(), result=Lengths,
-    row_name=lambda row: row["prompt"], row_heading="prompt", caption=lambda frame: "Lengths.",
-)
-'''
-
-
-def test_a_question_of_ones_own(folder, tmp_path, monkeypatch, capsys):
-    (tmp_path / "own_question_here.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run(monkeypatch, capsys, "ask", folder, "own_question_here:question", "--longest", 3, "--json")
-    assert code == 0, err
-    assert len(json.loads(out)["rows"]) == 3
-    code, out, err = run(monkeypatch, capsys, "ask", folder, "own_question_here:question")
-    assert code == 0, err
-    assert "mean length" in out

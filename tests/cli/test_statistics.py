@@ -71,7 +71,7 @@ def test_by_success_with_the_exact_rates_of_a_column(monkeypatch, capsys, measur
     known = gs.read_measurement(measured)
     frame = known.rollouts.frame.assign(rate=np.repeat(np.linspace(0, 1, 30), 8))
     replace(known, rollouts=gs.Rollouts(frame, known.rollouts.metadata)).save(tmp_path / "measurement")
-    words = ("by-success", tmp_path / "measurement", "rloo", "--bins", 3, "--json")
+    words = ("ask", tmp_path / "measurement", "success_bins", "rloo", "--bins", 3, "--json")
     code, out, err = run(monkeypatch, capsys, *words, "--success", "rate")
     assert code == 0, err
     assert [row["n_prompts"] for row in json.loads(out)["rows"]] == [10, 10, 10]

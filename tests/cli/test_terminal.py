@@ -313,7 +313,7 @@ def test_a_list_is_rows(monkeypatch, capsys, what):
     [
         ("variance", "SOURCE", "--estimators", "rloo", "grpo"),
         ("variance", "SOURCE", "--estimators", "rloo", "grpo", "--by-length", 2),
-        ("allocate", "SOURCE", "rloo", "--tokens", 1000),
+        ("ask", "SOURCE", "allocation", "rloo", "--tokens", 1000),
     ],
 )
 def test_a_table_is_rows_also_where_it_is_written(monkeypatch, capsys, tmp_path, measured, words):

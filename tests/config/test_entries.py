@@ -167,7 +167,7 @@ def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path)
     (tmp_path / "e.yaml").write_text("policy: {name: embedded}\nprompts: {source: embedded}\n")
     experiment = load_experiment(tmp_path / "e.yaml")
     schema = experiment_schema()
-    others = {"name", "description", "behaviour_policy", "reference_policy", "tracking"}
+    others = {"name", "description", "behaviour_policy", "reference_policy", "analyses", "tracking"}
     sections = {name: field.annotation for name, field in Experiment.model_fields.items() if name not in others}
     assert set(sections.values()) == {*FUNCTIONS, ExecutionSection, FiguresSection, ValuesSection}
     for name, section in sections.items():

@@ -99,8 +99,8 @@ def test_values_of_old_rewards_are_left_out_and_made_again(run):
 
 def test_what_was_made_from_other_values_is_removed(run, monkeypatch, capsys):
     curves = ["gae", "lam=0,1"], ["asymmetric(loo=True)", "delta=0,0.1"]
-    for words in (["critic", run], *(["curve", run, *curve] for curve in curves)):
-        code, _, err = command(monkeypatch, capsys, *words)
+    for words in (["critic"], *(["curve", *curve] for curve in curves)):
+        code, _, err = command(monkeypatch, capsys, "ask", run, *words)
         assert code == 0, err
     tables = {path.stem for path in added_tables(run)}
     assert tables == {"critic", "curve_gae_lam", "curve_asymmetric_loo_true_delta"}

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd
-from scipy.linalg import block_diag
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import metric_label
@@ -17,6 +15,7 @@ from gradstats.stats.length_scaling.regression import RegressionLine, least_squa
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
 from gradstats.stats.printed import Printed
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
+from gradstats.system.late import linalg, pd
 
 
 class Tested(Printed):
@@ -342,7 +341,7 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
     # As text, since a reader of CSV may take the ids of one sample for numbers.
     prompts = [frame["prompt_id"].astype(str).to_numpy() for frame in (one, other)]
     clusters = np.unique(np.concatenate(prompts), return_inverse=True)[1]
-    design = np.asarray(block_diag(*(np.column_stack([np.ones(fit.n), np.log(fit.lengths)]) for fit in fits)))
+    design = np.asarray(linalg.block_diag(*(np.column_stack([np.ones(fit.n), np.log(fit.lengths)]) for fit in fits)))
     regression = least_squares(design, np.log(np.concatenate([fit.sq_norms for fit in fits])))
     found = regression.contrast(np.array([0.0, 0.5, 0.0, -0.5]), clusters)
     if max(abs(found.value), found.stderr) < _ROUNDING:  # the same completions twice

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import optimize
-from scipy.special import ndtri, stdtrit
 
 from gradstats.stats.jackknife import Estimate
+from gradstats.system.late import optimize, special
 
 
 def r_squared(residuals: Float[np.ndarray, " n"], deviations: Float[np.ndarray, " n"]) -> float:
@@ -251,7 +250,7 @@ class RegressionLine:
         if method == "bootstrap":
             return self._bootstrap(level, n_resamples, rng)
         stderr, degrees = self._errors(self._slope_contrast(), method)
-        margin = float(stdtrit(degrees[0], 0.5 + level / 2.0) * stderr[0])
+        margin = float(special.stdtrit(degrees[0], 0.5 + level / 2.0) * stderr[0])
         return self.slope - margin, self.slope + margin
 
     def band(
@@ -263,7 +262,7 @@ class RegressionLine:
             contrasts = np.column_stack([np.ones(len(x)), contrasts])
         stderr, degrees = self._errors(contrasts, method)
         value = self.intercept + self.slope * x
-        margin = stdtrit(degrees, 0.5 + level / 2.0) * stderr
+        margin = special.stdtrit(degrees, 0.5 + level / 2.0) * stderr
         return value, value - margin, value + margin
 
     def _slope_contrast(self) -> Float[np.ndarray, "1 k"]:
@@ -385,7 +384,7 @@ class TheilSenLine:
     def slope_stderr(self, method: str) -> float:
         """Return the half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
         low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
-        return (high - low) / (2.0 * float(ndtri(0.975)))
+        return (high - low) / (2.0 * float(special.ndtri(0.975)))
 
     def degrees(self) -> float:
         """Return the degrees of freedom of the standard error by the default interval method."""
@@ -426,7 +425,7 @@ class TheilSenLine:
         variance = float(by_prompt @ by_prompt) * n_clusters / max(n_clusters - 1.0, 1.0)
         later = dx > 0
         slopes = np.sort(dy[later] / dx[later])
-        half_width = float(stdtrit(max(n_clusters - 1, 1), 0.5 + level / 2.0) * np.sqrt(variance))
+        half_width = float(special.stdtrit(max(n_clusters - 1, 1), 0.5 + level / 2.0) * np.sqrt(variance))
         low = int(np.floor((len(slopes) - half_width) / 2.0))
         high = int(np.ceil((len(slopes) + half_width) / 2.0))
         if low < 0 or high >= len(slopes):

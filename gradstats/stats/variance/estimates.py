@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtri
 
 from gradstats.stats.intervals import (
     EXACT,
@@ -20,6 +19,7 @@ from gradstats.stats.intervals import (
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import effective_sample_size
+from gradstats.system.late import special
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ class KeptShare:
             return UNKNOWN
         if self.share.stderr > 0:
             n = p * (1.0 - p) / self.share.stderr**2
-        z_sq = ndtri(0.5 + confidence_level / 2.0) ** 2
+        z_sq = special.ndtri(0.5 + confidence_level / 2.0) ** 2
         centre = (p + z_sq / (2.0 * n)) / (1.0 + z_sq / n)
         margin = np.sqrt(z_sq * (p * (1.0 - p) / n + z_sq / (4.0 * n**2))) / (1.0 + z_sq / n)
         return p, float(max(centre - margin, 0.0)), float(min(centre + margin, 1.0))

@@ -8,7 +8,6 @@ from itertools import combinations
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float
 
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -19,6 +18,7 @@ from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio
 from gradstats.stats.variance.inputs import ON_POLICY, TargetChoice
 from gradstats.stats.variance.notes import notes_of_each
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, EstimatorVariance, with_ends
+from gradstats.system.late import pd
 
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
