@@ -14,6 +14,7 @@ RETURNED_BY = {
     "FittedValues": "fit_values",
     "ImpliedShift": "implied_shift",
     "LengthBins": "variance_by_length",
+    "LengthBinsOfSeveral": "variance_by_length",
     "LengthRewardCorrelation": "length_reward_correlation",
     "LengthScalingFit": "fit_length_scaling",
     "MundlakTest": "mundlak_test",

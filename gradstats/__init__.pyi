@@ -21,14 +21,17 @@ from .measurement import read_measurement as read_measurement
 from . import estimators as estimators
 from .analyses import Allocation as Allocation
 from .analyses import CriticQuality as CriticQuality
+from .analyses import LengthBins as LengthBins
 from .analyses import OptimalBaselines as OptimalBaselines
 from .analyses import SuccessBins as SuccessBins
 from .analyses import VarianceCurve as VarianceCurve
 from .analyses import allocate as allocate
 from .analyses import critic_quality as critic_quality
 from .analyses import optimal_baselines as optimal_baselines
+from .analyses import variance_by_length as variance_by_length
 from .analyses import variance_by_success as variance_by_success
 from .analyses import variance_curve as variance_curve
+from .analyses import variances_by_length as variances_by_length
 from .estimators import recipes as recipes
 from .stats import AlphaDifference as AlphaDifference
 from .stats import AlphaPlan as AlphaPlan
@@ -36,7 +39,6 @@ from .stats import AlphaReport as AlphaReport
 from .stats import CurvatureTest as CurvatureTest
 from .stats import EquivalentGroupSize as EquivalentGroupSize
 from .stats import ImpliedShift as ImpliedShift
-from .stats import LengthBins as LengthBins
 from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
 from .stats import MundlakTest as MundlakTest
@@ -71,8 +73,6 @@ from .stats import plan_ratio as plan_ratio
 from .stats import plan_signal as plan_signal
 from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
-from .stats import variance_by_length as variance_by_length
-from .stats import variances_by_length as variances_by_length
 from .stats import proxy_quality as proxy_quality
 from .stats import ratio_diagnostics as ratio_diagnostics
 from .stats import surprise_along as surprise_along

@@ -15,6 +15,10 @@ from .declaration import Result as Result
 from .declaration import Row as Row
 from .declaration import column as column
 from .declaration import estimate as estimate
+from .length_bins import LengthBins as LengthBins
+from .length_bins import LengthBinsOfSeveral as LengthBinsOfSeveral
+from .length_bins import variance_by_length as variance_by_length
+from .length_bins import variances_by_length as variances_by_length
 from .optimal_baselines import OptimalBaselines as OptimalBaselines
 from .optimal_baselines import optimal_baselines as optimal_baselines
 from .success_bins import SuccessBins as SuccessBins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -239,11 +239,13 @@ def level_of(frame: pd.DataFrame) -> str:
     return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
 
 
-def within_groups(measured: Measurement, section: VarianceSection) -> list[Weighting]:
-    """Return the estimators of a run that stay within their group and that the measurement allows."""
+def within_groups(
+    measured: Measurement, section: VarianceSection, labels: Iterable[str] | None = None
+) -> list[Weighting]:
+    """Return the estimators, by default those of a run, that stay in their group and that the measurement allows."""
     from gradstats.stats.variance.comparison import reasons_against
 
-    chosen = [estimators.get(label) for label in section.estimators]
+    chosen = [estimators.get(label) for label in (section.estimators if labels is None else labels)]
     reasons = reasons_against(measured, chosen, section.target)
     pairs = zip(chosen, reasons, strict=True)
     return [one for one, reason in pairs if reason is None and not one.across_groups]

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from gradstats.analyses.declaration import Analysis
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
-ANALYSES = ("allocation", "success_bins", "curve", "optimal_baselines", "critic")
+ANALYSES = (
+    "allocation",
+    "length_bins",
+    "success_bins",
+    "curve",
+    "optimal_baselines",
+    "critic",
+)
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 ENTRY_POINTS = "gradstats.analyses"
 

@@ -169,7 +169,6 @@ def alpha(
 def variance(
     source: Positional[Path],
     settings: OptionsOf[VarianceSection],
-    by_length: int | None = None,
     blocks: bool = False,
     out: Path | None = None,
     partial: Partial = False,
@@ -181,7 +180,6 @@ def variance(
 
     Args:
         source: a measurement folder or a run directory.
-        by_length: print noise, signal and bias in that many bins of completion length instead, the reference first.
         blocks: compare on each block of parameters alone, of a measurement with --block-sketches.
         out: also write the table as CSV.
     """
@@ -189,19 +187,11 @@ def variance(
     from gradstats.measurement.measurement import read_measurement
     from gradstats.runs.analysis import refuse_foreign_table
 
-    if by_length is not None and settings.max_grad_norm is not None:
-        raise ValueError("max_grad_norm clips gradients of whole batches, which are not split by length: leave it out")
-    if by_length is not None and blocks:
-        raise ValueError("--by-length and --blocks are different tables: give one of them")
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
-        if by_length is not None:
-            from gradstats.runs.analysis import length_bins
-
-            frame, notes = length_bins(measured, settings, by_length, settings.first_group_size)
-        elif blocks:
+        if blocks:
             from gradstats.runs.analysis import block_variances
 
             frame, notes = block_variances(measured, settings)
@@ -213,11 +203,7 @@ def variance(
     if as_json:
         terminal.print_json(frame, notes)
     else:
-        if by_length is not None:
-            from gradstats.report.analysis_tables import length_table
-
-            terminal.show_table(length_table(frame))
-        elif blocks:
+        if blocks:
             from gradstats.report.analysis_tables import block_table
 
             terminal.show_table(block_table(frame))

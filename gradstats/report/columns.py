@@ -110,12 +110,6 @@ _POINT = (
     *_of(_PROFILES, energy="summed energy of its tokens"),
 )
 
-_SHARES = _of(
-    f"{_VARIANCE}/shares.py",
-    share_of_gradient="share of the expected gradient that the bin makes up",
-    share_of_variance="share of tr Cov: the covariance of the bin's part with the whole",
-)
-
 _PLAN = _of(
     "stats/prompt_plan.py",
     confidence_level="level of the planned interval",
@@ -136,16 +130,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "variance": _ROW,
     "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
     "group_sizes": (*_ROW, *_of(_ESTIMATES, **_headings(VARIANCE_COMPONENTS))),
-    "length_bins": (
-        *_ROW,
-        *_of(
-            f"{_VARIANCE}/length_bins.py",
-            length="range of lengths",
-            n_completions="completions of these lengths",
-            scale="what their expected gradient keeps of the target's",
-        ),
-        *_SHARES,
-    ),
     "sweep": (
         *_ROW,
         *_of(

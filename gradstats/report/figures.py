@@ -126,31 +126,6 @@ def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
     return None if within is None else within.query("group_size == group_size.max()")
 
 
-def _length_bins(run: SavedResults) -> pd.DataFrame | None:
-    """Return the bins of the reference, the first of the estimators that are split."""
-    bins = run.breakdowns.get("length_bins")
-    if bins is None:
-        return None
-    bins = bins.loc[bins["estimator"] == bins["estimator"].iloc[0]]  # the reference comes first
-    return bins if np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any() else None
-
-
-def _shares(name: str, fewest_estimators: int) -> Callable[[SavedResults], pd.DataFrame | None]:
-    """Return a breakdown whose shares of the expected gradient are resolved for some estimators."""
-
-    def needs(run: SavedResults) -> pd.DataFrame | None:
-        bins = run.breakdowns.get(name)
-        if bins is None or "share_of_gradient" not in bins:  # an earlier version did not estimate them
-            return None
-        # Aggregation and scale decide the shares: one line for the reference and for each other unit.
-        of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
-        bins = bins.loc[bins["estimator"].isin(list(of_unit))]
-        resolved = bins.loc[np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)), "estimator"]
-        return bins if len(set(resolved)) >= fewest_estimators else None
-
-    return needs
-
-
 def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
     """Draw the effective share of ratios by length, of completions that another policy drew."""
     ratios = run.breakdowns.get("ratios")
@@ -244,18 +219,6 @@ _OWN_FIGURES = (
         "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
         _largest_groups,
         lambda run, table: plots.plot_prompt_parts(table),
-    ),
-    RunFigure(
-        "length_bins",
-        "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
-        _length_bins,
-        lambda run, table: plots.plot_length_bins(table),
-    ),
-    RunFigure(
-        "length_shares",
-        "Share of the expected gradient that completions of each range of lengths make up, by aggregation.",
-        _shares("length_bins", 2),
-        lambda run, table: plots.plot_shares(table),
     ),
     RunFigure(
         "ratios",

@@ -63,8 +63,6 @@ FIGURE_WORDS: dict[str, str] = {
     "alpha_energy": "figure: norms and token energies",
     "variance": "figure: variance",
     "variance_bias": "figure: variance, cosine and bias",
-    "length_bins": "figure: noise by length",
-    "length_shares": "figure: gradient by length",
     "length_reward": "figure: length and reward",
     "ratios": "figure: importance ratios",
     "group_sizes": "figure: group sizes",

@@ -19,14 +19,12 @@ from gradstats.config.sections import FiguresSection
 from gradstats.report.analysis_tables import (
     CLIPPING_HEADINGS,
     COMPARED_ROWS,
-    LENGTH_HEADINGS,
     RATIO_HEADINGS,
     VARIANCE_COLUMNS,
     analysis_table,
     clipping_table,
     columns_of,
     frame_in_words,
-    length_table,
     ratio_table,
     variance_table,
 )
@@ -165,7 +163,6 @@ def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
 #: Tables in addition to the comparison: name → the columns that they need with their headings, and what makes them.
 _BREAKDOWNS: dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]] = {
     "equivalent_group_size": (_EQUIVALENT, _equivalent),
-    "length_bins": (LENGTH_HEADINGS, lambda run, frame: length_table(_with_attrs(run, frame))),
     "ratios": (RATIO_HEADINGS, lambda run, frame: ratio_table(_with_attrs(run, frame))),
     "ratio_clipping": (CLIPPING_HEADINGS, lambda run, frame: clipping_table(_with_attrs(run, frame))),
 }

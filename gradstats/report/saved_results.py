@@ -336,7 +336,7 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
 
 #: Tables in addition to the variance comparison, where the data allowed them.
 BREAKDOWNS = (
-    "group_sizes", "equivalent_group_size", "length_bins", "ratios", "ratio_clipping",
+    "group_sizes", "equivalent_group_size", "ratios", "ratio_clipping",
     *(one.name for one in registry.every() if one.in_run is not None),
 )  # fmt: skip
 

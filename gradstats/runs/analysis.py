@@ -37,7 +37,6 @@ from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_resul
 from gradstats.runs.regrading import read_regradings
 from gradstats.stats import compare, equivalent_group_sizes
 from gradstats.stats.variance.comparison import reasons_against
-from gradstats.stats.variance.length_bins import variances_by_length
 from gradstats.system.files import read_csv, read_json, read_json_lines, write_csv, write_json
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import csv_with, refuse_foreign, refuse_links
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 #: Tables in addition to the variance comparison.
 BREAKDOWNS = (
-    "group_sizes", "equivalent_group_size", "length_bins",
+    "group_sizes", "equivalent_group_size",
     *(one.name for one in registry.every() if one.in_run is not None),
 )  # fmt: skip
 
@@ -66,7 +65,6 @@ def variance_breakdowns(
     makers: dict[str, Callable[[], pd.DataFrame | None]] = {
         "group_sizes": lambda: _group_sizes(measured, section, sizes),
         "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
-        "length_bins": lambda: length_bins(measured, section)[0],
     }
     for one in registry.every():
         if one.in_run is not None:
@@ -90,26 +88,6 @@ def _asked(analysis: Analysis, measured: Measurement, section: VarianceSection) 
     assert analysis.in_run is not None
     found = analysis.in_run(measured, section)
     return None if found is None else found.to_frame(section.confidence_level)
-
-
-def length_bins(
-    measured: Measurement, section: VarianceSection, n_bins: int = 4, group_size: int | None = None
-) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table by completion length of the reference and of each estimator, and the notes on it."""
-    chosen: list[Weighting] = [
-        estimators.get(label) for label in dict.fromkeys([section.reference, *section.estimators])
-    ]
-    reasons = [
-        f"{one.label} is a batch-level estimator, which is not split by length" if one.across_groups else reason
-        for one, reason in zip(chosen, reasons_against(measured, chosen, section.target), strict=True)
-    ]
-    allowed, left_out = _allowed(chosen, reasons)
-    found = variances_by_length(
-        measured, allowed, n_bins=n_bins, group_size=group_size, rng=section.seed, target=section.target
-    )
-    frame = pd.concat([one.to_frame(section.confidence_level) for one in found], ignore_index=True)
-    frame.attrs["confidence_level"] = section.confidence_level
-    return frame, list(dict.fromkeys([*left_out, *(note for one in found for note in one.comparison.notes)]))
 
 
 def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:

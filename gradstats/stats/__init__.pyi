@@ -41,8 +41,5 @@ from .variance.equivalent_group_size import equivalent_group_size as equivalent_
 from .variance.equivalent_group_size import equivalent_group_sizes as equivalent_group_sizes
 from .variance.implied_shift import ImpliedShift as ImpliedShift
 from .variance.implied_shift import implied_shift as implied_shift
-from .variance.length_bins import LengthBins as LengthBins
-from .variance.length_bins import variance_by_length as variance_by_length
-from .variance.length_bins import variances_by_length as variances_by_length
 from .variance.result import VarianceByBlock as VarianceByBlock
 from .variance.result import VarianceComparison as VarianceComparison

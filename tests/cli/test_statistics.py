@@ -589,24 +589,6 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     assert "rloo, N=2" in out
 
 
-def test_bias_by_length_of_every_estimator(monkeypatch, capsys, measured, tmp_path):
-    words = ("variance", measured, "--by-length", "2", "--estimators", "group_mean", "batch_mean")
-    code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "bins.csv")
-    assert code == 0
-    frame = pd.read_csv(tmp_path / "bins.csv")
-    assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
-    for row in frame.to_dict("records"):
-        assert f"{row['estimator']}, {row['length_low']:g}–{row['length_high']:g} tokens" in out
-    assert "scale kept" in out
-    assert "batch_mean is a batch-level estimator, which is not split by length" in err
-    code, _, err = run(monkeypatch, capsys, *words, "--max-grad-norm", "1")
-    assert code == 1
-    assert "max_grad_norm clips gradients of whole batches, which are not split by length" in err
-    code, _, err = run(monkeypatch, capsys, "variance", measured, "--by-length", "0")
-    assert code == 1
-    assert "n_bins=0 must be at least 1" in err
-
-
 def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     words = ("--estimators", "rloo", "group_mean", "otb", "--blocks", "--out", tmp_path / "blocks.csv")
     code, _, err = run(monkeypatch, capsys, "variance", measured, *words)
@@ -624,9 +606,6 @@ def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     assert frame["block"].tolist() == ["attention", "attention", "mlp", "mlp"]
     whole = quiet_compare(known, ["rloo", "group_mean"]).to_frame()["trace_cov"].to_numpy()
     np.testing.assert_allclose(frame["trace_cov"], np.concatenate([0.25 * whole, 0.75 * whole]), rtol=1e-9)
-    code, _, err = run(monkeypatch, capsys, "variance", measured, "--blocks", "--by-length", 2)
-    assert code == 1
-    assert "--by-length and --blocks are different tables: give one of them" in err
 
 
 def test_the_questions(monkeypatch, capsys, measured):

@@ -25,7 +25,6 @@ from gradstats.report.analysis_tables import (
     block_table,
     clipping_table,
     frame_in_words,
-    length_table,
     ratio_table,
     variance_columns,
     variance_table,
@@ -109,7 +108,7 @@ def test_a_row_a_bin_with_what_the_estimator_keeps():
     lengths = rng.integers(10, 100, 400)
     batch = gs.estimators.Batch(rng.integers(0, 2, 400), lengths, np.repeat(np.arange(100), 4))
     scores = (rng.normal(size=(400, 8)) + batch.rewards[:, None]) * np.sqrt(lengths)[:, None]
-    table = length_table(gs.variance_by_length(batch, "group_mean", scores, n_bins=2).to_frame(0.9))
+    table = table_of("length_bins", gs.variance_by_length(batch, "group_mean", scores, n_bins=2).to_frame(0.9))
     headings, rows = table.cells("plain")
     assert [row[0] for row in rows] == [
         "group_mean, 10–57 tokens (n = 198)",

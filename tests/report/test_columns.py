@@ -42,6 +42,7 @@ TABLES_OF = {
     "FittedValues": "fitted values",
     "ImpliedShift": "shift",
     "LengthBins": "length_bins",
+    "LengthBinsOfSeveral": "length_bins",
     "LengthRewardCorrelation": "length-reward",
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",

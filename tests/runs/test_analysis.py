@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 import gradstats
 from gradstats import Rollouts as Rollouts_for_breakdowns
-from gradstats import equivalent_group_size, variance_by_length
+from gradstats import equivalent_group_size
 from gradstats.config.experiment import VarianceSection
 from gradstats.measurement.measurement import read_measurement
 from gradstats.report.figures import figures_as_svg
@@ -29,7 +29,6 @@ from gradstats.runs.analysis import (
     analyse,
     compare_estimators,
     fit_alpha,
-    length_bins,
     load_points,
     variance_breakdowns,
 )
@@ -272,14 +271,10 @@ def test_the_bins_of_length_are_of_every_estimator_that_can_be_split():
     """The reference comes first; each bin of a baseline's own-sample mean keeps (N−1)/N of the gradient."""
     pool = measured(4, n_prompts=400)
     section = VarianceSection(estimators=["group_mean", "batch_mean", "otb", "rloo"])
-    frame, notes = length_bins(pool, section, n_bins=2)
-    assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
-    assert frame["scale"].tolist() == pytest.approx([1.0, 1.0, 0.75, 0.75])
-    assert notes[0] == "batch_mean is a batch-level estimator, which is not split by length"
-    assert notes[1].startswith("otb needs")
-    alone = variance_by_length(pool, "group_mean", n_bins=2, group_size=2).to_frame()
-    halves, _ = length_bins(pool, section, n_bins=2, group_size=2)
-    assert halves["trace_cov"].tolist()[2:] == pytest.approx(alone["trace_cov"].tolist())
+    frame = variance_breakdowns(pool, section)["length_bins"]
+    # batch_mean is batch-level, and otb needs scores of tokens.
+    assert frame["estimator"].tolist() == 4 * ["rloo"] + 4 * ["group_mean"]
+    assert frame["scale"].tolist() == pytest.approx(4 * [1.0] + 4 * [0.75])
 
 
 def test_gradients_are_split_by_success_once_for_each_unit():
