@@ -318,7 +318,7 @@ def section_group_size() -> str:
         "N is half the completions of a prompt, so that ratios are not those of the sections above; and where the "
         "variance of RLOO at a fixed total changes slowly with N, a percent of variance is worth much of N.",
         "What this does not show: only variance is compared, not bias.",
-        "Command: `gradstats group-size RUN LABEL`.",
+        "Command: `gradstats ask RUN group_sizes LABEL`.",
         first_figure("group_sizes", "Variance against group size", "equivalent_group_size"),
     )
 

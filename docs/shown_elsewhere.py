@@ -12,6 +12,7 @@ RETURNED_BY = {
     "CurvatureTest": "curvature_test",
     "EquivalentGroupSize": "equivalent_group_size",
     "FittedValues": "fit_values",
+    "GroupSizes": "variance_by_group_size",
     "ImpliedShift": "implied_shift",
     "LengthBins": "variance_by_length",
     "LengthBinsOfSeveral": "variance_by_length",

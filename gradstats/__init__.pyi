@@ -21,13 +21,18 @@ from .measurement import read_measurement as read_measurement
 from . import estimators as estimators
 from .analyses import Allocation as Allocation
 from .analyses import CriticQuality as CriticQuality
+from .analyses import EquivalentGroupSize as EquivalentGroupSize
+from .analyses import GroupSizes as GroupSizes
 from .analyses import LengthBins as LengthBins
 from .analyses import OptimalBaselines as OptimalBaselines
 from .analyses import SuccessBins as SuccessBins
 from .analyses import VarianceCurve as VarianceCurve
 from .analyses import allocate as allocate
 from .analyses import critic_quality as critic_quality
+from .analyses import equivalent_group_size as equivalent_group_size
+from .analyses import equivalent_group_sizes as equivalent_group_sizes
 from .analyses import optimal_baselines as optimal_baselines
+from .analyses import variance_by_group_size as variance_by_group_size
 from .analyses import variance_by_length as variance_by_length
 from .analyses import variance_by_success as variance_by_success
 from .analyses import variance_curve as variance_curve
@@ -37,7 +42,6 @@ from .stats import AlphaDifference as AlphaDifference
 from .stats import AlphaPlan as AlphaPlan
 from .stats import AlphaReport as AlphaReport
 from .stats import CurvatureTest as CurvatureTest
-from .stats import EquivalentGroupSize as EquivalentGroupSize
 from .stats import ImpliedShift as ImpliedShift
 from .stats import LengthRewardCorrelation as LengthRewardCorrelation
 from .stats import LengthScalingFit as LengthScalingFit
@@ -59,8 +63,6 @@ from .stats import compare as compare
 from .stats import concentration as concentration
 from .stats import curvature_test as curvature_test
 from .stats import drift_along as drift_along
-from .stats import equivalent_group_size as equivalent_group_size
-from .stats import equivalent_group_sizes as equivalent_group_sizes
 from .stats import fit_energy_scaling as fit_energy_scaling
 from .stats import fit_length_scaling as fit_length_scaling
 from .stats import implied_shift as implied_shift

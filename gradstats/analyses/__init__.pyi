@@ -11,10 +11,16 @@ from .curve import variance_curve as variance_curve
 from .declaration import Analysis as Analysis
 from .declaration import AnalysisFigure as AnalysisFigure
 from .declaration import Column as Column
+from .declaration import FurtherTable as FurtherTable
 from .declaration import Result as Result
 from .declaration import Row as Row
 from .declaration import column as column
 from .declaration import estimate as estimate
+from .group_sizes import EquivalentGroupSize as EquivalentGroupSize
+from .group_sizes import GroupSizes as GroupSizes
+from .group_sizes import equivalent_group_size as equivalent_group_size
+from .group_sizes import equivalent_group_sizes as equivalent_group_sizes
+from .group_sizes import variance_by_group_size as variance_by_group_size
 from .length_bins import LengthBins as LengthBins
 from .length_bins import LengthBinsOfSeveral as LengthBinsOfSeveral
 from .length_bins import variance_by_length as variance_by_length

@@ -22,6 +22,7 @@ from gradstats.system.outputs import write_table
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
+    from gradstats.stats.measured import MeasuredGradients
 
 _KEY = "column"
 
@@ -143,6 +144,7 @@ class AnalysisFigure:
     draw: Callable[..., Any]  # of a frame, on a figure of its own
     link: str = ""  # what a link to it is called on the page
     after: str = ""  # the figure that it follows in the report; the last one by default
+    table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
 
     def caption_of(self, frame: pd.DataFrame) -> str:
@@ -150,8 +152,51 @@ class AnalysisFigure:
         return self.caption if isinstance(self.caption, str) else self.caption(frame)
 
 
+class Tabulated:
+    """What the tables of files and of print share: columns and their headings."""
+
+    columns: tuple[Column, ...]
+    #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
+    headings: Mapping[str, str] | None
+    #: What follows a column's name in those of the ends of the intervals that tables show.
+    ends: str
+    #: The table whose columns it has as well.
+    extends: str = ""
+    #: Whether its table is that of a comparison of estimators, with the best set in bold.
+    as_comparison: bool = False
+
+    @property
+    def declared_headings(self) -> dict[str, str]:
+        """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
+        return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
+
+    def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
+        """Return the columns of a table: name → heading."""
+        return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
+
+    def names_of_ends(self, name: str) -> list[str]:
+        """Return the columns of an estimate and of the ends of its interval in tables."""
+        return [name, f"{name}{self.ends}_low", f"{name}{self.ends}_high"]
+
+
 @dataclass(frozen=True)
-class Analysis:
+class FurtherTable(Tabulated):
+    """A table beside that of an answer: under a name of its own among the files of a run and in JSON."""
+
+    name: str
+    #: Returns its frame, of the result and a level; an empty one where there is nothing to tell.
+    frame: Callable[..., pd.DataFrame]
+    columns: tuple[Column, ...]
+    row_name: Callable[[dict[str, Any]], str]
+    row_heading: str | Callable[[pd.DataFrame], str]
+    caption: Callable[[pd.DataFrame], str]
+    label: str = ""  # of the table in LaTeX; by default tab:NAME
+    headings: Mapping[str, str] | None = None
+    ends: str = ""
+
+
+@dataclass(frozen=True)
+class Analysis(Tabulated):
     """A question and everything that is shown of its answer; see docs/design.md and CONTRIBUTING.md."""
 
     #: In ``gradstats ask RUN NAME``; of its files as well, unless ``file_name`` says otherwise.
@@ -169,16 +214,17 @@ class Analysis:
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
-    #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
     headings: Mapping[str, str] | None = None
-    #: What follows a column's name in those of the ends of the intervals that tables show.
     ends: str = ""
-    #: The table whose columns it has as well.
+    as_comparison: bool = False
+    further: tuple[FurtherTable, ...] = ()
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
     #: What the ``.attrs`` of its frame state, from a frame that was read from CSV and the lengths of the completions.
     recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
+    #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
+    beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
     #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.
     kept: bool = False
     #: The name of its files, from the arguments, and the pattern that all of these match.
@@ -205,6 +251,11 @@ class Analysis:
         return (sys.modules[self.ask.__module__].__doc__ or self.name).strip().partition("\n")[0]
 
     @property
+    def tables(self) -> tuple[Analysis | FurtherTable, ...]:
+        """What declares each of its tables, its own first."""
+        return (self, *self.further)
+
+    @property
     def file(self) -> str:
         """The file that computes its columns."""
         return f"{self.ask.__module__.partition('.')[2].replace('.', '/')}.py"
@@ -219,19 +270,6 @@ class Analysis:
             return self.weightings(arguments)
         labels = [*arguments.get("estimators", ()), *filter(None, [arguments.get("reference")])]
         return [estimators.get(label) for label in labels]
-
-    @property
-    def declared_headings(self) -> dict[str, str]:
-        """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
-        return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
-
-    def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
-        """Return the columns of a table: name → heading."""
-        return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
-
-    def names_of_ends(self, name: str) -> list[str]:
-        """Return the columns of an estimate and of the ends of its interval in tables."""
-        return [name, f"{name}{self.ends}_low", f"{name}{self.ends}_high"]
 
 
 def level_of(frame: pd.DataFrame) -> str:
@@ -251,12 +289,16 @@ def within_groups(
     return [one for one, reason in pairs if reason is None and not one.across_groups]
 
 
-def measured_group_sizes(measured: Measurement) -> list[int]:
+def measured_group_sizes(measured: Measurement | MeasuredGradients) -> list[int]:
     """Return the powers of two, from 2, up to the smallest number of completions of a prompt."""
-    most = most_completions(measured)
+    return powers_of_two(most_completions(measured))
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return the powers of two from 2 up to a number."""
     return [2**power for power in range(1, most.bit_length()) if 2**power <= most]
 
 
-def most_completions(measured: Measurement) -> int:
+def most_completions(measured: Measurement | MeasuredGradients) -> int:
     """Return the number of completions that every prompt has at least."""
     return int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())

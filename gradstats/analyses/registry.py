@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
 ANALYSES = (
+    "group_sizes",
     "allocation",
     "length_bins",
     "success_bins",
@@ -70,6 +71,11 @@ def get(name: str) -> Analysis:
 def every() -> list[Analysis]:
     """Return all analyses but a user's own, in order."""
     return [get(name) for name in names()]
+
+
+def asked_in_runs() -> list[Analysis]:
+    """Return the analyses that every run asks, in order."""
+    return [one for one in every() if one.in_run is not None]
 
 
 def analysis_of_file(stem: str) -> Analysis | None:

@@ -220,13 +220,18 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_
     from gradstats.report.analysis_tables import analysis_table
 
     notes, sentence = list(getattr(found, "notes", ())), getattr(found, "sentence", None)
+    further = {one.name: one.frame(found, level) for one in analysis.further}
+    rows = {name: one.to_dict("records") for name, one in {"rows": frame, **further}.items()}
     answer = [] if sentence is None else [sentence(level)]
     if as_json and analysis.kept and answer:
-        print(to_json({str(name): value for name, value in frame.attrs.items()} | {"rows": frame.to_dict("records")}))
+        print(to_json({str(name): value for name, value in frame.attrs.items()} | rows))
     elif as_json:
-        terminal.print_json(frame, [*answer, *notes])
+        print(to_json({**rows, "notes": [*answer, *notes]}))
     else:
         terminal.show_table(analysis_table(analysis, frame))
+        for one in analysis.further:
+            if len(further[one.name]):
+                terminal.show_table(analysis_table(one, further[one.name]))
         for text in answer:
             if analysis.kept:
                 terminal.console.print(text, markup=False)

@@ -17,7 +17,6 @@ from gradstats.cli.reporting import figures, report, tables
 from gradstats.cli.running import init, measure, regrade, run, sample, sweep
 from gradstats.cli.statistics import (
     alpha,
-    group_size,
     length_reward,
     plan,
     profile,
@@ -58,7 +57,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tokens": tokens,
     "ratios": ratios,
     "plan": plan,
-    "group-size": group_size,
     "shift": shift,
     "length-reward": length_reward,
     "profile": profile,

@@ -29,7 +29,7 @@ from gradstats.cli.options import (
     policy_section,
     prompts_section,
 )
-from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod, IntervalMethod, Target
+from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod, IntervalMethod
 from gradstats.config.sections import SamplingSection, VarianceSection
 from gradstats.system.files import to_json
 from gradstats.system.user_code import MissingModuleError, UserCodeError, code_beside
@@ -326,33 +326,6 @@ def plan(
             raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
         answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
     terminal.show_answer(answer, as_json)
-
-
-@with_code_of_run
-def group_size(
-    source: Positional[Path],
-    estimator: Positional[str],
-    group_size: int = 4,
-    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-    trust: Trust = False,
-) -> None:
-    """Find the group size at which RLOO has an estimator's variance at N completions, at an equal total number.
-
-    Args:
-        source: a measurement folder or a run directory, with 2N completions per prompt.
-        estimator: its label, such as "length_weighted(alpha=0.8, loo=True)" or "recipe:dapo".
-        group_size: N.
-    """
-    refuse_unknown_estimators(estimator)
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-
-    measured = read_measurement(source, partial=partial)
-    answer = gradstats.equivalent_group_size(measured, estimator, group_size, target=target)
-    terminal.show_answer(answer, as_json, confidence_level)
 
 
 @with_code_of_run

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from gradstats.analyses.declaration import Analysis
+from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.analyses.declaration import level_of as _level
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
@@ -211,8 +211,11 @@ def _column_sentences(
     return sentences
 
 
-def analysis_table(analysis: Analysis, frame: pd.DataFrame) -> Table:
+def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Table:
     """Return the table of an analysis from the frame of its result, as it declares it."""
+    if analysis.as_comparison:  # a run of an earlier version may lack some columns
+        known = [name for name in VARIANCE_COLUMNS if {name, f"{name}_low", f"{name}_high"} <= set(frame)]
+        return replace(variance_table(frame, columns=known), label=analysis.label)
     heading, columns = analysis.row_heading, analysis.headings_of(frame)
     triples = {
         shown: [

@@ -14,7 +14,7 @@ from gradstats.stats.on_policy import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.token_profiles import FRACTIONS
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS, Quantity, filled_in
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, filled_in
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,6 @@ _PLAN = _of(
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "variance": _ROW,
     "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
-    "group_sizes": (*_ROW, *_of(_ESTIMATES, **_headings(VARIANCE_COMPONENTS))),
     "sweep": (
         *_ROW,
         *_of(
@@ -152,17 +151,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         n_prompts="prompts of both",
     ),
     "variance_by_block": (*_of(_RESULT, block="block of parameters"), *_ROW),
-    "equivalent_group_size": (
-        *_ESTIMATOR,
-        *_of(
-            f"{_VARIANCE}/equivalent_group_size.py",
-            group_size="completions per group",
-            n_prompts="prompts",
-            same_prompts_group_size="group size at which RLOO is as noisy at the same number of prompts",
-            tokens_saved="share of tokens saved at equal noise, against RLOO in groups of the same size",
-            equivalent_group_size="group size at which RLOO is as noisy",
-        ),
-    ),
     "variance.json": (
         *_of(
             _RESULT,
@@ -399,8 +387,10 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 }
 
 for _one in registry.every():
-    _own = tuple(PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _one.columns)
-    INDEX[_one.name] = (*_own, *(INDEX[_one.extends] if _one.extends else ()))
+    for _table in _one.tables:
+        _own = [PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _table.columns]
+        _names = {column.name for column in _own}
+        INDEX[_table.name] = (*_own, *(one for one in INDEX.get(_table.extends, ()) if one.name not in _names))
 
 
 def without_interval_end(column: str) -> str:

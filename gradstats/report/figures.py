@@ -74,58 +74,6 @@ def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:
     return run.variance
 
 
-def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
-    """Return the rows of several group sizes; those with within-prompt variance where it is known of several.
-
-    Equal group sizes are about the within-prompt variance, which takes two groups of a prompt.
-    """
-    sizes = _measured_group_sizes(run)
-    if sizes is None or len(set(sizes["group_size"])) < 2:
-        return None
-    within = _with_components(sizes)
-    return within if within is not None and len(set(within["group_size"])) > 1 else sizes
-
-
-def _measured_group_sizes(run: SavedResults) -> pd.DataFrame | None:
-    """Return the table of group sizes with the reference of the comparison that it belongs to."""
-    sizes = run.breakdowns.get("group_sizes")
-    if sizes is not None and run.variance is not None:
-        sizes = sizes.copy()
-        sizes.attrs["reference"] = run.variance.attrs.get("reference")
-    return sizes
-
-
-def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the rows whose variance components are known, the same frame where all are; None where none is."""
-    if "within_prompt" not in sizes:
-        return None
-    known = np.isfinite(sizes["within_prompt"].to_numpy(dtype=float))
-    if not known.any():
-        return None
-    return sizes if known.all() else sizes.loc[known]
-
-
-def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
-    # Completions per prompt, where every prompt has as many.
-    drawn = None
-    if run.alpha is not None and run.alpha["n"] % max(run.alpha["n_prompts"], 1) == 0:
-        drawn = run.alpha["n"] // run.alpha["n_prompts"]
-    if _with_components(table) is not table:
-        plots.plot_group_size(table, group_size_of_run=drawn)
-        return
-    equivalence = run.breakdowns.get("equivalent_group_size")
-    if equivalence is not None:  # RLOO, and estimators that equal it, are equivalent to their own group size
-        equivalence = equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
-    plots.plot_group_size(table, value="within_prompt", equivalence=equivalence, group_size_of_run=drawn)
-
-
-def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
-    """Return the variance components at the largest group size where they are known."""
-    sizes = _measured_group_sizes(run)
-    within = None if sizes is None else _with_components(sizes)
-    return None if within is None else within.query("group_size == group_size.max()")
-
-
 def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
     """Draw the effective share of ratios by length, of completions that another policy drew."""
     ratios = run.breakdowns.get("ratios")
@@ -207,20 +155,6 @@ _OWN_FIGURES = (
         lambda run, table: plots.plot_variance_panels(table, sort=_by_value(table)),
     ),
     RunFigure(
-        "group_sizes",
-        "Variance at an equal total of completions against the group size; dotted lines end at the group size of RLOO "
-        "with the same variance; the dashed line is the group size of the run. Broken lines, half-filled markers: the "
-        "baseline includes the completion itself.",
-        _group_sizes,
-        _draw_group_sizes,
-    ),
-    RunFigure(
-        "prompt_parts",
-        "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
-        _largest_groups,
-        lambda run, table: plots.plot_prompt_parts(table),
-    ),
-    RunFigure(
         "ratios",
         "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are equal.",
         _ratios_by_length,
@@ -287,7 +221,10 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
     """Return a figure that an analysis declares, of the table that every run has of it."""
 
     def needs(run: SavedResults) -> pd.DataFrame | None:
-        frame = run.breakdowns.get(analysis.name)
+        frame = run.breakdowns.get(figure.table or analysis.name)
+        if frame is not None and analysis.beside is not None:
+            frame = frame.copy()
+            frame.attrs |= analysis.beside(run.tables)
         return None if frame is None else figure.rows(frame)
 
     assert isinstance(figure.caption, str)
@@ -297,8 +234,8 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
 def _all_figures() -> tuple[RunFigure, ...]:
     """Return every figure of a run, those of analyses behind the figures that they follow."""
     found = list(_OWN_FIGURES)
-    for analysis in registry.every():
-        for figure in analysis.figures if analysis.in_run is not None else ():
+    for analysis in registry.asked_in_runs():
+        for figure in analysis.figures:
             at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), len(found))
             found.insert(at, _of_analysis(analysis, figure))
     return tuple(found)

@@ -65,7 +65,6 @@ FIGURE_WORDS: dict[str, str] = {
     "variance_bias": "figure: variance, cosine and bias",
     "length_reward": "figure: length and reward",
     "ratios": "figure: importance ratios",
-    "group_sizes": "figure: group sizes",
     "token_correlation": "figure: correlation of tokens",
     **{figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link},
 }

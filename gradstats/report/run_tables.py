@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis
+from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.report.analysis_tables import (
@@ -37,7 +37,6 @@ from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
-_EQUIVALENT = {"equivalent_group_size": "equivalent group size", "tokens_saved": "tokens saved"}
 _BLOCKS = {"alpha": "α", "share_of_sq_norm": "share of squared norm"}
 
 
@@ -62,12 +61,6 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
             table = make(run, frame)
             tables[name] = replace(table, names=table.names or needed, source=frame)
-    sizes = run.breakdowns.get("group_sizes")
-    if sizes is not None and (sizes := _chosen(sizes, style)) is not None:
-        about = {} if run.variance is None else run.variance.attrs
-        sizes.attrs |= {name: value for name, value in about.items() if name not in ("n_groups", "lowest_beyond_doubt")}
-        known = [name for name in VARIANCE_COLUMNS if _has(sizes, {name: name})]
-        tables["group_sizes"] = replace(variance_table(sizes, columns=known), label="tab:group-sizes")
     if run.by_block is not None:
         tables["alpha_by_block"] = _block_table(run, run.by_block)
     if run.tokens is not None:
@@ -119,24 +112,10 @@ def _has(frame: pd.DataFrame, names: Mapping[str, str]) -> bool:
 
 
 def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.DataFrame:
-    """Return a table read from CSV with the attributes that it was made with, and with estimators in words."""
+    """Return a table read from CSV with the attributes that it was made with."""
     frame = frame.copy()
     frame.attrs |= {"confidence_level": run.confidence_level, **attrs}
-    return frame_in_words(frame)
-
-
-def _equivalent(run: SavedResults, frame: pd.DataFrame) -> Table:
-    n_prompts = f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
-    caption = (
-        f"Group size at which RLOO has the same noise, and share of tokens saved against RLOO in groups of the same "
-        f"size, {run.confidence_level:.0%} intervals over {n_prompts}."
-    )
-    rows, sizes = tuple(map(str, frame_in_words(frame)["estimator"])), set(frame["group_size"])
-    if len(sizes) == 1:
-        caption += f" Each estimator with N = {sizes.pop():g} completions per prompt."
-    else:
-        rows = tuple(f"{name}, N = {size:g}" for name, size in zip(rows, frame["group_size"], strict=True))
-    return Table(caption, "estimator", rows, columns_of(frame, _EQUIVALENT), frame, label="tab:equivalent")
+    return frame
 
 
 def _block_table(run: SavedResults, frame: pd.DataFrame) -> Table:
@@ -162,7 +141,6 @@ def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
 
 #: Tables in addition to the comparison: name → the columns that they need with their headings, and what makes them.
 _BREAKDOWNS: dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]] = {
-    "equivalent_group_size": (_EQUIVALENT, _equivalent),
     "ratios": (RATIO_HEADINGS, lambda run, frame: ratio_table(_with_attrs(run, frame))),
     "ratio_clipping": (CLIPPING_HEADINGS, lambda run, frame: clipping_table(_with_attrs(run, frame))),
 }
@@ -170,14 +148,22 @@ _BREAKDOWNS: dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFram
 
 def _breakdowns() -> dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]]:
     """Return the tables of :data:`_BREAKDOWNS`, and those of the analyses that every run asks."""
-    asked = [one for one in registry.every() if one.in_run is not None]
-    return _BREAKDOWNS | {one.name: (one.declared_headings, partial(_asked_table, one)) for one in asked}
+    declared = [(one, table) for one in registry.asked_in_runs() for table in one.tables]
+    return _BREAKDOWNS | {
+        table.name: ({} if table.as_comparison else table.declared_headings, partial(_asked_table, one, table))
+        for one, table in declared
+    }
 
 
-def _asked_table(analysis: Analysis, run: SavedResults, frame: pd.DataFrame) -> Table:
+def _asked_table(
+    analysis: Analysis, declared: Analysis | FurtherTable, run: SavedResults, frame: pd.DataFrame
+) -> Table:
     lengths = [np.nan] if run.points is None else run.points["length"].to_numpy(dtype=float)
     about = {} if analysis.recovered is None else analysis.recovered(frame, lengths)
-    return analysis_table(analysis, _with_attrs(run, frame, **about))
+    about |= {} if analysis.beside is None else analysis.beside(run.tables)
+    with_attrs = _with_attrs(run, frame, **about)
+    # A table of a comparison names its estimators itself.
+    return analysis_table(declared, with_attrs if declared.as_comparison else frame_in_words(with_attrs))
 
 
 #: Numbers of a run, in the order of a table: name → heading.

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,8 +18,7 @@ import pandas as pd
 
 from gradstats import data, estimators
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis, measured_group_sizes, within_groups
-from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
+from gradstats.analyses.declaration import Analysis
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.measurement.token_scores import remark_on_precision
@@ -35,7 +33,7 @@ from gradstats.report.saved_results import (
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
-from gradstats.stats import compare, equivalent_group_sizes
+from gradstats.stats import compare
 from gradstats.stats.variance.comparison import reasons_against
 from gradstats.system.files import read_csv, read_json, read_json_lines, write_csv, write_json
 from gradstats.system.lock import only_writer
@@ -50,44 +48,29 @@ if TYPE_CHECKING:
     from gradstats.stats import AlphaReport, LengthScalingFit, SamplerGap, VarianceComparison
 
 
-#: Tables in addition to the variance comparison.
-BREAKDOWNS = (
-    "group_sizes", "equivalent_group_size",
-    *(one.name for one in registry.every() if one.in_run is not None),
-)  # fmt: skip
-
-
 def variance_breakdowns(
     measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
 ) -> dict[str, pd.DataFrame]:
     """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out."""
-    sizes = measured_group_sizes(measured)
-    makers: dict[str, Callable[[], pd.DataFrame | None]] = {
-        "group_sizes": lambda: _group_sizes(measured, section, sizes),
-        "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
-    }
-    for one in registry.every():
-        if one.in_run is not None:
-            makers[one.name] = partial(_asked, one, measured, section)
-    frames = {}
-    for name in BREAKDOWNS:
-        doing(name)
+    frames: dict[str, pd.DataFrame] = {}
+    for one in registry.asked_in_runs():
+        doing(one.name)
         with warnings.catch_warnings():  # the comparison itself has warned of what is not resolved
             warnings.simplefilter("ignore", UserWarning)
             try:
-                frame = makers[name]()
+                frames |= _answer(one, measured, section)
             except ValueError:  # too few completions for groups, or too few prompts: no such table
                 continue
-        if frame is not None and len(frame):
-            frames[name] = frame
-    return frames
+    return {name: frame for name, frame in frames.items() if len(frame)}
 
 
-def _asked(analysis: Analysis, measured: Measurement, section: VarianceSection) -> pd.DataFrame | None:
-    """Return the answer that an analysis has in every run."""
+def _answer(analysis: Analysis, measured: Measurement, section: VarianceSection) -> dict[str, pd.DataFrame]:
+    """Return the tables of the answer that an analysis has in every run, by name."""
     assert analysis.in_run is not None
-    found = analysis.in_run(measured, section)
-    return None if found is None else found.to_frame(section.confidence_level)
+    found, level = analysis.in_run(measured, section), section.confidence_level
+    if found is None:
+        return {}
+    return {analysis.name: found.to_frame(level)} | {one.name: one.frame(found, level) for one in analysis.further}
 
 
 def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:
@@ -105,27 +88,6 @@ def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[W
     if not allowed:
         raise ValueError("; ".join(left_out))
     return allowed, left_out
-
-
-def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
-    chosen = within_groups(measured, section)
-    comparison = compare(measured, **section.arguments(estimators=chosen, group_size=sizes))
-    frame = comparison.to_frame(section.confidence_level)
-    if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
-        components = comparison.variance_components(section.confidence_level)
-        columns = [column for column in components if column not in frame]
-        frame[columns] = components[columns]
-    return frame
-
-
-def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> pd.DataFrame:
-    if size < 3:
-        return pd.DataFrame()
-    chosen = within_groups(measured, section)
-    # The shrinkage of an own-sample baseline would count as lower variance.
-    known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
-    answers = equivalent_group_sizes(measured, known, size, target=section.target, unresolved="nan")
-    return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
 
 
 Result = TypeVar("Result")
@@ -168,7 +130,7 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
         measured = read_measurement(run.measurement)
     asked = (measured.old_logprobs is not None, measured.token_projections is not None)
     # α, the comparison, its breakdowns, ratios and tokens where there are any, figures, the page.
-    n_steps = 2 + len(BREAKDOWNS) + sum(asked) + 2
+    n_steps = 2 + len(registry.asked_in_runs()) + sum(asked) + 2
     with progress_bar("analysing", n_steps, shown=progress) as report:
         result = _analyse(run, measured, report)
         report.doing("")

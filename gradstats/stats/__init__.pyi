@@ -36,9 +36,6 @@ from .token_profiles import local_slope as local_slope
 from .token_profiles import surprise_along as surprise_along
 from .token_profiles import token_correlation as token_correlation
 from .variance.comparison import compare as compare
-from .variance.equivalent_group_size import EquivalentGroupSize as EquivalentGroupSize
-from .variance.equivalent_group_size import equivalent_group_size as equivalent_group_size
-from .variance.equivalent_group_size import equivalent_group_sizes as equivalent_group_sizes
 from .variance.implied_shift import ImpliedShift as ImpliedShift
 from .variance.implied_shift import implied_shift as implied_shift
 from .variance.result import VarianceByBlock as VarianceByBlock

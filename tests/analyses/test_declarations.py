@@ -23,6 +23,7 @@ from gradstats.report.saved_results import read_added
 #: Of each question the words that ask it on the command line, and the arguments of Python.
 ASKED = {
     "allocation": (["rloo", "grpo", "--tokens", "5000"], {"estimators": ["rloo", "grpo"], "tokens": 5000}),
+    "group_sizes": (["rloo", "grpo", "--group-size", "3"], {"estimators": ["rloo", "grpo"], "group_size": 3}),
     "length_bins": (["rloo", "grpo", "--n-bins", "2"], {"estimators": ["rloo", "grpo"], "n_bins": 2}),
     "success_bins": (["rloo", "--bins", "2"], {"estimators": ["rloo"], "bins": 2}),
     "curve": (
@@ -68,7 +69,11 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
         assert {f"{one.name}_low", f"{one.name}_high"} <= set(frame) or not one.estimated
     table = analysis_table(analysis, frame)
     assert len(table.rows) == len(frame)
-    assert list(table.columns) == list(analysis.headings_of(frame).values())
+    assert list(table.columns) == list(analysis.headings_of(frame).values()) or analysis.as_comparison
+    for one in analysis.further:
+        further = one.frame(found, 0.9)
+        assert {without_interval_end(column) for column in further} == {column.name for column in one.columns}
+        assert list(analysis_table(one, further).columns) == list(one.headings_of(further).values())
     assert table.caption in table.to_markdown() or table.caption
     assert all(len(column) == len(frame) for column in table.columns.values())
     for figure in analysis.figures:
@@ -102,7 +107,10 @@ def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_pat
     ) if "parameters" not in expected else np.testing.assert_allclose(written["ratio"], expected["ratio"])
     code, printed, err = run(monkeypatch, capsys, *words, "--json")
     assert code == 0, err
-    assert len(json.loads(printed)["rows"]) == len(expected)
+    told = json.loads(printed)
+    assert len(told["rows"]) == len(expected)
+    for one in analysis.further:
+        assert len(told[one.name]) == len(one.frame(answer(name, folder)))
 
 
 @pytest.mark.parametrize("name", ASKED)

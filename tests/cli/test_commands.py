@@ -38,7 +38,6 @@ def test_importing_and_helping_need_no_torch():
     [
         ["variance", "absent", "--estimators", "rlo"],
         ["shift", "absent", "rlo"],
-        ["group-size", "absent", "rlo"],
         ["curve", "absent", "rlo", "alpha=0:1:3"],
         ["run", "embedded", "--dry-run", "--set", "variance.estimators=[rlo]"],
     ],

@@ -175,7 +175,7 @@ PLACES = {
     "experiment file": _experiment_file,
     "compare": _compare,
     "--estimators": _command("variance", "--estimators", "rloo", "LABEL"),
-    "group-size": _command("group-size", "LABEL", "--group-size", "3"),
+    "group_sizes": _command("ask", "group_sizes", "LABEL", "--group-size", "3"),
     "shift": _command("shift", "LABEL"),
     "curve": _curve,
     "allocate": _command("ask", "allocation", "rloo", "LABEL", "--tokens", "100"),
@@ -201,10 +201,9 @@ def test_every_label_works_in_every_place(own_run, place, label, monkeypatch, ca
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("command", ["group-size", "shift", "variance"])
-def test_the_recorded_folder_is_searched_with_permission_only(own_run, command, monkeypatch, capsys):
-    words = ["--estimators", "labels_of_mine:lowered"] if command == "variance" else ["labels_of_mine:lowered"]
-    code, _, err = run(monkeypatch, capsys, command, own_run, *words)
+@pytest.mark.parametrize("words", [("ask", "group_sizes"), ("shift",), ("variance", "--estimators")])
+def test_the_recorded_folder_is_searched_with_permission_only(own_run, words, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, words[0], own_run, *words[1:], "labels_of_mine:lowered")
     folder = (own_run / json.loads((own_run / "manifest.json").read_text())["experiment_folder"]).resolve()
     assert code == 1
     assert "there is no module 'labels_of_mine' in " in err
@@ -609,9 +608,10 @@ def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
 
 
 def test_the_questions(monkeypatch, capsys, measured):
-    code, out, _ = run(monkeypatch, capsys, "group-size", measured, "rloo", "--group-size", 4)
+    code, out, err = run(monkeypatch, capsys, "ask", measured, "group_sizes", "rloo", "--group-size", 4)
     assert code == 0
-    assert out.startswith("rloo at N = 4 is as noisy as rloo at N = 4 [4, 4]")
+    assert "rloo at N = 4 is as noisy as rloo at N = 4 [4, 4]" in " ".join(err.split())
+    assert "equivalent group size" in out
     code, out, _ = run(monkeypatch, capsys, "shift", measured, "length_weighted(alpha=0.8)")
     assert code == 0
     assert out.startswith("The baseline of length_weighted(alpha=0.8) lies -0.")
@@ -625,8 +625,11 @@ def test_the_questions(monkeypatch, capsys, measured):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["group-size", "rloo", "--group-size", 5], "no prompt has the 10 completions that two groups of 5 need"),
-        (["group-size", "batch_mean"], "is a batch-level estimator"),
+        (
+            ["ask", "group_sizes", "rloo", "--group-size", 5],
+            "no prompt has the 10 completions that two groups of 5 need",
+        ),
+        (["ask", "group_sizes", "batch_mean"], "is a batch-level estimator"),
         (["shift", "pass_at_k"], "baseline: best of the others"),
         (["shift", "rlo"], "no estimator is called 'rlo'"),
     ],

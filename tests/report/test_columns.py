@@ -41,6 +41,7 @@ TABLES_OF = {
     "EquivalentGroupSize": "equivalent_group_size",
     "FittedValues": "fitted values",
     "ImpliedShift": "shift",
+    "GroupSizes": "group_sizes",
     "LengthBins": "length_bins",
     "LengthBinsOfSeveral": "length_bins",
     "LengthRewardCorrelation": "length-reward",

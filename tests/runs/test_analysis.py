@@ -78,7 +78,7 @@ def test_the_analysis_shows_its_steps(copied, experiment, monkeypatch):
     assert [shown for shown, _ in bars] == [True, False]
     assert all(task.finished and task.total == task.completed for _, task in bars)
     steps = names[: len(names) // 2]
-    assert steps[:4] == ["length scaling", "variance", "group sizes", "equivalent group size"]
+    assert steps[:4] == ["length scaling", "variance", "group sizes", "allocation"]
     assert steps[-3:] == ["figures", "report", ""]
 
 
