@@ -25,6 +25,7 @@ from .analyses import EquivalentGroupSize as EquivalentGroupSize
 from .analyses import GroupSizes as GroupSizes
 from .analyses import LengthBins as LengthBins
 from .analyses import OptimalBaselines as OptimalBaselines
+from .analyses import RatioDiagnostics as RatioDiagnostics
 from .analyses import SuccessBins as SuccessBins
 from .analyses import VarianceCurve as VarianceCurve
 from .analyses import allocate as allocate
@@ -32,6 +33,7 @@ from .analyses import critic_quality as critic_quality
 from .analyses import equivalent_group_size as equivalent_group_size
 from .analyses import equivalent_group_sizes as equivalent_group_sizes
 from .analyses import optimal_baselines as optimal_baselines
+from .analyses import ratio_diagnostics as ratio_diagnostics
 from .analyses import variance_by_group_size as variance_by_group_size
 from .analyses import variance_by_length as variance_by_length
 from .analyses import variance_by_success as variance_by_success
@@ -49,7 +51,6 @@ from .stats import MundlakTest as MundlakTest
 from .stats import OnPolicyCheck as OnPolicyCheck
 from .stats import PolicyProfile as PolicyProfile
 from .stats import ProxyQuality as ProxyQuality
-from .stats import RatioDiagnostics as RatioDiagnostics
 from .stats import TokenProfile as TokenProfile
 from .stats import RatioPlan as RatioPlan
 from .stats import SamplerGap as SamplerGap
@@ -76,7 +77,6 @@ from .stats import plan_signal as plan_signal
 from .stats import profile_policy as profile_policy
 from .stats import sampler_gap as sampler_gap
 from .stats import proxy_quality as proxy_quality
-from .stats import ratio_diagnostics as ratio_diagnostics
 from .stats import surprise_along as surprise_along
 from .stats import token_correlation as token_correlation
 

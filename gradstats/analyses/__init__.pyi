@@ -27,5 +27,7 @@ from .length_bins import variance_by_length as variance_by_length
 from .length_bins import variances_by_length as variances_by_length
 from .optimal_baselines import OptimalBaselines as OptimalBaselines
 from .optimal_baselines import optimal_baselines as optimal_baselines
+from .ratios import RatioDiagnostics as RatioDiagnostics
+from .ratios import ratio_diagnostics as ratio_diagnostics
 from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success

@@ -146,6 +146,7 @@ class AnalysisFigure:
     after: str = ""  # the figure that it follows in the report; the last one by default
     table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
+    columns: tuple[Column, ...] = ()  # that its rows have and the table lacks
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """Return the caption of the figure of a frame."""
@@ -164,6 +165,8 @@ class Tabulated:
     extends: str = ""
     #: Whether its table is that of a comparison of estimators, with the best set in bold.
     as_comparison: bool = False
+    #: Changes the numbers that tables show, where they are not those of the files.
+    shown: Callable[[pd.DataFrame], pd.DataFrame]
 
     @property
     def declared_headings(self) -> dict[str, str]:
@@ -193,6 +196,7 @@ class FurtherTable(Tabulated):
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     headings: Mapping[str, str] | None = None
     ends: str = ""
+    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
 
 
 @dataclass(frozen=True)
@@ -217,10 +221,14 @@ class Analysis(Tabulated):
     headings: Mapping[str, str] | None = None
     ends: str = ""
     as_comparison: bool = False
+    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
+    #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
+    in_latex: bool = False
+    says_why: bool = False
     #: What the ``.attrs`` of its frame state, from a frame that was read from CSV and the lengths of the completions.
     recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
     #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.

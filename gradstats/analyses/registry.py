@@ -25,6 +25,7 @@ ANALYSES = (
     "curve",
     "optimal_baselines",
     "critic",
+    "ratios",
 )
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 ENTRY_POINTS = "gradstats.analyses"

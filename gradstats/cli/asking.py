@@ -159,6 +159,8 @@ def _plain(text: str) -> str:
 def _in_words(hint: Any) -> Any:
     """Return the type that words of the command line have, for an argument of a question."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    # Bounds of settings, as of a count, are checked where these are used.
+    members = tuple(typing.get_args(one)[0] if typing.get_origin(one) is Annotated else one for one in members)
     optional = type(None) in members
     for one in (float,) if float in members else members:
         if one in (int, float, str, bool) or typing.get_origin(one) is Literal:

@@ -370,41 +370,6 @@ def length_reward(
     terminal.show_answer(answer, as_json, confidence_level)
 
 
-def ratios(
-    source: Positional[Path],
-    bins: int = 4,
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    out: Path | None = None,
-    partial: Partial = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-) -> None:
-    """Report how far the scored policy is from the sampling policy, and how much the clips of the recipes remove.
-
-    Args:
-        source: a measurement folder or a run directory, whose sampler recorded log-probabilities.
-        bins: number of bins of completion length.
-        out: also write the table of ratios as CSV.
-    """
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-    from gradstats.report.analysis_tables import clipping_table, ratio_table
-    from gradstats.runs.analysis import refuse_foreign_table
-
-    refuse_foreign_table(out, ["ratio", "chi_squared"])
-    found = gradstats.ratio_diagnostics(read_measurement(source, partial=partial), n_bins=bins)
-    frame, clipping = found.to_frame(confidence_level), found.clipping_frame(confidence_level)
-    if as_json:
-        print(to_json({"ratios": frame.to_dict("records"), "clipping": clipping.to_dict("records")}))
-    else:
-        terminal.show_table(ratio_table(frame))
-        if len(clipping):
-            terminal.show_table(clipping_table(clipping))
-    for sentence in found.notes:
-        terminal.note(sentence)
-    save_table(out, frame, overwrite, quiet=as_json)
-
-
 def profile(
     sources: Positional[Annotated[tuple[str, ...], one_or_more("RUN_OR_POLICY")]],
     settings: OptionsOf[SamplingSection],

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradstats.analyses import registry
-from gradstats.report.analysis_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
@@ -170,29 +169,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             "stats/measured.py",
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
-    ),
-    "ratios": (
-        *_of(
-            "stats/ratios.py",
-            ratio="kind of importance ratio: of tokens, of completions, geometric mean",
-            length="range of lengths",
-            n="ratios",
-            n_prompts="prompts",
-            **{name: RATIO_HEADINGS[name] for name in ("mean", "variance", "chi_squared")},
-        ),
-        *_of("stats/ratio_diagnostics.py", by_length="whether of completions of these lengths only"),
-        *_of("stats/measured.py", effective_sample_size=RATIO_HEADINGS["effective_sample_size"]),
-        *_of(
-            "report/figures.py",
-            effective_share="effective sample size over n",
-            estimator="kind of ratio, in a figure",
-        ),
-    ),
-    "ratio_clipping": _of(
-        "stats/ratio_diagnostics.py",
-        recipe="recipe that clips",
-        removed_of="what the removed share is a share of",
-        **CLIPPING_HEADINGS,
     ),
     "alpha": (
         *_FIT,
@@ -388,7 +364,9 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 
 for _one in registry.every():
     for _table in _one.tables:
-        _own = [PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _table.columns]
+        _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
+        _declared = (*_table.columns, *(column for figure in _figures for column in figure.columns))
+        _own = [PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _declared]
         _names = {column.name for column in _own}
         INDEX[_table.name] = (*_own, *(one for one in INDEX.get(_table.extends, ()) if one.name not in _names))
 

@@ -22,7 +22,6 @@ from gradstats import plots
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, AnalysisFigure
 from gradstats.config.experiment import FiguresSection
-from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.blocks import has_kinds
 from gradstats.plots.length_scaling import leave_room
@@ -72,20 +71,6 @@ def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:
     if run.variance is None or not np.isfinite(run.variance[JUDGED.name].to_numpy(dtype=float)).any():
         return None
     return run.variance
-
-
-def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
-    """Draw the effective share of ratios by length, of completions that another policy drew."""
-    ratios = run.breakdowns.get("ratios")
-    if ratios is None:
-        return None
-    bins = ratios.query("by_length").rename(columns={"ratio": "estimator"})
-    # Differences from rounding (a server, bfloat16) are not drawn: the policies count as one.
-    whole = ratios.query("not by_length and ratio == 'product'")
-    if bins.empty or not float(whole["chi_squared"].iloc[0]) > NEGLIGIBLE_CHI_SQUARED:
-        return None
-    size = "effective_sample_size"
-    return bins.assign(**{f"effective_share{end}": bins[size + end] / bins["n"] for end in ("", "_low", "_high")})
 
 
 def _kinds_of_parameter(run: SavedResults) -> pd.DataFrame | None:
@@ -153,12 +138,6 @@ _OWN_FIGURES = (
         "Variance at matched signal, next to cosine and share of bias, with the lowest at the top.",
         _resolved_variance,
         lambda run, table: plots.plot_variance_panels(table, sort=_by_value(table)),
-    ),
-    RunFigure(
-        "ratios",
-        "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are equal.",
-        _ratios_by_length,
-        lambda run, table: plots.plot_length_bins(table, value="effective_share"),
     ),
     RunFigure(
         "alpha_by_block",

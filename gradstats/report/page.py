@@ -64,7 +64,6 @@ FIGURE_WORDS: dict[str, str] = {
     "variance": "figure: variance",
     "variance_bias": "figure: variance, cosine and bias",
     "length_reward": "figure: length and reward",
-    "ratios": "figure: importance ratios",
     "token_correlation": "figure: correlation of tokens",
     **{figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link},
 }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -17,15 +16,11 @@ from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.report.analysis_tables import (
-    CLIPPING_HEADINGS,
     COMPARED_ROWS,
-    RATIO_HEADINGS,
     VARIANCE_COLUMNS,
     analysis_table,
-    clipping_table,
     columns_of,
     frame_in_words,
-    ratio_table,
     variance_table,
 )
 from gradstats.report.figures import OR, chosen_rows, stacked
@@ -56,11 +51,12 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         tables["alpha"] = alpha_table(
             {style.labels.get(run.name, run.name): run.fit}, confidence_level=run.confidence_level
         )
-    for name, (needed, make) in _breakdowns().items():
-        frame = run.breakdowns.get(name)
-        if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
-            table = make(run, frame)
-            tables[name] = replace(table, names=table.names or needed, source=frame)
+    for analysis in registry.asked_in_runs():
+        for declared in analysis.tables:
+            frame = run.breakdowns.get(declared.name)
+            needed = {} if declared.as_comparison else declared.declared_headings
+            if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
+                tables[declared.name] = replace(_asked_table(analysis, declared, run, frame), source=frame)
     if run.by_block is not None:
         tables["alpha_by_block"] = _block_table(run, run.by_block)
     if run.tokens is not None:
@@ -137,22 +133,6 @@ def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
     caption = f"Forward-only proxies of token energies against measured ones, {run.confidence_level:.0%} intervals."
     rows = tuple(map(str, frame["proxy"]))
     return Table(caption, "proxy", rows, columns_of(frame, names), frame, label="tab:proxies", names=names)
-
-
-#: Tables in addition to the comparison: name → the columns that they need with their headings, and what makes them.
-_BREAKDOWNS: dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]] = {
-    "ratios": (RATIO_HEADINGS, lambda run, frame: ratio_table(_with_attrs(run, frame))),
-    "ratio_clipping": (CLIPPING_HEADINGS, lambda run, frame: clipping_table(_with_attrs(run, frame))),
-}
-
-
-def _breakdowns() -> dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]]:
-    """Return the tables of :data:`_BREAKDOWNS`, and those of the analyses that every run asks."""
-    declared = [(one, table) for one in registry.asked_in_runs() for table in one.tables]
-    return _BREAKDOWNS | {
-        table.name: ({} if table.as_comparison else table.declared_headings, partial(_asked_table, one, table))
-        for one, table in declared
-    }
 
 
 def _asked_table(

@@ -335,10 +335,7 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
 
 
 #: Tables in addition to the variance comparison, where the data allowed them.
-BREAKDOWNS = (
-    "ratios", "ratio_clipping",
-    *(table.name for one in registry.asked_in_runs() for table in one.tables),
-)  # fmt: skip
+BREAKDOWNS = tuple(table.name for one in registry.asked_in_runs() for table in one.tables)
 
 
 class SavedAlpha(TypedDict):

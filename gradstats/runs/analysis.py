@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +49,19 @@ if TYPE_CHECKING:
 
 
 def variance_breakdowns(
-    measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
+    measured: Measurement,
+    section: VarianceSection,
+    doing: Callable[[str], None] = lambda name: None,
+    remark: Callable[[str], None] = lambda text: None,
 ) -> dict[str, pd.DataFrame]:
-    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out."""
+    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
+
+    Args:
+        measured: the measurement.
+        section: settings of the comparison.
+        doing: is told the name of each analysis.
+        remark: is told why an analysis is left out that says why.
+    """
     frames: dict[str, pd.DataFrame] = {}
     for one in registry.asked_in_runs():
         doing(one.name)
@@ -59,8 +69,11 @@ def variance_breakdowns(
             warnings.simplefilter("ignore", UserWarning)
             try:
                 frames |= _answer(one, measured, section)
-            except ValueError:  # too few completions for groups, or too few prompts: no such table
-                continue
+            except (ValueError, ArithmeticError) as error:  # too few completions for groups, or too few prompts
+                if one.says_why:
+                    remark(f"{one.name}: {error}")
+                elif isinstance(error, ArithmeticError):
+                    raise
     return {name: frame for name, frame in frames.items() if len(frame)}
 
 
@@ -71,6 +84,23 @@ def _answer(analysis: Analysis, measured: Measurement, section: VarianceSection)
     if found is None:
         return {}
     return {analysis.name: found.to_frame(level)} | {one.name: one.frame(found, level) for one in analysis.further}
+
+
+def _save_breakdowns(run: RunDirectory, frames: Mapping[str, pd.DataFrame]) -> list[Path]:
+    """Write tables as CSV, some as LaTeX and Markdown as well; returns the paths."""
+    from gradstats.report.analysis_tables import analysis_table
+    from gradstats.report.latex import layout_of
+
+    in_latex = {table.name: table for one in registry.asked_in_runs() if one.in_latex for table in one.tables}
+    paths: list[Path] = []
+    for name, frame in frames.items():
+        stem = run.path / "tables" / name
+        if name in in_latex:
+            paths += analysis_table(in_latex[name], frame).save(stem, layout=layout_of(run.experiment.figures))
+        else:
+            write_csv(stem.with_suffix(".csv"), frame)
+            paths.append(stem.with_suffix(".csv"))
+    return paths
 
 
 def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:
@@ -128,9 +158,8 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     refuse_foreign(run.path / "report.html", page_of(run.path))
     with run.step(ANALYSIS):
         measured = read_measurement(run.measurement)
-    asked = (measured.old_logprobs is not None, measured.token_projections is not None)
-    # α, the comparison, its breakdowns, ratios and tokens where there are any, figures, the page.
-    n_steps = 2 + len(registry.asked_in_runs()) + sum(asked) + 2
+    # α, the comparison, its breakdowns, tokens where there are any, figures, the page.
+    n_steps = 2 + len(registry.asked_in_runs()) + (measured.token_projections is not None) + 2
     with progress_bar("analysing", n_steps, shown=progress) as report:
         result = _analyse(run, measured, report)
         report.doing("")
@@ -157,15 +186,12 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
             report.doing("variance")
             comparison = attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
             breakdowns = variance_breakdowns(
-                measured, run.experiment.variance, lambda name: report.doing(name.replace("_", " "))
+                measured,
+                run.experiment.variance,
+                lambda name: report.doing(name.replace("_", " ")),
+                run.remarks.append,
             )
-        for name, frame in breakdowns.items():
-            path = run.path / "tables" / f"{name}.csv"
-            write_csv(path, frame)
-            paths.append(path)
-        if measured.old_logprobs is not None:
-            report.doing("ratios")
-            attempt(run, "ratios", lambda: describe_ratios(run, measured, paths))
+        paths += _save_breakdowns(run, breakdowns)
         if measured.token_projections is not None:
             report.doing("tokens")
             attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
@@ -286,20 +312,6 @@ def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: li
     named.attrs = frame.attrs | {LABELS: figures.labels}
     paths += variance_table(named).save(run.path / "tables" / "variance", layout=layout_of(figures))
     return frame
-
-
-def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
-    """Write the importance ratios of the scored policy to the sampler, and how much of them recipes clip."""
-    from gradstats.report.analysis_tables import clipping_table, ratio_table
-    from gradstats.report.latex import layout_of
-    from gradstats.stats import ratio_diagnostics
-
-    level = run.experiment.variance.confidence_level
-    found = ratio_diagnostics(measured)
-    frames = {"ratios": found.to_frame(level), "ratio_clipping": found.clipping_frame(level)}
-    for name, make in (("ratios", ratio_table), ("ratio_clipping", clipping_table)):
-        if len(frames[name]):
-            paths += make(frames[name]).save(run.path / "tables" / name, layout=layout_of(run.experiment.figures))
 
 
 def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:

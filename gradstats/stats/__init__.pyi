@@ -25,8 +25,6 @@ from .profile import PolicyProfile as PolicyProfile
 from .profile import profile_policy as profile_policy
 from .proxy_quality import ProxyQuality as ProxyQuality
 from .proxy_quality import proxy_quality as proxy_quality
-from .ratio_diagnostics import RatioDiagnostics as RatioDiagnostics
-from .ratio_diagnostics import ratio_diagnostics as ratio_diagnostics
 from .sampler_gap import SamplerGap as SamplerGap
 from .sampler_gap import sampler_gap as sampler_gap
 from .token_profiles import TokenProfile as TokenProfile

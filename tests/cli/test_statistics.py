@@ -20,9 +20,11 @@ import gradstats
 import gradstats as gs
 from gradstats import data
 from gradstats.analyses.curve import parameter_values
+from gradstats.analyses.ratios import ANALYSIS as RATIOS
+from gradstats.analyses.ratios import CLIPPING
 from gradstats.cli.statistics import refuse_foreign_result, save_result
 from gradstats.config.experiment import load_experiment
-from gradstats.report.analysis_tables import clipping_table, ratio_table
+from gradstats.report.analysis_tables import analysis_table
 from gradstats.runs.pipeline import run_experiment
 from gradstats.stats import profile_policy
 from gradstats.system.files import write_json
@@ -453,37 +455,20 @@ def drawn_elsewhere(measured, tmp_path):
     return tmp_path / "measurement"
 
 
-def test_the_tables_and_the_csv(monkeypatch, capsys, drawn_elsewhere, tmp_path):
-    code, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--bins", "2", "--out", tmp_path / "ratios.csv")
-    assert code == 0
-    assert "completion, all" in out
-    assert "tokens clipped" in out
-    expected = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2).to_frame()
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "ratios.csv"), expected, check_dtype=False)
-
-
 def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
-    _, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--bins", "2", width=80)
+    _, out, _ = run(monkeypatch, capsys, "ask", drawn_elsewhere, "ratios", "--n-bins", "2", width=80)
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     found = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2)
-    for table in (ratio_table(found.to_frame()), clipping_table(found.clipping_frame())):
+    for one, frame in ((RATIOS, found.to_frame()), (CLIPPING, found.clipping_frame())):
+        table = analysis_table(one, frame)
         (_, *headings), rows = table.cells("plain")
         for written in (*headings, *(cell for _, *cells in rows for cell in cells)):
             assert written in out
 
 
-def test_as_json(monkeypatch, capsys, drawn_elsewhere):
-    code, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert [row["ratio"] for row in found["ratios"][:3]] == ["token", "product", "geometric_mean"]
-    assert found["ratios"][1]["chi_squared"] > 0.05
-    assert {"grpo", "dapo"} <= {row["recipe"] for row in found["clipping"]}
-
-
 def test_without_the_sampler_s_log_probabilities(monkeypatch, capsys, measured):
-    code, _, err = run(monkeypatch, capsys, "ratios", measured)
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "ratios")
     assert code == 1
     assert "ratios need the log-probabilities of sampler and scorer" in err
 

@@ -228,6 +228,7 @@ class Measured:
     rollouts: Rollouts_for_breakdowns
     sketches: np.ndarray
     sq_norms: np.ndarray
+    old_logprobs = None
 
 
 def measured(per_prompt, n_prompts=40, seed=0):

@@ -29,7 +29,7 @@ CASES = {
     "allocation": ["ask", "RUN", "allocation", "rloo", "--tokens", "1000"],
     "critic": ["ask", "RUN", "critic"],
     "tokens": ["tokens", "RUN"],
-    "ratios": ["ratios", "RUN"],
+    "ratios": ["ask", "RUN", "ratios"],
     "profile": ["profile", "RUN"],
     "figures": ["figures", "RUN", "--formats", "svg"],
     "report": ["report", "RUN"],
@@ -133,7 +133,7 @@ EARLIER = {
     "group_sizes": ("g.csv", ["--confidence-level", "0.5"]),
     "length_bins": ("l.csv", ["--confidence-level", "0.5"]),
     "allocation": ("a.csv", ["--confidence-level", "0.5"]),
-    "ratios": ("r.csv", ["--bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
+    "ratios": ("r.csv", ["--n-bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
     "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),
     "report": ("r.html", None),
@@ -188,7 +188,7 @@ INTO_THE_RUN = {
     "tables": (["tables", "RUN"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.
-WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "ratios", "profile"}
+WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "profile"}
 READ = {"alpha", "plan", "shift", "length-reward", "check", "list", "env"}
 
 
