@@ -21,10 +21,10 @@ from coverage import FOLDER, LEVEL, ONE_SLOPE, draw, policy
 from scipy.special import log_softmax
 
 from gradstats import estimators
+from gradstats.analyses import equivalent_group_size
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import (
     compare,
-    equivalent_group_size,
     fit_length_scaling,
     implied_shift,
     length_reward_correlation,

@@ -19,6 +19,7 @@ from gradstats.analyses.declaration import (
     estimate,
     level_of,
     measured_group_sizes,
+    powers_of_two,
     within_groups,
 )
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -257,10 +258,7 @@ def allocate(
 def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], int]:
     """Return the group sizes in order, and the number of completions that every prompt counted has."""
     smallest = int(batch.group_sizes.min())
-    if group_sizes is None:
-        sizes = [2**power for power in range(1, smallest.bit_length()) if 2**power <= smallest]
-    else:
-        sizes = sorted({int(size) for size in group_sizes})
+    sizes = powers_of_two(smallest) if group_sizes is None else sorted({int(size) for size in group_sizes})
     if smallest < 2:
         raise ValueError("a prompt has a single completion, and groups need two: sample more, or leave that prompt out")
     if not sizes or sizes[0] < 2:

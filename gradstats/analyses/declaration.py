@@ -6,7 +6,7 @@ import difflib
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +26,7 @@ from gradstats.system.outputs import write_table
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
+    from gradstats.stats.measured import MeasuredGradients
 
 #: The table of the completions of a run, a row each: prompt_id, length, sq_norm and, where known, reward, truncated.
 POINTS = "length_scaling"
@@ -177,14 +178,62 @@ class AnalysisFigure:
     after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
     table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
+    columns: tuple[Column, ...] = ()  # that its rows have and the table lacks
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """Return the caption of the figure of a frame."""
         return self.caption if isinstance(self.caption, str) else self.caption(frame)
 
 
+class Tabulated:
+    """What the tables of files and of print share: columns and their headings."""
+
+    columns: tuple[Column, ...]
+    #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
+    headings: Mapping[str, str] | None
+    #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
+    ends: str | None
+    #: The table whose columns it has as well.
+    extends: str = ""
+    #: Whether its table is that of a comparison of estimators, with the best set in bold.
+    as_comparison: bool = False
+    #: Changes the numbers that tables show, where they are not those of the files.
+    shown: Callable[[pd.DataFrame], pd.DataFrame]
+
+    @property
+    def declared_headings(self) -> dict[str, str]:
+        """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
+        return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
+
+    def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
+        """Return the columns of a table: name → heading."""
+        return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
+
+    def names_of_ends(self, name: str) -> list[str]:
+        """Return the columns of an estimate and of the ends of its interval in tables."""
+        ends = ("low", "high")
+        return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
+
+
 @dataclass(frozen=True)
-class Analysis:
+class FurtherTable(Tabulated):
+    """A table beside that of an answer: under a name of its own among the files of a run and in JSON."""
+
+    name: str
+    #: Returns its frame, of the result and a level; an empty one where there is nothing to tell.
+    frame: Callable[..., pd.DataFrame]
+    columns: tuple[Column, ...]
+    row_name: Callable[[dict[str, Any]], str]
+    row_heading: str | Callable[[pd.DataFrame], str]
+    caption: Callable[[pd.DataFrame], str]
+    label: str = ""  # of the table in LaTeX; by default tab:NAME
+    headings: Mapping[str, str] | None = None
+    ends: str | None = ""
+    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+
+
+@dataclass(frozen=True)
+class Analysis(Tabulated):
     """A question and everything that is shown of its answer; see docs/design.md and CONTRIBUTING.md."""
 
     #: In ``gradstats ask RUN NAME``; of its files as well, unless ``file_name`` says otherwise.
@@ -207,16 +256,21 @@ class Analysis:
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
-    #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
     headings: Mapping[str, str] | None = None
-    #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
     ends: str | None = ""
-    #: The table whose columns it has as well.
+    as_comparison: bool = False
+    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+    further: tuple[FurtherTable, ...] = ()
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
+    #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
+    in_latex: bool = False
+    says_why: bool = False
     #: What the ``.attrs`` of its frame state, from a frame that was read from CSV and the lengths of the completions.
     recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
+    #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
+    beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
     #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.
     kept: bool = False
     #: The name of its files, from the arguments, and the pattern that all of these match.
@@ -254,6 +308,11 @@ class Analysis:
     def question(self) -> str:
         """The first line of the docstring of its file."""
         return (sys.modules[self.ask.__module__].__doc__ or self.name).strip().partition("\n")[0]
+
+    @property
+    def tables(self) -> tuple[Analysis | FurtherTable, ...]:
+        """What declares each of its tables, its own first."""
+        return (self, *self.further)
 
     @property
     def file(self) -> str:
@@ -302,11 +361,14 @@ class Analysis:
 
     def answer_in_run(
         self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]
-    ) -> pd.DataFrame | None:
-        """Return the frame of the answer in a run, with settings of its experiment file; None for too few data."""
+    ) -> dict[str, pd.DataFrame]:
+        """Return the tables of the answer in a run, with settings of its experiment file; none for too few data."""
         given = self.arguments_in_run(settings, section)
         found = self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
-        return None if found is None else found.to_frame(section.confidence_level)
+        if found is None:
+            return {}
+        level = section.confidence_level
+        return {self.name: found.to_frame(level)} | {one.name: one.frame(found, level) for one in self.further}
 
     def files_named(self, arguments: Mapping[str, Any]) -> str:
         """Return the name of the files of an answer."""
@@ -318,20 +380,6 @@ class Analysis:
             return self.weightings(arguments)
         labels = [*arguments.get("estimators", ()), *filter(None, [arguments.get("reference")])]
         return [estimators.get(label) for label in labels]
-
-    @property
-    def declared_headings(self) -> dict[str, str]:
-        """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
-        return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
-
-    def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
-        """Return the columns of a table: name → heading."""
-        return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
-
-    def names_of_ends(self, name: str) -> list[str]:
-        """Return the columns of an estimate and of the ends of its interval in tables."""
-        ends = ("low", "high")
-        return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
 
 
 def _reason_against(value: object, hint: Any) -> str:
@@ -350,22 +398,28 @@ def level_of(frame: pd.DataFrame) -> str:
     return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
 
 
-def within_groups(measured: Measurement, section: VarianceSection) -> list[Weighting]:
-    """Return the estimators of a run that stay within their group and that the measurement allows."""
+def within_groups(
+    measured: Measurement, section: VarianceSection, labels: Iterable[str] | None = None
+) -> list[Weighting]:
+    """Return the estimators, by default those of a run, that stay in their group and that the measurement allows."""
     from gradstats.stats.variance.comparison import reasons_against
 
-    chosen = [estimators.get(label) for label in section.estimators]
+    chosen = [estimators.get(label) for label in (section.estimators if labels is None else labels)]
     reasons = reasons_against(measured, chosen, section.target)
     pairs = zip(chosen, reasons, strict=True)
     return [one for one, reason in pairs if reason is None and not one.across_groups]
 
 
-def measured_group_sizes(measured: Measurement) -> list[int]:
+def measured_group_sizes(measured: Measurement | MeasuredGradients) -> list[int]:
     """Return the powers of two, from 2, up to the smallest number of completions of a prompt."""
-    most = most_completions(measured)
+    return powers_of_two(most_completions(measured))
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return the powers of two from 2 up to a number."""
     return [2**power for power in range(1, most.bit_length()) if 2**power <= most]
 
 
-def most_completions(measured: Measurement) -> int:
+def most_completions(measured: Measurement | MeasuredGradients) -> int:
     """Return the number of completions that every prompt has at least."""
     return int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())

@@ -19,10 +19,22 @@ if TYPE_CHECKING:
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
 ANALYSES = (
-    "variance", "alpha", "alpha_by_block",
-    "allocation", "success_bins", "curve", "optimal_baselines", "critic",
-    "shift", "length_reward", "profile", "plan",
-)  # fmt: skip
+    "variance",
+    "alpha",
+    "alpha_by_block",
+    "group_sizes",
+    "allocation",
+    "length_bins",
+    "success_bins",
+    "curve",
+    "optimal_baselines",
+    "critic",
+    "ratios",
+    "shift",
+    "length_reward",
+    "profile",
+    "plan",
+)
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 ENTRY_POINTS = "gradstats.analyses"
 #: The entry beside a table that names its question, where its name does not tell.
@@ -73,6 +85,11 @@ def get(name: str) -> Analysis:
 def every() -> list[Analysis]:
     """Return all analyses but a user's own, in order."""
     return [get(name) for name in names()]
+
+
+def asked_in_runs() -> list[Analysis]:
+    """Return the analyses that every run asks, in order."""
+    return [one for one in every() if one.in_run is not None]
 
 
 def analysis_of_file(stem: str, about: Mapping[Any, Any]) -> Analysis | None:

@@ -25,7 +25,7 @@ from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
-from gradstats.plots.shares import bin_label, plot_shares
+from gradstats.plots.shares import bin_label, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
 from gradstats.stats.measured import MeasuredGradients
@@ -355,13 +355,9 @@ def _of_prompts(groups: Groups, of_groups: Bool[np.ndarray, " groups"]) -> Float
     return np.bincount(groups.prompt, weights=of_groups) / groups.groups_per_prompt
 
 
-def _drawn(bins: pd.DataFrame) -> pd.DataFrame | None:
-    """Return one line for the reference and for each other unit, which decide shares; None where none is resolved."""
-    if "share_of_gradient" not in bins:  # an earlier version did not estimate them
-        return None
-    of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
-    bins = bins.loc[bins["estimator"].isin(list(of_unit))]
-    return bins if np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)).any() else None
+def _of_units(bins: pd.DataFrame) -> pd.DataFrame | None:
+    """Return a line for the reference and for each other unit; None where none is resolved."""
+    return lines_of_units(bins, fewest_resolved=1)
 
 
 def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> SuccessBins | None:
@@ -441,7 +437,7 @@ ANALYSIS = Analysis(
             plot_shares,
             link="figure: gradient by success rate",
             after="length_bins",
-            rows=_drawn,
+            rows=_of_units,
         ),
     ),
 )

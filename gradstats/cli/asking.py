@@ -158,6 +158,8 @@ def _plain(text: str) -> str:
 def _in_words(hint: Any) -> Any:
     """Return the type that words of the command line have, for an argument of a question."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    # Bounds of settings, as of a count, are checked where these are used.
+    members = tuple(typing.get_args(one)[0] if typing.get_origin(one) is Annotated else one for one in members)
     optional = type(None) in members
     for one in (float,) if float in members else members:
         if one in (int, float, str, bool) or typing.get_origin(one) is Literal:
@@ -224,18 +226,23 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_
     from gradstats.report.analysis_tables import analysis_table
 
     notes = list(getattr(found, "notes", ()))
+    further = {one.name: one.frame(found, level) for one in analysis.further}
+    rows = {name: one.to_dict("records") for name, one in {"rows": frame, **further}.items()}
     if hasattr(found, "sentences"):
         answer = found.sentences()
     else:
         levels = () if analysis.asked_at_level else (level,)
         answer = [found.sentence(*levels)] if hasattr(found, "sentence") else []
     if as_json and analysis.kept and answer:
-        print(to_json({str(name): value for name, value in frame.attrs.items()} | {"rows": frame.to_dict("records")}))
+        print(to_json({str(name): value for name, value in frame.attrs.items()} | rows))
     elif as_json:
-        terminal.print_json(frame, [*answer, *notes])
+        print(to_json({**rows, "notes": [*answer, *notes]}))
     else:
         if has_table := bool(analysis.declared_headings):
             terminal.show_table(analysis_table(analysis, frame))
+        for one in analysis.further:
+            if len(further[one.name]):
+                terminal.show_table(analysis_table(one, further[one.name]))
         for text in answer:
             if analysis.kept or not has_table:
                 terminal.console.print(text, markup=False)

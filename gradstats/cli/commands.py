@@ -17,10 +17,8 @@ from gradstats.cli.reporting import figures, report, tables
 from gradstats.cli.running import init, measure, regrade, run, sample, sweep
 from gradstats.cli.statistics import (
     alpha,
-    group_size,
     plan,
     profile,
-    ratios,
     tokens,
     variance,
 )
@@ -54,9 +52,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "variance": variance,
     "ask": ask,
     "tokens": tokens,
-    "ratios": ratios,
     "plan": plan,
-    "group-size": group_size,
     "profile": profile,
     "figures": figures,
     "tables": tables,

@@ -29,7 +29,7 @@ from gradstats.cli.options import (
     policy_section,
     prompts_section,
 )
-from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod, IntervalMethod, Target
+from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod, IntervalMethod
 from gradstats.config.sections import SamplingSection, VarianceSection
 from gradstats.system.files import to_json
 from gradstats.system.user_code import MissingModuleError, UserCodeError, code_beside
@@ -169,7 +169,6 @@ def alpha(
 def variance(
     source: Positional[Path],
     settings: OptionsOf[VarianceSection],
-    by_length: int | None = None,
     blocks: bool = False,
     out: Path | None = None,
     partial: Partial = False,
@@ -181,7 +180,6 @@ def variance(
 
     Args:
         source: a measurement folder or a run directory.
-        by_length: print noise, signal and bias in that many bins of completion length instead, the reference first.
         blocks: compare on each block of parameters alone, of a measurement with --block-sketches.
         out: also write the table as CSV.
     """
@@ -189,19 +187,11 @@ def variance(
     from gradstats.measurement.measurement import read_measurement
     from gradstats.runs.analysis import refuse_foreign_table
 
-    if by_length is not None and settings.max_grad_norm is not None:
-        raise ValueError("max_grad_norm clips gradients of whole batches, which are not split by length: leave it out")
-    if by_length is not None and blocks:
-        raise ValueError("--by-length and --blocks are different tables: give one of them")
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
-        if by_length is not None:
-            from gradstats.runs.analysis import length_bins
-
-            frame, notes = length_bins(measured, settings, by_length, settings.first_group_size)
-        elif blocks:
+        if blocks:
             from gradstats.runs.analysis import block_variances
 
             frame, notes = block_variances(measured, settings)
@@ -213,11 +203,7 @@ def variance(
     if as_json:
         terminal.print_json(frame, notes)
     else:
-        if by_length is not None:
-            from gradstats.report.analysis_tables import length_table
-
-            terminal.show_table(length_table(frame))
-        elif blocks:
+        if blocks:
             from gradstats.report.analysis_tables import block_table
 
             terminal.show_table(block_table(frame))
@@ -332,68 +318,6 @@ def plan(
             raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
         answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
     terminal.show_answer(answer, as_json)
-
-
-@with_code_of_run
-def group_size(
-    source: Positional[Path],
-    estimator: Positional[str],
-    group_size: int = 4,
-    target: Annotated[Target, described_by(VarianceSection, "target")] = "auto",
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-    trust: Trust = False,
-) -> None:
-    """Find the group size at which RLOO has an estimator's variance at N completions, at an equal total number.
-
-    Args:
-        source: a measurement folder or a run directory, with 2N completions per prompt.
-        estimator: its label, such as "length_weighted(alpha=0.8, loo=True)" or "recipe:dapo".
-        group_size: N.
-    """
-    refuse_unknown_estimators(estimator)
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-
-    measured = read_measurement(source, partial=partial)
-    answer = gradstats.equivalent_group_size(measured, estimator, group_size, target=target)
-    terminal.show_answer(answer, as_json, confidence_level)
-
-
-def ratios(
-    source: Positional[Path],
-    bins: int = 4,
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    out: Path | None = None,
-    partial: Partial = False,
-    overwrite: Overwrite = False,
-    as_json: AsJson = False,
-) -> None:
-    """Report how far the scored policy is from the sampling policy, and how much the clips of the recipes remove.
-
-    Args:
-        source: a measurement folder or a run directory, whose sampler recorded log-probabilities.
-        bins: number of bins of completion length.
-        out: also write the table of ratios as CSV.
-    """
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-    from gradstats.report.analysis_tables import clipping_table, ratio_table
-    from gradstats.runs.analysis import refuse_foreign_table
-
-    refuse_foreign_table(out, ["ratio", "chi_squared"])
-    found = gradstats.ratio_diagnostics(read_measurement(source, partial=partial), n_bins=bins)
-    frame, clipping = found.to_frame(confidence_level), found.clipping_frame(confidence_level)
-    if as_json:
-        print(to_json({"ratios": frame.to_dict("records"), "clipping": clipping.to_dict("records")}))
-    else:
-        terminal.show_table(ratio_table(frame))
-        if len(clipping):
-            terminal.show_table(clipping_table(clipping))
-    for sentence in found.notes:
-        terminal.note(sentence)
-    save_table(out, frame, overwrite, quiet=as_json)
 
 
 def profile(

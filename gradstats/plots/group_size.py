@@ -66,7 +66,7 @@ def plot_group_size(
         value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.
         per_completion: multiply by the group size, which compares groups at an equal total of completions; noise to
             signal is drawn as it is.
-        equivalence: rows of :meth:`gradstats.stats.EquivalentGroupSize.to_frame`: from each estimator a dotted line
+        equivalence: rows of :meth:`gradstats.analyses.EquivalentGroupSize.to_frame`: from each estimator a dotted line
             runs to the group size of RLOO with the same variance, which the legend states. It is about
             ``"within_prompt"`` at an equal total of completions.
         group_size_of_run: completions per prompt that were drawn; a dashed line, and "run" below its number, mark it.

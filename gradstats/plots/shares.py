@@ -77,6 +77,19 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     return ax
 
 
+def lines_of_units(bins: pd.DataFrame, fewest_resolved: int) -> pd.DataFrame | None:
+    """Return the bins of the first estimator of each unit, since aggregation and scale decide shares.
+
+    None where the frame has no shares, as of an earlier version, or fewer estimators have resolved ones.
+    """
+    if "share_of_gradient" not in bins:
+        return None
+    of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
+    bins = bins.loc[bins["estimator"].isin(list(of_unit))]
+    resolved = bins.loc[np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)), "estimator"]
+    return bins if len(set(resolved)) >= fewest_resolved else None
+
+
 def bin_label(low: float, high: float, dash: str = "–") -> str:
     """Return the ends of a bin, or the only value in it."""
     return f"{low:.3g}" if low == high else f"{low:.3g}{dash}{high:.3g}"

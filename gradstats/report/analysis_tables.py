@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from gradstats.analyses.declaration import Analysis
+from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.analyses.declaration import level_of as _level
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
@@ -196,13 +196,17 @@ def _column_sentences(
     return sentences
 
 
-def analysis_table(analysis: Analysis, frame: pd.DataFrame) -> Table:
+def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Table:
     """Return the table of an analysis from the frame of its result, as it declares it."""
+    if analysis.as_comparison:  # a run of an earlier version may lack some columns
+        known = [name for name in VARIANCE_COLUMNS if {name, f"{name}_low", f"{name}_high"} <= set(frame)]
+        return replace(variance_table(frame, columns=known), label=analysis.label)
     heading, columns = analysis.row_heading, analysis.headings_of(frame)
+    numbers = analysis.shown(frame)
     triples = {
         shown: [
             (value, low, high)
-            for value, low, high in frame.reindex(columns=analysis.names_of_ends(name)).to_numpy(float).tolist()
+            for value, low, high in numbers.reindex(columns=analysis.names_of_ends(name)).to_numpy(float).tolist()
         ]
         for name, shown in columns.items()
     }
@@ -222,62 +226,6 @@ def columns_of(frame: pd.DataFrame, headings: Mapping[str, str]) -> dict[str, li
     return {heading: triples_of(frame, name) for name, heading in headings.items()}
 
 
-#: Squared deviations of ratios below this are those of float32.
-_ROUNDING = 1e-9
-_KINDS = {"token": "token", "product": "completion", "geometric_mean": "geometric mean"}
-#: Headings of the columns, by name.
-RATIO_HEADINGS = {
-    "mean": "mean",
-    "variance": "variance",
-    "chi_squared": "χ²",
-    "effective_sample_size": "effective sample size",
-}
-CLIPPING_HEADINGS = {
-    "clipped_tokens": "tokens clipped",
-    "clipped_completions": "completions clipped",
-    "removed_share": "squared norm removed",
-}
-
-
-def ratio_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``RatioDiagnostics.to_frame()``, all completions first."""
-    rows = []
-    for row in frame.to_dict("records"):
-        what = f"{row['length_low']:g}–{row['length_high']:g} tokens" if row["by_length"] else "all"
-        rows.append(f"{_KINDS[str(row['ratio'])]}, {what} (n = {row['n']:,})")
-    caption = (
-        f"Importance ratios of the scored to the sampling policy, with {frame.attrs['confidence_level']:.0%} intervals "
-        "over prompts; χ² is the mean of (ρ − 1)²."
-    )
-    columns = columns_of(frame, RATIO_HEADINGS)
-    # Sampler and scorer are one policy: what is left is the rounding of log-probabilities.
-    one_policy = [high < _ROUNDING for _, _, high in columns[RATIO_HEADINGS["chi_squared"]]]
-    columns[RATIO_HEADINGS["mean"]] = [
-        (round(value, 4), math.nan, math.nan) if equal else (value, low, high)
-        for equal, (value, low, high) in zip(one_policy, columns[RATIO_HEADINGS["mean"]], strict=True)
-    ]
-    for name in ("variance", "chi_squared"):
-        triples = columns[RATIO_HEADINGS[name]]
-        columns[RATIO_HEADINGS[name]] = [
-            (math.nan, math.nan, _ROUNDING) if high < _ROUNDING else (value, low, high) for value, low, high in triples
-        ]
-    return Table(caption, "ratio", tuple(rows), columns, frame, label="tab:ratios")
-
-
-def clipping_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``RatioDiagnostics.clipping_frame()``."""
-    caption = (
-        f"Effect of each recipe's clip, with {frame.attrs['confidence_level']:.0%} intervals over prompts. The squared "
-        "norm is that of completions for clips of completions, and of tokens for clips of tokens."
-    )
-    if "unknown" in set(frame["removed_of"]):
-        caption += (
-            " Dashes: energies of tokens were not measured (token_probes), which this share of their clips needs."
-        )
-    rows = tuple(map(str, frame["recipe"]))
-    return Table(caption, "recipe", rows, columns_of(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
-
-
 BLOCK_HEADINGS = {"trace_cov": "variance", "ratio": "ratio"}
 
 
@@ -294,27 +242,3 @@ def block_table(frame: pd.DataFrame) -> Table:
     ]
     columns = columns_of(frame, BLOCK_HEADINGS)
     return Table(caption, "block, estimator", tuple(rows), columns, frame, label="tab:variance-by-block")
-
-
-LENGTH_HEADINGS = {
-    "scale": "scale kept",
-    "matched_bias_share": "matched bias",
-    "share_of_gradient": "share of gradient",
-    "cosine": "cosine",
-    "noise_to_signal": "noise to signal",
-    "ratio": "share of variance",
-}
-
-
-def length_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``LengthBins.to_frame()``, or of several below each other."""
-    caption = (
-        f"Gradients of completions by length, with {frame.attrs['confidence_level']:.0%} intervals over prompts, "
-        "judged against what completions of the same lengths contribute to the target; the scale kept is 1 where the "
-        "estimator keeps their gradient, 0 where it drops it."
-    )
-    rows = tuple(
-        f"{row['estimator']}, {row['length_low']:g}–{row['length_high']:g} tokens (n = {row['n_completions']:,})"
-        for row in frame.to_dict("records")
-    )
-    return Table(caption, "estimator", rows, columns_of(frame, LENGTH_HEADINGS), frame, label="tab:lengths")

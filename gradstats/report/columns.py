@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from gradstats.analyses import registry
 from gradstats.analyses.profile import PROFILE_QUANTITIES
-from gradstats.report.analysis_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy import WORDS
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.token_profiles import FRACTIONS
-from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS, Quantity, filled_in
+from gradstats.stats.variance.quantities import Quantity, filled_in
 
 
 @dataclass(frozen=True)
@@ -83,26 +82,9 @@ _POINT = (
     *_of(_PROFILES, energy="summed energy of its tokens"),
 )
 
-_SHARES = _of(
-    f"{_VARIANCE}/shares.py",
-    share_of_gradient="share of the expected gradient that the bin makes up",
-    share_of_variance="share of tr Cov: the covariance of the bin's part with the whole",
-)
-
 #: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
-    "group_sizes": (*_ROW, *_of(_ESTIMATES, **_headings(VARIANCE_COMPONENTS))),
-    "length_bins": (
-        *_ROW,
-        *_of(
-            f"{_VARIANCE}/length_bins.py",
-            length="range of lengths",
-            n_completions="completions of these lengths",
-            scale="what their expected gradient keeps of the target's",
-        ),
-        *_SHARES,
-    ),
     "sweep": (
         *_ROW,
         *_of(
@@ -125,17 +107,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         n_prompts="prompts of both",
     ),
     "variance_by_block": (*_of(_RESULT, block="block of parameters"), *_ROW),
-    "equivalent_group_size": (
-        *_ESTIMATOR,
-        *_of(
-            f"{_VARIANCE}/equivalent_group_size.py",
-            group_size="completions per group",
-            n_prompts="prompts",
-            same_prompts_group_size="group size at which RLOO is as noisy at the same number of prompts",
-            tokens_saved="share of tokens saved at equal noise, against RLOO in groups of the same size",
-            equivalent_group_size="group size at which RLOO is as noisy",
-        ),
-    ),
     "variance.json": (
         *_of(
             _RESULT,
@@ -155,29 +126,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             "stats/measured.py",
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
-    ),
-    "ratios": (
-        *_of(
-            "stats/ratios.py",
-            ratio="kind of importance ratio: of tokens, of completions, geometric mean",
-            length="range of lengths",
-            n="ratios",
-            n_prompts="prompts",
-            **{name: RATIO_HEADINGS[name] for name in ("mean", "variance", "chi_squared")},
-        ),
-        *_of("stats/ratio_diagnostics.py", by_length="whether of completions of these lengths only"),
-        *_of("stats/measured.py", effective_sample_size=RATIO_HEADINGS["effective_sample_size"]),
-        *_of(
-            "report/figures.py",
-            effective_share="effective sample size over n",
-            estimator="kind of ratio, in a figure",
-        ),
-    ),
-    "ratio_clipping": _of(
-        "stats/ratio_diagnostics.py",
-        recipe="recipe that clips",
-        removed_of="what the removed share is a share of",
-        **CLIPPING_HEADINGS,
     ),
     "alpha.json": (
         *_declared("alpha"),
@@ -318,7 +266,12 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 }
 
 for _one in registry.every():
-    INDEX[_one.name] = (*_declared(_one.name), *(INDEX[_one.extends] if _one.extends else ()))
+    for _table in _one.tables:
+        _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
+        _columns = (*_table.columns, *(column for figure in _figures for column in figure.columns))
+        _own = [PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _columns]
+        _names = {column.name for column in _own}
+        INDEX[_table.name] = (*_own, *(one for one in INDEX.get(_table.extends, ()) if one.name not in _names))
 INDEX["profile"] += (
     *_of("analyses/profile.py", **PROFILE_QUANTITIES),
     *_of("report/tables.py", policy="name of the policy"),

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,7 +21,6 @@ from gradstats import plots
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure
 from gradstats.config.experiment import FiguresSection
-from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.marks import legend_below, legend_height
@@ -50,97 +48,6 @@ class RunFigure:
     draw: Callable[[SavedResults, pd.DataFrame], object]  # draws that table on a figure of its own
 
 
-def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
-    """Return the rows of several group sizes; those with within-prompt variance where it is known of several.
-
-    Equal group sizes are about the within-prompt variance, which takes two groups of a prompt.
-    """
-    sizes = _measured_group_sizes(run)
-    if sizes is None or len(set(sizes["group_size"])) < 2:
-        return None
-    within = _with_components(sizes)
-    return within if within is not None and len(set(within["group_size"])) > 1 else sizes
-
-
-def _measured_group_sizes(run: SavedResults) -> pd.DataFrame | None:
-    """Return the table of group sizes with the reference of the comparison that it belongs to."""
-    sizes = run.breakdowns.get("group_sizes")
-    if sizes is not None and run.variance is not None:
-        sizes = sizes.copy()
-        sizes.attrs["reference"] = run.variance.attrs.get("reference")
-    return sizes
-
-
-def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the rows whose variance components are known, the same frame where all are; None where none is."""
-    if "within_prompt" not in sizes:
-        return None
-    known = np.isfinite(sizes["within_prompt"].to_numpy(dtype=float))
-    if not known.any():
-        return None
-    return sizes if known.all() else sizes.loc[known]
-
-
-def _draw_group_sizes(run: SavedResults, table: pd.DataFrame) -> None:
-    # Completions per prompt, where every prompt has as many.
-    drawn = None
-    if run.alpha is not None and run.alpha["n"] % max(run.alpha["n_prompts"], 1) == 0:
-        drawn = run.alpha["n"] // run.alpha["n_prompts"]
-    if _with_components(table) is not table:
-        plots.plot_group_size(table, group_size_of_run=drawn)
-        return
-    equivalence = run.breakdowns.get("equivalent_group_size")
-    if equivalence is not None:  # RLOO, and estimators that equal it, are equivalent to their own group size
-        equivalence = equivalence.query("abs(equivalent_group_size - group_size) > 1e-6")
-    plots.plot_group_size(table, value="within_prompt", equivalence=equivalence, group_size_of_run=drawn)
-
-
-def _largest_groups(run: SavedResults) -> pd.DataFrame | None:
-    """Return the variance components at the largest group size where they are known."""
-    sizes = _measured_group_sizes(run)
-    within = None if sizes is None else _with_components(sizes)
-    return None if within is None else within.query("group_size == group_size.max()")
-
-
-def _length_bins(run: SavedResults) -> pd.DataFrame | None:
-    """Return the bins of the reference, the first of the estimators that are split."""
-    bins = run.breakdowns.get("length_bins")
-    if bins is None:
-        return None
-    bins = bins.loc[bins["estimator"] == bins["estimator"].iloc[0]]  # the reference comes first
-    return bins if np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any() else None
-
-
-def _shares(name: str, fewest_estimators: int) -> Callable[[SavedResults], pd.DataFrame | None]:
-    """Return a breakdown whose shares of the expected gradient are resolved for some estimators."""
-
-    def needs(run: SavedResults) -> pd.DataFrame | None:
-        bins = run.breakdowns.get(name)
-        if bins is None or "share_of_gradient" not in bins:  # an earlier version did not estimate them
-            return None
-        # Aggregation and scale decide the shares: one line for the reference and for each other unit.
-        of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
-        bins = bins.loc[bins["estimator"].isin(list(of_unit))]
-        resolved = bins.loc[np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)), "estimator"]
-        return bins if len(set(resolved)) >= fewest_estimators else None
-
-    return needs
-
-
-def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
-    """Draw the effective share of ratios by length, of completions that another policy drew."""
-    ratios = run.breakdowns.get("ratios")
-    if ratios is None:
-        return None
-    bins = ratios.query("by_length").rename(columns={"ratio": "estimator"})
-    # Differences from rounding (a server, bfloat16) are not drawn: the policies count as one.
-    whole = ratios.query("not by_length and ratio == 'product'")
-    if bins.empty or not float(whole["chi_squared"].iloc[0]) > NEGLIGIBLE_CHI_SQUARED:
-        return None
-    size = "effective_sample_size"
-    return bins.assign(**{f"effective_share{end}": bins[size + end] / bins["n"] for end in ("", "_low", "_high")})
-
-
 def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
     return lambda run: None if run.tokens is None else run.tokens.profiles.get(name)
 
@@ -158,38 +65,6 @@ def _scaled_proxy(run: SavedResults) -> pd.DataFrame | None:
 
 #: The figures of a run that no analysis declares, in the order of the report.
 _OWN_FIGURES = (
-    RunFigure(
-        "group_sizes",
-        "Variance at an equal total of completions against the group size; dotted lines end at the group size of RLOO "
-        "with the same variance; the dashed line is the group size of the run. Broken lines, half-filled markers: the "
-        "baseline includes the completion itself.",
-        _group_sizes,
-        _draw_group_sizes,
-    ),
-    RunFigure(
-        "prompt_parts",
-        "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
-        _largest_groups,
-        lambda run, table: plots.plot_prompt_parts(table),
-    ),
-    RunFigure(
-        "length_bins",
-        "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
-        _length_bins,
-        lambda run, table: plots.plot_length_bins(table),
-    ),
-    RunFigure(
-        "length_shares",
-        "Share of the expected gradient that completions of each range of lengths make up, by aggregation.",
-        _shares("length_bins", 2),
-        lambda run, table: plots.plot_shares(table),
-    ),
-    RunFigure(
-        "ratios",
-        "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are equal.",
-        _ratios_by_length,
-        lambda run, table: plots.plot_length_bins(table, value="effective_share"),
-    ),
     RunFigure(
         "token_energy",
         "Energy of each token along completions of typical lengths, a panel for each.",
@@ -222,6 +97,9 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
 
     def needs(run: SavedResults) -> pd.DataFrame | None:
         frame = run.table(figure.table or analysis.name)
+        if frame is not None and analysis.beside is not None:
+            frame = frame.copy()
+            frame.attrs |= analysis.beside(run.tables)
         return None if frame is None else figure.rows(frame)
 
     assert isinstance(figure.caption, str)

@@ -58,10 +58,6 @@ def write_page(page: str, target: Path) -> Path:
 
 #: Figure → what a link to it is called.
 FIGURE_WORDS: dict[str, str] = {
-    "length_bins": "figure: noise by length",
-    "length_shares": "figure: gradient by length",
-    "ratios": "figure: importance ratios",
-    "group_sizes": "figure: group sizes",
     "token_correlation": "figure: correlation of tokens",
     **{figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link},
 }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -13,21 +12,15 @@ import numpy as np
 import pandas as pd
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis
+from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.report.analysis_tables import (
-    CLIPPING_HEADINGS,
     COMPARED_ROWS,
-    LENGTH_HEADINGS,
-    RATIO_HEADINGS,
     VARIANCE_COLUMNS,
     analysis_table,
-    clipping_table,
     columns_of,
     frame_in_words,
-    length_table,
-    ratio_table,
     variance_table,
 )
 from gradstats.report.figures import OR, chosen_rows, stacked
@@ -38,8 +31,6 @@ from gradstats.report.tables import Table, alpha_table
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
-
-_EQUIVALENT = {"equivalent_group_size": "equivalent group size", "tokens_saved": "tokens saved"}
 
 
 def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_value: bool = False) -> dict[str, Table]:
@@ -58,17 +49,12 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         tables["alpha"] = alpha_table(
             {style.labels.get(run.name, run.name): run.fit}, confidence_level=run.confidence_level
         )
-    for name, (needed, make) in _breakdowns().items():
-        frame = run.breakdowns.get(name)
-        if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
-            table = make(run, frame)
-            tables[name] = replace(table, names=table.names or needed, source=frame)
-    sizes = run.breakdowns.get("group_sizes")
-    if sizes is not None and (sizes := _chosen(sizes, style)) is not None:
-        about = {} if run.variance is None else run.variance.attrs
-        sizes.attrs |= {name: value for name, value in about.items() if name not in ("n_groups", "lowest_beyond_doubt")}
-        known = [name for name in VARIANCE_COLUMNS if _has(sizes, {name: name})]
-        tables["group_sizes"] = replace(variance_table(sizes, columns=known), label="tab:group-sizes")
+    for analysis in registry.asked_in_runs():
+        for declared in analysis.tables:
+            frame = run.breakdowns.get(declared.name)
+            needed = {} if declared.as_comparison else declared.declared_headings
+            if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
+                tables[declared.name] = replace(_asked_table(analysis, declared, run, frame), source=frame)
     if run.by_block is not None:
         tables["alpha_by_block"] = analysis_table(registry.get("alpha_by_block"), run.by_block)
     if run.tokens is not None:
@@ -120,24 +106,10 @@ def _has(frame: pd.DataFrame, names: Mapping[str, str]) -> bool:
 
 
 def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.DataFrame:
-    """Return a table read from CSV with the attributes that it was made with, and with estimators in words."""
+    """Return a table read from CSV with the attributes that it was made with."""
     frame = frame.copy()
     frame.attrs |= {"confidence_level": run.confidence_level, **attrs}
-    return frame_in_words(frame)
-
-
-def _equivalent(run: SavedResults, frame: pd.DataFrame) -> Table:
-    n_prompts = f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
-    caption = (
-        f"Group size at which RLOO has the same noise, and share of tokens saved against RLOO in groups of the same "
-        f"size, {run.confidence_level:.0%} intervals over {n_prompts}."
-    )
-    rows, sizes = tuple(map(str, frame_in_words(frame)["estimator"])), set(frame["group_size"])
-    if len(sizes) == 1:
-        caption += f" Each estimator with N = {sizes.pop():g} completions per prompt."
-    else:
-        rows = tuple(f"{name}, N = {size:g}" for name, size in zip(rows, frame["group_size"], strict=True))
-    return Table(caption, "estimator", rows, columns_of(frame, _EQUIVALENT), frame, label="tab:equivalent")
+    return frame
 
 
 def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
@@ -147,25 +119,15 @@ def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
     return Table(caption, "proxy", rows, columns_of(frame, names), frame, label="tab:proxies", names=names)
 
 
-#: Tables in addition to the comparison: name → the columns that they need with their headings, and what makes them.
-_BREAKDOWNS: dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]] = {
-    "equivalent_group_size": (_EQUIVALENT, _equivalent),
-    "length_bins": (LENGTH_HEADINGS, lambda run, frame: length_table(_with_attrs(run, frame))),
-    "ratios": (RATIO_HEADINGS, lambda run, frame: ratio_table(_with_attrs(run, frame))),
-    "ratio_clipping": (CLIPPING_HEADINGS, lambda run, frame: clipping_table(_with_attrs(run, frame))),
-}
-
-
-def _breakdowns() -> dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]]:
-    """Return the tables of :data:`_BREAKDOWNS`, and those of the analyses that every run asks."""
-    asked = [one for one in registry.every() if one.in_run is not None]
-    return _BREAKDOWNS | {one.name: (one.declared_headings, partial(_asked_table, one)) for one in asked}
-
-
-def _asked_table(analysis: Analysis, run: SavedResults, frame: pd.DataFrame) -> Table:
+def _asked_table(
+    analysis: Analysis, declared: Analysis | FurtherTable, run: SavedResults, frame: pd.DataFrame
+) -> Table:
     lengths = [np.nan] if run.points is None else run.points["length"].to_numpy(dtype=float)
     about = {} if analysis.recovered is None else analysis.recovered(frame, lengths)
-    return analysis_table(analysis, _with_attrs(run, frame, **about))
+    about |= {} if analysis.beside is None else analysis.beside(run.tables)
+    with_attrs = _with_attrs(run, frame, **about)
+    # A table of a comparison names its estimators itself.
+    return analysis_table(declared, with_attrs if declared.as_comparison else frame_in_words(with_attrs))
 
 
 #: Numbers of a run, in the order of a table: name → heading.

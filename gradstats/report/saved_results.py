@@ -340,10 +340,7 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
 
 
 #: Tables in addition to the variance comparison, where the data allowed them.
-BREAKDOWNS = (
-    "group_sizes", "equivalent_group_size", "length_bins", "ratios", "ratio_clipping",
-    *(one.name for one in registry.every() if one.in_run is not None),
-)  # fmt: skip
+BREAKDOWNS = tuple(table.name for one in registry.asked_in_runs() for table in one.tables)
 
 
 class SavedAlpha(TypedDict):
@@ -393,6 +390,12 @@ class SavedResults:
     breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)  # by the names of BREAKDOWNS
     tokens: SavedTokens | None = None
     added: dict[str, pd.DataFrame] = field(default_factory=dict)  # by commands, with its .attrs
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables of every run that this one has, by name."""
+        known = {"variance": self.variance, "length_scaling": self.points}
+        return {name: frame for name, frame in known.items() if frame is not None} | self.breakdowns
 
     @cached_property
     def fit(self) -> LengthScalingFit | None:

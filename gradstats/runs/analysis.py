@@ -16,8 +16,6 @@ import pandas as pd
 
 from gradstats import estimators
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import measured_group_sizes, within_groups
-from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.measurement.token_scores import remark_on_precision
@@ -33,9 +31,8 @@ from gradstats.report.saved_results import (
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
-from gradstats.stats import compare, equivalent_group_sizes
+from gradstats.stats import compare
 from gradstats.stats.variance.comparison import reasons_against
-from gradstats.stats.variance.length_bins import variances_by_length
 from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import csv_with, refuse_foreign, refuse_links
@@ -50,17 +47,11 @@ if TYPE_CHECKING:
     from gradstats.stats import LengthScalingFit, SamplerGap, VarianceComparison
 
 
-#: Tables in addition to the variance comparison.
-BREAKDOWNS = (
-    "group_sizes", "equivalent_group_size", "length_bins",
-    *(one.name for one in registry.every() if one.in_run is not None),
-)  # fmt: skip
-
-
 def variance_breakdowns(
     measured: Measurement,
     section: VarianceSection,
     doing: Callable[[str], None] = lambda name: None,
+    remark: Callable[[str], None] = lambda text: None,
     asked: Mapping[str, bool | Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, pd.DataFrame]:
     """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
@@ -68,32 +59,25 @@ def variance_breakdowns(
     Args:
         measured: the measurement.
         section: the settings of the comparison.
-        doing: is told the name of each before it is made.
+        doing: is told the name of each analysis.
+        remark: is told why an analysis is left out that says why.
         asked: what the experiment says of questions: other settings, or false for one that is left out.
     """
-    sizes = measured_group_sizes(measured)
-    makers: dict[str, Callable[[], pd.DataFrame | None]] = {
-        "group_sizes": lambda: _group_sizes(measured, section, sizes),
-        "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
-        "length_bins": lambda: length_bins(measured, section)[0],
-    }
-    for one in registry.every():
-        if one.in_run is not None:
-            makers[one.name] = partial(one.answer_in_run, measured, section, settings_of(asked.get(one.name)))
-    frames = {}
-    for name in BREAKDOWNS:
-        if asked.get(name) is False:
+    frames: dict[str, pd.DataFrame] = {}
+    for one in registry.asked_in_runs():
+        if asked.get(one.name) is False:
             continue
-        doing(name)
+        doing(one.name)
         with warnings.catch_warnings():  # the comparison itself has warned of what is not resolved
             warnings.simplefilter("ignore", UserWarning)
             try:
-                frame = makers[name]()
-            except ValueError:  # too few completions for groups, or too few prompts: no such table
-                continue
-        if frame is not None and len(frame):
-            frames[name] = frame
-    return frames
+                frames |= one.answer_in_run(measured, section, settings_of(asked.get(one.name)))
+            except (ValueError, ArithmeticError) as error:  # too few completions for groups, or too few prompts
+                if one.says_why:
+                    remark(f"{one.name}: {error}")
+                elif isinstance(error, ArithmeticError):
+                    raise
+    return {name: frame for name, frame in frames.items() if len(frame)}
 
 
 def settings_of(entry: bool | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -103,13 +87,14 @@ def settings_of(entry: bool | Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 def ask_others(run: RunDirectory, measured: Measurement, paths: list[Path], doing: Callable[[str], None]) -> None:
     """Answer the questions of the experiment that not every run answers."""
-    section = run.experiment.variance
+    section, in_every_run = run.experiment.variance, {one.name for one in registry.asked_in_runs()}
     for name, entry in run.experiment.analyses.items():
-        if entry is False or name in BREAKDOWNS:
+        if entry is False or name in in_every_run:
             continue
         analysis, settings = registry.get(name), settings_of(entry)
         doing(name)
-        frame = attempt(run, name, partial(analysis.answer_in_run, measured, section, settings))
+        frames = attempt(run, name, partial(analysis.answer_in_run, measured, section, settings)) or {}
+        frame = frames.get(analysis.name)
         if frame is None or not len(frame):
             continue
         if analysis.needs_values and (values := digest_of_state_values(run.values)) is not None:
@@ -120,24 +105,21 @@ def ask_others(run: RunDirectory, measured: Measurement, paths: list[Path], doin
         paths += save_frame(frame, run.path / "tables" / stem)
 
 
-def length_bins(
-    measured: Measurement, section: VarianceSection, n_bins: int = 4, group_size: int | None = None
-) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table by completion length of the reference and of each estimator, and the notes on it."""
-    chosen: list[Weighting] = [
-        estimators.get(label) for label in dict.fromkeys([section.reference, *section.estimators])
-    ]
-    reasons = [
-        f"{one.label} is a batch-level estimator, which is not split by length" if one.across_groups else reason
-        for one, reason in zip(chosen, reasons_against(measured, chosen, section.target), strict=True)
-    ]
-    allowed, left_out = _allowed(chosen, reasons)
-    found = variances_by_length(
-        measured, allowed, n_bins=n_bins, group_size=group_size, rng=section.seed, target=section.target
-    )
-    frame = pd.concat([one.to_frame(section.confidence_level) for one in found], ignore_index=True)
-    frame.attrs["confidence_level"] = section.confidence_level
-    return frame, list(dict.fromkeys([*left_out, *(note for one in found for note in one.comparison.notes)]))
+def _save_breakdowns(run: RunDirectory, frames: Mapping[str, pd.DataFrame]) -> list[Path]:
+    """Write tables as CSV, some as LaTeX and Markdown as well; returns the paths."""
+    from gradstats.report.analysis_tables import analysis_table
+    from gradstats.report.latex import layout_of
+
+    in_latex = {table.name: table for one in registry.asked_in_runs() if one.in_latex for table in one.tables}
+    paths: list[Path] = []
+    for name, frame in frames.items():
+        stem = run.path / "tables" / name
+        if name in in_latex:
+            paths += analysis_table(in_latex[name], frame).save(stem, layout=layout_of(run.experiment.figures))
+        else:
+            write_csv(stem.with_suffix(".csv"), frame)
+            paths.append(stem.with_suffix(".csv"))
+    return paths
 
 
 def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:
@@ -155,27 +137,6 @@ def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[W
     if not allowed:
         raise ValueError("; ".join(left_out))
     return allowed, left_out
-
-
-def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
-    chosen = within_groups(measured, section)
-    comparison = compare(measured, **section.arguments(estimators=chosen, group_size=sizes))
-    frame = comparison.to_frame(section.confidence_level)
-    if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
-        components = comparison.variance_components(section.confidence_level)
-        columns = [column for column in components if column not in frame]
-        frame[columns] = components[columns]
-    return frame
-
-
-def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> pd.DataFrame:
-    if size < 3:
-        return pd.DataFrame()
-    chosen = within_groups(measured, section)
-    # The shrinkage of an own-sample baseline would count as lower variance.
-    known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
-    answers = equivalent_group_sizes(measured, known, size, target=section.target, unresolved="nan")
-    return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
 
 
 Result = TypeVar("Result")
@@ -216,11 +177,11 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     refuse_foreign(run.path / "report.html", page_of(run.path))
     with run.step(ANALYSIS):
         measured = read_measurement(run.measurement)
-    asked = (measured.old_logprobs is not None, measured.token_projections is not None)
-    # α, the comparison, its breakdowns, ratios and tokens where there are any, figures, the page.
+    # α, the comparison, its breakdowns, tokens where there are any, figures, the page.
     entries = run.experiment.analyses
-    questions = {*BREAKDOWNS, *entries} - {name for name, entry in entries.items() if entry is False}
-    n_steps = 2 + len(questions) + sum(asked) + 2
+    questions = {*(one.name for one in registry.asked_in_runs()), *entries}
+    questions -= {name for name, entry in entries.items() if entry is False}
+    n_steps = 2 + len(questions) + (measured.token_projections is not None) + 2
     with progress_bar("analysing", n_steps, shown=progress) as report:
         result = _analyse(run, measured, report)
         report.doing("")
@@ -251,15 +212,10 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
                 measured,
                 run.experiment.variance,
                 lambda name: report.doing(name.replace("_", " ")),
+                run.remarks.append,
                 run.experiment.analyses,
             )
-        for name, frame in breakdowns.items():
-            path = run.path / "tables" / f"{name}.csv"
-            write_csv(path, frame)
-            paths.append(path)
-        if measured.old_logprobs is not None:
-            report.doing("ratios")
-            attempt(run, "ratios", lambda: describe_ratios(run, measured, paths))
+        paths += _save_breakdowns(run, breakdowns)
         if measured.token_projections is not None:
             report.doing("tokens")
             attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
@@ -389,20 +345,6 @@ def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: li
     named.attrs = frame.attrs | {LABELS: figures.labels}
     paths += variance_table(named).save(run.path / "tables" / "variance", layout=layout_of(figures))
     return frame
-
-
-def describe_ratios(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
-    """Write the importance ratios of the scored policy to the sampler, and how much of them recipes clip."""
-    from gradstats.report.analysis_tables import clipping_table, ratio_table
-    from gradstats.report.latex import layout_of
-    from gradstats.stats import ratio_diagnostics
-
-    level = run.experiment.variance.confidence_level
-    found = ratio_diagnostics(measured)
-    frames = {"ratios": found.to_frame(level), "ratio_clipping": found.clipping_frame(level)}
-    for name, make in (("ratios", ratio_table), ("ratio_clipping", clipping_table)):
-        if len(frames[name]):
-            paths += make(frames[name]).save(run.path / "tables" / name, layout=layout_of(run.experiment.figures))
 
 
 def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:

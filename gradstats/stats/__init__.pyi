@@ -19,8 +19,6 @@ from .plans import plan_ratio as plan_ratio
 from .plans import plan_signal as plan_signal
 from .proxy_quality import ProxyQuality as ProxyQuality
 from .proxy_quality import proxy_quality as proxy_quality
-from .ratio_diagnostics import RatioDiagnostics as RatioDiagnostics
-from .ratio_diagnostics import ratio_diagnostics as ratio_diagnostics
 from .sampler_gap import SamplerGap as SamplerGap
 from .sampler_gap import sampler_gap as sampler_gap
 from .token_profiles import TokenProfile as TokenProfile
@@ -30,11 +28,5 @@ from .token_profiles import local_slope as local_slope
 from .token_profiles import surprise_along as surprise_along
 from .token_profiles import token_correlation as token_correlation
 from .variance.comparison import compare as compare
-from .variance.equivalent_group_size import EquivalentGroupSize as EquivalentGroupSize
-from .variance.equivalent_group_size import equivalent_group_size as equivalent_group_size
-from .variance.equivalent_group_size import equivalent_group_sizes as equivalent_group_sizes
-from .variance.length_bins import LengthBins as LengthBins
-from .variance.length_bins import variance_by_length as variance_by_length
-from .variance.length_bins import variances_by_length as variances_by_length
 from .variance.result import VarianceByBlock as VarianceByBlock
 from .variance.result import VarianceComparison as VarianceComparison

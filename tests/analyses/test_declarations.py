@@ -18,6 +18,7 @@ from gradstats.report.analysis_tables import analysis_table
 from gradstats.report.columns import INDEX, without_interval_end
 from gradstats.report.figures import FIGURES
 from gradstats.report.saved_results import read_added
+from gradstats.rollouts import Rollouts
 
 #: Of each question the words that ask it on the command line, and the arguments of Python.
 ASKED = {
@@ -25,6 +26,9 @@ ASKED = {
     "alpha": (["--method", "gamma"], {"method": "gamma"}),
     "alpha_by_block": ([], {}),
     "allocation": (["rloo", "grpo", "--tokens", "5000"], {"estimators": ["rloo", "grpo"], "tokens": 5000}),
+    "group_sizes": (["rloo", "grpo", "--group-size", "3"], {"estimators": ["rloo", "grpo"], "group_size": 3}),
+    "ratios": (["--n-bins", "2"], {"n_bins": 2}),
+    "length_bins": (["rloo", "grpo", "--n-bins", "2"], {"estimators": ["rloo", "grpo"], "n_bins": 2}),
     "success_bins": (["rloo", "--bins", "2"], {"estimators": ["rloo"], "bins": 2}),
     "curve": (
         ["asymmetric(loo=True)", "delta=-0.5,0"],
@@ -49,7 +53,11 @@ def folder(tmp_path_factory):
     n_tokens = [len(mask) for mask in measured.rollouts.masks]
     values, fitted = ([rng.integers(0, 5, n) / 4 for n in n_tokens] for _ in range(2))
     by_block = pd.DataFrame({"one": 0.25 * measured.sq_norms, "other": 0.75 * measured.sq_norms})
-    replace(measured, sq_norms_by_block=by_block, values=values, fitted_values=fitted).save(path)
+    sampler = [scored + 1e-4 * rng.normal(size=scored.size) for scored in measured.logprobs]
+    columns = measured.rollouts.frame.assign(sampler_logprobs=sampler)
+    rollouts = Rollouts(columns, measured.rollouts.metadata)
+    given = {"rollouts": rollouts, "sq_norms_by_block": by_block, "values": values, "fitted_values": fitted}
+    replace(measured, **given).save(path)
     return path
 
 
@@ -76,15 +84,19 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
     if analysis.declared_headings:
         table = analysis_table(analysis, frame)
         assert len(table.rows) == len(frame)
-        assert list(table.columns) == list(analysis.headings_of(frame).values())
+        assert list(table.columns) == list(analysis.headings_of(frame).values()) or analysis.as_comparison
         assert table.caption
         assert all(len(column) == len(frame) for column in table.columns.values())
     else:
         assert found.sentence()
+    for one in analysis.further:
+        further = one.frame(found, 0.9)
+        assert {without_interval_end(column) for column in further} == {column.name for column in one.columns}
+        assert list(analysis_table(one, further).columns) == list(one.headings_of(further).values())
     for figure in analysis.figures:
         assert figure.caption_of(frame)
-        if not figure.table:
-            figure.draw(frame)
+        if not figure.table and (drawn := figure.rows(frame)) is not None:
+            figure.draw(drawn)
             plt.close("all")
         if figure.table or analysis.in_run is not None:
             assert figure.name in {one.name for one in FIGURES}
@@ -119,7 +131,10 @@ def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_pat
     ).all(axis=None)
     code, printed, err = run(monkeypatch, capsys, *words, "--json")
     assert code == 0, err
-    assert len(json.loads(printed)["rows"]) == len(expected)
+    told = json.loads(printed)
+    assert len(told["rows"]) == len(expected)
+    for one in analysis.further:
+        assert len(told[one.name]) == len(one.frame(answer(name, folder)))
 
 
 @pytest.mark.parametrize("name", ASKED)

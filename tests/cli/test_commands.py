@@ -58,7 +58,8 @@ def test_help_of_commands_and_questions_loads_nothing_heavy():
     "words",
     [
         ["variance", "absent", "--estimators", "rlo"],
-        ["group-size", "absent", "rlo"],
+        ["ask", "absent", "group_sizes", "rlo"],
+        ["ask", "absent", "shift", "rlo"],
         ["ask", "absent", "curve", "rlo", "alpha=0:1:3"],
         ["run", "embedded", "--dry-run", "--set", "variance.estimators=[rlo]"],
     ],

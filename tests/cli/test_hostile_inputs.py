@@ -17,7 +17,7 @@ QUESTIONS = {
     "variance": ["--estimators", "rloo", "recipe:grpo", "recipe:gspo"],
     "ratios": [],
     "shift": ["recipe:dr_grpo"],
-    "group-size": ["recipe:grpo"],
+    "group_sizes": ["recipe:grpo", "--group-size", "4"],
 }
 
 
@@ -33,12 +33,8 @@ def answer(monkeypatch, capsys, command, folder):
     """What a command prints, without a traceback, with numpy's warnings as errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        code, out, err = run(
-            monkeypatch,
-            capsys,
-            *(["ask", folder, command] if command in registry.names() else [command, folder]),
-            *QUESTIONS[command],
-        )
+        words = ("ask", folder, command) if command in registry.names() else (command, folder)
+        code, out, err = run(monkeypatch, capsys, *words, *QUESTIONS[command])
     assert "Traceback" not in out + err
     assert "unexpected, a file may be damaged" not in out + err
     return code, out, err
@@ -121,7 +117,7 @@ def test_ratios_taken_as_one_on_request(known, tmp_path):
     assert np.isfinite(frame["trace_cov"]).all()
 
 
-@pytest.mark.parametrize("command", ["variance", "group-size"])
+@pytest.mark.parametrize("command", ["variance", "group_sizes"])
 def test_one_completion_a_group(monkeypatch, capsys, known, tmp_path, command):
     alone = known.rollouts.frame.assign(prompt_id=[f"q{row}" for row in range(len(known.rollouts))], sample_id=0)
     folder = saved(known, tmp_path, {name: alone[name] for name in ("prompt_id", "sample_id")})
@@ -134,7 +130,7 @@ def test_one_completion_a_group(monkeypatch, capsys, known, tmp_path, command):
         assert "no prompt has the 8 completions that two groups of 4 need" in err
 
 
-@pytest.mark.parametrize("command", ["variance", "group-size"])
+@pytest.mark.parametrize("command", ["variance", "group_sizes"])
 def test_rewards_that_are_all_zero(monkeypatch, capsys, known, tmp_path, command):
     folder = saved(known, tmp_path, {"reward": 0.0})
     code, _, err = answer(monkeypatch, capsys, command, folder)
@@ -155,6 +151,6 @@ def test_what_this_measurement_lacks(monkeypatch, capsys, measured):
     assert "the row is NaN: otb weights each token, and only scores of whole completions are known: pass" in err
     assert "the row is NaN: remax needs greedy_rewards, which this batch lacks (greedy_rewards: sample with" in err
     assert "1 [1, 1]" in out  # rloo's row stays
-    code, _, err = run(monkeypatch, capsys, "group-size", measured, "otb(loo=True)")
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "group_sizes", "otb(loo=True)", "--group-size", 4)
     assert code == 1
     assert "otb(loo=True) weights each token, and only scores of whole completions are known" in err

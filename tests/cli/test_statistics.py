@@ -21,9 +21,11 @@ import gradstats as gs
 from gradstats import data
 from gradstats.analyses import profile_policy
 from gradstats.analyses.curve import parameter_values
+from gradstats.analyses.ratios import ANALYSIS as RATIOS
+from gradstats.analyses.ratios import CLIPPING
 from gradstats.cli.statistics import refuse_foreign_result, save_result
 from gradstats.config.experiment import load_experiment
-from gradstats.report.analysis_tables import clipping_table, ratio_table
+from gradstats.report.analysis_tables import analysis_table
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
 
@@ -175,7 +177,7 @@ PLACES = {
     "experiment file": _experiment_file,
     "compare": _compare,
     "--estimators": _command("variance", "--estimators", "rloo", "LABEL"),
-    "group-size": _command("group-size", "LABEL", "--group-size", "3"),
+    "group_sizes": _command("ask", "group_sizes", "LABEL", "--group-size", "3"),
     "shift": _command("ask", "shift", "LABEL"),
     "curve": _curve,
     "allocate": _command("ask", "allocation", "rloo", "LABEL", "--tokens", "100"),
@@ -201,10 +203,9 @@ def test_every_label_works_in_every_place(own_run, place, label, monkeypatch, ca
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("command", ["group-size", "variance"])
-def test_the_recorded_folder_is_searched_with_permission_only(own_run, command, monkeypatch, capsys):
-    words = ["--estimators", "labels_of_mine:lowered"] if command == "variance" else ["labels_of_mine:lowered"]
-    code, _, err = run(monkeypatch, capsys, command, own_run, *words)
+@pytest.mark.parametrize("words", [("ask", "group_sizes"), ("ask", "shift"), ("variance", "--estimators")])
+def test_the_recorded_folder_is_searched_with_permission_only(own_run, words, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, words[0], own_run, *words[1:], "labels_of_mine:lowered")
     folder = (own_run / json.loads((own_run / "manifest.json").read_text())["experiment_folder"]).resolve()
     assert code == 1
     assert "there is no module 'labels_of_mine' in " in err
@@ -454,37 +455,20 @@ def drawn_elsewhere(measured, tmp_path):
     return tmp_path / "measurement"
 
 
-def test_the_tables_and_the_csv(monkeypatch, capsys, drawn_elsewhere, tmp_path):
-    code, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--bins", "2", "--out", tmp_path / "ratios.csv")
-    assert code == 0
-    assert "completion, all" in out
-    assert "tokens clipped" in out
-    expected = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2).to_frame()
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "ratios.csv"), expected, check_dtype=False)
-
-
 def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
-    _, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--bins", "2", width=80)
+    _, out, _ = run(monkeypatch, capsys, "ask", drawn_elsewhere, "ratios", "--n-bins", "2", width=80)
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     found = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2)
-    for table in (ratio_table(found.to_frame()), clipping_table(found.clipping_frame())):
+    for one, frame in ((RATIOS, found.to_frame()), (CLIPPING, found.clipping_frame())):
+        table = analysis_table(one, frame)
         (_, *headings), rows = table.cells("plain")
         for written in (*headings, *(cell for _, *cells in rows for cell in cells)):
             assert written in out
 
 
-def test_as_json(monkeypatch, capsys, drawn_elsewhere):
-    code, out, _ = run(monkeypatch, capsys, "ratios", drawn_elsewhere, "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert [row["ratio"] for row in found["ratios"][:3]] == ["token", "product", "geometric_mean"]
-    assert found["ratios"][1]["chi_squared"] > 0.05
-    assert {"grpo", "dapo"} <= {row["recipe"] for row in found["clipping"]}
-
-
 def test_without_the_sampler_s_log_probabilities(monkeypatch, capsys, measured):
-    code, _, err = run(monkeypatch, capsys, "ratios", measured)
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "ratios")
     assert code == 1
     assert "ratios need the log-probabilities of sampler and scorer" in err
 
@@ -589,24 +573,6 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     assert "rloo, N=2" in out
 
 
-def test_bias_by_length_of_every_estimator(monkeypatch, capsys, measured, tmp_path):
-    words = ("variance", measured, "--by-length", "2", "--estimators", "group_mean", "batch_mean")
-    code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "bins.csv")
-    assert code == 0
-    frame = pd.read_csv(tmp_path / "bins.csv")
-    assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
-    for row in frame.to_dict("records"):
-        assert f"{row['estimator']}, {row['length_low']:g}–{row['length_high']:g} tokens" in out
-    assert "scale kept" in out
-    assert "batch_mean is a batch-level estimator, which is not split by length" in err
-    code, _, err = run(monkeypatch, capsys, *words, "--max-grad-norm", "1")
-    assert code == 1
-    assert "max_grad_norm clips gradients of whole batches, which are not split by length" in err
-    code, _, err = run(monkeypatch, capsys, "variance", measured, "--by-length", "0")
-    assert code == 1
-    assert "n_bins=0 must be at least 1" in err
-
-
 def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     words = ("--estimators", "rloo", "group_mean", "otb", "--blocks", "--out", tmp_path / "blocks.csv")
     code, _, err = run(monkeypatch, capsys, "variance", measured, *words)
@@ -624,15 +590,13 @@ def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     assert frame["block"].tolist() == ["attention", "attention", "mlp", "mlp"]
     whole = quiet_compare(known, ["rloo", "group_mean"]).to_frame()["trace_cov"].to_numpy()
     np.testing.assert_allclose(frame["trace_cov"], np.concatenate([0.25 * whole, 0.75 * whole]), rtol=1e-9)
-    code, _, err = run(monkeypatch, capsys, "variance", measured, "--blocks", "--by-length", 2)
-    assert code == 1
-    assert "--by-length and --blocks are different tables: give one of them" in err
 
 
 def test_the_questions(monkeypatch, capsys, measured):
-    code, out, _ = run(monkeypatch, capsys, "group-size", measured, "rloo", "--group-size", 4)
+    code, out, err = run(monkeypatch, capsys, "ask", measured, "group_sizes", "rloo", "--group-size", 4)
     assert code == 0
-    assert out.startswith("rloo at N = 4 is as noisy as rloo at N = 4 [4, 4]")
+    assert "rloo at N = 4 is as noisy as rloo at N = 4 [4, 4]" in " ".join(err.split())
+    assert "equivalent group size" in out
     code, out, _ = run(monkeypatch, capsys, "ask", measured, "shift", "length_weighted(alpha=0.8)")
     assert code == 0
     assert out.startswith("The baseline of length_weighted(alpha=0.8) lies -0.")
@@ -646,8 +610,11 @@ def test_the_questions(monkeypatch, capsys, measured):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["group-size", "rloo", "--group-size", 5], "no prompt has the 10 completions that two groups of 5 need"),
-        (["group-size", "batch_mean"], "is a batch-level estimator"),
+        (
+            ["ask", "group_sizes", "rloo", "--group-size", 5],
+            "no prompt has the 10 completions that two groups of 5 need",
+        ),
+        (["ask", "group_sizes", "batch_mean"], "is a batch-level estimator"),
         (["ask", "shift", "pass_at_k"], "baseline: best of the others"),
         (["ask", "shift", "rlo"], "no estimator is called 'rlo'"),
     ],

@@ -312,7 +312,6 @@ def test_a_list_is_rows(monkeypatch, capsys, what):
     "words",
     [
         ("variance", "SOURCE", "--estimators", "rloo", "grpo"),
-        ("variance", "SOURCE", "--estimators", "rloo", "grpo", "--by-length", 2),
         ("ask", "SOURCE", "allocation", "rloo", "--tokens", 1000),
     ],
 )

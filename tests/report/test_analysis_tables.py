@@ -14,6 +14,7 @@ from comparison_batches import correlated_batch, quiet_compare, quietly, sized_b
 import gradstats as gs
 from gradstats.analyses import allocate, critic_quality, registry, variance_by_success
 from gradstats.analyses.curve import curve_name, draw_curve
+from gradstats.analyses.ratios import CLIPPING
 from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.plots.shares import bin_label
@@ -23,10 +24,7 @@ from gradstats.report.analysis_tables import (
     analysis_table,
     best_set_marks,
     block_table,
-    clipping_table,
     frame_in_words,
-    length_table,
-    ratio_table,
     variance_columns,
     variance_table,
 )
@@ -109,7 +107,7 @@ def test_a_row_a_bin_with_what_the_estimator_keeps():
     lengths = rng.integers(10, 100, 400)
     batch = gs.estimators.Batch(rng.integers(0, 2, 400), lengths, np.repeat(np.arange(100), 4))
     scores = (rng.normal(size=(400, 8)) + batch.rewards[:, None]) * np.sqrt(lengths)[:, None]
-    table = length_table(gs.variance_by_length(batch, "group_mean", scores, n_bins=2).to_frame(0.9))
+    table = table_of("length_bins", gs.variance_by_length(batch, "group_mean", scores, n_bins=2).to_frame(0.9))
     headings, rows = table.cells("plain")
     assert [row[0] for row in rows] == [
         "group_mean, 10–57 tokens (n = 198)",
@@ -126,7 +124,7 @@ def found() -> gs.RatioDiagnostics:
 
 
 def test_rows_of_all_completions_come_first(found: gs.RatioDiagnostics, tmp_path):
-    table = ratio_table(found.to_frame(0.9))
+    table = table_of("ratios", found.to_frame(0.9))
     assert table.rows[:3] == (
         f"token, all (n = {found.spreads[0].n:,})",
         "completion, all (n = 160)",
@@ -142,7 +140,7 @@ def test_rows_of_all_completions_come_first(found: gs.RatioDiagnostics, tmp_path
 
 
 def test_clips(found: gs.RatioDiagnostics):
-    table = clipping_table(found.clipping_frame())
+    table = analysis_table(CLIPPING, found.clipping_frame())
     assert "grpo" in table.rows
     value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
     assert 0 <= low <= value <= high <= 1
@@ -156,8 +154,8 @@ def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs
     assert unknown.any()
     assert frame.loc[unknown, "removed_share"].isna().all()
     said = "Dashes: energies of tokens were not measured (token_probes)"
-    assert said in clipping_table(frame).caption
-    assert said not in clipping_table(found.clipping_frame()).caption
+    assert said in analysis_table(CLIPPING, frame).caption
+    assert said not in analysis_table(CLIPPING, found.clipping_frame()).caption
 
 
 def test_one_row_for_each_estimator_and_bin():

@@ -13,7 +13,7 @@ from command_line import run
 from rich.progress import Progress
 
 import gradstats
-from gradstats import equivalent_group_size, variance_by_length
+from gradstats import equivalent_group_size
 from gradstats.analyses.points import load_points
 from gradstats.config.experiment import VarianceSection
 from gradstats.measurement.measurement import read_measurement
@@ -24,7 +24,6 @@ from gradstats.runs.analysis import (
     analyse,
     compare_estimators,
     fit_alpha,
-    length_bins,
     variance_breakdowns,
 )
 from gradstats.runs.directory import RunDirectory
@@ -73,7 +72,7 @@ def test_the_analysis_shows_its_steps(copied, experiment, monkeypatch):
     assert [shown for shown, _ in bars] == [True, False]
     assert all(task.finished and task.total == task.completed for _, task in bars)
     steps = names[: len(names) // 2]
-    assert steps[:4] == ["length scaling", "variance", "group sizes", "equivalent group size"]
+    assert steps[:4] == ["length scaling", "variance", "group sizes", "allocation"]
     assert steps[-3:] == ["figures", "report", ""]
 
 
@@ -224,6 +223,7 @@ class Measured:
     rollouts: Rollouts
     sketches: np.ndarray
     sq_norms: np.ndarray
+    old_logprobs = None
 
 
 def measured(per_prompt, n_prompts=40, seed=0):
@@ -267,14 +267,10 @@ def test_the_bins_of_length_are_of_every_estimator_that_can_be_split():
     """The reference comes first; each bin of a baseline's own-sample mean keeps (N−1)/N of the gradient."""
     pool = measured(4, n_prompts=400)
     section = VarianceSection(estimators=["group_mean", "batch_mean", "otb", "rloo"])
-    frame, notes = length_bins(pool, section, n_bins=2)
-    assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
-    assert frame["scale"].tolist() == pytest.approx([1.0, 1.0, 0.75, 0.75])
-    assert notes[0] == "batch_mean is a batch-level estimator, which is not split by length"
-    assert notes[1].startswith("otb needs")
-    alone = variance_by_length(pool, "group_mean", n_bins=2, group_size=2).to_frame()
-    halves, _ = length_bins(pool, section, n_bins=2, group_size=2)
-    assert halves["trace_cov"].tolist()[2:] == pytest.approx(alone["trace_cov"].tolist())
+    frame = variance_breakdowns(pool, section)["length_bins"]
+    # batch_mean is batch-level, and otb needs scores of tokens.
+    assert frame["estimator"].tolist() == 4 * ["rloo"] + 4 * ["group_mean"]
+    assert frame["scale"].tolist() == pytest.approx(4 * [1.0] + 4 * [0.75])
 
 
 def test_gradients_are_split_by_success_once_for_each_unit():

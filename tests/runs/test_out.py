@@ -25,10 +25,12 @@ CASES = {
     "curve": ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
     "optimal_baselines": ["ask", "RUN", "optimal_baselines", "--n-resamples", "8"],
     "success_bins": ["ask", "RUN", "success_bins", "rloo", "--bins", "2"],
+    "group_sizes": ["ask", "RUN", "group_sizes", "rloo"],
+    "length_bins": ["ask", "RUN", "length_bins", "rloo", "--n-bins", "2"],
     "allocation": ["ask", "RUN", "allocation", "rloo", "--tokens", "1000"],
     "critic": ["ask", "RUN", "critic"],
     "tokens": ["tokens", "RUN"],
-    "ratios": ["ratios", "RUN"],
+    "ratios": ["ask", "RUN", "ratios"],
     "profile": ["profile", "RUN"],
     "figures": ["figures", "RUN", "--formats", "svg"],
     "report": ["report", "RUN"],
@@ -133,8 +135,10 @@ EARLIER = {
     "curve": ("c", ["--confidence-level", "0.5"]),
     "optimal_baselines": ("o", ["--confidence-level", "0.5"]),
     "success_bins": ("b.csv", ["--confidence-level", "0.5"]),
+    "group_sizes": ("g.csv", ["--confidence-level", "0.5"]),
+    "length_bins": ("l.csv", ["--confidence-level", "0.5"]),
     "allocation": ("a.csv", ["--confidence-level", "0.5"]),
-    "ratios": ("r.csv", ["--bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
+    "ratios": ("r.csv", ["--n-bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
     "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),
     "report": ("r.html", None),
@@ -188,8 +192,8 @@ INTO_THE_RUN = {
     "tables": (["tables", "RUN"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.
-WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "ratios", "profile"}
-READ = {"alpha", "plan", "group-size", "check", "list", "env"}
+WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "profile"}
+READ = {"alpha", "plan", "check", "list", "env"}
 
 
 def test_every_command_is_known_to_write_or_not_to():

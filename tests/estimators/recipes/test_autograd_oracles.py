@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from gradstats.analyses.ratios import without_clip
 from gradstats.estimators import Batch, recipes
-from gradstats.stats.ratio_diagnostics import without_clip
 
 GROUPS = np.array([0, 1, 0, 2, 1, 0, 2, 1, 0, 3, 3])
 WIDTH = 7

@@ -12,6 +12,7 @@ from comparison_batches import correlated_batch, interleaved_batch, quiet_compar
 from off_policy_pair import policy_pair
 
 from gradstats import estimators as est
+from gradstats.analyses.length_bins import variances_by_length
 from gradstats.estimators import Batch
 from gradstats.measurement.measurement import WeightedGradients
 from gradstats.rollouts.table import Rollouts
@@ -27,7 +28,6 @@ from gradstats.stats.variance.inputs import (
     refuse_unusable_ratios,
     uses_ratios,
 )
-from gradstats.stats.variance.length_bins import variances_by_length
 from tests.off_policy import TOKEN_RATIOS, ImportanceWeighted, turned_policy
 
 

@@ -10,8 +10,9 @@ from comparison_batches import interleaved_batch, quiet_compare
 from probed_policies import enumerated, probed
 
 from gradstats import estimators as est
+from gradstats.analyses import equivalent_group_size
 from gradstats.estimators import Batch, Recipe
-from gradstats.stats import compare, equivalent_group_size
+from gradstats.stats import compare
 from gradstats.stats.variance.inputs import comparison_inputs
 from gradstats.stats.variance.scores import prepare_scores, probe_blocks, probe_thirds
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from gradstats import estimators as est
+from gradstats.analyses import variance_by_length, variances_by_length
+from gradstats.analyses.length_bins import _OfLengths
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import variance_by_length, variances_by_length
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.variance.length_bins import _OfLengths
 from gradstats.stats.variance.shares import ShareOfSum, binned, equal_count_bins, inside_bins
 
 VALUES = np.array([0.5, 0.1, 0.9, 0.5, 0.2, 0.7, 0.5, 0.5])

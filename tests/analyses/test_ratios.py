@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gradstats as gs
+from gradstats.analyses.ratios import clipped_share, clipping_recipes, without_clip
 from gradstats.estimators import Batch, Recipe, recipes
-from gradstats.stats.ratio_diagnostics import clipped_share, clipping_recipes, without_clip
 from tests.off_policy import turned_policy
 
 RATIOS = np.array([[1.5, 1.1, 0.5], [1.5, 0.5, 1.0], [1.0, 0.7, 1.3], [4.0, 1.0, 1.0]])
@@ -175,3 +175,11 @@ def test_what_is_refused(batch_of_diagnostics: Batch):
         gs.ratio_diagnostics(batch_of_diagnostics.with_fields(old_logprobs=None))
     with pytest.raises(ValueError, match="n_bins=0 must be at least 1"):
         gs.ratio_diagnostics(batch_of_diagnostics, n_bins=0)
+
+
+def test_the_figure_is_of_policies_that_differ(batch_of_diagnostics: Batch):
+    ax = gs.ratio_diagnostics(batch_of_diagnostics, n_bins=2).plot()
+    assert len(ax.get_xticks()) > 0
+    same = batch_of_diagnostics.with_fields(old_logprobs=batch_of_diagnostics.logprobs)
+    with pytest.raises(ValueError, match="the two policies count as one"):
+        gs.ratio_diagnostics(same, n_bins=2).plot()

@@ -1,31 +1,54 @@
-"""The group size at which RLOO is as noisy as an estimator."""
+"""Which group size has the lowest variance, and at which one is RLOO as noisy as this estimator?"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Column,
+    FurtherTable,
+    Result,
+    measured_group_sizes,
+    powers_of_two,
+    within_groups,
+)
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
+from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.printed import Printed
-from gradstats.stats.variance.comparison import prepared_inputs
-from gradstats.stats.variance.inputs import PoolsBySize, TargetChoice, moments_of, pools_by_size, target_of
+from gradstats.stats.variance.comparison import compare, prepared_inputs
+from gradstats.stats.variance.inputs import (
+    PoolsBySize,
+    TargetChoice,
+    moments_of,
+    pools_by_size,
+    refuse_batch_level,
+    target_of,
+)
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import with_ends
+from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS, filled_in, with_ends
+from gradstats.stats.variance.result import VarianceComparison
 from gradstats.system.late import pd
+
+if TYPE_CHECKING:
+    from gradstats.config.sections import VarianceSection
+    from gradstats.measurement.measurement import Measurement
 
 
 @dataclass(frozen=True, repr=False)
@@ -288,3 +311,280 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
             f"{pool.groups.n_prompts} prompts ({why}): measure more prompts"
         )
     return crosses[0] / crosses[1]
+
+
+@dataclass(frozen=True, repr=False)
+class GroupSizes(Result):
+    r"""The variance of estimators in groups of several sizes, and the sizes at which RLOO is as noisy as they are.
+
+    Attributes:
+        comparison: a row for each estimator and size.
+        equivalents: of the estimators for which an equivalent group size is defined.
+        notes: what a reader has to know, one sentence each.
+    """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "group_size", "trace_cov", "within_prompt", "ratio")
+
+    comparison: VarianceComparison
+    equivalents: tuple[EquivalentGroupSize, ...]
+    notes: tuple[str, ...] = ()
+
+    def confidence_interval(
+        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "trace_cov"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the interval of one quantity in every row, ``(low, high)``."""
+        return super().confidence_interval(confidence_level, quantity)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return the frame of the comparison, with the variance within prompts and between them where it is known.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        frame = self.comparison.to_frame(confidence_level)
+        if self.comparison.n_groups > sum(split.n_prompts for split in self.comparison.splits):
+            components = self.comparison.variance_components(confidence_level)
+            columns = [column for column in components if column not in frame]
+            frame[columns] = components[columns]
+        return frame
+
+    def equivalents_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return one row for each equivalent group size, as :meth:`EquivalentGroupSize.to_frame` does."""
+        frames = [one.to_frame(confidence_level) for one in self.equivalents]
+        frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        frame.attrs["confidence_level"] = confidence_level
+        return frame
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State the equivalent group sizes in words."""
+        known = [one.sentence(confidence_level) for one in self.equivalents if not np.isnan(one.value)]
+        return " ".join(known) or "No equivalent group size could be estimated."
+
+
+def variance_by_group_size(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    group_sizes: Sequence[int] | None = None,
+    scores: ArrayLike | None = None,
+    *,
+    group_size: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    target: AskedTarget = "auto",
+    scores_are_sketches: bool | None = None,
+    **options: Any,
+) -> GroupSizes:
+    r"""Compare estimators in groups of several sizes N, and find the N' at which ``rloo`` is as noisy as each.
+
+    The same completions are split into groups of every size. The variance of a group's gradient is
+    :math:`w(N) + b`, of which w within prompts falls with N and b between prompts does not; N' is that of
+    :func:`equivalent_group_sizes`, at an equal total of completions.
+
+    Args:
+        measured_or_batch: as in :func:`gradstats.compare`.
+        estimators: labels or objects of group-level estimators, recipes included.
+        group_sizes: completions per group; by default powers of two up to the smallest number of a prompt.
+        scores: as in :func:`gradstats.compare`.
+        group_size: N of the estimators whose equivalent group size is sought, at least 3; by default half the largest
+            power of two, where an estimator without one is left out.
+        rng: for estimating the sketch's error.
+        target: as in :func:`gradstats.compare`.
+        scores_are_sketches: as in :func:`gradstats.compare`.
+        **options: the other arguments of :func:`gradstats.compare`.
+
+    Returns:
+        A :class:`GroupSizes`.
+
+    Raises:
+        ValueError: for a batch-level estimator, as :func:`gradstats.compare`, and with ``group_size`` as
+            :func:`equivalent_group_size`.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards, lengths = rng.integers(0, 2, 1600), rng.integers(10, 100, 1600)
+        >>> batch = gs.estimators.Batch(rewards, lengths, np.repeat(np.arange(200), 8))
+        >>> scores = rng.normal(size=(1600, 8)) * np.sqrt(lengths)[:, None]
+        >>> found = gs.variance_by_group_size(batch, ["rloo"], scores=scores)
+        >>> found.to_frame()["group_size"].tolist(), [one.group_size for one in found.equivalents]
+        ([2, 4, 8], [4])
+    """
+    chosen = get_all(estimators)
+    refuse_batch_level(chosen)
+    asked: dict[str, Any] = {"rng": rng, "target": target, "scores_are_sketches": scores_are_sketches}
+    if group_size is not None:  # refused before the comparison, which takes longer
+        equivalents, notes = equivalent_group_sizes(measured_or_batch, chosen, group_size, scores, **asked), []
+    sizes = _sizes(measured_or_batch)
+    comparison = compare(measured_or_batch, chosen, scores, group_sizes or sizes, **options, **asked)
+    if group_size is None:
+        equivalents, notes = _equivalents(measured_or_batch, chosen, max(sizes, default=0) // 2, scores, **asked)
+    return GroupSizes(comparison, tuple(equivalents), (*comparison.notes, *notes))
+
+
+def _sizes(measured_or_batch: Batch | MeasuredGradients) -> list[int]:
+    """Return the powers of two up to the smallest number of completions of a prompt."""
+    if isinstance(measured_or_batch, Batch):
+        return powers_of_two(int(measured_or_batch.group_sizes.min()))
+    return measured_group_sizes(measured_or_batch)
+
+
+def _equivalents(
+    measured_or_batch: Batch | MeasuredGradients,
+    chosen: Sequence[Weighting],
+    size: int,
+    scores: ArrayLike | None,
+    **asked: Any,
+) -> tuple[list[EquivalentGroupSize], list[str]]:
+    """Return the equivalent group sizes that are defined at a size, and what speaks against others."""
+    if size < 3:
+        return [], []
+    # The shrinkage of an own-sample baseline would count as lower variance.
+    known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = equivalent_group_sizes(measured_or_batch, known, size, scores, unresolved="nan", **asked)
+        except ValueError as error:
+            return [], [str(error)]
+    return found, [str(one.message) for one in caught]
+
+
+def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> GroupSizes:
+    """Return the estimators that stay within their group, in groups of all measured sizes."""
+    arguments = section.arguments(estimators=within_groups(measured, section), group_size=None) | settings
+    return variance_by_group_size(measured, **arguments)
+
+
+def _beside(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Return how the comparison of the run was made, its group size, and the equivalent ones that are drawn."""
+    about: dict[str, Any] = {}
+    if "variance" in tables:
+        of_comparison = tables["variance"].attrs.items()
+        about |= {str(name): value for name, value in of_comparison if name not in ("n_groups", "lowest_beyond_doubt")}
+    if "length_scaling" in tables:
+        counts = set(tables["length_scaling"]["prompt_id"].value_counts())
+        about["group_size_of_run"] = counts.pop() if len(counts) == 1 else None
+    if (equal := tables.get("equivalent_group_size")) is not None:
+        # RLOO, and estimators that equal it, are equivalent to their own group size.
+        others = equal.query("abs(equivalent_group_size - group_size) > 1e-6")
+        about["equivalence"] = others.to_dict("records")
+    return about
+
+
+def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the rows whose variance components are known, the same frame where all are; None where none is."""
+    if "within_prompt" not in sizes:
+        return None
+    known = np.isfinite(sizes["within_prompt"].to_numpy(dtype=float))
+    if not known.any():
+        return None
+    return sizes if known.all() else sizes.loc[known]
+
+
+def _of_several_sizes(sizes: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the rows of several group sizes; those with within-prompt variance where it is known of several.
+
+    Equal group sizes are about the within-prompt variance, which takes two groups of a prompt.
+    """
+    if len(set(sizes["group_size"])) < 2:
+        return None
+    within = _with_components(sizes)
+    return within if within is not None and len(set(within["group_size"])) > 1 else sizes
+
+
+def draw_group_sizes(frame: pd.DataFrame) -> object:
+    """Draw the within-prompt variance with equivalent sizes where it is known of every row, otherwise the variance."""
+    drawn = frame.attrs.get("group_size_of_run")
+    if _with_components(frame) is not frame:
+        return plot_group_size(frame, group_size_of_run=drawn)
+    records = frame.attrs.get("equivalence")
+    equivalence = pd.DataFrame(records) if records else None
+    return plot_group_size(frame, value="within_prompt", equivalence=equivalence, group_size_of_run=drawn)
+
+
+def _largest_groups(sizes: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the variance components at the largest group size where they are known."""
+    within = _with_components(sizes)
+    return None if within is None else within.query("group_size == group_size.max()")
+
+
+def _caption_of_equivalents(frame: pd.DataFrame) -> str:
+    n_prompts = f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
+    return (
+        f"Group size at which RLOO has the same noise, and share of tokens saved against RLOO in groups of the same "
+        f"size, {frame.attrs['confidence_level']:.0%} intervals over {n_prompts}. Each estimator with N = "
+        f"{frame['group_size'].iloc[0]:g} completions per prompt."
+    )
+
+
+_LABEL = Column("estimator", "label of the estimator", file="estimators/by_label.py")
+EQUIVALENTS = FurtherTable(
+    name="equivalent_group_size",
+    frame=GroupSizes.equivalents_frame,
+    columns=(
+        _LABEL,
+        Column("group_size", "completions per group"),
+        Column("n_prompts", "prompts"),
+        Column(
+            "same_prompts_group_size",
+            "group size at which RLOO is as noisy at the same number of prompts",
+            estimated=True,
+        ),
+        Column(
+            "tokens_saved",
+            "share of tokens saved at equal noise, against RLOO in groups of the same size",
+            estimated=True,
+        ),
+        Column("equivalent_group_size", "group size at which RLOO is as noisy", estimated=True),
+    ),
+    headings={"equivalent_group_size": "equivalent group size", "tokens_saved": "tokens saved"},
+    row_heading="estimator",
+    row_name=lambda row: str(row["estimator"]),
+    caption=_caption_of_equivalents,
+    label="tab:equivalent",
+)
+
+ANALYSIS = Analysis(
+    name="group_sizes",
+    ask=variance_by_group_size,
+    options=(
+        "estimators", "group_sizes", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
+        "max_grad_norm", "rng",
+    ),
+    columns=(
+        _LABEL,
+        *(
+            Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/estimates.py")
+            for one in VARIANCE_COMPONENTS
+        ),
+    ),
+    extends="variance",
+    result=GroupSizes,
+    as_comparison=True,
+    row_heading="estimator",
+    row_name=lambda row: f"{row['estimator']}, N = {row['group_size']:g}",
+    caption=lambda frame: "",
+    label="tab:group-sizes",
+    further=(EQUIVALENTS,),
+    in_run=_in_run,
+    beside=_beside,
+    figures=(
+        AnalysisFigure(
+            "group_sizes",
+            "Variance at an equal total of completions against the group size; dotted lines end at the group size of "
+            "RLOO with the same variance; the dashed line is the group size of the run. Broken lines, half-filled "
+            "markers: the baseline includes the completion itself.",
+            draw_group_sizes,
+            link="figure: group sizes",
+            after="variance_bias",
+            rows=_of_several_sizes,
+        ),
+        AnalysisFigure(
+            "prompt_parts",
+            "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
+            plot_prompt_parts,
+            after="group_sizes",
+            rows=_largest_groups,
+        ),
+    ),
+)  # fmt: skip

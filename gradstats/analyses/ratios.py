@@ -1,23 +1,29 @@
-"""Ratios of the scored to the sampling policy: their spread, overall and by length, and the effect of clips."""
+"""How far is the scored policy from the sampling one, and how much do the clips of recipes remove?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, Result
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
-from gradstats.estimators.ratios import log_ratios
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, log_ratios
 from gradstats.estimators.recipes.components import Component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
+from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.printed import Printed
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.system.late import pd
+
+if TYPE_CHECKING:
+    from gradstats.config.sections import VarianceSection
+    from gradstats.measurement.measurement import Measurement
 
 #: Parameters of ratios that clip, and the values with which they never do.
 _OPENED = {"eps_low": np.inf, "eps_high": np.inf, "dual_clip": None, "truncate": None}
@@ -125,7 +131,7 @@ RATIOS = ("token", "product", "geometric_mean")
 
 
 @dataclass(frozen=True, repr=False)
-class RatioDiagnostics(Printed):
+class RatioDiagnostics(Result):
     r"""The ratios :math:`ρ = π/π_{old}` of completions; ``.to_frame()`` and ``.clipping_frame()`` are the tables.
 
     Attributes:
@@ -145,8 +151,10 @@ class RatioDiagnostics(Printed):
         r"""The spread of the ratio of whole completions, :math:`\prod_t ρ_t`."""
         return self.spreads[RATIOS.index("product")]
 
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the effective number of completions under the ratio of whole completions."""
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "") -> tuple[Any, Any]:
+        """Return the interval of a quantity in every row; by default that of the effective number of completions."""
+        if quantity:
+            return super().confidence_interval(confidence_level, quantity)
         return self.product.effective_size_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -290,3 +298,136 @@ def _clipped(batch: Batch, estimators: Sequence[str | Recipe] | None) -> tuple[t
             "needed, measure with token_probes=…"
         )
     return tuple(shares), notes
+
+
+def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> RatioDiagnostics | None:
+    """Return the ratios of completions whose sampler recorded log-probabilities."""
+    return None if measured.old_logprobs is None else ratio_diagnostics(measured, **settings)
+
+
+#: Squared deviations of ratios below this are those of float32.
+_ROUNDING = 1e-9
+
+
+def _without_rounding(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame with bounds in place of the spread that log-probabilities of one policy have from rounding."""
+    shown = frame.copy()
+    equal = frame["chi_squared_high"] < _ROUNDING  # sampler and scorer are one policy
+    shown.loc[equal, "mean"] = frame.loc[equal, "mean"].round(4)
+    shown.loc[equal, ["mean_low", "mean_high"]] = np.nan
+    for name in ("variance", "chi_squared"):
+        below = frame[f"{name}_high"] < _ROUNDING
+        shown.loc[below, [name, f"{name}_low"]] = np.nan
+        shown.loc[below, f"{name}_high"] = _ROUNDING
+    return shown
+
+
+def _effective_shares(ratios: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the effective share of ratios by length, of completions that another policy drew."""
+    bins = ratios.query("by_length").rename(columns={"ratio": "estimator"})
+    # Differences from rounding (a server, bfloat16) are not drawn: the policies count as one.
+    whole = ratios.query("not by_length and ratio == 'product'")
+    if bins.empty or not float(whole["chi_squared"].iloc[0]) > NEGLIGIBLE_CHI_SQUARED:
+        return None
+    size = "effective_sample_size"
+    return bins.assign(**{f"effective_share{end}": bins[size + end] / bins["n"] for end in ("", "_low", "_high")})
+
+
+def draw_effective_shares(frame: pd.DataFrame) -> object:
+    """Draw the effective share of each kind of ratio by length, of the table or of what is drawn of it."""
+    shares = frame if "effective_share" in frame else _effective_shares(frame)
+    if shares is None:
+        raise ValueError("the two policies count as one: every ratio is 1 up to rounding, and nothing is to be drawn")
+    return plot_length_bins(shares, value="effective_share")
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    return (
+        f"Importance ratios of the scored to the sampling policy, with {frame.attrs['confidence_level']:.0%} intervals "
+        "over prompts; χ² is the mean of (ρ − 1)²."
+    )
+
+
+_KINDS = {"token": "token", "product": "completion", "geometric_mean": "geometric mean"}
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    what = f"{row['length_low']:g}–{row['length_high']:g} tokens" if row["by_length"] else "all"
+    return f"{_KINDS[str(row['ratio'])]}, {what} (n = {row['n']:,})"
+
+
+def _caption_of_clips(frame: pd.DataFrame) -> str:
+    caption = (
+        f"Effect of each recipe's clip, with {frame.attrs['confidence_level']:.0%} intervals over prompts. The squared "
+        "norm is that of completions for clips of completions, and of tokens for clips of tokens."
+    )
+    if "unknown" in set(frame["removed_of"]):
+        caption += (
+            " Dashes: energies of tokens were not measured (token_probes), which this share of their clips needs."
+        )
+    return caption
+
+
+CLIPPING = FurtherTable(
+    name="ratio_clipping",
+    frame=RatioDiagnostics.clipping_frame,
+    columns=(
+        Column("recipe", "recipe that clips"),
+        Column("removed_of", "what the removed share is a share of"),
+        Column("clipped_tokens", "tokens clipped", "tokens clipped", estimated=True),
+        Column("clipped_completions", "completions clipped", "completions clipped", estimated=True),
+        Column("removed_share", "squared norm removed", "squared norm removed", estimated=True),
+    ),
+    row_heading="recipe",
+    row_name=lambda row: str(row["recipe"]),
+    caption=_caption_of_clips,
+    label="tab:clipping",
+)
+
+_SPREAD = "stats/ratios.py"
+ANALYSIS = Analysis(
+    name="ratios",
+    ask=ratio_diagnostics,
+    options=("n_bins",),
+    columns=(
+        Column("ratio", "kind of importance ratio: of tokens, of completions, geometric mean", file=_SPREAD),
+        Column("length", "range of lengths", estimated=True, file=_SPREAD),
+        Column("n", "ratios", file=_SPREAD),
+        Column("n_prompts", "prompts", file=_SPREAD),
+        Column("mean", "mean", "mean", estimated=True, file=_SPREAD),
+        Column("variance", "variance", "variance", estimated=True, file=_SPREAD),
+        Column("chi_squared", "χ²", "χ²", estimated=True, file=_SPREAD),
+        Column("by_length", "whether of completions of these lengths only"),
+        Column(
+            "effective_sample_size",
+            "effective sample size",
+            "effective sample size",
+            estimated=True,
+            file="stats/measured.py",
+        ),
+    ),
+    result=RatioDiagnostics,
+    row_heading="ratio",
+    row_name=_row_name,
+    caption=_caption,
+    shown=_without_rounding,
+    further=(CLIPPING,),
+    in_run=_in_run,
+    in_latex=True,
+    says_why=True,
+    figures=(
+        AnalysisFigure(
+            "ratios",
+            "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are "
+            "equal.",
+            draw_effective_shares,
+            link="figure: importance ratios",
+            after="length_shares",
+            rows=_effective_shares,
+            columns=(
+                Column("effective_share", "effective sample size over n", estimated=True),
+                Column("estimator", "kind of ratio, in a figure"),
+            ),
+        ),
+    ),
+)

@@ -1,20 +1,23 @@
-"""The variance of the gradient by completion length."""
+"""Which lengths make up the gradient and its noise, and does the estimator keep their gradient?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, within_groups
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, Wrapped
+from gradstats.plots.length_scaling import plot_length_bins
+from gradstats.plots.shares import lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.stats.measured import MeasuredGradients
@@ -26,8 +29,19 @@ from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.result import VarianceComparison, pairwise_differences
-from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
+from gradstats.stats.variance.shares import (
+    SHARES,
+    GradientShares,
+    equal_count_bins,
+    gradient_shares,
+    inside_bins,
+    resolved,
+)
 from gradstats.system.late import pd
+
+if TYPE_CHECKING:
+    from gradstats.config.sections import VarianceSection
+    from gradstats.measurement.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,48 @@ class LengthBins(Printed):
         return frame.assign(estimator=self.estimator)
 
 
+@dataclass(frozen=True, repr=False)
+class LengthBinsOfSeveral(Result, Sequence[LengthBins]):
+    """The :class:`LengthBins` of several estimators, in the same bins.
+
+    Attributes:
+        estimators: those of each.
+    """
+
+    printed_columns: ClassVar[tuple[str, ...]] = LengthBins.printed_columns
+
+    estimators: tuple[LengthBins, ...]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the bins of one estimator."""
+        return self.estimators[index]
+
+    def __len__(self) -> int:
+        """Return the number of estimators."""
+        return len(self.estimators)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know, one sentence each."""
+        return list(dict.fromkeys(note for one in self.estimators for note in one.comparison.notes))
+
+    def confidence_interval(
+        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "noise_to_signal"
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the interval of one quantity for every bin of every estimator, ``(low, high)``."""
+        return super().confidence_interval(confidence_level, quantity)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return the frames of the estimators below each other.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        frame = pd.concat([one.to_frame(confidence_level) for one in self.estimators], ignore_index=True)
+        frame.attrs["confidence_level"] = confidence_level
+        return frame
+
+
 def variance_by_length(
     measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Weighting = "rloo",
@@ -188,10 +244,23 @@ def variances_by_length(
     *,
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
-) -> list[LengthBins]:
+) -> LengthBinsOfSeveral:
     r"""Split the gradients of several estimators, :math:`g_m = \sum_b g_m^b`, as :func:`variance_by_length` does one.
 
     The bins are the same for all, and scores are prepared only once.
+
+    Args:
+        measured_or_batch: as in :func:`gradstats.compare`.
+        estimators: labels or objects of group-level estimators.
+        scores: as in :func:`gradstats.compare`.
+        n_bins: bins of about equally many completions; fewer where lengths tie.
+        group_size: as in :func:`gradstats.compare`.
+        rng: for estimating the sketch's error.
+        target: as in :func:`gradstats.compare`.
+        scores_are_sketches: as in :func:`gradstats.compare`.
+
+    Returns:
+        A sequence of :class:`LengthBins`, an estimator each, with one frame of all of them.
 
     Raises:
         ValueError: as :func:`variance_by_length`.
@@ -207,7 +276,11 @@ def variances_by_length(
     pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged)
     bins = equal_count_bins(inputs.batch.lengths, n_bins)
     counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
-    return [_split(inputs, pool, one, whole, bins, counts, judged) for one, whole in zip(chosen, prepared, strict=True)]
+    return LengthBinsOfSeveral(
+        tuple(
+            _split(inputs, pool, one, whole, bins, counts, judged) for one, whole in zip(chosen, prepared, strict=True)
+        )
+    )
 
 
 def _split(
@@ -250,3 +323,95 @@ def _scale(
     if np.array_equal(weights, theirs.weights):
         return fieller_ratio(theirs.moments.signal, theirs.moments.signal)
     return fieller_ratio(cross_signal(mine, theirs.moments, pool.sketch_error), theirs.moments.signal)
+
+
+def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> LengthBinsOfSeveral | None:
+    """Return the bins of the reference, which comes first, and of each estimator that is split by length."""
+    chosen = within_groups(measured, section, dict.fromkeys([section.reference, *section.estimators]))
+    if not chosen:
+        return None
+    settings = {"target": section.target, **settings}
+    return variances_by_length(measured, chosen, rng=section.seed, **settings)
+
+
+def _of_reference(bins: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the bins of the first estimator that is split, the reference; None where no noise is known."""
+    bins = bins.loc[bins["estimator"] == bins["estimator"].iloc[0]]
+    return bins if np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any() else None
+
+
+def _of_units(bins: pd.DataFrame) -> pd.DataFrame | None:
+    """Return a line for each unit; None where less than two have resolved shares, which would show no difference."""
+    return lines_of_units(bins, fewest_resolved=2)
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    return (
+        f"Gradients of completions by length, with {frame.attrs['confidence_level']:.0%} intervals over prompts, "
+        "judged against what completions of the same lengths contribute to the target; the scale kept is 1 where the "
+        "estimator keeps their gradient, 0 where it drops it."
+    )
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    lengths = f"{row['length_low']:g}–{row['length_high']:g} tokens"
+    return f"{row['estimator']}, {lengths} (n = {row['n_completions']:,})"
+
+
+_SHARES = "stats/variance/shares.py"
+
+ANALYSIS = Analysis(
+    name="length_bins",
+    ask=variances_by_length,
+    options=("estimators", "n_bins", "group_size", "target", "rng"),
+    columns=(
+        Column("n_completions", "completions of these lengths"),
+        Column("length", "range of lengths", estimated=True),
+        Column("scale", "what their expected gradient keeps of the target's", estimated=True),
+        Column(
+            "share_of_gradient",
+            "share of the expected gradient that the bin makes up",
+            estimated=True,
+            file=_SHARES,
+        ),
+        Column(
+            "share_of_variance",
+            "share of tr Cov: the covariance of the bin's part with the whole",
+            estimated=True,
+            file=_SHARES,
+        ),
+    ),
+    extends="variance",
+    result=LengthBinsOfSeveral,
+    headings={
+        "scale": "scale kept",
+        "matched_bias_share": "matched bias",
+        "share_of_gradient": SHARES["share_of_gradient"],
+        "cosine": "cosine",
+        "noise_to_signal": "noise to signal",
+        "ratio": "share of variance",
+    },
+    row_heading="estimator",
+    row_name=_row_name,
+    caption=_caption,
+    label="tab:lengths",
+    in_run=_in_run,
+    figures=(
+        AnalysisFigure(
+            "length_bins",
+            "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
+            plot_length_bins,
+            link="figure: noise by length",
+            after="prompt_parts",
+            rows=_of_reference,
+        ),
+        AnalysisFigure(
+            "length_shares",
+            "Share of the expected gradient that completions of each range of lengths make up, by aggregation.",
+            plot_shares,
+            link="figure: gradient by length",
+            after="length_bins",
+            rows=_of_units,
+        ),
+    ),
+)
