@@ -292,7 +292,8 @@ def test_what_was_written_is_one_line_for_each_folder_and_where_to_start(printed
 
 
 #: Commands whose answer is a file or a folder, or which print JSON in any case.
-WITHOUT = {"init", "run", "sample", "measure", "regrade", "figures", "tables", "report", "env"}
+# The options of ask are those of the question.
+WITHOUT = {"init", "run", "sample", "measure", "regrade", "figures", "tables", "report", "env", "ask"}
 
 
 def test_every_command_that_answers_has_the_option():
