@@ -139,3 +139,10 @@ def test_progress_counts_every_sequence_and_token():
     session.measure(rollouts, lambda n_sequences, n_tokens: counted.__iadd__([n_sequences, n_tokens]))
     assert counted[0] == 6
     assert counted[1] >= sum(len(c) for c in rollouts.tokens("completion_tokens"))
+
+
+def test_sequences_beyond_the_positions_of_the_model_are_refused():
+    model = tiny_model("gpt2")
+    rollouts = Rollouts.from_sequences([[5], [5]], [[6] * 20, [6] * 70], np.zeros(2), ["short", "long"])
+    with pytest.raises(ValueError, match=r"sequence long/0 has 71 tokens, and GPT2LMHeadModel has positions for 64 "):
+        gradients.measure(model, rollouts, progress=False)
