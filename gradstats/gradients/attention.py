@@ -187,7 +187,7 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     else:
         chosen = "eager" if batched else kept
     ungrouped = policy.dtype == torch.float64 and kept_experts == "grouped_mm"
-    checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    checkpointed: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     for module in checkpointed:
         module.gradient_checkpointing = False
     model.set_attn_implementation(chosen)

@@ -310,24 +310,24 @@ class HeadLogprobs(torch.autograd.Function):
         weights = cotangents[0]
         of_weight = torch.zeros_like(weight, dtype=weights.dtype) if ctx.needs_input_grad[1] else None
         of_bias = torch.zeros_like(bias, dtype=weights.dtype) if ctx.needs_input_grad[2] else None
-        waiting = head_sum is not None and head_sum.waiting
-        for row in range(len(drawn)) if waiting or of_weight is not None or of_bias is not None else ():
+        taking = head_sum if head_sum is not None and head_sum.waiting else None
+        for row in range(len(drawn)) if taking or of_weight is not None or of_bias is not None else ():
             busy = head.busy_spans(weights[row])
 
             def slices(row: int = row, busy: list[slice] = busy) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
                 for span in busy:
                     yield hidden[row, span], head.slice(row, span)[1], weights[row, span]
 
-            if waiting:
-                head_sum.take(row, slices(), len(busy))
+            if taking is not None:
+                taking.take(row, slices(), len(busy))
                 continue
             for states, gradients, of_tokens in slices():
                 if of_weight is not None:
                     of_weight.addmm_(gradients.T, states * of_tokens[:, None])
                 if of_bias is not None:
                     of_bias.addmv_(gradients.T, of_tokens)
-        if waiting:
-            head_sum.waiting = False
+        if taking is not None:
+            taking.waiting = False
         return (
             None if of_hidden is None else (of_hidden * weights[..., None]).to(hidden.dtype),
             None if of_weight is None else of_weight.to(weight.dtype),

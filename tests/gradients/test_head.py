@@ -7,15 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import ragged_rollouts, tiny_model
+from conftest import VOCABULARY, ragged_rollouts, tiny_model
 from gradient_models import any_model, assert_same, lora_model, random_weightings, small_model
 from metrics import random_metric
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gradstats.gradients as gradients
 from gradstats.gradients import head
 from gradstats.gradients.checks import plain_pass
 from gradstats.gradients.head import HeadLogprobs, HeadMap, head_map
 from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
 
 PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 SCALED = {
@@ -167,3 +170,33 @@ def test_gradients_of_hidden_states_weight_and_bias_are_those_of_autograd(of_pro
     torch.testing.assert_close(sum_pi_squared, log_pi.exp().square().sum(-1))
     for one, other in zip(found, torch.autograd.grad(expected, (hidden, weight, bias), token_weights), strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Rows(TorchDispatchMode):
+    """Within this context, the most rows of a tensor with as many columns as the vocabulary."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor) and leaf.ndim > 1 and leaf.shape[-1] == VOCABULARY:
+                self.most = max(self.most, leaf.numel() // VOCABULARY)
+        return found
+
+
+@pytest.mark.parametrize("engine", ["ghost", "loop"])
+def test_nothing_in_a_measurement_holds_tokens_times_vocabulary(monkeypatch, engine):
+    model, rng = any_model("qwen2"), np.random.default_rng(0)
+    tokens = rng.integers(2, VOCABULARY, size=60).tolist()
+    rollouts = Rollouts.from_sequences([tokens[:1]], [tokens[1:]], np.zeros(1), ["long"])
+    options = {"engine": engine, "sketch_dim": 64, "token_exact": 2, "reference_policy": model, "progress": False}
+    with Rows() as whole:
+        gradients.measure(model, rollouts, **options)
+    take_slices(monkeypatch, 150)
+    assert head_map(model) == HeadMap()  # its probe has logits of eight tokens
+    with Rows() as sliced:
+        gradients.measure(model, rollouts, **options)
+    # The weight, and its gradient, have as many rows as the model is wide.
+    assert whole.most >= 59
+    assert sliced.most == model.config.hidden_size

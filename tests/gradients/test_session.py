@@ -286,3 +286,10 @@ def test_measured_peaks_are_estimated_within_30_percent():
     assert table["estimated_over_measured"].between(0.7, 1.3).all()
     parts = ["libraries", "weights", "activations", "logits", "gradients", "sketches"]
     assert table[parts].sum(axis=1).to_numpy() == pytest.approx(table["estimated_gib"].to_numpy(), abs=0.004)
+
+
+def test_sequences_beyond_the_positions_of_the_model_are_refused():
+    model = tiny_model("gpt2")
+    rollouts = Rollouts.from_sequences([[5], [5]], [[6] * 20, [6] * 70], np.zeros(2), ["short", "long"])
+    with pytest.raises(ValueError, match=r"sequence long/0 has 71 tokens, and GPT2LMHeadModel has positions for 64 "):
+        gradients.measure(model, rollouts, progress=False)

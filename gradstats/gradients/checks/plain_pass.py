@@ -185,10 +185,11 @@ def _score(policy: Policy, ids: Tensor, n_prompt: int, weights: Sequence[Tensor]
 
     def in_slices(hidden: Tensor) -> Tensor:
         assert of_products is not None
+        to_logits = of_products
         held = head.weight, getattr(head, "bias", None)
 
         def of_slice(states: Tensor, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            logits = of_products(functional.linear(states, weight, bias)) / temperature
+            logits = to_logits(functional.linear(states, weight, bias)) / temperature
             return torch.stack(_quantities(logits, tokens), dim=1)
 
         parts = zip(hidden[0, n_prompt - 1 : -1].split(step), drawn.split(step), strict=True)

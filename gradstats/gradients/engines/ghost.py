@@ -392,7 +392,8 @@ class _Recorder:
         def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
             if self._recomputing or not torch.is_grad_enabled():
                 return output
-            return recomputation.record(args, kwargs, output, once=not self._is_first_pass)
+            recomputation.once = not self._is_first_pass
+            return recomputation.record(args, kwargs, output)
 
         return after
 
@@ -451,7 +452,8 @@ class _Recorder:
             if not self._is_linear.setdefault(other.path, is_linear):
                 if not torch.is_grad_enabled():
                     return output
-                return recomputation.record(args, kwargs, output, once=not self._is_first_pass)
+                recomputation.once = not self._is_first_pass
+                return recomputation.record(args, kwargs, output)
             if not is_linear:
                 raise UnsupportedModuleError(
                     f'engine="ghost" cannot differentiate {describe(other.path, other.module)}, which uses its weight '
@@ -492,10 +494,10 @@ class _Recorder:
         output.register_hook(pass_on)
 
     def _count(self, layer: Layer, inputs: Tensor) -> None:
-        if self._is_first_pass:
+        if self._target is None:
             self.uses.count(layer, inputs)
-        if torch.is_grad_enabled():
-            (self.uses.sharing if self._target is None else self._target.sharing).count(layer, inputs)
+        else:
+            self._target.sharing.count(layer, inputs)
 
     def _replace_weight(self, layer: BroadcastLayer) -> Callable[..., None]:
         def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

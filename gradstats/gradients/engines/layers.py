@@ -411,6 +411,8 @@ class Uses:
         self.n_terms.update(layer.term_kinds())
         if isinstance(layer, EmbeddingLayer):
             self.ids[layer.names["weight"]].append(inputs)
+        if torch.is_grad_enabled():  # otherwise the layer runs again, on other tensors
+            self.sharing.count(layer, inputs)
 
 
 class HeadReduction:
@@ -437,7 +439,7 @@ class HeadReduction:
     @property
     def tied(self) -> Collection[str]:
         """The weight, if it is that of an embedding as well."""
-        return {self._names.get("weight")} & set(self._uses.ids)
+        return set(self._names.values()) & set(self._uses.ids)
 
     def begin(self, reduction: Reduction, weights: Tensor) -> None:
         """Take the next pass over the slices for one weighting, (batch, kept)."""
@@ -450,8 +452,7 @@ class HeadReduction:
         """Take the slices of a sequence, see :class:`gradstats.gradients.head.HeadSum`."""
         reduction = self._reduction.of_row(row)
         name, bias = self._names.get("weight"), self._names.get("bias")
-        in_parts = name is not None and (n_slices > 1 or name in self.tied)
-        of_weight = self._zeros(name) if in_parts else None
+        of_weight = None if name is None or (n_slices <= 1 and name not in self.tied) else self._zeros(name)
         of_bias = None
         with torch.no_grad():
             for states, gradients, weights in slices:

@@ -133,11 +133,7 @@ def other_modules(
 
 @dataclass
 class _Call:
-    """One call of the module: what went in, what came out, and the gradients of the latter (None: no influence).
-
-    Attributes:
-        once: whether it belongs to one backward pass alone, in which the layer around the module runs again.
-    """
+    """One call of the module: what went in, what came out, and the gradients of the latter (None: no influence)."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -150,6 +146,7 @@ class Recomputation:
     """Records the calls of a module in a forward pass, and differentiates them after the backward pass.
 
     ``times`` are the possible numbers of positions, by which the axes batch and time may have been merged.
+    ``once``: whether calls from now on belong to one backward pass alone, in which a layer runs again.
     """
 
     def __init__(self, other: OtherModule, batch: int, times: tuple[int, ...]) -> None:
@@ -157,10 +154,9 @@ class Recomputation:
         self._batch = batch
         self._times = times
         self._calls: list[_Call] = []
+        self.once = False
 
-    def record(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, *, once: bool = False
-    ) -> object:
+    def record(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
         """Record a call; return its output, whose gradients will be those of what follows the module only."""
         leaves, structure = tree_flatten(output)
         leaves = [self._by_sequence(leaf) for leaf in leaves]
@@ -169,7 +165,7 @@ class Recomputation:
             given,
             named,
             [leaf.detach() if _carries_gradient(leaf) else None for leaf in leaves],
-            once,
+            self.once,
         )
         if all(leaf is None for leaf in call.outputs):
             raise self._unsupported("returns no tensor that could be differentiated")

@@ -83,6 +83,11 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     """
     model = policy.model
     refuse_mixed_lengths(model, chunk.times)
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise UnsupportedModuleError(
+            'engine="vmap" cannot go through gradient checkpointing: switch it off on the model, or use engine="ghost" '
+            'or engine="loop"'
+        )
     everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
     parameters = {name: tensor.detach() for name, tensor in whole_parameters(model, selection).items()}
     n_weightings = len(chunk.weights)

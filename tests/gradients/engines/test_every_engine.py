@@ -109,11 +109,17 @@ def test_the_whole_gradient_of_one_sequence_is_that_of_autograd():
         torch.testing.assert_close(values, expected[1][name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
+def test_gradient_checkpointing_is_refused_by_vmap(rollouts):
+    model = tiny_model("qwen2")
+    model.model.gradient_checkpointing = True
+    with pytest.raises(gradients.UnsupportedModuleError, match="cannot go through gradient checkpointing"):
+        gradients.measure(model, rollouts, engine="vmap", progress=False)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "loop"])
 def test_a_model_that_checkpoints_its_layers_itself_is_measured_like_any_other(rollouts, engine):
     model = tiny_model("qwen2").train()
-    for layer in model.model.layers:
-        layer.gradient_checkpointing = True
+    model.gradient_checkpointing_enable()
     measured = gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False)
     np.testing.assert_allclose(measured.sq_norms, oracle_sq_norms(tiny_model("qwen2"), rollouts), rtol=1e-9)
     assert all(layer.gradient_checkpointing for layer in model.model.layers)

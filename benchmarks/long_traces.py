@@ -1,0 +1,216 @@
+"""Peak memory and processor time of one long trace: training steps, the engine, and a whole measurement.
+
+Each setting runs in a fresh process with one thread, on a model with random weights in float32, and is compared with
+the estimate that ``--dry-run`` prints. Writes benchmarks/data/long_traces.csv, and benchmarks/data/what_fits.csv, which
+is computed: the memory of one long trace of larger models, and on which GPUs it fits.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import tyro
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+import gradstats as gs
+from gradstats.gradients import ENGINES, CountSketch, select_parameters
+from gradstats.gradients.memory import LIBRARIES_GIB, activation_size, peak_memory
+from gradstats.gradients.objective import make_chunk
+from gradstats.gradients.recompute import RecomputeRule
+from gradstats.policy.policy import Policy
+from gradstats.rollouts.table import Rollouts
+from gradstats.system.files import atomic_path
+
+DATA = Path(__file__).parent / "data"
+SKETCH_DIM = 16384
+# Logits of a slice of the training step.
+_SLICE = 2**24
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What runs once in a process.
+
+    Attributes:
+        method: "plain" (a training step with gradient checkpointing), "sliced" (the same with its head in slices),
+            "ghost" (the engine), or "measure" (``gs.measure`` with its self-check).
+    """
+
+    method: str
+    tokens: int
+    vocabulary: int = 151936
+    width: int = 384
+    sketch: bool = False
+    recompute: bool = False
+    tied: bool = False
+    lora: bool = False
+
+
+STEPS = tuple(
+    Setting(method, tokens, sketch=sketch, recompute=recompute)
+    for tokens in (512, 2048, 4096)
+    for method, sketch, recompute in (
+        ("plain", False, True),
+        ("sliced", False, True),
+        ("ghost", False, True),
+        ("ghost", True, True),
+    )
+)
+MEASUREMENTS = (
+    *(Setting("measure", tokens, 32768, 256) for tokens in (512, 2048, 8192)),
+    *(Setting("measure", tokens, 32768, 256, recompute=True) for tokens in (2048, 8192)),
+    *(Setting("measure", tokens, 32768, 256, sketch=True) for tokens in (512, 4096)),
+    Setting("measure", 2048, 32768, 256, tied=True),
+    Setting("measure", 4096, 32768, 256, tied=True, sketch=True, recompute=True),
+    Setting("measure", 2048, 32768, 256, lora=True),
+    Setting("measure", 512, sketch=True),
+    Setting("measure", 1024),
+    Setting("measure", 1024, recompute=True, tied=True),
+    Setting("measure", 2048, lora=True),
+)
+
+
+def build(setting: Setting) -> Policy:
+    """Build a model of four layers with random weights."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=setting.vocabulary,
+        hidden_size=setting.width,
+        intermediate_size=setting.width * 8 // 3,
+        num_hidden_layers=4,
+        num_attention_heads=setting.width // 64,
+        num_key_value_heads=setting.width // 64,
+        max_position_embeddings=32768,
+        tie_word_embeddings=setting.tied,
+    )
+    model: Any = AutoModelForCausalLM.from_config(config)
+    if setting.lora:
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(r=8, task_type="CAUSAL_LM", lora_dropout=0.0))
+    return Policy(model.eval(), None, "random")
+
+
+def run(setting: Setting) -> dict[str, float]:
+    """Run a setting; return GiB over the loaded model, those of the estimate, and processor seconds."""
+    torch.set_num_threads(1)
+    policy = build(setting)
+    tokens = np.random.default_rng(0).integers(0, setting.vocabulary, size=setting.tokens).tolist()
+    rollouts = Rollouts.from_sequences([tokens[:1]], [tokens[1:]], np.zeros(1), ["random"])
+    selection = select_parameters(policy.model)
+    sketch_dim = SKETCH_DIM if setting.sketch else None
+    wanted = "on" if setting.recompute else "off"
+    sizes = activation_size(policy)
+    parts = [
+        peak_memory(policy, engine, selection, 1, setting.tokens, sketch_dim, sizes, setting.recompute)
+        for engine in (("ghost", "loop") if setting.method == "measure" else ("ghost",))
+    ]
+    estimate = max(part.total - part.libraries - part.weights for part in parts)
+    assert RecomputeRule.of(policy, wanted, None, "ghost")(1, setting.tokens) == setting.recompute
+    before, start = _gib("VmRSS"), time.process_time()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    if setting.method == "measure":
+        gs.measure(policy, rollouts, sketch_dim=sketch_dim, recompute=wanted, progress=False)
+    elif setting.method == "ghost":
+        chunk = make_chunk(rollouts, [0], policy.device, policy.dtype)
+        sketch = CountSketch(SKETCH_DIM) if setting.sketch else None
+        ENGINES["ghost"](policy, replace(chunk, recompute=setting.recompute), selection, sketch)
+    else:
+        _train(policy.model, torch.tensor([tokens]), sliced=setting.method == "sliced")
+    seconds, extra = time.process_time() - start, _gib("VmHWM") - before
+    found = {"loaded_gib": before, "extra_gib": extra, "processor_s": seconds}
+    if setting.method in ("ghost", "measure"):
+        found["estimated_extra_gib"] = estimate
+        found["estimated_over_measured"] = (LIBRARIES_GIB + parts[0].weights + estimate) / (before + extra)
+    return found
+
+
+def _train(model: Any, ids: torch.Tensor, *, sliced: bool) -> None:
+    """Differentiate the log-probability as trainers do: with whole logits, or with gradients of a slice at a time."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    if not sliced:
+        logits = model(ids, use_cache=False).logits
+        torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum").backward()
+        return
+    hidden = model.model(ids, use_cache=False).last_hidden_state
+    states, weight = hidden.detach()[0, :-1], model.lm_head.weight.detach()
+    of_states, of_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+    step = _SLICE // len(weight)
+    for first in range(0, len(states), step):
+        span = slice(first, min(first + step, len(states)))
+        pi = (states[span] @ weight.T).softmax(dim=-1)
+        pi.scatter_add_(1, ids[0, 1:][span, None], -torch.ones_like(pi[:, :1]))
+        of_states[0, span] = pi @ weight
+        of_weight.addmm_(pi.T, states[span])
+    model.lm_head.weight.grad = of_weight
+    hidden.backward(of_states)
+
+
+def _gib(entry: str) -> float:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith(entry))
+    return int(line.split()[1]) / 1024**2
+
+
+def what_fits() -> pd.DataFrame:
+    """Compute the peak of measuring one trace, in bfloat16 and float32, with everything that saves memory."""
+    shapes = {
+        "0.5B": (896, 24, 4864, 14, 151936, True),
+        "1.5B": (1536, 28, 8960, 12, 151936, False),
+        "7B": (3584, 28, 18944, 28, 152064, False),
+    }
+    rows = []
+    for name, (width, layers, inner, heads, vocabulary, tied) in shapes.items():
+        for bytes_of, dtype in ((2, "bfloat16"), (4, "float32")):
+            matrices = layers * (2 * width * width + 2 * width * width * 2 // heads + 3 * width * inner)
+            weights = bytes_of * (matrices + (1 if tied else 2) * vocabulary * width)
+            for tokens in (2048, 8192, 16384, 32768):
+                # The inputs of all layers, what autograd keeps of one, a slice of logits, the gradient of the head;
+                # for the self-check, a gradient of all parameters twice and the logits of a slice under autograd.
+                kept = bytes_of * tokens * (layers * width + 1.2 * (10 * width + 4 * inner))
+                ghost = weights + kept + 4 * (1.2 * 2**27 + vocabulary * width + 2 * tokens * width)
+                check = weights + kept + 2.4 * weights + 4 * 4 * 2**24
+                gib = max(ghost, check) / 1024**3
+                fits = {f"{size} GB": gib < size * 1e9 / 1024**3 for size in (24, 80, 141)}
+                rows.append({"model": name, "dtype": dtype, "tokens": tokens, "gib": round(gib, 1)} | fits)
+    return pd.DataFrame(rows)
+
+
+def benchmark(which: tuple[str, ...] = ("steps", "measurements"), one: str | None = None) -> None:
+    """Run settings and write the tables.
+
+    Args:
+        which: "steps", "measurements" or both; settings that are not run again keep their rows.
+        one: a setting as JSON, of which the result alone is printed (the benchmark calls itself with this option).
+    """
+    if one is not None:
+        print(json.dumps(run(Setting(**json.loads(one)))))
+        return
+    DATA.mkdir(exist_ok=True)
+    path = DATA / "long_traces.csv"
+    table = pd.read_csv(path) if path.exists() else pd.DataFrame()
+    names = list(asdict(STEPS[0]))
+    for setting in (*(STEPS if "steps" in which else ()), *(MEASUREMENTS if "measurements" in which else ())):
+        words = [sys.executable, "-P", "-W", "ignore", __file__, "--one", json.dumps(asdict(setting))]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        row = asdict(setting) | json.loads(done.stdout.splitlines()[-1])
+        print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
+        table = pd.concat([table, pd.DataFrame([row])], ignore_index=True).drop_duplicates(names, keep="last")
+        with atomic_path(path) as partial:
+            table.round(3).to_csv(partial, index=False, lineterminator="\n")
+    with atomic_path(DATA / "what_fits.csv") as partial:
+        what_fits().to_csv(partial, index=False, lineterminator="\n")
+
+
+if __name__ == "__main__":
+    tyro.cli(benchmark)
