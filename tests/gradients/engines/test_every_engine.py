@@ -119,7 +119,7 @@ def test_gradient_checkpointing_is_refused_by_vmap(rollouts):
 @pytest.mark.parametrize("engine", ["ghost", "loop"])
 def test_a_model_that_checkpoints_its_layers_itself_is_measured_like_any_other(rollouts, engine):
     model = tiny_model("qwen2").train()
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     measured = gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False)
     np.testing.assert_allclose(measured.sq_norms, oracle_sq_norms(tiny_model("qwen2"), rollouts), rtol=1e-9)
     assert all(layer.gradient_checkpointing for layer in model.model.layers)
