@@ -65,7 +65,9 @@ def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor)
 
 
 def _log(result: RunResult) -> None:
-    """Log the results of a run to its tracker."""
+    """Log the results of a run to its tracker, if it has one."""
+    if not result.run.tracking.is_open:
+        return
     level = result.run.experiment.variance.confidence_level
     frame = None if result.comparison is None else result.comparison.to_frame(level)
     on_policy = None if result.alpha is None else result.alpha.on_policy

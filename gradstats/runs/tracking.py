@@ -169,6 +169,11 @@ class Tracking:
             ) from error
         write_json(path / TRACKED, known)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a tracker takes what is logged."""
+        return self._run is not None
+
     def log(self, values: Mapping[str, object]) -> None:
         """Log numbers, tables and images by key."""
         run = self._run
