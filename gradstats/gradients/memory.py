@@ -37,7 +37,7 @@ ACTIVATION_COPIES = 1.2
 # The logits and what is computed from them: their gradient; under torch.func every intermediate result.
 _LOGIT_COPIES = {"ghost": 2.0, "loop": 2.0, "vmap": 6.0, SELF_CHECK: 4.0}
 # Gradients of all selected parameters while they are added up and reduced, for each sequence that is held.
-_GRADIENT_COPIES = {"ghost": 0.0, "loop": 2.4, "vmap": 1.5, SELF_CHECK: 2.4}
+_GRADIENT_COPIES = {"ghost": 0.0, "loop": 2.4, "vmap": 1.5, SELF_CHECK: 1.5}
 # Logits of a slice that exist at once: where autograd differentiates them (the self-check), and in the engine.
 _SLICE_COPIES = {"ghost": 1.2, "loop": 1.2, SELF_CHECK: 4.0}
 _LENGTHS = (32, 64)
