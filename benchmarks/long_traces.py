@@ -179,7 +179,7 @@ def what_fits() -> pd.DataFrame:
                 # for the self-check, a gradient of all parameters twice and the logits of a slice under autograd.
                 kept = bytes_of * tokens * (layers * width + 1.2 * (10 * width + 4 * inner))
                 ghost = weights + kept + 4 * (1.2 * 2**27 + vocabulary * width + 2 * tokens * width)
-                check = weights + kept + 2.4 * weights + 4 * 4 * 2**24
+                check = weights + kept + 1.5 * weights + 4 * 4 * 2**24
                 gib = max(ghost, check) / 1024**3
                 fits = {f"{size} GB": gib < size * 1e9 / 1024**3 for size in (24, 80, 141)}
                 rows.append({"model": name, "dtype": dtype, "tokens": tokens, "gib": round(gib, 1)} | fits)
