@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 import gradstats as gs
 from gradstats.gradients import ENGINES, CountSketch, select_parameters
-from gradstats.gradients.memory import LIBRARIES_GIB, activation_size, peak_memory
+from gradstats.gradients.memory import LIBRARIES_GIB, SELF_CHECK, activation_size, peak_memory
 from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.recompute import RecomputeRule
 from gradstats.policy.policy import Policy
@@ -112,7 +112,7 @@ def run(setting: Setting) -> dict[str, float]:
     sizes = activation_size(policy)
     parts = [
         peak_memory(policy, engine, selection, 1, setting.tokens, sketch_dim, sizes, setting.recompute)
-        for engine in (("ghost", "loop") if setting.method == "measure" else ("ghost",))
+        for engine in (("ghost", SELF_CHECK) if setting.method == "measure" else ("ghost",))
     ]
     estimate = max(part.total - part.libraries - part.weights for part in parts)
     assert RecomputeRule.of(policy, wanted, None, "ghost")(1, setting.tokens) == setting.recompute
@@ -179,7 +179,7 @@ def what_fits() -> pd.DataFrame:
                 # for the self-check, a gradient of all parameters twice and the logits of a slice under autograd.
                 kept = bytes_of * tokens * (layers * width + 1.2 * (10 * width + 4 * inner))
                 ghost = weights + kept + 4 * (1.2 * 2**27 + vocabulary * width + 2 * tokens * width)
-                check = weights + kept + 2.4 * weights + 4 * 4 * 2**24
+                check = weights + kept + 1.5 * weights + 4 * 4 * 2**24
                 gib = max(ghost, check) / 1024**3
                 fits = {f"{size} GB": gib < size * 1e9 / 1024**3 for size in (24, 80, 141)}
                 rows.append({"model": name, "dtype": dtype, "tokens": tokens, "gib": round(gib, 1)} | fits)

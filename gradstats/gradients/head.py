@@ -62,12 +62,14 @@ class HeadMap:
         return self.scale if self.cap is None else 1 - (logits / self.cap).square()
 
 
-def sliced_head(model: CausalModel, n_positions: int) -> HeadMap | None:
+def sliced_head(model: CausalModel, n_positions: int, most: int | None = None) -> HeadMap | None:
     """Return the map from products to logits, where the logits of so many positions are not to be held.
+
+    They are held up to :data:`MOST_LOGITS`, or up to ``most`` where it is less.
 
     None where there are few of them, or where the model computes its logits in another way than :class:`HeadMap`.
     """
-    few = n_positions * n_logits(model) <= MOST_LOGITS
+    few = n_positions * n_logits(model) <= min(MOST_LOGITS, MOST_LOGITS if most is None else most)
     if few and not is_sharded(model):
         return None
     found = head_map(model)  # ranks that hold a model together have to probe it together

@@ -27,17 +27,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in _SENTENCES)
 
 
+#: What stands for an engine's name where the self-check is estimated, which takes one sequence as the loop does.
+SELF_CHECK = "self-check"
 #: Python, torch and transformers without a model, on a CPU. A GPU holds none of them.
 LIBRARIES_GIB = 0.48
 # Fitted to the peaks of figures/engines/engines.csv. Activations that the backward pass creates beside those that it
 # needs:
 ACTIVATION_COPIES = 1.2
 # The logits and what is computed from them: their gradient; under torch.func every intermediate result.
-_LOGIT_COPIES = {"ghost": 2.0, "loop": 2.0, "vmap": 6.0}
+_LOGIT_COPIES = {"ghost": 2.0, "loop": 2.0, "vmap": 6.0, SELF_CHECK: 4.0}
 # Gradients of all selected parameters while they are added up and reduced, for each sequence that is held.
-_GRADIENT_COPIES = {"ghost": 0.0, "loop": 2.4, "vmap": 1.5}
+_GRADIENT_COPIES = {"ghost": 0.0, "loop": 2.4, "vmap": 1.5, SELF_CHECK: 1.5}
 # Logits of a slice that exist at once: where autograd differentiates them (the self-check), and in the engine.
-_SLICE_COPIES = {"ghost": 1.2, "loop": 4.0}
+_SLICE_COPIES = {"ghost": 1.2, "loop": 1.2, SELF_CHECK: 4.0}
 _LENGTHS = (32, 64)
 
 
@@ -92,7 +94,7 @@ def peak_memory(
 
     Args:
         policy: the policy.
-        engine: the name of the engine.
+        engine: the name of the engine, or :data:`SELF_CHECK`.
         selection: the differentiated parameters.
         n_sequences: number of sequences of the chunk.
         time: number of tokens of each.
@@ -100,7 +102,7 @@ def peak_memory(
         activations: what the forward pass of a sequence keeps.
         recompute: whether the layers run again in the backward pass.
     """
-    at_once = 1 if engine == "loop" else n_sequences
+    at_once = 1 if engine in ("loop", SELF_CHECK) else n_sequences
     item = policy.dtype.itemsize
     kept = at_once * activations(time)
     if recompute:  # the inputs of all layers, and the activations of one
@@ -127,14 +129,16 @@ def _logit_bytes(policy: Policy, engine: str, selection: ParameterSelection, n_s
     """Bytes of the logits and their gradient: of all of them, or of a slice with the buffers of the whole."""
     item, n_columns = max(policy.dtype.itemsize, 4), n_logits(policy.model)
     with measuring_attention(policy, batched=False):
-        sliced = engine != "vmap" and sliced_head(policy.model, n_sequences * time) is not None
+        size = slice_size(torch.device("cpu") if engine == SELF_CHECK else policy.device)
+        most = size if engine == SELF_CHECK else None
+        sliced = engine != "vmap" and sliced_head(policy.model, n_sequences * time, most) is not None
     if not sliced:
         return _LOGIT_COPIES[engine] * n_sequences * time * item * n_columns
     weight = output_embedding(policy.model).get_parameter("weight")
     is_selected = any(one is weight for one in selection.parameters.values())
     buffer = weight.numel() if engine == "ghost" and is_selected else 0
     of_hidden = 2 * n_sequences * time * weight.shape[1]
-    return item * (_SLICE_COPIES[engine] * slice_size(policy.device) + buffer + of_hidden)
+    return item * (_SLICE_COPIES[engine] * size + buffer + of_hidden)
 
 
 def tokens_that_fit(
@@ -151,7 +155,7 @@ def tokens_that_fit(
     def fits(time: int) -> bool:
         peaks = [
             peak_memory(policy, name, selection, 1, time, sketch_dim, activations, recompute).total
-            for name in {engine, "loop"}
+            for name in (engine, SELF_CHECK)
         ]
         return max(peaks) <= memory_gib
 

@@ -15,7 +15,7 @@ from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.attention import same_class
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
-from gradstats.gradients.memory import activation_size, peak_memory, tokens_that_fit
+from gradstats.gradients.memory import SELF_CHECK, activation_size, peak_memory, tokens_that_fit
 from gradstats.gradients.objective import (
     default_memory_gib,
     gradients_that_fit,
@@ -205,10 +205,9 @@ def _memory_gib(
     activations = activation_size(policy)
     rule = RecomputeRule.of(policy, section.recompute, section.memory_gib, engine)
     again = rule(n_sequences, prompt + cap)
-    # The self-check takes the gradient of a whole sequence, as the loop does.
     peaks = [
         peak_memory(policy, name, selection, n_sequences, prompt + cap, sketch_dim, activations, again)
-        for name in (engine, "loop")
+        for name in (engine, SELF_CHECK)
     ]
     available = total_memory_gib(policy.device)
     can_run_again = section.recompute != "off" and not rule.why_not

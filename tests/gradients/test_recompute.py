@@ -85,6 +85,12 @@ def test_a_layer_that_cannot_run_twice_is_refused_by_name(rollouts):
     gradients.measure(model, rollouts, memory_gib=1e-6, engine="ghost", progress=False)
 
 
+def test_layers_that_share_keys_and_values_through_an_object_do_not_run_again():
+    model = architecture_model("gemma4_text")
+    assert "may exchange tensors with others through KVSharingDict" in why_not_twice(model)
+    assert not RecomputeRule(Policy(model), memory_gib=1e-12)(1, 50)
+
+
 def test_dropout_that_is_on_is_refused():
     model = tiny_model("gpt2").train()
     model.transformer.h[0].mlp.dropout.p = 0.5

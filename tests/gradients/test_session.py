@@ -17,9 +17,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.batch import Batch
+from gradstats.gradients import head
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.measure import mean_square_gradients
-from gradstats.gradients.memory import LIBRARIES_GIB, ActivationSize, activation_size, is_out_of_memory, peak_memory
+from gradstats.gradients.memory import (
+    LIBRARIES_GIB,
+    SELF_CHECK,
+    ActivationSize,
+    activation_size,
+    is_out_of_memory,
+    peak_memory,
+    tokens_that_fit,
+)
 from gradstats.gradients.parameters import select_parameters
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.policy import Policy
@@ -269,6 +278,25 @@ def test_the_parts_of_the_estimate():
     assert vmap.total == pytest.approx(
         vmap.libraries + vmap.weights + vmap.activations + vmap.logits + vmap.gradients + vmap.sketches
     )
+
+
+def test_what_a_long_trace_takes(monkeypatch):
+    policy = tiny()
+    selection, sizes = select_parameters(policy.model), ActivationSize(1000.0, 0.0)
+    held, again = (peak_memory(policy, "ghost", selection, 1, 400, None, sizes, wanted) for wanted in (False, True))
+    config = policy.model.config
+    inputs = 4 * 400 * config.hidden_size * config.num_hidden_layers
+    assert again.activations * GIB == pytest.approx(1.2 * (1000 * 400 / config.num_hidden_layers + inputs))
+    monkeypatch.setattr("gradstats.gradients.head.MOST_LOGITS", 0)
+    monkeypatch.setitem(head._SLICE, "cpu", 1010)
+    sliced = peak_memory(policy, "ghost", selection, 1, 400, None, sizes)
+    width = config.hidden_size
+    assert sliced.logits * GIB == pytest.approx(4 * (1.2 * 1010 + 101 * width + 2 * 400 * width))
+    assert sliced.logits < held.logits
+    options = (policy, "ghost", selection, None, sizes, True)
+    room = peak_memory(policy, SELF_CHECK, selection, 1, 400, None, sizes, True).total
+    assert tokens_that_fit(*options, room) == 400
+    assert tokens_that_fit(*options, 0.9 * room) < 400
 
 
 def test_activations_grow_with_layers_and_with_the_square_of_time_under_eager_attention():

@@ -198,3 +198,20 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch
 
 def _unsupported(*_args):
     raise UnsupportedModuleError("an unknown module")
+
+
+def test_a_cap_beyond_what_can_be_measured_is_refused(policy_folder, tmp_path, monkeypatch):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    experiment = Experiment(
+        name="c",
+        policy={"name": policy_folder},
+        prompts={"source": str(tmp_path / "p.jsonl")},
+        sampling={"group_size": 2, "max_new_tokens": 12, "reward": "exact"},
+    )
+    fitting = estimate_cost(experiment).fitting_tokens
+    assert fitting > 10_000
+    monkeypatch.setattr("gradstats.runs.cost.total_memory_gib", lambda device: 0.01)
+    with pytest.raises(
+        ValueError, match=r"max_new_tokens is 12, and measuring .* about \d+ tokens fit together; lower"
+    ):
+        estimate_cost(experiment)

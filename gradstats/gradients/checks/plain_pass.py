@@ -33,7 +33,7 @@ from gradstats.rollouts.table import Rollouts
 
 # Number of logits, or of a gradient's coordinates, processed at a time.
 _ELEMENTS = 2**20
-# Logits of a slice of a long sequence.
+# Logits of a slice, and the most that are held whole: autograd holds several copies of them.
 _SLICE = 2**24
 # Coordinates of a gradient that are kept, for exact inner products.
 _KEPT_COORDINATES = 2**18
@@ -176,7 +176,7 @@ def _score(policy: Policy, ids: Tensor, n_prompt: int, weights: Sequence[Tensor]
     """Run the model; differentiate its logits, or their log-probabilities where the logits are not to be held."""
     model, drawn, temperature = policy.model, ids[0, n_prompt:], policy.temperature
     head = output_embedding(model)
-    of_products = sliced_head(model, len(drawn))
+    of_products = sliced_head(model, len(drawn), _SLICE)
     seen: list[Tensor] = []
     columns: list[Tensor] = []
 
