@@ -184,17 +184,14 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
     from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
-    from gradstats.stats.printed import short_with_interval
+    from gradstats.stats.numbers import number_with_interval
     from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
     columns = variance_columns(frame, [name for name in shown_in("terminal") if name in frame], "terminal")
-    shown: list[tuple[str, list[str]]] = []
-    for column in columns:
-        ends = [(None if column.together else value, low, high) for value, low, high in column.triples]
-        shown.append((column.heading, [short_with_interval(*triple) for triple in ends]))
+    shown = [(column.heading, [number_with_interval(*one) for one in column.triples]) for column in columns]
     if (marks := best_set_marks(frame)) is not None:
         shown.append((BEST_SET, marks))
     narrow = console.width < WIDE
@@ -382,9 +379,10 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
-    from gradstats.stats.printed import short_with_interval
+    from gradstats.stats.numbers import number_with_interval
+    from gradstats.stats.variance.quantities import limits_of
 
-    return escape(short_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]))
+    return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 
 
 def _duration(seconds: float) -> str:

@@ -14,10 +14,18 @@ from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.allocation import bin_label, n_prompts_label
 from gradstats.plots.names import LABELS
-from gradstats.report.numbers import UNRESOLVED, Triple, triples_of
 from gradstats.report.saved_results import CURVE
 from gradstats.report.tables import Table
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, TARGETS, Place, filled_in, shown_in
+from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
+from gradstats.stats.variance.quantities import (
+    JUDGED,
+    QUANTITIES,
+    TARGETS,
+    Place,
+    filled_in,
+    limits_of,
+    shown_in,
+)
 from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
 from gradstats.stats.variance.shares import SHARES
 
@@ -78,7 +86,8 @@ def variance_columns(frame: pd.DataFrame, names: Sequence[str], place: Place) ->
     columns = []
     for name in names:
         quantity = QUANTITIES[name]
-        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), triples_of(frame, name)))
+        triples = [readable(*triple, quantity.limits) for triple in triples_of(frame, name)]
+        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), triples))
         ends = [f"{name}_simultaneous_{end}" for end in ("low", "high")]
         if place in quantity.together_in and set(ends) <= set(frame):
             # What is known exactly has no interval: it is its value.
@@ -215,7 +224,10 @@ def _column_sentences(
 
 def columns_of(frame: pd.DataFrame, headings: Mapping[str, str]) -> dict[str, list[Triple]]:
     """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
-    return {heading: triples_of(frame, name) for name, heading in headings.items()}
+    return {
+        heading: [readable(*triple, limits_of(name)) for triple in triples_of(frame, name)]
+        for name, heading in headings.items()
+    }
 
 
 def _level(frame: pd.DataFrame) -> str:

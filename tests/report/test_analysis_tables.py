@@ -283,7 +283,7 @@ def test_matched_ratios_that_hold_together_have_a_column():
     headings, texts = found.cells("plain")
     assert headings.index("all matched ratios") == headings.index("matched ratio") + 1
     column = headings.index("all matched ratios")
-    assert [row[column] for row in texts] == ["1", "1.05 to 1.60", "0.75 to 1.15"]
+    assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
     assert "All matched ratios: those of all rows lie between these ends at once." in found.caption
     assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
 

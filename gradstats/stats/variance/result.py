@@ -14,11 +14,12 @@ from jaxtyping import Bool, Float
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats.intervals import N_RESAMPLES, studentised_means
 from gradstats.stats.jackknife import Interval, Statistic, require_level
+from gradstats.stats.numbers import Limits
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio_simultaneous
 from gradstats.stats.variance.inputs import ON_POLICY, TargetChoice
 from gradstats.stats.variance.notes import notes_of_each
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, EstimatorVariance, with_ends
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, EstimatorVariance, with_ends
 
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
@@ -200,6 +201,7 @@ class VarianceComparison(Printed):
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
+    printed_limits: ClassVar[Mapping[str, Limits]] = {name: quantity.limits for name, quantity in QUANTITIES.items()}
 
     rows: tuple[EstimatorVariance, ...]
     splits: tuple[GroupSplit, ...]
