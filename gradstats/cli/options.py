@@ -82,6 +82,10 @@ RanksPerWorker = Annotated[int | None, described_by(ExecutionSection, "ranks_per
 Threads = Annotated[int | None, described_by(ExecutionSection, "threads")]
 Address = Annotated[str | None, described_by(ExecutionSection, "address")]
 AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
+All = Annotated[
+    bool, tyro.conf.arg(name="all", help="print every row and column, folded to the width of the terminal.")
+]
+Notes = Annotated[bool, tyro.conf.arg(help="print the notes: what qualifies the numbers.")]
 Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
 Partial = Annotated[
     bool, tyro.conf.arg(help="use the existing shards although others that the run planned are missing.")

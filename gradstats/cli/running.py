@@ -15,9 +15,11 @@ from rich.table import Table
 from gradstats.cli import terminal
 from gradstats.cli.options import (
     Address,
+    All,
     AsJson,
     Executor,
     GpusPerWorker,
+    Notes,
     OptionsOf,
     Overwrite,
     Partial,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.report.sweeps import SweepResult
+    from gradstats.runs.analysis import RunResult
     from gradstats.runs.pipeline import PartResult
 
 
@@ -71,6 +74,8 @@ def run(
     threads: Threads = None,
     address: Address = None,
     progress: Progress = True,
+    everything: All = False,
+    notes: Notes = False,
 ) -> None:
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
 
@@ -95,7 +100,9 @@ def run(
         address=address,
     )
     with code_of_run(Path(experiment).parent, trust):
-        _run(experiment, out, dry_run, overrides, trust, progress, part)
+        result = _run(experiment, out, dry_run, overrides, trust, progress, part)
+    if result is not None:
+        terminal.show_run(result, everything, notes)
 
 
 def _run(
@@ -106,7 +113,7 @@ def _run(
     trust: bool,
     progress: bool,
     part: str | None,
-) -> None:
+) -> RunResult | None:
     from gradstats.config.experiment import load_experiment
     from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
@@ -123,14 +130,14 @@ def _run(
 
         n_workers = loaded.execution.workers if part is None else RunPart.of(part).n_parts
         terminal.show_cost(loaded, estimate_cost(loaded, progress=progress), n_workers)
-        return
+        return None
     from gradstats.runs.pipeline import run_experiment, run_part
 
     path = out or Path("runs") / loaded.name
     if part is not None:
         show_part(run_part(loaded, path, RunPart.of(part), progress=progress))
-        return
-    terminal.show_run(run_experiment(loaded, path, progress=progress))
+        return None
+    return run_experiment(loaded, path, progress=progress)
 
 
 def show_part(result: PartResult) -> None:
@@ -209,6 +216,8 @@ def regrade(
     reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
     trust: bool = False,
     progress: Progress = True,
+    everything: All = False,
+    notes: Notes = False,
 ) -> None:
     """Score a run's stored completions again, without sampling or measuring, and repeat the analysis.
 
@@ -225,7 +234,7 @@ def regrade(
     result = regrade_run(run, single, trust=trust, progress=progress)
     terminal.show_regrading(run)
     if result is not None:
-        terminal.show_run(result)
+        terminal.show_run(result, everything, notes)
 
 
 def measure(

@@ -14,8 +14,10 @@ import numpy as np
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
+    All,
     AsJson,
     Level,
+    Notes,
     OptionsOf,
     Overwrite,
     Partial,
@@ -143,6 +145,8 @@ def alpha(
     method: FitMethod = "ols",
     interval: IntervalMethod | None = None,
     confidence_level: Level = CONFIDENCE_LEVEL,
+    everything: All = False,
+    notes: Notes = False,
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
@@ -166,7 +170,7 @@ def alpha(
     if as_json:
         print(to_json(report.summary()))
     else:
-        terminal.show_alpha_report(report)
+        terminal.show_alpha(report, str(source), everything, notes)
 
 
 @with_code_of_run
@@ -179,6 +183,8 @@ def variance(
     partial: Partial = False,
     trust: Trust = False,
     overwrite: Overwrite = False,
+    everything: All = False,
+    notes: Notes = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the variance of policy-gradient estimators on a measurement.
@@ -191,6 +197,7 @@ def variance(
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.measurement.measurement import read_measurement
+    from gradstats.report.verdict import headline_of
     from gradstats.runs.analysis import refuse_foreign_table
 
     if by_length is not None and settings.max_grad_norm is not None:
@@ -204,18 +211,18 @@ def variance(
         if by_length is not None:
             from gradstats.runs.analysis import length_bins
 
-            frame, notes = length_bins(measured, settings, by_length, settings.first_group_size)
+            frame, said = length_bins(measured, settings, by_length, settings.first_group_size)
         elif blocks:
             from gradstats.runs.analysis import block_variances
 
-            frame, notes = block_variances(measured, settings)
+            frame, said = block_variances(measured, settings)
         else:
             from gradstats.stats.variance.comparison import compare_available
 
             comparison = compare_available(measured, **settings.arguments())
-            frame, notes = comparison.to_frame(settings.confidence_level), comparison.notes
+            frame, said = comparison.to_frame(settings.confidence_level), comparison.notes
     if as_json:
-        terminal.print_json(frame, notes)
+        terminal.print_json(frame, said)
     else:
         if by_length is not None:
             from gradstats.report.analysis_tables import length_table
@@ -226,9 +233,11 @@ def variance(
 
             terminal.show_table(block_table(frame))
         else:
-            terminal.show_variance(frame)
-        for sentence in notes:
-            terminal.note(sentence)
+            terminal.show_comparison(frame, headline_of(str(source), measured.rollouts), said, everything, notes)
+        if by_length is not None or blocks:
+            terminal.show(terminal.more(len(said), notes, everything=True))
+        if notes:
+            terminal.show_notes(said)
     save_table(out, frame, overwrite, quiet=as_json)
 
 

@@ -107,21 +107,22 @@ def number_with_interval(
     >>> number_with_interval(0.7887, 0.4751, 1.1024), number_with_interval(1.1, 0.928, 1.0, limits=(-1, 1))
     ('0.79 [0.48, 1.10]', '≥ 0.928')
     """
-    value, low, high = readable(value, low, high, limits)
-    value, low, high = (number / 10.0**exponent for number in (value, low, high))
+    ends = [end for end in (max(low, limits[0]), min(high, limits[1])) if math.isfinite(end)]
+    margin = (ends[1] - ends[0]) / 2.0 if len(ends) == 2 else 0.0  # of a bound, whose other end is not shown
+    value, low, high, margin = (one / 10.0**exponent for one in (*readable(value, low, high, limits), margin))
     if markup == "latex":
-        return _in_latex(value, low, high, own_power=exponent == 0, narrow=narrow)
+        return _in_latex(value, low, high, margin, own_power=exponent == 0, narrow=narrow)
     sizes = [abs(number) for number in (value, low, high) if math.isfinite(number)]
     widest = max(sizes, default=0.0)
     own = math.floor(math.log10(widest)) if 0 < widest < _SMALL or widest >= _LARGE else 0
-    scaled = tuple(number / 10.0**own for number in (value, low, high))
-    number, interval = _in_brackets(*scaled, power=f"e{own}" if own else "")
+    value, low, high, margin = (one / 10.0**own for one in (value, low, high, margin))
+    number, interval = _in_brackets(value, low, high, margin, power=f"e{own}" if own else "")
     if markup == "html" and number and interval:
         interval = f'<span class="ends">{interval}</span>'
     return " ".join(part for part in (number, interval) if part)
 
 
-def _in_brackets(value: float, low: float, high: float, power: str) -> tuple[str, str]:
+def _in_brackets(value: float, low: float, high: float, margin: float, power: str = "") -> tuple[str, str]:
     """Return a number and its interval as text, of which one may be empty; a power of ten follows every number."""
 
     def written(number: float, digits: int) -> str:
@@ -134,7 +135,7 @@ def _in_brackets(value: float, low: float, high: float, power: str) -> tuple[str
             return "", f"[{first}, {last}]"
         for end, sign, away in ((low, "≥", ROUND_FLOOR), (high, "≤", ROUND_CEILING)):
             if math.isfinite(end):
-                return "", f"{sign} {written(*_outwards(end, away))}"
+                return "", f"{sign} {written(*_outwards(end, away, margin))}"
         return UNRESOLVED, ""
     ends = [end for end in (low, high) if math.isfinite(end)]
     # What is known exactly has an interval of rounding errors, which is left out.
@@ -159,7 +160,7 @@ def _far_apart(low: float, high: float) -> bool:
     return low * high > 0 and max(abs(low), abs(high)) > _DECADE * min(abs(low), abs(high))
 
 
-def _in_latex(value: float, low: float, high: float, *, own_power: bool, narrow: bool) -> str:
+def _in_latex(value: float, low: float, high: float, margin: float, *, own_power: bool, narrow: bool) -> str:
     sizes = [abs(number) for number in (value, low, high) if math.isfinite(number)]
     own = 0
     if own_power and sizes:
@@ -168,18 +169,18 @@ def _in_latex(value: float, low: float, high: float, *, own_power: bool, narrow:
             own = math.floor(math.log10(max(sizes)))
         elif size >= _LARGE_IN_LATEX:
             own = math.floor(math.log10(size))
-    value, low, high = (number / 10.0**own for number in (value, low, high))
-    text = _formula(value, low, high, narrow)
+    value, low, high, margin = (one / 10.0**own for one in (value, low, high, margin))
+    text = _formula(value, low, high, margin, narrow)
     if text is None:
         return "--"
     return f"${_in_power(text, own)}$"
 
 
-def _formula(value: float, low: float, high: float, narrow: bool) -> str | None:
+def _formula(value: float, low: float, high: float, margin: float, narrow: bool) -> str | None:
     """Return the mathematics of a number with its interval; None where nothing is known."""
     known = [end for end in (low, high) if math.isfinite(end)]
     if math.isnan(value) or len(known) == 1:
-        number, interval = _in_brackets(value, low, high, "")
+        number, interval = _in_brackets(value, low, high, margin)
         if number == UNRESOLVED:
             return None
         return _in_mathematics(rf"{number}\ {interval}" if number else interval)
@@ -255,15 +256,15 @@ def _trimmed(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _outwards(number: float, direction: str) -> tuple[float, int]:
-    """Round a bound to three digits in a direction of :mod:`decimal`; return it with its decimals.
+def _outwards(number: float, direction: str, margin: float) -> tuple[float, int]:
+    """Round a bound in a direction of :mod:`decimal`; return it with its decimals.
 
-    The last digits of a float do not count.
+    It has two significant digits of a margin, or of itself without one. The last digits of a float do not count.
     """
     exact = Decimal(f"{number:.12g}")
     if exact == int(exact) and abs(exact) < 1000:
         return float(exact), 0
-    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), direction).normalize()
+    rounded = exact.quantize(Decimal(1).scaleb(-_digits_for(margin or abs(number))), direction).normalize()
     return float(rounded), max(0, -int(rounded.as_tuple().exponent))
 
 

@@ -169,7 +169,7 @@ def _report(own_run, label, monkeypatch, capsys):
 PLACES = {
     "experiment file": _experiment_file,
     "compare": _compare,
-    "--estimators": _command("variance", "--estimators", "rloo", "LABEL"),
+    "--estimators": _command("variance", "--estimators", "rloo", "LABEL", "--all"),
     "group-size": _command("group-size", "LABEL", "--group-size", "3"),
     "shift": _command("shift", "LABEL"),
     "curve": _curve,
@@ -487,10 +487,13 @@ def test_without_the_sampler_s_log_probabilities(monkeypatch, capsys, measured):
 def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, points):
     code, out, _ = run(monkeypatch, capsys, "alpha", points)
     assert code == 0
-    assert "α = 0.7887  stderr 0.139  95% interval [0.474, 1.103]" in out
-    assert "(method gamma), α = 0.829 [0.448, 1.211]; " in out
-    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t")
-    assert "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]" in out
+    assert "  α      0.79 [0.47, 1.10]; ½ possible, 1 possible" in out
+    assert "for length weights use α = 0.83 [0.45, 1.21]" in out
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all")
+    assert "α = 0.7887, standard error 0.139, 95% interval [0.474, 1.103] (cluster); slope" in " ".join(out.split())
+    assert "(method gamma), α = 0.829 [0.448, 1.211]; " in " ".join(out.split())
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t", "--all")
+    assert "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t); " in " ".join(out.split())
 
 
 def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
@@ -532,11 +535,11 @@ def test_bad_points_end_in_one_sentence(monkeypatch, capsys, tmp_path, content, 
 @pytest.mark.parametrize("method", ["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"])
 def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
-    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method)
+    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method, "--all")
     assert code == 0
     assert f"α = {fit.alpha:.4f}" in out
     assert "Consistent with on-policy sampling" in out
-    assert "12 of 240 completions were cut off at the cap; without them: α =" in out
+    assert "12 of 240 completions were cut off at the cap; without them: α =" in " ".join(out.split())
     assert "mlp" in out
     assert "75.0%" in out
 
@@ -561,7 +564,7 @@ def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points, words):
     frame = pd.read_csv(points)
     cut_off = np.arange(len(frame)) < 4
     frame.assign(truncated=np.array(words)[cut_off.astype(int)]).to_csv(points, index=False)
-    _, out, _ = run(monkeypatch, capsys, "alpha", points)
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--notes")
     assert "4 of 29 completions were cut off at the cap" in out
 
 
@@ -581,19 +584,20 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     code, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
     assert code == 0
     assert list(pd.read_csv(tmp_path / "v.csv")["group_size"]) == [2, 2, 4, 4]
-    assert "rloo, N=2" in out
+    assert "samples for equal noise, rloo = 1, 2 completions a group" in out
+    assert "rloo, N=4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
 
 
 def test_bias_by_length_of_every_estimator(monkeypatch, capsys, measured, tmp_path):
     words = ("variance", measured, "--by-length", "2", "--estimators", "group_mean", "batch_mean")
-    code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "bins.csv")
+    code, out, _ = run(monkeypatch, capsys, *words, "--out", tmp_path / "bins.csv", "--notes")
     assert code == 0
     frame = pd.read_csv(tmp_path / "bins.csv")
     assert frame["estimator"].tolist() == ["rloo", "rloo", "group_mean", "group_mean"]
     for row in frame.to_dict("records"):
         assert f"{row['estimator']}, {row['length_low']:g}–{row['length_high']:g} tokens" in out
     assert "scale kept" in out
-    assert "batch_mean is a batch-level estimator, which is not split by length" in err
+    assert "batch_mean is a batch-level estimator, which is not split by length" in out
     code, _, err = run(monkeypatch, capsys, *words, "--max-grad-norm", "1")
     assert code == 1
     assert "max_grad_norm clips gradients of whole batches, which are not split by length" in err
@@ -610,9 +614,9 @@ def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     known = gradstats.read_measurement(measured)
     parts = np.stack([np.sqrt(share) * known.sketches for share in (0.25, 0.75)], axis=1)
     replace(known, sketches_by_block=parts).save(tmp_path / "m")
-    code, out, err = run(monkeypatch, capsys, "variance", tmp_path / "m", *words)
+    code, out, _ = run(monkeypatch, capsys, "variance", tmp_path / "m", *words, "--notes")
     assert code == 0
-    assert "otb weights each token" in err
+    assert "otb weights each token" in out
     for row in ("attention, rloo", "attention, group_mean", "mlp, rloo", "mlp, group_mean"):
         assert row in out
     frame = pd.read_csv(tmp_path / "blocks.csv")
@@ -660,12 +664,12 @@ def test_a_run_ends_with_the_on_policy_verdict_beside_alpha(monkeypatch, capsys,
         f"policy: {{name: {policy_folder}}}\nprompts: {{source: {tmp_path / 'p.jsonl'}}}\n"
         "sampling: {group_size: 2, max_new_tokens: 10, reward: exact}\nmeasurement: {sketch_dim: 64}\n"
     )
-    words = ("run", tmp_path / "tiny.yaml", "--out", tmp_path / "run", "--no-progress")
+    words = ("run", tmp_path / "tiny.yaml", "--out", tmp_path / "run", "--no-progress", "--notes")
     code, out, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
     summary = json.loads((tmp_path / "run" / "alpha.json").read_text())
-    assert "on-policy" in summary["sentences"][0]
-    assert summary["sentences"][0] in out
+    assert "n-policy" in summary["sentences"][0]
+    assert summary["sentences"][0] in " ".join(out.split())
     assert {"curvature", "without_truncated", "most_influential_prompt", "by_block", "mean_scaling"} <= set(summary)
 
 

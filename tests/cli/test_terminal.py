@@ -147,12 +147,14 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
 def test_alpha_with_its_sentences(printed):
     points = load("gloeckle2026")
     keywords = {"lengths": points["length"], "sq_norms": points["sq_norm"]}
-    text = printed(terminal.show_alpha, alpha_report(**keywords, interval="t"))
-    assert text == "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]  (t; slope 2α = 1.5775, R² = 0.50, n = 29)\n"
-    report = alpha_report(**keywords)
-    lines = printed(terminal.show_alpha_report, report).splitlines()
-    assert lines[0].startswith("α = 0.7887")
-    assert [line.strip() for line in lines[1:]] == report.sentences()
+    report = alpha_report(**keywords, interval="t")
+    first = printed(terminal.show_alpha, report, "points").splitlines()
+    assert first[0] == "points   29 completions of 29 prompts · 562–1,492 tokens, median 1,092"
+    assert first[2] == "  α      0.79 [0.48, 1.10]; ½ possible, 1 possible"
+    assert first[-1] == f"  {len(report.sentences())} notes: --notes    all rows and columns: --all"
+    text = " ".join(printed(terminal.show_alpha_report, report).split())
+    fit = "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t); slope 2α = 1.5775, R² = 0.50, n = 29"
+    assert text == " ".join([fit, *(f"note: {one}" for one in report.sentences())])
 
 
 def test_an_answer_is_its_sentence_or_its_row(printed):
@@ -252,17 +254,17 @@ def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     assert max(map(len, narrow.splitlines())) <= 80
 
 
-def test_tables_are_as_wide_as_they_need_to_be_where_the_output_is_redirected(monkeypatch, capsys):
+def test_tables_have_80_columns_where_the_output_is_redirected(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     long = "one sentence that does not fit into eighty columns beside another, and that must not be broken into lines"
-    for columns, at_most in ((None, 400), ("80", 80)):
+    for columns, at_most in ((None, 80), ("400", 400)):
         if columns is not None:
             monkeypatch.setenv("COLUMNS", columns)
         table = Table("term", "meaning")
         table.add_row("α", long)
         terminal._PipedConsole(soft_wrap=True).print(table)
         lines = capsys.readouterr().out.splitlines()
-        assert any(long in line for line in lines) == (columns is None)
+        assert any(long in line for line in lines) == (columns is not None)
         assert max(map(len, lines)) <= at_most
 
 

@@ -28,7 +28,7 @@ COSINE, SHARE, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (0.0, INF)
         ((2.5, NAN, NAN), "2.5", "$2.5$"),
         ((INF, NAN, NAN), "not bounded", r"$\infty$"),
         ((NAN, NAN, NAN), "–", "--"),
-        ((NAN, 57.7, INF), "≥ 57.7", r"$\geq 57.7$"),
+        ((NAN, 57.7, INF), "≥ 57", r"$\geq 57$"),
         ((NAN, NAN, 3.0), "≤ 3", r"$\leq 3$"),
         ((0.15, -INF, 0.62), "0.15 [≤ 0.62]", r"$0.15\ [\leq 0.62]$"),
         ((203.0, 30.0, INF), "200 [≥ 30]", r"$200\ [\geq 30]$"),
@@ -63,7 +63,7 @@ def test_powers_of_ten_are_shared_by_a_column():
     ("triple", "limits", "plain"),
     [
         ((1.1, 0.928, 1.0), COSINE, "≥ 0.928"),  # an unbiased cosine
-        ((-0.336, 0.0, 0.133), SHARE, "≤ 0.133"),
+        ((-0.336, 0.0, 0.1332), SHARE, "≤ 0.134"),
         ((-0.02, -0.1, 0.08), POSITIVE, "≤ 0.08"),  # a variance whose interval was not cut
         ((0.02, -0.1, 0.08), POSITIVE, "0.020 [0, 0.080]"),
         ((1.2, 0.3, 0.6), POSITIVE, "≥ 0.3"),
@@ -94,11 +94,11 @@ def test_rounding_does_not_put_an_estimate_outside_of_its_interval():
 
 def test_bounds_are_rounded_outwards():
     """A cosine whose interval starts at 0.9998 is not above 1."""
-    assert number_with_interval(1.2, 0.9998, 1.0) == "≥ 0.999"
-    assert number_with_interval(NAN, NAN, 0.12301) == "≤ 0.124"
+    assert number_with_interval(1.2, 0.9998, 1.0) == "≥ 0.9998"
+    assert number_with_interval(NAN, NAN, 0.12301) == "≤ 0.13"
     assert number_with_interval(NAN, NAN, 0.1 + 0.2) == "≤ 0.3"  # not 0.301
-    assert number_with_interval(NAN, -0.12301, INF) == "≥ −0.124"
-    assert number_with_interval(NAN, 1235.6, INF) == "≥ 1,230"
+    assert number_with_interval(NAN, -0.12301, INF) == "≥ −0.13"
+    assert number_with_interval(NAN, 1235.6, INF) == "≥ 1,200"
 
 
 def test_rounding_of_float32_is_not_printed_as_an_interval():
@@ -119,7 +119,7 @@ def test_rounding_of_float32_is_not_printed_as_an_interval():
         ((1.81e-4, 1.65e-4, 1.97e-4), r"$(1.81 \pm 0.16) \cdot 10^{-4}$", r"$1.81_{\pm 0.16} \cdot 10^{-4}$"),
         ((NAN, 2e-5, 6.01e-5), r"$[2.0, 6.0] \cdot 10^{-5}$", r"$[2.0, 6.0] \cdot 10^{-5}$"),
         ((NAN, NAN, 1e-9), r"$\leq 10^{-9}$", r"$\leq 10^{-9}$"),
-        ((NAN, 3.21e7, INF), r"$\geq 3.21 \cdot 10^{7}$", r"$\geq 3.21 \cdot 10^{7}$"),
+        ((NAN, 3.21e7, INF), r"$\geq 3.2 \cdot 10^{7}$", r"$\geq 3.2 \cdot 10^{7}$"),
         ((0.0, 0.0, 0.0), "$0$", "$0$"),
         ((NAN, NAN, NAN), "--", "--"),
     ],
