@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from gradstats.stats.length_scaling.alpha_report import CURVED_BELOW
 from gradstats.stats.numbers import ROUNDING, Triple, number_with_interval, readable
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
+from gradstats.stats.variance.result import NEEDED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +40,6 @@ _LARGEST_DENOMINATOR = 64
 
 NO_BREAK = "\u00a0"
 UNKNOWN: Triple = (math.nan, math.nan, math.nan)
-#: Entry of a comparison's ``.attrs``: how many prompts would resolve the signal of every row, None where that is open.
-NEEDED = "prompts_to_resolve"
 _BIAS = "matched_bias_share"
 
 # Share of completions above which a headline says that they were cut off.
@@ -413,7 +412,7 @@ def what_is_open(compared: Compared, naming: Naming = as_labelled) -> list[str]:
     if compared.unresolved:
         names, needed = _and_more([naming(label) for label in compared.unresolved], 3), compared.about.get(NEEDED)
         remedy = "many more prompts" if needed is None else f"about {needed:,} prompts like these"
-        said.append(f"not resolved: {names}; {remedy} would do it")
+        said.append(f"not resolved: {names}; that takes {remedy}")
     if compared.silent:
         said.append(f"no row for {_and_more([naming(label) for label in compared.silent], 3)}: the notes say why")
     return said

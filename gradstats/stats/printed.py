@@ -79,7 +79,7 @@ def estimates_with_intervals(
         >>> import pandas as pd
         >>> frame = pd.DataFrame({"estimator": ["grpo"], "ratio": [0.8712], "ratio_low": [0.81], "ratio_high": [0.93]})
         >>> print(estimates_with_intervals(frame).to_string(index=False))
-        estimator              ratio
+        estimator                ratio
              grpo 0.871 [0.810, 0.930]
     """
     import pandas as pd

@@ -162,7 +162,7 @@ def test_what_is_open_says_what_would_resolve_it_once():
     silent = ("pass_at_k", NAN, NAN, NAN, {"trace_cov": NAN})
     lines = noise_table(compared_first(frame_of(RLOO, *open_, silent, prompts_to_resolve=1234)), most=9)
     assert " ".join(" ".join(lines[2:]).split()) == (
-        "not resolved: grpo and constant(b=optimal); about 1,234 prompts like these would do it no row for pass_at_k: "
+        "not resolved: grpo and constant(b=optimal); that takes about 1,234 prompts like these no row for pass_at_k: "
         "the notes say why"
     )
 

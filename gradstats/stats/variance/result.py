@@ -21,6 +21,8 @@ from gradstats.stats.variance.inputs import ON_POLICY, TargetChoice
 from gradstats.stats.variance.notes import notes_of_each
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, EstimatorVariance, with_ends
 
+#: Entry of a comparison's ``.attrs`` where rows have no matched ratio: how many prompts would give them one, or None.
+NEEDED = "prompts_to_resolve"
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
 TIE = 1e-5
@@ -291,7 +293,19 @@ class VarianceComparison(Printed):
         frame["n_effective_prompts"] = [row.n_effective_prompts for row in self.rows]
         frame["most_influential_prompt"] = influential
         frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame)
+        if not judged.all():
+            frame.attrs[NEEDED] = self._prompts_to_resolve(judged, confidence_level)
         return frame
+
+    def _prompts_to_resolve(self, judged: Bool[np.ndarray, " e"], confidence_level: float) -> int | None:
+        """Return how many prompts would give every row without a matched ratio one; None where that cannot be said."""
+        needed = [
+            row.signal_components.prompts_to_resolve(row.signal_sq.value, row.signal_sq.value, confidence_level)
+            for row, is_judged in zip(self.rows, judged, strict=True)
+            if not is_judged and row.signal_components is not None and row.trace_cov.value > 0
+        ]
+        most = max(needed, default=np.inf)
+        return int(most) if np.isfinite(most) else None
 
     def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
         """Return one row per estimator with its quantities, and in ``.attrs`` how the comparison was made."""
