@@ -108,8 +108,8 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	@$(PIP) --editable '.[gguf,tasks]'
 	@set -e; for run in embedded qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats run $$run; \
-		$(BIN)/gradstats curve runs/$$run "length_weighted(loo=True)" alpha=0:2:41; \
-		$(BIN)/gradstats curve runs/$$run "asymmetric(loo=True)" delta=-0.5:0.5:41; \
+		$(BIN)/gradstats ask runs/$$run curve "length_weighted(loo=True)" alpha=0:2:41; \
+		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
 	@set -e; for run in embedded_resolved smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
 	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats tokens runs/$$run; done

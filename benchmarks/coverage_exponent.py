@@ -19,12 +19,12 @@ from jaxtyping import Float
 from scipy import interpolate, stats
 
 from gradstats import estimators as est
+from gradstats.analyses.optimal_baselines import EXPONENTS
 from gradstats.estimators import Batch
 from gradstats.reference import exact_minimiser
 from gradstats.stats.jackknife import Statistic, covariance_of
 from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import prompt_moments, split_into_groups
-from gradstats.stats.variance.optimal_baselines import EXPONENTS
 from gradstats.system.files import atomic_path, write_csv
 
 ROOT = Path(__file__).parents[1]

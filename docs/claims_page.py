@@ -136,7 +136,7 @@ CLAIMS = [
     Claim(
         "Weighting the group mean by $T^{2\\alpha}$ lowers the variance",
         "Gloeckle 2026",
-        'gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41',
+        'gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41',
         "[curve](../figures/embedded/curve_length_weighted_loo_true_alpha.png)",
         lambda: (
             "tr Cov over that of `rloo` at α = 0.8: "
@@ -172,7 +172,7 @@ CLAIMS = [
     Claim(
         "Dividing by the group's standard deviation favours prompts that are nearly always, or nearly never, solved",
         "Liu et al. 2025, 2503.20783",
-        "gradstats by-success RUN rloo grpo",
+        "gradstats ask RUN success_bins rloo grpo",
         "[shares](../figures/embedded_resolved/success_shares.png)",
         lambda: (
             f"by enumeration at N = 8: the gradient of a prompt is multiplied by {std_factor(0.1):.2f} at p = 0.1 or "
@@ -203,7 +203,7 @@ CLAIMS = [
     Claim(
         "The optimal token baseline lowers the variance, so that 4 completions do for 32",
         "2602.07078",
-        'gradstats allocate RUN rloo "otb(loo=True)" --tokens 100000 --group-sizes 4 8 32',
+        'gradstats ask RUN allocation rloo "otb(loo=True)" --tokens 100000 --group-sizes 4 8 32',
         "[variance](../figures/embedded_tokens/variance.png)",
         lambda: (
             "`otb(loo=True)` over `rloo` in groups of 4: "
@@ -220,7 +220,7 @@ CLAIMS = [
     Claim(
         "Value networks judge intermediate states poorly; Monte-Carlo values of prefixes do better",
         "Kazemnejad et al. 2024, 2410.01679",
-        'gradstats variance RUN --estimators "vine(k=4)" gae; gradstats critic RUN',
+        'gradstats variance RUN --estimators "vine(k=4)" gae; gradstats ask RUN critic',
         "[variance](../figures/zoo/zoo.png), [critic](../figures/embedded_values/critic.png)",
         lambda: (
             f"over `rloo`, `vine(k=4)` {shown(cell('embedded_zoo', 'variance', 'vine(k=4)', 'ratio'))} and `gae` with "

@@ -180,7 +180,7 @@ def section_exponent() -> str:
         own_sample_included(),
         "What this does not show: the best exponent is chosen on the completions whose variance is compared. At the "
         "fitted α each prompt is weighted by the exponent of the other prompts.",
-        'Commands: `gradstats curve RUN "length_weighted(loo=True)" alpha=0:2:41`, '
+        'Commands: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`, '
         f'`gradstats variance RUN --estimators rloo "token_mean(loo=True)" "{WEIGHTED}" '
         '"length_weighted(alpha=within_prompt, loo=True)"`.',
         first_figure(EXPONENT, "Variance of the length-weighted baseline along its exponent"),
@@ -235,7 +235,7 @@ def section_centre() -> str:
         rows_of(("run", "δ of lowest variance", "δ of the surest gain", "over RLOO, there (for all δ at once)"), rows),
         "What this does not show: it holds for the success rates of these prompts, and rests on few of them in the "
         "Qwen runs (first table). Where no shift is surely better than none, there is no ratio.",
-        'Command: `gradstats curve RUN "asymmetric(loo=True)" delta=-0.5:0.5:41`.',
+        'Command: `gradstats ask RUN curve "asymmetric(loo=True)" delta=-0.5:0.5:41`.',
         first_figure(SHIFT, "Variance along the shift of the centre"),
     )
 

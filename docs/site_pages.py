@@ -19,6 +19,7 @@ from unittest.mock import patch
 import yaml
 
 import gradstats
+from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS, main
 from gradstats.integrations import trl
 from gradstats.report.figures import FIGURES
@@ -117,6 +118,7 @@ def module_docstring(name: str) -> str:
 def commands_page() -> str:
     """Return the page with the help of every command."""
     helps = [f"## gradstats {name}\n\n```text\n{help_of(name)}\n```\n" for name in COMMANDS]
+    helps += [f"## gradstats ask RUN {name}\n\n```text\n{help_of('ask ' + name)}\n```\n" for name in registry.names()]
     return "\n".join(["# Commands\n\n`gradstats COMMAND --help` prints what follows.\n", *helps])
 
 
@@ -128,7 +130,7 @@ def help_of(command: str) -> str:
     """
     printed = io.StringIO()
     environment = patch.dict(os.environ, {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"})
-    with environment, patch.object(sys, "argv", ["gradstats", command, "--help"]), redirect_stdout(printed):
+    with environment, patch.object(sys, "argv", ["gradstats", *command.split(), "--help"]), redirect_stdout(printed):
         try:
             main()
         except SystemExit as ended:

@@ -10,19 +10,15 @@ from collections.abc import Callable
 import tyro
 
 from gradstats.cli import terminal
+from gradstats.cli.asking import ask, ask_words
 from gradstats.cli.installation import check, env, list_things
 from gradstats.cli.options import REGISTRY
 from gradstats.cli.reporting import figures, report, tables
 from gradstats.cli.running import init, measure, regrade, run, sample, sweep
 from gradstats.cli.statistics import (
-    allocate,
     alpha,
-    by_success,
-    critic,
-    curve,
     group_size,
     length_reward,
-    optimal_baselines,
     plan,
     profile,
     ratios,
@@ -58,11 +54,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "measure": measure,
     "alpha": alpha,
     "variance": variance,
-    "curve": curve,
-    "optimal-baselines": optimal_baselines,
-    "by-success": by_success,
-    "allocate": allocate,
-    "critic": critic,
+    "ask": ask,
     "tokens": tokens,
     "ratios": ratios,
     "plan": plan,
@@ -92,7 +84,12 @@ def main() -> None:
         return
     try:
         with terminal.warnings_as_notes():
-            tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gradstats", description=_SUMMARY, registry=REGISTRY)
+            if sys.argv[1:2] == ["ask"]:  # whose options are those of the question
+                ask_words(sys.argv[2:])
+            else:
+                tyro.extras.subcommand_cli_from_dict(
+                    COMMANDS, prog="gradstats", description=_SUMMARY, registry=REGISTRY
+                )
         sys.stdout.flush()
     except KeyboardInterrupt:
         terminal.fail("interrupted; finished work is kept, and the same command resumes from there")

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gradstats import plots
+from gradstats.analyses.declaration import Analysis
+from gradstats.analyses.declaration import level_of as _level
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
-from gradstats.plots.allocation import bin_label, n_prompts_label
 from gradstats.plots.names import LABELS
-from gradstats.report.saved_results import CURVE
 from gradstats.report.tables import Table
 from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
 from gradstats.stats.variance.quantities import (
@@ -27,7 +26,6 @@ from gradstats.stats.variance.quantities import (
     shown_in,
 )
 from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
-from gradstats.stats.variance.shares import SHARES
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")
@@ -222,17 +220,33 @@ def _column_sentences(
     return sentences
 
 
+def analysis_table(analysis: Analysis, frame: pd.DataFrame) -> Table:
+    """Return the table of an analysis from the frame of its result, as it declares it."""
+    heading, columns = analysis.row_heading, analysis.headings_of(frame)
+    triples = {
+        shown: [
+            readable(value, low, high, analysis.limits_of(name))
+            for value, low, high in frame.reindex(columns=analysis.names_of_ends(name)).to_numpy(float).tolist()
+        ]
+        for name, shown in columns.items()
+    }
+    return Table(
+        analysis.caption(frame),
+        heading if isinstance(heading, str) else heading(frame),
+        tuple(map(analysis.row_name, frame.to_dict("records"))),
+        triples,
+        frame,
+        label=analysis.label or f"tab:{analysis.name}",
+        names=columns,
+    )
+
+
 def columns_of(frame: pd.DataFrame, headings: Mapping[str, str]) -> dict[str, list[Triple]]:
     """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
     return {
         heading: [readable(*triple, limits_of(name)) for triple in triples_of(frame, name)]
         for name, heading in headings.items()
     }
-
-
-def _level(frame: pd.DataFrame) -> str:
-    """Return the level of a frame's intervals, where it states one, and a space."""
-    return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
 
 
 #: Squared deviations of ratios below this are those of float32.
@@ -291,38 +305,7 @@ def clipping_table(frame: pd.DataFrame) -> Table:
     return Table(caption, "recipe", rows, columns_of(frame, CLIPPING_HEADINGS), frame, label="tab:clipping")
 
 
-SUCCESS_HEADINGS = {
-    "scale": "scale",
-    "kept_scale": "scale of kept groups",
-    **SHARES,
-    "kept_share": "groups kept",
-    "spread_share": "groups with spread",
-}
 BLOCK_HEADINGS = {"trace_cov": "variance", "ratio": "ratio"}
-ALLOCATION_HEADINGS = {
-    "noise_to_signal": "noise to signal",
-    "relative_noise": "relative noise",
-    "tokens_saved": "tokens saved",
-    "within_prompt": "within prompts",
-    "between_prompt": "between prompts",
-}
-
-
-def success_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``SuccessBins.to_frame()``."""
-    size = frame.attrs.get("group_size")
-    groups = "groups" if size is None else f"groups of {size} completions"
-    origin = "as given" if frame.attrs.get("success") == "given" else "of the other half of the completions"
-    caption = (
-        f"Gradient by success rate of the prompt ({origin}), {groups}, {_level(frame)}intervals over prompts. Scale: "
-        "factor of the prompts' expected gradient on that of the target; shares sum to 1."
-    )
-    rows = [
-        f"{row['estimator']}, {bin_label(row['success_low'], row['success_high'])} (n = {row['n_prompts']:,})"
-        for row in frame.to_dict("records")
-    ]
-    columns = columns_of(frame, SUCCESS_HEADINGS)
-    return Table(caption, "estimator, success rate", tuple(rows), columns, frame, label="tab:success")
 
 
 def block_table(frame: pd.DataFrame) -> Table:
@@ -338,23 +321,6 @@ def block_table(frame: pd.DataFrame) -> Table:
     ]
     columns = columns_of(frame, BLOCK_HEADINGS)
     return Table(caption, "block, estimator", tuple(rows), columns, frame, label="tab:variance-by-block")
-
-
-def allocation_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``Allocation.to_frame()``; extrapolated sizes carry a star."""
-    about = frame.attrs
-    rows = [
-        f"{row['estimator']}, {row['group_size']:g}{'*' if row['extrapolated'] else ''} × "
-        f"{n_prompts_label(row['n_prompts'])}"
-        for row in frame.to_dict("records")
-    ]
-    caption = (
-        f"Noise of a gradient of {about['tokens']:,.0f} completion tokens, at the scale of the target, "
-        f"{_level(frame)}intervals over prompts; relative to {about['reference']} with {about['reference_size']} "
-        "completions per prompt. Stars: extrapolated sizes."
-    )
-    columns = columns_of(frame, ALLOCATION_HEADINGS)
-    return Table(caption, "estimator, completions × prompts", tuple(rows), columns, frame, label="tab:allocation")
 
 
 LENGTH_HEADINGS = {
@@ -379,82 +345,3 @@ def length_table(frame: pd.DataFrame) -> Table:
         for row in frame.to_dict("records")
     )
     return Table(caption, "estimator", rows, columns_of(frame, LENGTH_HEADINGS), frame, label="tab:lengths")
-
-
-CRITIC_HEADINGS = {
-    "value": "mean value of the head",
-    "monte_carlo": "mean Monte-Carlo value",
-    "bias": "bias",
-    "explained_variance": "explained variance",
-}
-
-
-def critic_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``CriticQuality.to_frame()``."""
-    about = frame.attrs
-    caption = (
-        f"Values of the head against Monte-Carlo values where steps begin, with {about['confidence_level']:.0%} "
-        f"intervals over prompts. A step is wrong where the Monte-Carlo value falls to at most {about['low']:g}."
-    )
-    rows = [f"{row['states']} (n = {row['n']:,})" for row in frame.to_dict("records")]
-    return Table(caption, "states", tuple(rows), columns_of(frame, CRITIC_HEADINGS), frame, label="tab:critic")
-
-
-# Quantities of a curve's table.
-_SHOWN = ("ratio", JUDGED.name, "cosine", "matched_bias_share")
-
-
-def curve_name(label: str, parameter: str) -> str:
-    """Name the files of a curve.
-
-    >>> curve_name("length_weighted(loo=True)", "alpha")
-    'curve_length_weighted_loo_true_alpha'
-    """
-    return CURVE + re.sub(r"[^a-z0-9]+", "_", f"{label} {parameter}".lower()).strip("_")
-
-
-def curve_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``VarianceCurve.to_frame()``, one row per value."""
-    about = frame.attrs
-    shown = variance_columns(frame, _SHOWN, "panels")
-    caption = (
-        f"{about.get('curve')} along {about.get('parameter')}, with pointwise "
-        f"{about.get('confidence_level', math.nan):.0%} intervals over {about.get('n_prompts')} prompts."
-    )
-    rows = tuple(f"{value:.4g}".replace("-", "−") for value in frame["value"])
-    columns = {column.heading: column.triples for column in shown if not column.together}
-    return Table(caption, str(about.get("parameter")), rows, columns, frame, label="tab:curve")
-
-
-def baselines_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``OptimalBaselines.to_frame()``: what was learned, and both ratios with simultaneous ends."""
-    about, columns = frame.attrs, {}
-    for heading, name in (("over oracle", "ratio"), ("over best learned", "ratio_to_learned")):
-        ends = frame[[name, f"{name}_simultaneous_low", f"{name}_simultaneous_high"]].to_numpy(dtype=float)
-        columns[heading] = [(value, low, high) for value, low, high in ends.tolist()]
-    caption = (
-        f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
-        f"{about.get('best_learned')}; {about.get('confidence_level', math.nan):.0%} intervals hold for all rows at "
-        f"once, over {about.get('n_prompts')} prompts."
-    )
-    # A text that is empty is missing in a file.
-    parts = zip(frame["estimator"], frame["kind"], frame["parameters"].fillna(""), strict=True)
-    rows = tuple(f"{label}: {learned}" if learned else f"{label} ({kind})" for label, kind, learned in parts)
-    return Table(caption, "baseline", rows, columns, frame, label="tab:baselines")
-
-
-def curve_caption(frame: pd.DataFrame) -> str:
-    """Return the caption of a curve's figure."""
-    about = frame.attrs
-    return (
-        f"Variance, cosine and bias of {about.get('curve')} along {about.get('parameter')}: pointwise bands (grey) and "
-        "simultaneous ones (thin lines); the diamond is the lowest point with its interval."
-    )
-
-
-def draw_curve(frame: pd.DataFrame) -> object:
-    """Draw a curve: variance at an equal total of completions for group sizes, otherwise all its panels."""
-    if frame.attrs.get("parameter") == "group_size":
-        label = str(frame.attrs.get("curve", "estimator"))
-        return plots.plot_group_size(frame.assign(estimator=label, group_size=frame["value"]))
-    return plots.plot_variance_curve_panels(frame)

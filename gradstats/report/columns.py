@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradstats.report.analysis_tables import CLIPPING_HEADINGS, CRITIC_HEADINGS, RATIO_HEADINGS
+from gradstats.analyses import registry
+from gradstats.report.analysis_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy import WORDS
 from gradstats.stats.profile import PROFILE_QUANTITIES
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
@@ -38,8 +39,7 @@ _VARIANCE = "stats/variance"
 _ESTIMATES = f"{_VARIANCE}/estimates.py"
 _RESULT = f"{_VARIANCE}/result.py"
 _INPUTS = f"{_VARIANCE}/inputs.py"
-_CURVE = f"{_VARIANCE}/variance_curve.py"
-_LEARNED = f"{_VARIANCE}/optimal_baselines.py"
+_CURVE = "analyses/curve.py"
 _LENGTH = "stats/length_scaling"
 _DIAGNOSTICS = f"{_LENGTH}/diagnostics.py"
 _PROXIES = "stats/proxy_quality.py"
@@ -134,26 +134,7 @@ _PLAN = _of(
 #: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "variance": _ROW,
-    "curve": (
-        *_of(
-            _CURVE,
-            value="of the parameter",
-            cosine_simultaneous="that holds at all values at once",
-            matched_bias_share_simultaneous="that holds at all values at once",
-        ),
-        *_ROW,
-    ),
     "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
-    "optimal_baselines": (
-        *_ROW,
-        *_of(
-            _LEARNED,
-            kind="learned, published or oracle",
-            parameters="what was learned, with its range",
-            ratio_to_learned="variance over that of the best learned baseline",
-            ratio_to_learned_simultaneous="its interval that holds for all rows at once",
-        ),
-    ),
     "group_sizes": (*_ROW, *_of(_ESTIMATES, **_headings(VARIANCE_COMPONENTS))),
     "length_bins": (
         *_ROW,
@@ -162,21 +143,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             length="range of lengths",
             n_completions="completions of these lengths",
             scale="what their expected gradient keeps of the target's",
-        ),
-        *_SHARES,
-    ),
-    "success_bins": (
-        *_ESTIMATOR,
-        *_of("estimators/estimator.py", unit="unit of the gradient"),
-        *_of(
-            f"{_VARIANCE}/success_bins.py",
-            success="range of success rates",
-            n_prompts="prompts of these rates",
-            group_size="completions per group",
-            scale="factor of the prompts' expected gradient on that of the target",
-            kept_scale="the same of groups with any non-zero weight",
-            kept_share="share of groups with any non-zero weight",
-            spread_share="share of groups whose rewards are not all equal",
         ),
         *_SHARES,
     ),
@@ -211,21 +177,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             same_prompts_group_size="group size at which RLOO is as noisy at the same number of prompts",
             tokens_saved="share of tokens saved at equal noise, against RLOO in groups of the same size",
             equivalent_group_size="group size at which RLOO is as noisy",
-        ),
-    ),
-    "allocation": (
-        *_ESTIMATOR,
-        *_of("estimators/estimator.py", unit="unit of the gradient as measured"),
-        *_of(
-            f"{_VARIANCE}/allocation.py",
-            group_size="completions of a prompt",
-            n_prompts="prompts that the tokens pay for",
-            extrapolated="whether no groups of this size were measured",
-            noise_to_signal="variance of the batch gradient at the target's scale, over ‖∇J‖²",
-            relative_noise="the variance over that of rloo at the largest measured size",
-            tokens_saved="share of tokens saved at equal noise",
-            within_prompt="variance between groups of one prompt",
-            between_prompt="variance between the expected gradients of prompts",
         ),
     ),
     "variance.json": (
@@ -451,13 +402,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         n_folds="folds of prompts",
         penalty="median ridge penalty",
     ),
-    "critic": _of(
-        "stats/critic_quality.py",
-        states="at which the values are compared",
-        n="how many",
-        n_prompts="prompts that have such states",
-        **CRITIC_HEADINGS,
-    ),
     "check": _of(
         "gradients/checks/check_engines.py",
         dtype="of the model",
@@ -469,6 +413,10 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         note="why it was not run",
     ),
 }
+
+for _one in registry.every():
+    _own = tuple(PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _one.columns)
+    INDEX[_one.name] = (*_own, *(INDEX[_one.extends] if _one.extends else ()))
 
 
 def without_interval_end(column: str) -> str:

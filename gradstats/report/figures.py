@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
 from gradstats import plots
+from gradstats.analyses import registry
+from gradstats.analyses.declaration import Analysis, AnalysisFigure
 from gradstats.config.experiment import FiguresSection
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.recipe import PREFIX
@@ -36,8 +37,7 @@ from gradstats.plots.save import (
     write_sample_size,
 )
 from gradstats.plots.style import palette
-from gradstats.report.analysis_tables import curve_caption, draw_curve
-from gradstats.report.saved_results import CRITIC, OPTIMAL_BASELINES, SavedResults, differing_settings, run_labels
+from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
 from gradstats.stats import LengthRewardCorrelation, LengthScalingFit, length_reward_correlation
 from gradstats.stats.variance.quantities import JUDGED, in_metric
 
@@ -209,8 +209,8 @@ def _correlation(points: pd.DataFrame) -> LengthRewardCorrelation:
         return length_reward_correlation(lengths=points["length"], rewards=points["reward"], groups=points["prompt_id"])
 
 
-#: Every figure of a run, in the order of the report.
-FIGURES = (
+#: The figures of a run that no analysis declares, in the order of the report.
+_OWN_FIGURES = (
     RunFigure(
         "variance",
         "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single rows; "
@@ -240,13 +240,6 @@ FIGURES = (
         _draw_group_sizes,
     ),
     RunFigure(
-        "allocation",
-        "Noise at an equal number of tokens against completions per prompt (and prompts, for the tokens of the run), "
-        "relative to RLOO at the largest measured size; open markers are extrapolated.",
-        lambda run: run.breakdowns.get("allocation"),
-        lambda run, table: plots.plot_allocation(table),
-    ),
-    RunFigure(
         "prompt_parts",
         "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
         _largest_groups,
@@ -257,12 +250,6 @@ FIGURES = (
         "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
         _length_bins,
         lambda run, table: plots.plot_length_bins(table),
-    ),
-    RunFigure(
-        "success_shares",
-        "Share of the expected gradient that prompts of each range of success rates make up.",
-        _shares("success_bins", 1),
-        lambda run, table: plots.plot_shares(table),
     ),
     RunFigure(
         "length_shares",
@@ -333,6 +320,31 @@ FIGURES = (
 )
 
 
+def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
+    """Return a figure that an analysis declares, of the table that every run has of it."""
+
+    def needs(run: SavedResults) -> pd.DataFrame | None:
+        frame = run.breakdowns.get(analysis.name)
+        return None if frame is None else figure.rows(frame)
+
+    assert isinstance(figure.caption, str)
+    return RunFigure(figure.name, figure.caption, needs, lambda run, table: figure.draw(table))
+
+
+def _all_figures() -> tuple[RunFigure, ...]:
+    """Return every figure of a run, those of analyses behind the figures that they follow."""
+    found = list(_OWN_FIGURES)
+    for analysis in registry.every():
+        for figure in analysis.figures if analysis.in_run is not None else ():
+            at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), len(found))
+            found.insert(at, _of_analysis(analysis, figure))
+    return tuple(found)
+
+
+#: Every figure of a run, in the order of the report.
+FIGURES = _all_figures()
+
+
 class DrawnFigures(NamedTuple):
     """The files written for a run, and for the report its figures as SVG, by their names."""
 
@@ -383,21 +395,18 @@ def figures_of(run: SavedResults) -> list[RunFigure]:
 
 
 def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
-    """Return the figure of a table that a command added to a run."""
-    caption, draw = curve_caption(frame), draw_curve
-    if name == OPTIMAL_BASELINES:
-        caption = (
-            "Variance of learned, published and oracle baselines over that of the oracle of measured norms; thin bars "
-            "hold for all rows at once."
-        )
-        draw = partial(plots.plot_variance, value="ratio")
-    elif name == CRITIC:
-        caption = (
-            "Bias and explained variance of the value head where steps begin, against Monte-Carlo values; "
-            "open diamonds: after a wrong step, by the outcome."
-        )
-        draw = plots.plot_critic
-    return RunFigure(name, caption, lambda run: run.added.get(name), lambda run, table: draw(table))
+    """Return the figure of a table that a command added to a run.
+
+    Raises:
+        ValueError: for a table of no analysis.
+    """
+    analysis = registry.analysis_of_file(name)
+    if analysis is None or not analysis.figures:
+        raise ValueError(f"no analysis has a figure of the table {name}")
+    figure = analysis.figures[0]
+    return RunFigure(
+        name, figure.caption_of(frame), lambda run: run.added.get(name), lambda run, table: figure.draw(table)
+    )
 
 
 def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import TypedDict, cast
 
 import pandas as pd
 
+from gradstats.analyses import registry
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.plots.names import LABELS
 from gradstats.report.analysis_tables import (
@@ -63,13 +64,12 @@ FIGURE_WORDS: dict[str, str] = {
     "variance": "figure: variance",
     "variance_bias": "figure: variance, cosine and bias",
     "length_bins": "figure: noise by length",
-    "success_shares": "figure: gradient by success rate",
     "length_shares": "figure: gradient by length",
     "length_reward": "figure: length and reward",
     "ratios": "figure: importance ratios",
     "group_sizes": "figure: group sizes",
-    "allocation": "figure: noise by completions per prompt",
     "token_correlation": "figure: correlation of tokens",
+    **{figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link},
 }
 
 # What a sentence mentions, as a regular expression → the figure that shows it. The first that was drawn is linked.

@@ -5,37 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pandas as pd
 
+from gradstats.analyses import registry
+from gradstats.analyses.declaration import Analysis
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.report.analysis_tables import (
-    ALLOCATION_HEADINGS,
     CLIPPING_HEADINGS,
     COMPARED_ROWS,
     LENGTH_HEADINGS,
     RATIO_HEADINGS,
-    SUCCESS_HEADINGS,
     VARIANCE_COLUMNS,
-    allocation_table,
-    baselines_table,
+    analysis_table,
     clipping_table,
     columns_of,
-    critic_table,
-    curve_table,
     frame_in_words,
     length_table,
     ratio_table,
-    success_table,
     variance_table,
 )
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
-from gradstats.report.saved_results import CRITIC, ENDS, OPTIMAL_BASELINES, SavedResults, completion_means
+from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
 from gradstats.stats.numbers import Triple
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
@@ -62,10 +59,11 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         tables["alpha"] = alpha_table(
             {style.labels.get(run.name, run.name): run.fit}, confidence_level=run.confidence_level
         )
-    for name, (needed, make) in _BREAKDOWNS.items():
+    for name, (needed, make) in _breakdowns().items():
         frame = run.breakdowns.get(name)
         if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
-            tables[name] = replace(make(run, frame), names=needed, source=frame)
+            table = make(run, frame)
+            tables[name] = replace(table, names=table.names or needed, source=frame)
     sizes = run.breakdowns.get("group_sizes")
     if sizes is not None and (sizes := _chosen(sizes, style)) is not None:
         about = {} if run.variance is None else run.variance.attrs
@@ -78,7 +76,9 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         tables["proxy_quality"] = _proxy_table(run, run.tokens.proxies)
     for name, frame in run.added.items():
         if (chosen := _chosen(frame, style)) is not None:
-            tables[name] = _added_table(name, chosen)
+            analysis = registry.analysis_of_file(name)
+            if analysis is not None:
+                tables[name] = replace(analysis_table(analysis, frame_in_words(chosen)), source=chosen)
     return tables
 
 
@@ -127,19 +127,6 @@ def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.D
     return frame_in_words(frame)
 
 
-def _allocation(run: SavedResults, frame: pd.DataFrame) -> Table:
-    measured = frame.loc[~frame["extrapolated"].astype(bool)]
-    tokens = np.nan if run.points is None else float(np.sum(run.points["length"].to_numpy(dtype=float)))
-    return allocation_table(
-        _with_attrs(run, frame, tokens=tokens, reference="rloo", reference_size=f"{measured['group_size'].max():g}")
-    )
-
-
-def _success(run: SavedResults, frame: pd.DataFrame) -> Table:
-    sizes = set(frame["group_size"]) if "group_size" in frame else set()
-    return success_table(_with_attrs(run, frame, group_size=sizes.pop() if len(sizes) == 1 else None))
-
-
 def _equivalent(run: SavedResults, frame: pd.DataFrame) -> Table:
     n_prompts = f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
     caption = (
@@ -175,24 +162,25 @@ def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
     return Table(caption, "proxy", rows, columns_of(frame, names), frame, label="tab:proxies", names=names)
 
 
-def _added_table(name: str, frame: pd.DataFrame) -> Table:
-    named = frame_in_words(frame)
-    if name == OPTIMAL_BASELINES:
-        table = baselines_table(named)
-    else:
-        table = critic_table(named) if name == CRITIC else curve_table(named)
-    return replace(table, source=frame)
-
-
 #: Tables in addition to the comparison: name → the columns that they need with their headings, and what makes them.
 _BREAKDOWNS: dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]] = {
     "equivalent_group_size": (_EQUIVALENT, _equivalent),
-    "allocation": (ALLOCATION_HEADINGS, _allocation),
     "length_bins": (LENGTH_HEADINGS, lambda run, frame: length_table(_with_attrs(run, frame))),
-    "success_bins": (SUCCESS_HEADINGS, _success),
     "ratios": (RATIO_HEADINGS, lambda run, frame: ratio_table(_with_attrs(run, frame))),
     "ratio_clipping": (CLIPPING_HEADINGS, lambda run, frame: clipping_table(_with_attrs(run, frame))),
 }
+
+
+def _breakdowns() -> dict[str, tuple[dict[str, str], Callable[[SavedResults, pd.DataFrame], Table]]]:
+    """Return the tables of :data:`_BREAKDOWNS`, and those of the analyses that every run asks."""
+    asked = [one for one in registry.every() if one.in_run is not None]
+    return _BREAKDOWNS | {one.name: (one.declared_headings, partial(_asked_table, one)) for one in asked}
+
+
+def _asked_table(analysis: Analysis, run: SavedResults, frame: pd.DataFrame) -> Table:
+    lengths = [np.nan] if run.points is None else run.points["length"].to_numpy(dtype=float)
+    about = {} if analysis.recovered is None else analysis.recovered(frame, lengths)
+    return analysis_table(analysis, _with_attrs(run, frame, **about))
 
 
 #: Numbers of a run, in the order of a table: name → heading.

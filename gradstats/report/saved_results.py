@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats import LengthScalingFit, fit_length_scaling
@@ -110,16 +111,8 @@ def refuse_inside_run(out: Path, *, source: Path | None = None) -> None:
         pass
 
 
-#: Prefix of the names of curves along a parameter.
-CURVE = "curve_"
-#: Name of the table of learned, published and oracle baselines.
-OPTIMAL_BASELINES = "optimal_baselines"
-#: Name of the table of a value head beside Monte-Carlo values.
-CRITIC = "critic"
 #: Attribute of a frame that was made from state values: the digest of those of the run.
 STATE_VALUES = "state_values"
-#: Names of the tables that commands add to a run, as patterns.
-ADDED = (f"{CURVE}*", OPTIMAL_BASELINES, CRITIC)
 
 
 def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> list[Path]:
@@ -185,7 +178,8 @@ def read_added(run: Path) -> dict[str, pd.DataFrame]:
 
 def added_tables(run: Path) -> list[Path]:
     """Return the tables that commands added to a run directory, in alphabetical order, each with its JSON beside it."""
-    tables = (path for pattern in ADDED for path in sorted((run / "tables").glob(f"{pattern}.csv")))
+    kept = [one.pattern or one.name for one in registry.every() if one.kept]
+    tables = (path for pattern in kept for path in sorted((run / "tables").glob(f"{pattern}.csv")))
     return [path for path in tables if path.with_suffix(".json").exists()]
 
 
@@ -342,7 +336,8 @@ def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
 
 #: Tables in addition to the variance comparison, where the data allowed them.
 BREAKDOWNS = (
-    "group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins", "ratios", "ratio_clipping",
+    "group_sizes", "equivalent_group_size", "length_bins", "ratios", "ratio_clipping",
+    *(one.name for one in registry.every() if one.in_run is not None),
 )  # fmt: skip
 
 

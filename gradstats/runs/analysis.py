@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,8 @@ import numpy as np
 import pandas as pd
 
 from gradstats import data, estimators
+from gradstats.analyses import registry
+from gradstats.analyses.declaration import Analysis, measured_group_sizes, within_groups
 from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import digest_of_state_values
@@ -32,7 +35,7 @@ from gradstats.report.saved_results import (
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
-from gradstats.stats import allocate, compare, equivalent_group_sizes, variance_by_success
+from gradstats.stats import compare, equivalent_group_sizes
 from gradstats.stats.variance.comparison import reasons_against
 from gradstats.stats.variance.length_bins import variances_by_length
 from gradstats.system.files import read_csv, read_json, read_json_lines, write_csv, write_json
@@ -49,22 +52,25 @@ if TYPE_CHECKING:
 
 
 #: Tables in addition to the variance comparison.
-BREAKDOWNS = ("group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins")
+BREAKDOWNS = (
+    "group_sizes", "equivalent_group_size", "length_bins",
+    *(one.name for one in registry.every() if one.in_run is not None),
+)  # fmt: skip
 
 
 def variance_breakdowns(
     measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
 ) -> dict[str, pd.DataFrame]:
     """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out."""
-    most = int(np.unique(measured.rollouts.prompt_id, return_counts=True)[1].min())
-    sizes = [2**power for power in range(1, most.bit_length()) if 2**power <= most]
-    makers = {
+    sizes = measured_group_sizes(measured)
+    makers: dict[str, Callable[[], pd.DataFrame | None]] = {
         "group_sizes": lambda: _group_sizes(measured, section, sizes),
         "equivalent_group_size": lambda: _equivalent(measured, section, max(sizes, default=0) // 2),
-        "allocation": lambda: _allocation(measured, section, sizes),
         "length_bins": lambda: length_bins(measured, section)[0],
-        "success_bins": lambda: _success(measured, section, most),
     }
+    for one in registry.every():
+        if one.in_run is not None:
+            makers[one.name] = partial(_asked, one, measured, section)
     frames = {}
     for name in BREAKDOWNS:
         doing(name)
@@ -74,9 +80,16 @@ def variance_breakdowns(
                 frame = makers[name]()
             except ValueError:  # too few completions for groups, or too few prompts: no such table
                 continue
-        if len(frame):
+        if frame is not None and len(frame):
             frames[name] = frame
     return frames
+
+
+def _asked(analysis: Analysis, measured: Measurement, section: VarianceSection) -> pd.DataFrame | None:
+    """Return the answer that an analysis has in every run."""
+    assert analysis.in_run is not None
+    found = analysis.in_run(measured, section)
+    return None if found is None else found.to_frame(section.confidence_level)
 
 
 def length_bins(
@@ -117,7 +130,7 @@ def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[W
 
 
 def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
-    chosen = _within_groups(measured, section)
+    chosen = within_groups(measured, section)
     comparison = compare(measured, **section.arguments(estimators=chosen, group_size=sizes))
     frame = comparison.to_frame(section.confidence_level)
     if comparison.n_groups > sum(split.n_prompts for split in comparison.splits):
@@ -130,46 +143,11 @@ def _group_sizes(measured: Measurement, section: VarianceSection, sizes: list[in
 def _equivalent(measured: Measurement, section: VarianceSection, size: int) -> pd.DataFrame:
     if size < 3:
         return pd.DataFrame()
-    chosen = _within_groups(measured, section)
+    chosen = within_groups(measured, section)
     # The shrinkage of an own-sample baseline would count as lower variance.
     known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
     answers = equivalent_group_sizes(measured, known, size, target=section.target, unresolved="nan")
     return pd.concat([answer.to_frame(section.confidence_level) for answer in answers], ignore_index=True)
-
-
-def _allocation(measured: Measurement, section: VarianceSection, sizes: list[int]) -> pd.DataFrame:
-    """Return the noise at the number of tokens of the run itself, for groups up to four times the largest here."""
-    if not sizes:
-        return pd.DataFrame()
-    found = allocate(
-        measured,
-        _within_groups(measured, section),
-        tokens=float(np.sum(measured.rollouts.lengths)),
-        group_sizes=[*sizes, 2 * sizes[-1], 4 * sizes[-1]],
-        rng=section.seed,
-        target=section.target,
-    )
-    return found.to_frame(section.confidence_level)
-
-
-def _success(measured: Measurement, section: VarianceSection, completions: int) -> pd.DataFrame:
-    """Return the bins by success rate of the reference and of the first estimator of each other unit."""
-    if completions < 4:  # half of them form a group, and one completion has no baseline
-        return pd.DataFrame()
-    reference = estimators.get(section.reference)
-    by_unit: dict[str, Weighting] = {unit_of(reference): reference}
-    for one in _within_groups(measured, section):
-        by_unit.setdefault(unit_of(one), one)
-    found = variance_by_success(measured, list(by_unit.values()), rng=section.seed, target=section.target)
-    return found.to_frame(section.confidence_level)
-
-
-def _within_groups(measured: Measurement, section: VarianceSection) -> list[Weighting]:
-    """Return the estimators that stay within their group and that the measurement allows, token-level ones included."""
-    chosen = [estimators.get(label) for label in section.estimators]
-    reasons = reasons_against(measured, chosen, section.target)
-    pairs = zip(chosen, reasons, strict=True)
-    return [one for one, reason in pairs if reason is None and not one.across_groups]
 
 
 Result = TypeVar("Result")

@@ -1,5 +1,3 @@
-from .critic_quality import CriticQuality as CriticQuality
-from .critic_quality import critic_quality as critic_quality
 from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
 from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_scaling.alpha import LengthScalingFit as LengthScalingFit
@@ -37,8 +35,6 @@ from .token_profiles import drift_along as drift_along
 from .token_profiles import local_slope as local_slope
 from .token_profiles import surprise_along as surprise_along
 from .token_profiles import token_correlation as token_correlation
-from .variance.allocation import Allocation as Allocation
-from .variance.allocation import allocate as allocate
 from .variance.comparison import compare as compare
 from .variance.equivalent_group_size import EquivalentGroupSize as EquivalentGroupSize
 from .variance.equivalent_group_size import equivalent_group_size as equivalent_group_size
@@ -48,11 +44,5 @@ from .variance.implied_shift import implied_shift as implied_shift
 from .variance.length_bins import LengthBins as LengthBins
 from .variance.length_bins import variance_by_length as variance_by_length
 from .variance.length_bins import variances_by_length as variances_by_length
-from .variance.optimal_baselines import OptimalBaselines as OptimalBaselines
-from .variance.optimal_baselines import optimal_baselines as optimal_baselines
 from .variance.result import VarianceByBlock as VarianceByBlock
 from .variance.result import VarianceComparison as VarianceComparison
-from .variance.success_bins import SuccessBins as SuccessBins
-from .variance.success_bins import variance_by_success as variance_by_success
-from .variance.variance_curve import VarianceCurve as VarianceCurve
-from .variance.variance_curve import variance_curve as variance_curve

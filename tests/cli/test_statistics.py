@@ -19,7 +19,8 @@ from small_runs import sampled_and_measured, small_experiment
 import gradstats
 import gradstats as gs
 from gradstats import data
-from gradstats.cli.statistics import parameter_values, refuse_foreign_result, save_result
+from gradstats.analyses.curve import parameter_values
+from gradstats.cli.statistics import refuse_foreign_result, save_result
 from gradstats.config.experiment import load_experiment
 from gradstats.report.analysis_tables import clipping_table, ratio_table
 from gradstats.runs.pipeline import run_experiment
@@ -50,13 +51,17 @@ def test_a_bare_measurement_keeps_nothing(tmp_path, monkeypatch):
 
 
 def test_by_success(monkeypatch, capsys, measured, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "by-success", measured, "rloo", "grpo", "--out", tmp_path / "s.csv")
+    code, out, err = run(
+        monkeypatch, capsys, "ask", measured, "success_bins", "rloo", "grpo", "--out", tmp_path / "s.csv"
+    )
     assert code == 0
     assert "scale of kept groups" in out
     assert "forms groups of 4 completions" in " ".join(err.split())
     expected = gs.variance_by_success(gs.read_measurement(measured), ["rloo", "grpo"]).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "s.csv"), expected, check_dtype=False)
-    code, out, err = run(monkeypatch, capsys, "by-success", measured, "rloo", "--group-size", 2, "--bins", 1, "--json")
+    code, out, err = run(
+        monkeypatch, capsys, "ask", measured, "success_bins", "rloo", "--group-size", 2, "--bins", 1, "--json"
+    )
     assert code == 0, err
     (row,) = json.loads(out)["rows"]
     assert (row["n_prompts"], row["group_size"], row["scale"]) == (30, 2, 1)
@@ -76,14 +81,14 @@ def test_by_success_with_the_exact_rates_of_a_column(monkeypatch, capsys, measur
 
 
 def test_allocate(monkeypatch, capsys, measured, tmp_path):
-    words = ("allocate", measured, "rloo", "--tokens", 5000, "--group-sizes", 2, 4, 32)
+    words = ("ask", measured, "allocation", "rloo", "--tokens", 5000, "--group-sizes", 2, 4, 32)
     code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "a.csv")
     assert code == 0, err
     assert "rloo, 32* × " in out
     assert "has the lowest noise at 5,000 tokens" in " ".join(err.split())
     expected = gs.allocate(gs.read_measurement(measured), ["rloo"], tokens=5000, group_sizes=[2, 4, 32]).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv"), expected, check_dtype=False)
-    code, _, err = run(monkeypatch, capsys, "allocate", measured, "rloo", "--tokens", 0)
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "allocation", "rloo", "--tokens", 0)
     assert code == 1
     assert "tokens=0.0 must be a positive number of completion tokens" in err
 
@@ -151,7 +156,7 @@ def _command(*words):
 
 def _curve(own_run, label, monkeypatch, capsys):
     varied, values = VARIED[label]
-    code, out, err = run(monkeypatch, capsys, "curve", own_run, varied, values, "--trust")
+    code, out, err = run(monkeypatch, capsys, "ask", own_run, "curve", varied, values, "--trust")
     assert (code, "NaN:" in err) == (0, False), err
     assert varied in out
 
@@ -173,8 +178,8 @@ PLACES = {
     "group-size": _command("group-size", "LABEL", "--group-size", "3"),
     "shift": _command("shift", "LABEL"),
     "curve": _curve,
-    "allocate": _command("allocate", "rloo", "LABEL", "--tokens", "100"),
-    "by-success": _command("by-success", "LABEL", "--bins", "2"),
+    "allocate": _command("ask", "allocation", "rloo", "LABEL", "--tokens", "100"),
+    "by-success": _command("ask", "success_bins", "LABEL", "--bins", "2"),
     "figures": _figures,
     "report": _report,
 }
@@ -259,27 +264,27 @@ def valued(measured, tmp_path):
 
 
 def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys, valued, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "critic", valued, "--last-step", "1", "--out", tmp_path / "found")
+    code, out, err = run(monkeypatch, capsys, "ask", valued, "critic", "--last-step", "1", "--out", tmp_path / "found")
     assert code == 0, err
     assert "after a wrong step, not recovered" in " ".join(out.split())
     table = pd.read_csv(tmp_path / "found" / "tables" / "critic.csv")
     expected = gs.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
     np.testing.assert_allclose(table["bias"], expected["bias"])
     assert (tmp_path / "found" / "figures" / "critic.pdf").is_file()
-    code, out, _ = run(monkeypatch, capsys, "critic", valued, "--json")
+    code, out, _ = run(monkeypatch, capsys, "ask", valued, "critic", "--json")
     assert code == 0
     assert json.loads(out)["rows"][0]["states"] == "all"
 
 
 def test_a_run_without_values_is_refused(monkeypatch, capsys, measured):
-    code, _, err = run(monkeypatch, capsys, "critic", measured)
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "critic")
     assert code == 1
     assert "critic_quality needs values: make them with gradstats.monte_carlo_values" in " ".join(err.split())
 
 
 def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):
     code, out, err = run(
-        monkeypatch, capsys, "curve", measured, "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
+        monkeypatch, capsys, "ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
     )
     assert code == 0, err
     assert "length_weighted(loo=True) has its lowest variance at matched signal at alpha = " in out
@@ -294,7 +299,7 @@ def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp
 
 
 def test_as_json_with_options(monkeypatch, capsys, measured):
-    words = ["curve", measured, "rloo", "group_size=2,4", "--json", "--reference", "reinforce"]
+    words = ["ask", measured, "curve", "rloo", "group_size=2,4", "--json", "--reference", "reinforce"]
     code, out, _ = run(monkeypatch, capsys, *words)
     found = json.loads(out)
     assert code == 0
@@ -315,14 +320,14 @@ def test_other_words_are_refused(words):
 
 
 def test_an_unknown_parameter_is_refused(monkeypatch, capsys, measured):
-    code, _, err = run(monkeypatch, capsys, "curve", measured, "length_weighted", "alfa=0:1:3")
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "curve", "length_weighted", "alfa=0:1:3")
     assert code == 1
     assert "has no parameter 'alfa': known are alpha" in err
 
 
 def test_learned_baselines_are_written_and_printed(monkeypatch, capsys, measured, tmp_path):
     code, out, err = run(
-        monkeypatch, capsys, "optimal-baselines", measured, "--n-resamples", "8", "--out", tmp_path / "found"
+        monkeypatch, capsys, "ask", measured, "optimal_baselines", "--n-resamples", "8", "--out", tmp_path / "found"
     )
     assert code == 0, err
     assert "learned shift: delta " in out
@@ -344,10 +349,10 @@ def incomplete(measured, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [("curve", "asymmetric(loo=True)", "delta=-0.5,0"), ("optimal-baselines", "--n-resamples", "8")]
+    "words", [("curve", "asymmetric(loo=True)", "delta=-0.5,0"), ("optimal_baselines", "--n-resamples", "8")]
 )
 def test_an_incomplete_run_is_told_of_and_keeps_no_results(monkeypatch, capsys, incomplete, tmp_path, words):
-    words = [words[0], incomplete, *words[1:], "--partial"]
+    words = ["ask", incomplete, *words, "--partial"]
     before = sorted(incomplete.rglob("*"))
     for more in ([], ["--out", incomplete]):
         code, _, err = run(monkeypatch, capsys, *words, *more)

@@ -42,7 +42,7 @@ def test_every_public_name_is_listed_once_and_found(pages):
 def test_the_help_of_every_command_is_printed(pages):
     page = pages.commands_page()
     assert [line[13:] for line in page.splitlines() if line.startswith("## gradstats ")] == list(COMMANDS)
-    assert "usage: gradstats by-success" in page
+    assert "usage: gradstats ask RUN success_bins" in page
     assert "\x1b" not in page
 
 

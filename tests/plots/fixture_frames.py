@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gradstats import plots
+from gradstats import analyses, plots
 from gradstats.plots.names import KNOWN
 from gradstats.stats.variance.quantities import COMPARED
 
@@ -217,8 +217,8 @@ def allocation(shape: str) -> pd.DataFrame:
 CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "variance": (plots.plot_variance, variance),
     "variance_panels": (plots.plot_variance_panels, variance),
-    "curve": (plots.plot_variance_curve, curves),
-    "curve_panels": (plots.plot_variance_curve_panels, curves),
+    "curve": (analyses.plot_variance_curve, curves),
+    "curve_panels": (analyses.plot_variance_curve_panels, curves),
     "group_size": (plots.plot_group_size, group_sizes),
     "prompt_parts": (plots.plot_prompt_parts, prompt_parts),
     "alpha_by_block": (plots.plot_alpha_by_block, blocks),
@@ -229,6 +229,6 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "token_correlation": (plots.plot_token_correlation, correlations),
     "length_reward": (plots.plot_length_reward, completions),
     "length_bins": (plots.plot_length_bins, length_bins),
-    "allocation": (plots.plot_allocation, allocation),
+    "allocation": (analyses.plot_allocation, allocation),
     "shares": (plots.plot_shares, shares),
 }

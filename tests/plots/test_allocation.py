@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 from fixture_frames import allocation, shares
 
-from gradstats import plots
-from gradstats.plots import plot_critic
-from gradstats.stats.critic_quality import FAILED, RECOVERED
+from gradstats import analyses, plots
+from gradstats.analyses import plot_critic
+from gradstats.analyses.critic import FAILED, RECOVERED
 
 
 def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     frame = allocation("ordinary")
-    ax = plots.plot_allocation(frame)
+    ax = analyses.plot_allocation(frame)
     filled = [line for line in ax.lines if not line.get_label().startswith("_")]
     for line, (_, rows) in zip(filled, frame.groupby("estimator", sort=False), strict=True):
         measured = rows.loc[rows["group_size"] <= 8]
@@ -27,7 +27,7 @@ def test_measured_sizes_are_filled_and_extrapolated_ones_open():
 
 def test_many_prompts_are_written_in_full():
     frame = allocation("ordinary")
-    ax = plots.plot_allocation(frame.assign(n_prompts=frame["n_prompts"] * 16.4))
+    ax = analyses.plot_allocation(frame.assign(n_prompts=frame["n_prompts"] * 16.4))
     ticks = [label.get_text() for label in ax.get_xticklabels()]
     assert ticks == ["2\n(8,200)", "4\n(4,100)", "8\n(2,050)", "32\n(512)"]
 
@@ -36,7 +36,7 @@ def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
     frame = allocation("ordinary")
     first = frame.loc[frame["estimator"] == "rloo"].assign(estimator="token_mean(loo=True)")
     other = first.assign(estimator="token_mean", relative_noise=first["relative_noise"] * 1.1)
-    ax = plots.plot_allocation(pd.concat([first, other], ignore_index=True))
+    ax = analyses.plot_allocation(pd.concat([first, other], ignore_index=True))
     lines = [line for line in ax.lines if not line.get_label().startswith("_")]
     assert [(line.get_linestyle(), line.get_fillstyle()) for line in lines] == [("-", "full"), ("--", "bottom")]
     assert lines[0].get_marker() == lines[1].get_marker()
@@ -45,10 +45,10 @@ def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
 def test_estimators_of_equal_noise_share_a_line():
     frame = allocation("ordinary")
     alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")
-    ax = plots.plot_allocation(pd.concat([frame, alike], ignore_index=True))
+    ax = analyses.plot_allocation(pd.concat([frame, alike], ignore_index=True))
     assert ax.get_legend_handles_labels()[1] == ["RLOO; Dr. GRPO baseline", "REINFORCE", "group mean"]
     fewer = alike.iloc[:-1].assign(estimator="grpo")
-    ax = plots.plot_allocation(pd.concat([frame, fewer], ignore_index=True))
+    ax = analyses.plot_allocation(pd.concat([frame, fewer], ignore_index=True))
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean", "GRPO advantage"]
 
 

@@ -8,12 +8,12 @@ import pytest
 from fixture_frames import curves
 from matplotlib.colors import to_rgb
 
-from gradstats import plots
+from gradstats import analyses
 
 
 def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
     frame = curves("ordinary")
-    ax = plots.plot_variance_curve(frame)
+    ax = analyses.plot_variance_curve(frame)
     by_label = {line.get_label(): line for line in ax.lines}
     curve = by_label["length-weighted, leave-one-out"]
     np.testing.assert_allclose(curve.get_xydata(), frame[["value", "matched_ratio"]])
@@ -30,16 +30,16 @@ def test_the_line_the_bands_and_the_marks_are_those_of_the_frame():
 
 def test_an_end_of_the_interval_that_is_cut_has_an_arrow():
     frame = curves("ordinary")
-    assert not {"<", ">"} & {line.get_marker() for line in plots.plot_variance_curve(frame).lines}
+    assert not {"<", ">"} & {line.get_marker() for line in analyses.plot_variance_curve(frame).lines}
     frame.attrs["minimiser_low"] = 0.0
-    lines = plots.plot_variance_curve(frame).lines
+    lines = analyses.plot_variance_curve(frame).lines
     (arrow,) = [line for line in lines if line.get_marker() in ("<", ">")]
     assert (arrow.get_marker(), *arrow.get_xdata()) == ("<", 0.0)
     assert "lowest: 0.8 [≤ 0, 1.3]" in [line.get_label() for line in lines]
 
 
 def test_everything_is_grey_and_lines_differ_in_dashes():
-    ax = plots.plot_variance_curve(curves("ordinary"))
+    ax = analyses.plot_variance_curve(curves("ordinary"))
     for line in ax.lines:
         red, green, blue = to_rgb(line.get_color())
         assert red == green == blue
@@ -48,7 +48,7 @@ def test_everything_is_grey_and_lines_differ_in_dashes():
 
 
 def test_the_panels_share_the_parameter_and_one_legend():
-    axes = plots.plot_variance_curve_panels(curves("ordinary"))
+    axes = analyses.plot_variance_curve_panels(curves("ordinary"))
     assert [ax.get_ylabel() for ax in axes] == ["matched\nratio to\nRLOO", "cosine\n(on-policy)", "matched\nbias"]
     assert axes[-1].get_xlabel() == r"exponent $\alpha$"
     (legend,) = plt.gcf().legends
@@ -57,12 +57,12 @@ def test_the_panels_share_the_parameter_and_one_legend():
 
 def test_an_unknown_value_is_refused():
     with pytest.raises(ValueError, match="value='rewards' cannot be drawn"):
-        plots.plot_variance_curve(curves("ordinary"), value="rewards")
+        analyses.plot_variance_curve(curves("ordinary"), value="rewards")
 
 
 def test_the_minimiser_stands_between_the_axis_and_the_curve():
     frame = curves("ordinary")
-    ax = plots.plot_variance_curve(frame)
+    ax = analyses.plot_variance_curve(frame)
     ax.figure.canvas.draw()
     (diamond,) = [line for line in ax.lines if line.get_marker() == "D"]
     height = ax.transAxes.transform((0.0, diamond.get_ydata()[0]))[1] - ax.get_window_extent().y0

@@ -12,33 +12,31 @@ from compared_frames import compared as frame_for_variance_table
 from comparison_batches import correlated_batch, quiet_compare, quietly, sized_batch
 
 import gradstats as gs
+from gradstats.analyses import allocate, critic_quality, registry, variance_by_success
+from gradstats.analyses.curve import curve_name, draw_curve
 from gradstats.estimators import Batch
-from gradstats.plots.allocation import bin_label
 from gradstats.plots.names import LABELS
+from gradstats.plots.shares import bin_label
 from gradstats.report.analysis_tables import (
-    ALLOCATION_HEADINGS,
     BLOCK_HEADINGS,
     COMPARED_ROWS,
-    SUCCESS_HEADINGS,
-    allocation_table,
+    analysis_table,
     best_set_marks,
     block_table,
     clipping_table,
-    critic_table,
-    curve_caption,
-    curve_name,
-    curve_table,
-    draw_curve,
     frame_in_words,
     length_table,
     ratio_table,
-    success_table,
     variance_columns,
     variance_table,
 )
-from gradstats.stats import VarianceByBlock, allocate, compare, critic_quality, variance_by_success
+from gradstats.stats import VarianceByBlock, compare
 from gradstats.stats.variance.result import clear_winner, lowest
 from tests.off_policy import turned_policy
+
+
+def table_of(name, frame):
+    return analysis_table(registry.get(name), frame)
 
 
 def test_rows_are_the_states():
@@ -46,7 +44,7 @@ def test_rows_are_the_states():
     true = rng.choice([0.2, 0.8], 90)
     values, fitted = rng.binomial(4, true)[:, None] / 4, true[:, None]
     batch = Batch(rng.random(90) < true, np.ones(90, dtype=int), np.arange(90), values=values, fitted_values=fitted)
-    table = critic_table(critic_quality(batch).to_frame(0.9))
+    table = table_of("critic", critic_quality(batch).to_frame(0.9))
     assert table.rows[:2] == ("all (n = 90)", "step 0 (n = 90)")
     assert "90% intervals" in table.caption
     assert "at most 0.25" in table.caption
@@ -64,13 +62,13 @@ def test_names_are_those_of_files():
 
 def test_the_table_has_a_row_for_each_value():
     frame = frame_of("asymmetric(loo=True)", "delta", [-0.5, 0.0, 0.25])
-    table = curve_table(frame)
+    table = table_of("curve", frame)
     headings, rows = table.cells("plain")
     assert headings[0] == "delta"
     assert [row[0] for row in rows] == ["−0.5", "0", "0.25"]
     assert table.columns["matched ratio"][1] == (1.0, 1.0, 1.0)
     assert "asymmetric(loo=True) along delta" in table.caption
-    assert "asymmetric(loo=True) along delta" in curve_caption(frame)
+    assert "asymmetric(loo=True) along delta" in registry.get("curve").figures[0].caption_of(frame)
 
 
 def test_group_sizes_are_drawn_at_an_equal_total_of_completions():
@@ -165,15 +163,15 @@ def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs
 def test_one_row_for_each_estimator_and_bin():
     batch, scores = correlated_batch(n_prompts=30, size=8)
     frame = variance_by_success(batch, ["rloo", "grpo"], scores, bins=2).to_frame(0.9)
-    table = success_table(frame)
+    table = table_of("success_bins", frame)
     assert len(table.rows) == 4
     low, high, n = frame.loc[0, ["success_low", "success_high", "n_prompts"]]
     assert table.rows[0] == f"rloo, {bin_label(low, high)} (n = {n:.0f})"
-    assert list(table.columns) == list(SUCCESS_HEADINGS.values())
+    assert list(table.columns) == list(registry.get("success_bins").declared_headings.values())
     assert "of the other half of the completions), groups of 4 completions, 90% intervals" in table.caption
     given = variance_by_success(batch, ["rloo"], scores, success=[0.5] * 240, bins=1).to_frame()
-    assert "(as given), groups of 8 completions" in success_table(given).caption
-    assert success_table(given).rows == ("rloo, 0.5 (n = 30)",)
+    assert "(as given), groups of 8 completions" in table_of("success_bins", given).caption
+    assert table_of("success_bins", given).rows == ("rloo, 0.5 (n = 30)",)
 
 
 def test_one_row_for_each_block_and_estimator():
@@ -191,12 +189,12 @@ def test_one_row_for_each_block_and_estimator():
 def test_allocations():
     batch, scores = correlated_batch(n_prompts=30, size=8)
     frame = allocate(batch, ["rloo"], scores, tokens=10_000, group_sizes=[2, 8, 32]).to_frame()
-    table = allocation_table(frame)
+    table = table_of("allocation", frame)
     n = frame["n_prompts"]
     assert table.rows == (f"rloo, 2 × {n[0]:.3g}", f"rloo, 8 × {n[1]:.3g}", f"rloo, 32* × {n[2]:.3g}")
-    many = allocation_table(frame.assign(n_prompts=12345.6))
+    many = table_of("allocation", frame.assign(n_prompts=12345.6))
     assert many.rows[0] == "rloo, 2 × 12,346"
-    assert list(table.columns) == list(ALLOCATION_HEADINGS.values())
+    assert list(table.columns) == list(registry.get("allocation").declared_headings.values())
     assert "10,000 completion tokens" in table.caption
     assert "relative to rloo with 8 completions per prompt" in table.caption
 

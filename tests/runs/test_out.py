@@ -9,6 +9,7 @@ import pytest
 from command_line import run
 
 import gradstats
+from gradstats.analyses import registry
 from gradstats.cli import commands
 from gradstats.system.lock import only_writer
 
@@ -20,11 +21,11 @@ CASES = {
     "sample": ["sample", "POLICY", *_DRAWN],
     "measure": ["measure", "POLICY", "--rollouts", "RUN", "--sketch-dim", "16"],
     "variance": ["variance", "RUN", "--estimators", "rloo", "--n-resamples", "20"],
-    "curve": ["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"],
-    "optimal-baselines": ["optimal-baselines", "RUN", "--n-resamples", "8"],
-    "by-success": ["by-success", "RUN", "rloo", "--bins", "2"],
-    "allocate": ["allocate", "RUN", "rloo", "--tokens", "1000"],
-    "critic": ["critic", "RUN"],
+    "curve": ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
+    "optimal_baselines": ["ask", "RUN", "optimal_baselines", "--n-resamples", "8"],
+    "success_bins": ["ask", "RUN", "success_bins", "rloo", "--bins", "2"],
+    "allocation": ["ask", "RUN", "allocation", "rloo", "--tokens", "1000"],
+    "critic": ["ask", "RUN", "critic"],
     "tokens": ["tokens", "RUN"],
     "ratios": ["ratios", "RUN"],
     "profile": ["profile", "RUN"],
@@ -34,7 +35,7 @@ CASES = {
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "tables", "curve", "optimal-baselines", "critic", "tokens"}
+INTO_FOLDERS = {"figures", "tables", "curve", "optimal_baselines", "critic", "tokens"}
 #: Those among them whose folder may be the run itself.
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
 #: What computes: nothing of it is called where the target is refused.
@@ -74,7 +75,8 @@ def place(finished, policy_folder, tmp_path_factory):
 
 
 def test_every_command_that_has_an_out_is_tried():
-    assert set(CASES) == {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
+    with_out = {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
+    assert set(CASES) == {*with_out, *registry.names()}
 
 
 def is_allowed(command, target):
@@ -124,9 +126,9 @@ EARLIER = {
     "measure": ("m", ["--sketch-seed", "1"]),
     "variance": ("v.csv", ["--confidence-level", "0.5"]),
     "curve": ("c", ["--confidence-level", "0.5"]),
-    "optimal-baselines": ("o", ["--confidence-level", "0.5"]),
-    "by-success": ("b.csv", ["--confidence-level", "0.5"]),
-    "allocate": ("a.csv", ["--confidence-level", "0.5"]),
+    "optimal_baselines": ("o", ["--confidence-level", "0.5"]),
+    "success_bins": ("b.csv", ["--confidence-level", "0.5"]),
+    "allocation": ("a.csv", ["--confidence-level", "0.5"]),
     "ratios": ("r.csv", ["--bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
     "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),
@@ -173,18 +175,22 @@ INTO_THE_RUN = {
     "report": (["report", "RUN"], "report.html"),
     "figures": (["figures", "RUN"], "figures/length_scaling.png"),
     "tokens": (["tokens", "RUN"], "proxy_quality.csv"),
-    "curve": (["curve", "RUN", "asymmetric(loo=True)", "delta=-0.5,0"], "tables/curve_asymmetric_loo_true_delta.csv"),
-    "optimal-baselines": (["optimal-baselines", "RUN"], "tables/optimal_baselines.json"),
-    "critic": (["critic", "RUN"], "tables/critic.csv"),
+    "curve": (
+        ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
+        "tables/curve_asymmetric_loo_true_delta.csv",
+    ),
+    "optimal_baselines": (["ask", "RUN", "optimal_baselines"], "tables/optimal_baselines.json"),
+    "critic": (["ask", "RUN", "critic"], "tables/critic.csv"),
     "tables": (["tables", "RUN"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.
-WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "by-success", "allocate", "ratios", "profile"}
+WRITE_ELSEWHERE = {"init", "sweep", "sample", "measure", "variance", "ratios", "profile"}
 READ = {"alpha", "plan", "group-size", "shift", "length-reward", "check", "list", "env"}
 
 
 def test_every_command_is_known_to_write_or_not_to():
-    assert set(commands.COMMANDS) == {*INTO_THE_RUN, *WRITE_ELSEWHERE, *READ}
+    asked = {"ask", *registry.names()}
+    assert set(commands.COMMANDS) - asked == {*INTO_THE_RUN, *WRITE_ELSEWHERE, *READ} - asked
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -62,8 +62,9 @@ class Quantity:
     together_in: tuple[Place, ...] = ()  # where these are a column of their own
 
 
-_NOT_NEGATIVE: Limits = (0.0, math.inf)
-_SHARE: Limits = (0.0, 1.0)
+#: The values that variances and shares can have.
+NOT_NEGATIVE: Limits = (0.0, math.inf)
+SHARE: Limits = (0.0, 1.0)
 
 #: What `gradstats.compare` estimates of every estimator, in the order of its frame.
 COMPARED = (
@@ -72,7 +73,7 @@ COMPARED = (
         heading="tr Cov",
         axis_label="tr Cov of a group's gradient",
         panel_label="tr Cov",
-        limits=_NOT_NEGATIVE,
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         has_unit=True,
         shown_in=("paper", "page", "terminal"),
@@ -82,7 +83,7 @@ COMPARED = (
         heading="‖E ĝ‖²",
         axis_label="squared norm of the expected gradient",
         panel_label="signal",
-        limits=_NOT_NEGATIVE,
+        limits=NOT_NEGATIVE,
         landmark=0.0,
         has_unit=True,
     ),
@@ -91,7 +92,7 @@ COMPARED = (
         heading="noise to signal",
         axis_label="noise to signal (groups)",
         panel_label="noise\nto signal",
-        limits=_NOT_NEGATIVE,
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         shown_in=("page",),
     ),
@@ -100,7 +101,7 @@ COMPARED = (
         heading="ratio to {reference}",
         axis_label="variance relative to {reference}",
         panel_label="ratio to\n{reference}",
-        limits=_NOT_NEGATIVE,
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         landmark=1.0,
         has_unit=True,
@@ -113,7 +114,7 @@ COMPARED = (
         heading="matched ratio",
         axis_label="variance relative to {reference},\nat matched signal",
         panel_label="matched\nratio to\n{reference}",
-        limits=_NOT_NEGATIVE,
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         landmark=1.0,
         shown_in=("paper", "page", "terminal", "panels"),
@@ -133,14 +134,14 @@ COMPARED = (
         heading="share of bias",
         axis_label="share of bias in the mean squared error,\nagainst the {target} gradient",
         panel_label="share\nof bias",
-        limits=_SHARE,
+        limits=SHARE,
     ),
     Quantity(
         name="matched_bias_share",
         heading="matched bias",
         axis_label="share of bias in the mean squared error,\nat matched scale, against the {target} gradient",
         panel_label="matched\nbias",
-        limits=_SHARE,
+        limits=SHARE,
         shown_in=("paper", "page", "terminal", "panels"),
     ),
     Quantity(
@@ -148,7 +149,7 @@ COMPARED = (
         heading="groups kept",
         axis_label="share of groups with a gradient",
         panel_label="groups\nkept",
-        limits=_SHARE,
+        limits=SHARE,
         shown_in=("paper", "page"),
     ),
 )
@@ -160,7 +161,7 @@ VARIANCE_COMPONENTS = (
         heading="within-prompt variance",
         axis_label="within-prompt variance",
         panel_label="within\nprompts",
-        limits=_NOT_NEGATIVE,
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         has_unit=True,
     ),
@@ -169,7 +170,7 @@ VARIANCE_COMPONENTS = (
         heading="between-prompt variance",
         axis_label="between-prompt variance",
         panel_label="between\nprompts",
-        limits=_NOT_NEGATIVE,
+        limits=NOT_NEGATIVE,
         landmark=0.0,
         has_unit=True,
     ),

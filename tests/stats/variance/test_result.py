@@ -15,9 +15,10 @@ from conftest import ragged_rollouts, tiny_model
 from measured_by_hand import measured_by_hand
 
 import gradstats as gs
+from gradstats.analyses import variance_by_success
 from gradstats.estimators import Batch
 from gradstats.reference.naive_estimators import sequence_gradients
-from gradstats.stats import variance_by_length, variance_by_success
+from gradstats.stats import variance_by_length
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.result import best_rows, clear_winner, lowest, lowest_beyond_doubt, pairwise_differences
 

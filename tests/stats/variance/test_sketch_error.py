@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from comparison_batches import quiet_compare, sized_batch
 
-from gradstats.stats import allocate, variance_by_success
+from gradstats.analyses import allocate, variance_by_success
 from gradstats.stats.jackknife import Statistic, added_variance
 from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
 from gradstats.stats.variance.scores import Scores

@@ -1,45 +1,51 @@
-"""How well values of a fitted head agree with Monte-Carlo values of the same states."""
+"""How well does a value head know the states at which steps begin?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
+from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions
+from gradstats.plots.marks import (
+    WithFrame,
+    as_frame,
+    draw_intervals,
+    draw_nothing,
+    estimates_of,
+    interval_keys,
+    legend_below,
+    require_columns,
+    with_ends,
+)
+from gradstats.plots.names import wrapped_to_axis
+from gradstats.plots.style import ink, paper
+from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic, require_level
-from gradstats.stats.printed import Printed
-from gradstats.stats.variance.quantities import with_ends
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 
 #: Rows of the states after a wrong step, of completions that end right and of those that end wrong.
 RECOVERED, FAILED = "after a wrong step, recovered", "after a wrong step, not recovered"
 
 
 @dataclass(frozen=True)
-class CriticRow:
-    """The values of some states.
+class Explained:
+    """The share of the variance of the true values that the head explains: 1 less what it leaves."""
 
-    Attributes:
-        unexplained: the share of the variance of the true values that the head leaves; None where it is not defined.
-    """
+    unexplained: FiellerRatio | None  # None where it is not defined
 
-    states: str
-    n: int
-    n_prompts: int
-    value: Estimate
-    monte_carlo: Estimate
-    bias: Estimate
-    unexplained: FiellerRatio | None
-
-    def explained_variance(self, confidence_level: float) -> tuple[float, float, float]:
-        """Return the explained variance with its interval."""
+    def with_interval(self, confidence_level: float) -> tuple[float, float, float]:
+        """Return the share and the ends of its interval."""
         left = self.unexplained
         if left is None or not left.is_bounded(confidence_level) or not left.denominator > 0:
             return np.nan, np.nan, np.nan
@@ -47,8 +53,21 @@ class CriticRow:
         return 1.0 - left.value, 1.0 - high, 1.0 - low
 
 
+@dataclass(frozen=True)
+class CriticRow(Row):
+    """The values of some states."""
+
+    states: str = column("at which the values are compared")
+    n: int = column("how many")
+    n_prompts: int = column("prompts that have such states")
+    value: Estimate = estimate("mean value of the head", "mean value of the head")
+    monte_carlo: Estimate = estimate("mean Monte-Carlo value", "mean Monte-Carlo value")
+    bias: Estimate = estimate("bias", "bias")
+    explained_variance: Explained = estimate("explained variance", "explained variance")
+
+
 @dataclass(frozen=True, repr=False)
-class CriticQuality(Printed):
+class CriticQuality(Result):
     r"""A value head beside Monte-Carlo values: :math:`E(V - V^*)` and the variance of V* that V explains, by step.
 
     See :func:`critic_quality`.
@@ -59,6 +78,8 @@ class CriticQuality(Printed):
         notes: what could not be estimated, and why.
     """
 
+    row: ClassVar = CriticRow
+
     rows: tuple[CriticRow, ...]
     low: float
     notes: tuple[str, ...]
@@ -67,31 +88,9 @@ class CriticQuality(Printed):
         """Return the interval of the bias over all states."""
         return self.rows[0].bias.confidence_interval(confidence_level)
 
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return one row for each set of states.
-
-        Columns are ``states``, ``n``, ``n_prompts``, and with ``_low`` and ``_high`` ``value``, ``monte_carlo``,
-        ``bias`` and ``explained_variance``. ``.attrs`` state the level, ``low`` and the notes.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
-        level = require_level(confidence_level)
-        records = [
-            {"states": row.states, "n": row.n, "n_prompts": row.n_prompts}
-            | with_ends(
-                {
-                    "value": row.value.with_interval(level),
-                    "monte_carlo": row.monte_carlo.with_interval(level),
-                    "bias": row.bias.with_interval(level),
-                    "explained_variance": row.explained_variance(level),
-                }
-            )
-            for row in self.rows
-        ]
-        frame = pd.DataFrame(records)
-        frame.attrs |= {"confidence_level": level, "low": self.low, "notes": list(self.notes)}
-        return frame
+    def about(self) -> dict[str, object]:
+        """Return what the frame's ``.attrs`` state besides the level."""
+        return {"low": self.low, "notes": list(self.notes)}
 
 
 def critic_quality(
@@ -152,7 +151,7 @@ def critic_quality(
         ...     values=rng.binomial(4, true)[:, None] / 4, fitted_values=true[:, None] - 0.1,
         ... )
         >>> row = gs.critic_quality(batch).rows[0]
-        >>> round(row.bias.value, 1), round(row.explained_variance(0.95)[0], 1)
+        >>> round(row.bias.value, 1), round(row.explained_variance.with_interval(0.95)[0], 1)
         (-0.1, 0.9)
     """
     if last_step < 0:
@@ -192,7 +191,8 @@ def critic_quality(
     notes += [
         f"{row.states}: the variance of the true values is not resolved, so the share explained is not known"
         for row in rows
-        if row.unexplained is not None and np.isnan(row.explained_variance(CONFIDENCE_LEVEL)[0])
+        if row.explained_variance.unexplained is not None
+        and np.isnan(row.explained_variance.with_interval(CONFIDENCE_LEVEL)[0])
     ]
     return CriticQuality(tuple(rows), low, tuple(notes))
 
@@ -227,7 +227,7 @@ def _row(
     prompts = np.unique(batch.group_index[row], return_inverse=True)[1]
     n_prompts = len(set(prompts.tolist()))
     if n_prompts < 3:
-        return CriticRow(name, len(row), n_prompts, NOT_ESTIMATED, NOT_ESTIMATED, NOT_ESTIMATED, None)
+        return CriticRow(name, len(row), n_prompts, NOT_ESTIMATED, NOT_ESTIMATED, NOT_ESTIMATED, Explained(None))
     v, m, r = fitted[row, place], monte_carlo[row, place], batch.rewards[row]
     count = mean_statistic(np.bincount(prompts).astype(np.float64))
 
@@ -238,5 +238,95 @@ def _row(
     if by_state:
         unexplained = fieller_ratio(mean((v - m) * (v - r)), mean(m * r) - mean(m) * mean(r))
     return CriticRow(
-        name, len(row), n_prompts, mean(v).estimate(), mean(m).estimate(), mean(v - m).estimate(), unexplained
+        name,
+        len(row),
+        n_prompts,
+        mean(v).estimate(),
+        mean(m).estimate(),
+        mean(v - m).estimate(),
+        Explained(unexplained),
     )
+
+
+_PANELS = {"bias": "bias of the head", "explained_variance": "explained variance"}
+_AFTER = {RECOVERED: "recovered", FAILED: "not recovered"}
+
+
+def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
+    """Draw the bias and the explained variance of a value head by step, and its bias after a wrong step.
+
+    Args:
+        table: a :class:`gradstats.CriticQuality`, or its frame.
+
+    Returns:
+        The axes, bias first.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    columns = ["states", *(column for name in _PANELS for column in with_ends(name))]
+    require_columns(frame, columns, "draw what critic_quality() gives")
+    width, height = plt.rcParams["figure.figsize"]
+    keys = interval_keys(frame, list(_PANELS))
+    _, both = plt.subplots(2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True)
+    axes = [ax for ax in np.ravel(both) if isinstance(ax, Axes)]
+    drawn = frame.loc[frame["states"] != "all"].reset_index(drop=True)
+    after = drawn["states"].isin(list(_AFTER))
+    at = np.arange(len(drawn)) + 0.5 * after.to_numpy(dtype=float)
+    for ax, (name, label) in zip(axes, _PANELS.items(), strict=True):
+        value, low, high = estimates_of(drawn, name).T
+        known = np.isfinite(value)
+        if not known.any():
+            draw_nothing(ax, "not resolved")
+        draw_intervals(ax, at, value, low, high, ink())
+        for some, marker, fill in ((known & ~after, "o", ink()), (known & after, "D", paper())):
+            ax.plot(at[some], value[some], marker=marker, linestyle="none", color=ink(), markerfacecolor=fill, zorder=3)
+        draw_landmark(ax, 0.0, horizontal=True)
+        ax.set_ylabel(label)
+    names = [
+        _AFTER.get(str(states), str(states).removeprefix("step ").replace(" and later", "+"))
+        for states in drawn["states"]
+    ]
+    axes[-1].set_xticks(at, names)
+    for tick, turned in zip(axes[-1].get_xticklabels(), after, strict=True):
+        if turned:
+            tick.set(rotation=30, ha="right", rotation_mode="anchor")
+    label = "step that begins at the state" + (", or after a wrong step" if after.any() else "")
+    axes[-1].set_xlabel(wrapped_to_axis(label, 0.85))
+    legend_below(axes[0], keys)
+    return axes
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    about = frame.attrs
+    return (
+        f"Values of the head against Monte-Carlo values where steps begin, with {about['confidence_level']:.0%} "
+        f"intervals over prompts. A step is wrong where the Monte-Carlo value falls to at most {about['low']:g}."
+    )
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    return f"{row['states']} (n = {row['n']:,})"
+
+
+ANALYSIS = Analysis(
+    name="critic",
+    ask=critic_quality,
+    options=("last_step", "low"),
+    columns=CriticRow.columns(),
+    result=CriticQuality,
+    row_heading="states",
+    row_name=_row_name,
+    caption=_caption,
+    kept=True,
+    needs_values=True,
+    figures=(
+        AnalysisFigure(
+            "critic",
+            "Bias and explained variance of the value head where steps begin, against Monte-Carlo values; open "
+            "diamonds: after a wrong step, by the outcome.",
+            plot_critic,
+        ),
+    ),
+)

@@ -8,9 +8,9 @@ from comparison_batches import correlated_batch, quiet_compare, quietly
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats import estimators as est
+from gradstats.analyses import allocate, registry
 from gradstats.reference import EnumeratedPolicy
-from gradstats.report.analysis_tables import allocation_table
-from gradstats.stats import allocate
+from gradstats.report.analysis_tables import analysis_table
 
 TOKENS = 1000.0
 
@@ -101,7 +101,7 @@ def test_without_any_row_the_frame_has_its_columns_and_the_sentence_says_so():
     known = quietly(allocate, batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[4]).to_frame()
     assert found.to_frame().columns.tolist() == known.columns.tolist()
     assert found.sentence() == "No noise could be estimated."
-    assert allocation_table(found.to_frame()).rows == ()
+    assert analysis_table(registry.get("allocation"), found.to_frame()).rows == ()
 
 
 def test_the_sentence_names_the_lowest_row():

@@ -1,10 +1,10 @@
-"""The expected gradient and the variance of estimators by the success rate of the prompt."""
+"""Which prompts, easy or hard, make up the gradient and its variance?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -12,15 +12,24 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Column,
+    Result,
+    level_of,
+    most_completions,
+    within_groups,
+)
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
+from gradstats.plots.shares import bin_label, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import TargetChoice, refuse_batch_level, target_of
@@ -28,7 +37,11 @@ from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.quantities import with_ends
-from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
+from gradstats.stats.variance.shares import SHARES, GradientShares, binned, gradient_shares, resolved
+
+if TYPE_CHECKING:
+    from gradstats.config.sections import VarianceSection
+    from gradstats.measurement.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ class SuccessBin:
 
 
 @dataclass(frozen=True, repr=False)
-class SuccessBins(Printed):
+class SuccessBins(Result):
     r"""Gradients split by the success rate p of the prompt, :math:`g^b = g\,1[p \in b]`.
 
     Attributes:
@@ -85,13 +98,6 @@ class SuccessBins(Printed):
     target: TargetChoice
     silent: str | None = None
     metric: str = EUCLIDEAN
-
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "scale"
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the interval of one quantity for every row, ``(low, high)``."""
-        frame = self.to_frame(confidence_level)
-        return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row per estimator and bin, estimators in the order given, bins ascending.
@@ -184,8 +190,8 @@ def variance_by_success(
         measured_or_batch: as in :func:`gradstats.compare`.
         estimators: labels or objects of group-level estimators.
         scores: as in :func:`gradstats.compare`.
-        success: (N,) the exact success rate of each completion's prompt; by default it is estimated from the other
-            half.
+        success: (N,) the exact success rate of each completion's prompt, for a command the column of the rollouts that
+            holds it; by default it is estimated from the other half.
         group_size: completions of a group; by default all of a prompt, or half of them without ``success``.
         bins: number of bins of about equally many prompts, 4 by default and fewer where rates tie; or ascending edges,
             each bin without its upper edge except the last.
@@ -347,3 +353,96 @@ def _share_of_groups(of_prompts: Float[np.ndarray, " inside"]) -> KeptShare:
 
 def _of_prompts(groups: Groups, of_groups: Bool[np.ndarray, " groups"]) -> Float[np.ndarray, " m"]:
     return np.bincount(groups.prompt, weights=of_groups) / groups.groups_per_prompt
+
+
+def _drawn(bins: pd.DataFrame) -> pd.DataFrame | None:
+    """Return one line for the reference and for each other unit, which decide shares; None where none is resolved."""
+    if "share_of_gradient" not in bins:  # an earlier version did not estimate them
+        return None
+    of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
+    bins = bins.loc[bins["estimator"].isin(list(of_unit))]
+    return bins if np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)).any() else None
+
+
+def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> SuccessBins | None:
+    """Return the bins of the reference and of the first estimator of each other unit."""
+    if most_completions(measured) < 4:  # half of them form a group, and one completion has no baseline
+        return None
+    reference = families.get(section.reference)
+    by_unit: dict[str, Weighting] = {unit_of(reference): reference}
+    for one in within_groups(measured, section):
+        by_unit.setdefault(unit_of(one), one)
+    return variance_by_success(
+        measured, list(by_unit.values()), rng=section.seed, **{"target": section.target} | settings
+    )
+
+
+def _recovered(frame: pd.DataFrame, lengths: ArrayLike) -> dict[str, Any]:
+    sizes = set(frame["group_size"]) if "group_size" in frame else set()
+    return {"group_size": sizes.pop() if len(sizes) == 1 else None}
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    size = frame.attrs.get("group_size")
+    groups = "groups" if size is None else f"groups of {size} completions"
+    origin = "as given" if frame.attrs.get("success") == "given" else "of the other half of the completions"
+    return (
+        f"Gradient by success rate of the prompt ({origin}), {groups}, {level_of(frame)}intervals over prompts. Scale: "
+        "factor of the prompts' expected gradient on that of the target; shares sum to 1."
+    )
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    return f"{row['estimator']}, {bin_label(row['success_low'], row['success_high'])} (n = {row['n_prompts']:,})"
+
+
+_SHARES = "stats/variance/shares.py"
+COLUMNS = (
+    Column("estimator", "label of the estimator", file="estimators/by_label.py"),
+    Column("unit", "unit of the gradient", file="estimators/estimator.py"),
+    Column("success", "range of success rates", estimated=True),
+    Column("n_prompts", "prompts of these rates"),
+    Column("group_size", "completions per group"),
+    Column("scale", "factor of the prompts' expected gradient on that of the target", "scale", True),
+    Column("kept_scale", "the same of groups with any non-zero weight", "scale of kept groups", True),
+    Column(
+        "share_of_gradient",
+        "share of the expected gradient that the bin makes up",
+        SHARES["share_of_gradient"],
+        True,
+        file=_SHARES,
+    ),
+    Column(
+        "share_of_variance",
+        "share of tr Cov: the covariance of the bin's part with the whole",
+        SHARES["share_of_variance"],
+        True,
+        file=_SHARES,
+    ),
+    Column("kept_share", "share of groups with any non-zero weight", "groups kept", True),
+    Column("spread_share", "share of groups whose rewards are not all equal", "groups with spread", True),
+)
+
+ANALYSIS = Analysis(
+    name="success_bins",
+    ask=variance_by_success,
+    options=("estimators", "success", "group_size", "bins", "target"),
+    columns=COLUMNS,
+    result=SuccessBins,
+    row_heading="estimator, success rate",
+    row_name=_row_name,
+    caption=_caption,
+    label="tab:success",
+    in_run=_in_run,
+    recovered=_recovered,
+    figures=(
+        AnalysisFigure(
+            "success_shares",
+            "Share of the expected gradient that prompts of each range of success rates make up.",
+            plot_shares,
+            link="figure: gradient by success rate",
+            after="length_bins",
+            rows=_drawn,
+        ),
+    ),
+)

@@ -8,9 +8,9 @@ from comparison_batches import correlated_batch, quiet_compare
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats import estimators as est
+from gradstats.analyses import variance_by_success
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import variance_by_success
 
 RATES = (0.1, 0.5, 0.9)
 

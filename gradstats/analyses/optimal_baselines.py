@@ -1,11 +1,12 @@
-"""Baselines learned on the other prompts, beside published ones and the oracle of measured norms."""
+"""How much could any cheap baseline gain, and how far are published ones from it?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,16 +15,17 @@ from numpy.typing import ArrayLike
 from scipy import interpolate
 
 from gradstats import estimators as families
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.grouping import unbiased
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
+from gradstats.plots.variance import plot_variance
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, influential_prompts, require_level, satterthwaite_degrees
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
@@ -225,7 +227,7 @@ _RATIO_ENDS = ("", "_low", "_high", "_simultaneous_low", "_simultaneous_high")
 
 
 @dataclass(frozen=True, repr=False)
-class OptimalBaselines(Printed):
+class OptimalBaselines(Result):
     r"""Learned baselines beside published ones and the oracle; ``.to_frame()`` is the table.
 
     A prompt m has the parameters :math:`\hat β_m = \arg\min_β V_{(m)}(β)`, with the variance of the others.
@@ -355,3 +357,49 @@ def optimal_baselines(
         table, warned = compared(inputs, pool, rows, reference, judged)
         tables.append(replace(table, notes=(*warned, *table.notes)))
     return OptimalBaselines(tuple(learned), *tables)
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    about = frame.attrs
+    return (
+        f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
+        f"{about.get('best_learned')}; {about.get('confidence_level', np.nan):.0%} intervals hold for all rows at "
+        f"once, over {about.get('n_prompts')} prompts."
+    )
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    learned = row["parameters"]
+    if isinstance(learned, str) and learned:  # a text that is empty is missing in a file
+        return f"{row['estimator']}: {learned}"
+    return f"{row['estimator']} ({row['kind']})"
+
+
+ANALYSIS = Analysis(
+    name="optimal_baselines",
+    ask=optimal_baselines,
+    options=("group_size", "target", "prompts_per_batch", "n_resamples", "rng"),
+    columns=(
+        Column("kind", "learned, published or oracle"),
+        Column("parameters", "what was learned, with its range"),
+        Column("ratio_to_learned", "variance over that of the best learned baseline"),
+        Column("ratio_to_learned_simultaneous", "its interval that holds for all rows at once"),
+    ),
+    extends="variance",
+    result=OptimalBaselines,
+    headings={"ratio": "over oracle", "ratio_to_learned": "over best learned"},
+    ends="_simultaneous",
+    row_heading="baseline",
+    row_name=_row_name,
+    caption=_caption,
+    label="tab:baselines",
+    kept=True,
+    figures=(
+        AnalysisFigure(
+            "optimal_baselines",
+            "Variance of learned, published and oracle baselines over that of the oracle of measured norms; thin bars "
+            "hold for all rows at once.",
+            partial(plot_variance, value="ratio"),
+        ),
+    ),
+)

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gradstats.analyses import critic_quality
+from gradstats.analyses.critic import FAILED, RECOVERED
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats import critic_quality
-from gradstats.stats.critic_quality import FAILED, RECOVERED
 
 
 def head(true, position):
@@ -49,15 +49,15 @@ def test_bias_and_explained_variance_are_those_of_the_true_values(sampled):
         row = found[name]
         assert abs(row.bias.value - bias) < 4.0 * row.bias.stderr
         assert 0 < row.bias.stderr < 0.02
-        value, low, high = row.explained_variance(0.999)
+        value, low, high = row.explained_variance.with_interval(0.999)
         if step != 0:  # of two prompts' values the spread is small
             assert low < explained < high
             assert high - low < 0.8
     # Taking the Monte-Carlo values for the true ones counts their noise as an error of the head.
-    value = found["all"].explained_variance(0.95)[0]
+    value = found["all"].explained_variance.with_interval(0.95)[0]
     v, m = batch.fitted_values[batch.mask], batch.values[batch.mask]
     assert 1.0 - np.mean((v - m) ** 2) / np.var(m) < value - 0.1
-    assert found[RECOVERED].unexplained is None
+    assert found[RECOVERED].explained_variance.unexplained is None
 
 
 def test_steps_and_states_after_a_wrong_step_by_hand():

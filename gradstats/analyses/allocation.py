@@ -1,25 +1,54 @@
-"""The noise of a gradient over prompts and completions per prompt, at an equal number of tokens."""
+"""How should tokens be split between prompts and completions per prompt?"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Result,
+    Row,
+    column,
+    estimate,
+    level_of,
+    measured_group_sizes,
+    within_groups,
+)
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
+from gradstats.plots.marks import (
+    WithFrame,
+    as_frame,
+    draw_intervals,
+    draw_nothing,
+    estimates_of,
+    interval_keys,
+    legend_below,
+    legend_height,
+    require_columns,
+    with_ends,
+)
+from gradstats.plots.names import estimator_appearance, names_in, variants
+from gradstats.plots.style import edge, stroke
+from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import fieller_ratio, studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Statistic, require_level
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import prepared_inputs
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
 from gradstats.stats.variance.inputs import (
@@ -31,43 +60,51 @@ from gradstats.stats.variance.inputs import (
     target_of,
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import with_ends
+from gradstats.stats.variance.quantities import NOT_NEGATIVE, in_metric
 
-_ABOUT = ("estimator", "unit", "group_size", "n_prompts", "extrapolated")
-_ESTIMATED = ("noise_to_signal", "relative_noise", "tokens_saved", "within_prompt", "between_prompt")
+if TYPE_CHECKING:
+    from gradstats.config.sections import VarianceSection
+    from gradstats.measurement.measurement import Measurement
 
 
 @dataclass(frozen=True)
-class Allocated:
+class Saved:
+    """The share of tokens that a relative noise saves, 1 less it."""
+
+    noise: Estimate
+
+    def with_interval(self, confidence_level: float) -> tuple[float, float, float]:
+        """Return the share and the ends of its interval."""
+        ratio, low, high = self.noise.with_interval(confidence_level)
+        return 1.0 - ratio, 1.0 - high, 1.0 - low
+
+
+@dataclass(frozen=True)
+class Allocated(Row):
     """One estimator in groups of one size, at a number of tokens."""
 
-    estimator: str
-    unit: str  # of the gradient as measured; noise is at the scale of the target
-    group_size: int
-    n_prompts: float  # that the tokens pay for
-    noise_to_signal: NoiseToSignal | None  # of a batch of these prompts
-    relative_noise: Estimate  # over the noise of a batch of rloo at the reference size
-    within_prompt: Estimate
-    between_prompt: Estimate
-    extrapolated: bool  # whether no groups of this size were measured
-
-    def columns(self, confidence_level: float) -> dict[str, float]:
-        """Return the estimates with their ``_low`` and ``_high``."""
-        ratio, low, high = self.relative_noise.with_interval(confidence_level)
-        known = self.noise_to_signal
-        return with_ends(
-            {
-                "noise_to_signal": UNKNOWN if known is None else known.with_interval(confidence_level),
-                "relative_noise": (ratio, low, high),
-                "tokens_saved": (1.0 - ratio, 1.0 - high, 1.0 - low),
-                "within_prompt": self.within_prompt.with_interval(confidence_level),
-                "between_prompt": self.between_prompt.with_interval(confidence_level),
-            }
-        )
+    estimator: str = column("label of the estimator", short=True, file="estimators/by_label.py")
+    unit: str = column("unit of the gradient as measured", file="estimators/estimator.py")
+    group_size: int = column("completions of a prompt", short=True)
+    n_prompts: float = column("prompts that the tokens pay for", short=True)
+    extrapolated: bool = column("whether no groups of this size were measured")
+    noise_to_signal: NoiseToSignal | None = estimate(
+        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "noise to signal", limits=NOT_NEGATIVE
+    )
+    relative_noise: Estimate = estimate(
+        "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
+    )
+    tokens_saved: Saved = estimate(
+        "share of tokens saved at equal noise", "tokens saved", short=True, limits=(-math.inf, 1.0)
+    )
+    within_prompt: Estimate = estimate("variance between groups of one prompt", "within prompts", limits=NOT_NEGATIVE)
+    between_prompt: Estimate = estimate(
+        "variance between the expected gradients of prompts", "between prompts", limits=NOT_NEGATIVE
+    )
 
 
 @dataclass(frozen=True, repr=False)
-class Allocation(Printed):
+class Allocation(Result):
     r"""The noise at an equal number of tokens, :math:`N \bar L\,\mathrm{tr\,Cov}(g)/(c² T)`.
 
     Attributes:
@@ -79,9 +116,7 @@ class Allocation(Printed):
         notes: what could not be estimated, and why.
     """
 
-    printed_columns: ClassVar[tuple[str, ...]] = (
-        "estimator", "group_size", "n_prompts", "noise_to_signal", "relative_noise", "tokens_saved",
-    )  # fmt: skip
+    row: ClassVar = Allocated
 
     rows: tuple[Allocated, ...]
     tokens: float
@@ -90,28 +125,15 @@ class Allocation(Printed):
     n_prompts: int
     notes: tuple[str, ...] = ()
 
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return one row per estimator and group size.
-
-        Columns are ``estimator, unit, group_size, n_prompts, extrapolated``, and with ``_low`` and ``_high``
-        ``noise_to_signal, relative_noise, tokens_saved, within_prompt, between_prompt``.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
-        require_level(confidence_level)
-        records = [{name: getattr(row, name) for name in _ABOUT} | row.columns(confidence_level) for row in self.rows]
-        columns = [*_ABOUT, *(f"{name}{end}" for name in _ESTIMATED for end in ("", "_low", "_high"))]
-        frame = pd.DataFrame(records, columns=columns)  # which has its columns without any row as well
-        frame.attrs |= {
-            "confidence_level": confidence_level,
+    def about(self) -> dict[str, object]:
+        """Return what the frame's ``.attrs`` state besides the level."""
+        return {
             "tokens": self.tokens,
             "mean_length": self.mean_length,
             "reference": "rloo",
             "reference_size": self.reference_size,
             "notes": list(self.notes),
         }
-        return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State in words which of the rows has the lowest noise."""
@@ -229,6 +251,7 @@ def allocate(
                     n_prompts=tokens / (size * mean_length),
                     noise_to_signal=None if judge is None else NoiseToSignal(fieller_ratio(noise, judge.signal)),
                     relative_noise=relative,
+                    tokens_saved=Saved(relative),
                     within_prompt=NOT_ESTIMATED if parts.within is None else parts.within.estimate("log"),
                     between_prompt=NOT_ESTIMATED if parts.between is None else parts.between.estimate(),
                     extrapolated=size > most,
@@ -315,3 +338,142 @@ def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) 
             perfect = pairs.within.scaled(2.0) - cost
             within = (perfect + cost.scaled(1.0 / (size - 1.0))).scaled(1.0 / size)
             yield size, _Parts(within + between, within, True)
+
+
+def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Draw the noise at an equal number of tokens against completions per prompt, one line per estimator.
+
+    Noise is at the scale of the target, so that estimators of every unit share the axis. Estimators of equal noise,
+    such as multiples of one another, share a line. Sizes that were extrapolated are open markers on a dotted line.
+
+    Args:
+        table: :func:`gradstats.allocate` or its frame; columns ``estimator``, ``group_size``, ``n_prompts``,
+            ``extrapolated``, and ``relative_noise`` with its ``_low`` and ``_high``.
+        ax: where to draw; None makes a figure, higher for more entries in the legend below.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    columns = ["estimator", "group_size", "n_prompts", "extrapolated", *with_ends("relative_noise")]
+    require_columns(frame, columns, "draw what allocate() gives")
+    lines = _distinct(frame)
+    shown = names_in(frame)
+    labels = ["; ".join(shown[name] for name in names) for names in lines]
+    keys = interval_keys(frame, ["relative_noise"])
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(labels, keys)))
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    kinds = variants([names[0] for names in lines])
+    for place, (names, label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):
+        rows = frame.loc[[str(one) == names[0] for one in frame["estimator"]]]
+        sizes, guessed = rows["group_size"].to_numpy(dtype=float), rows["extrapolated"].to_numpy(dtype=bool)
+        centre, low, high = estimates_of(rows, "relative_noise").T
+        color, marker = estimator_appearance(names[0])
+        # Side by side, so that intervals do not overlap.
+        at = sizes * 2.0 ** (0.3 * (place - (len(lines) - 1) / 2.0) / max(len(lines) / 2.0, 1.0))
+        ax.plot(at, centre, color=color, linestyle=":", linewidth=stroke(1.0), zorder=2)
+        seen = ~guessed
+        drawn = {"color": color, "marker": marker, "markerfacecoloralt": ax.get_facecolor(), **kind._asdict()}
+        ax.plot(at[seen], centre[seen], linewidth=stroke(1.0), label=label, zorder=3, **drawn, **edge())
+        ax.plot(at[guessed], centre[guessed], color=color, marker=marker, linestyle="none", markerfacecolor="none")
+        draw_intervals(ax, at, centre, low, high, color)
+    if frame.empty:
+        draw_nothing(ax, "no estimators")
+    else:
+        draw_landmark(ax, 1.0, horizontal=True)
+    prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
+    if prompts:
+        ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
+    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({n_prompts_label(n)})" for size, n in prompts.items()])
+    ax.xaxis.set_minor_locator(NullLocator())
+    plain_ticks(ax, logarithmic=True, vertical=True)
+    ax.set_xlabel("completions per prompt (prompts)")
+    ax.set_ylabel(in_metric("relative noise\nat equal tokens", frame.attrs))
+    legend_below(ax, keys)
+    return ax
+
+
+def n_prompts_label(n: float) -> str:
+    """Return how many prompts the tokens pay for, thousands in full."""
+    return f"{n:,.0f}" if n >= 1000 else f"{n:.3g}"
+
+
+def _distinct(frame: pd.DataFrame) -> list[list[str]]:
+    """Return the estimators in order, those of equal noise at the same sizes together."""
+    columns = ["group_size", *with_ends("relative_noise")]
+    found: list[tuple[list[str], np.ndarray]] = []
+    for name, rows in frame.groupby("estimator", sort=False):
+        numbers = rows[columns].to_numpy(dtype=float)
+        for names, others in found:
+            if others.shape == numbers.shape and np.allclose(others, numbers, rtol=1e-9, atol=0.0, equal_nan=True):
+                names.append(str(name))
+                break
+        else:
+            found.append(([str(name)], numbers))
+    return [names for names, _ in found]
+
+
+def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> Allocation | None:
+    """Return the noise at the number of tokens of the run itself, for groups up to four times the largest here."""
+    sizes = measured_group_sizes(measured)
+    if not sizes:
+        return None
+    asked: dict[str, Any] = {
+        "tokens": float(np.sum(measured.rollouts.lengths)),
+        "group_sizes": [*sizes, 2 * sizes[-1], 4 * sizes[-1]],
+        "target": section.target,
+    }
+    return allocate(measured, within_groups(measured, section), rng=section.seed, **asked | settings)
+
+
+def _recovered(frame: pd.DataFrame, lengths: ArrayLike) -> dict[str, Any]:
+    measured = frame.loc[~frame["extrapolated"].astype(bool)]
+    return {
+        "tokens": float(np.sum(lengths)),
+        "reference": "rloo",
+        "reference_size": f"{measured['group_size'].max():g}",
+    }
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    size = f"{row['group_size']:g}{'*' if row['extrapolated'] else ''}"
+    return f"{row['estimator']}, {size} × {n_prompts_label(row['n_prompts'])}"
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    about = frame.attrs
+    return (
+        f"Noise of a gradient of {about['tokens']:,.0f} completion tokens, at the scale of the target, "
+        f"{level_of(frame)}intervals over prompts; relative to {about['reference']} with {about['reference_size']} "
+        "completions per prompt. Stars: extrapolated sizes."
+    )
+
+
+ANALYSIS = Analysis(
+    name="allocation",
+    ask=allocate,
+    options=("estimators", "tokens", "group_sizes", "target"),
+    columns=Allocated.columns(),
+    result=Allocation,
+    row_heading="estimator, completions × prompts",
+    row_name=_row_name,
+    caption=_caption,
+    in_run=_in_run,
+    recovered=_recovered,
+    figures=(
+        AnalysisFigure(
+            "allocation",
+            "Noise at an equal number of tokens against completions per prompt (and prompts, for the tokens of the "
+            "run), relative to RLOO at the largest measured size; open markers are extrapolated.",
+            plot_allocation,
+            link="figure: noise by completions per prompt",
+            after="group_sizes",
+        ),
+    ),
+)

@@ -6,8 +6,8 @@ from comparison_batches import correlated_batch, quietly, sized_batch
 
 import gradstats as gs
 from gradstats import estimators as est
+from gradstats.analyses.curve import variance_curve
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats.variance.variance_curve import variance_curve
 
 VALUES = np.linspace(0.0, 2.0, 9)
 

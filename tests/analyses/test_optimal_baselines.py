@@ -9,12 +9,7 @@ from scipy import stats
 
 import gradstats as gs
 from gradstats import estimators as est
-from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
-from gradstats.reference.optimal_baselines import mixture_form
-from gradstats.stats.variance.comparison import pooled, prepared_inputs
-from gradstats.stats.variance.minimiser import minimiser_of
-from gradstats.stats.variance.moments import split_into_groups
-from gradstats.stats.variance.optimal_baselines import (
+from gradstats.analyses.optimal_baselines import (
     EXPONENTS,
     ORACLE,
     PUBLISHED,
@@ -27,6 +22,11 @@ from gradstats.stats.variance.optimal_baselines import (
     optimal_baselines,
     variance_with,
 )
+from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
+from gradstats.reference.optimal_baselines import mixture_form
+from gradstats.stats.variance.comparison import pooled, prepared_inputs
+from gradstats.stats.variance.minimiser import minimiser_of
+from gradstats.stats.variance.moments import split_into_groups
 
 
 def pool_of(batch, scores):

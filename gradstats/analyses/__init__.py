@@ -1,0 +1,6 @@
+"""The questions that a measurement answers, a file each."""
+
+import lazy_loader
+
+# The public names are listed in __init__.pyi, each with the file that defines it.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,76 @@
+"""The questions by name: those of this package, of installed packages, and a user's own, ``module:question``."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradstats.system.user_code import import_function
+
+if TYPE_CHECKING:
+    from gradstats.analyses.declaration import Analysis
+
+#: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
+ANALYSES = ("allocation", "success_bins", "curve", "optimal_baselines", "critic")
+#: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
+ENTRY_POINTS = "gradstats.analyses"
+
+
+def questions() -> dict[str, str]:
+    """Return name → question; those of this package are read from their files without importing these."""
+    found = {}
+    for name in ANALYSES:
+        text = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+        found[name] = (ast.get_docstring(ast.parse(text)) or name).partition("\n")[0]
+    return found | {one.name: one.question for one in _installed().values()}
+
+
+def names() -> list[str]:
+    """Return the names of all questions."""
+    return [*ANALYSES, *(one.name for one in entry_points(group=ENTRY_POINTS))]
+
+
+def get(name: str) -> Analysis:
+    """Return the analysis of a name, or a user's own from ``module:question``.
+
+    Raises:
+        KeyError: for an unknown name, with the nearest one.
+        ImportError, ValueError: for a user's own that cannot be used, see :mod:`gradstats.system.user_code`.
+        TypeError: for a user's own that is no analysis.
+    """
+    from gradstats.analyses.declaration import Analysis
+
+    if name in ANALYSES:
+        return import_module(f"gradstats.analyses.{name}").ANALYSIS
+    if ":" in name:
+        found = import_function(name, "question")
+        if not isinstance(found, Analysis):
+            raise TypeError(f"question {name!r} is a {type(found).__name__}: name a gradstats.analyses.Analysis")
+        return found
+    if name in _installed():
+        return _installed()[name]
+    nearest = difflib.get_close_matches(name.replace("-", "_"), names(), 1, 0.4)
+    proposed = f"did you mean {nearest[0]}? " if nearest else ""
+    raise KeyError(f"there is no question {name!r}: {proposed}`gradstats ask` lists them all")
+
+
+def every() -> list[Analysis]:
+    """Return all analyses but a user's own, in order."""
+    return [get(name) for name in names()]
+
+
+def analysis_of_file(stem: str) -> Analysis | None:
+    """Return the analysis whose kept table has this name; None where there is none."""
+    kept = (one for one in every() if one.kept)
+    return next((one for one in kept if fnmatchcase(stem, one.pattern or one.name)), None)
+
+
+@cache
+def _installed() -> dict[str, Analysis]:
+    return {one.name: one.load() for one in entry_points(group=ENTRY_POINTS)}

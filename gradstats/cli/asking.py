@@ -1,0 +1,238 @@
+"""The command ``ask``: every question of a run, with the options that its analysis declares."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+import typing
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+import tyro
+from docstring_parser import parse
+
+from gradstats.cli import terminal
+from gradstats.cli.options import (
+    REGISTRY,
+    AsJson,
+    Level,
+    Overwrite,
+    Partial,
+    Positional,
+    Trust,
+    described_by,
+)
+from gradstats.cli.statistics import code_of_run, refuse_foreign_result, save_result, save_table
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.sections import VarianceSection
+from gradstats.system.files import to_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gradstats.analyses.declaration import Analysis
+    from gradstats.measurement.measurement import Measurement
+
+Words = tuple[str, ...]
+
+
+def ask(words: Positional[Words] = ()) -> None:
+    """Ask a question of a run: ``gradstats ask RUN QUESTION …``; alone it lists the questions.
+
+    Args:
+        words: a run directory or a measurement folder, a question, and the options of the question.
+    """
+    ask_words(list(words))
+
+
+def ask_words(words: list[str]) -> None:
+    """Answer ``ask`` from the words behind it.
+
+    Raises:
+        KeyError: for an unknown question.
+    """
+    from gradstats.analyses import registry
+
+    helped = any(word in ("-h", "--help") for word in words)
+    named = [word for word in words[:2] if not word.startswith("-")]
+    about_question = len(named) == 1 and (named[0] in registry.names() or _is_label(named[0]))
+    if about_question and not helped:
+        raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
+    if not about_question and len(named) < 2:
+        _list_questions(registry.questions())
+        return
+    source, name = ("", named[0]) if about_question else named
+    trust = "--trust" in words
+    with code_of_run(Path(source), trust) if source else nullcontext():
+        analysis = registry.get(name)
+        given = ["--help"] if helped else [source, *words[2:]]
+        tyro.cli(_command(analysis, name), prog=f"gradstats ask RUN {name}", args=given, registry=REGISTRY)
+
+
+def _is_label(word: str) -> bool:
+    return ":" in word and "/" not in word.rpartition(":")[2]
+
+
+def _list_questions(questions: Mapping[str, str]) -> None:
+    print("gradstats ask RUN QUESTION …    asks a run directory or a measurement folder:\n")
+    width = max(map(len, questions.values()))
+    for name, question in questions.items():
+        print(f"  {question.ljust(width)} → {name}")
+    print("\ngradstats ask QUESTION --help shows the options of a question; module:question asks one of your own.")
+
+
+def _command(analysis: Analysis, name: str) -> Callable[..., None]:
+    """Return the function whose signature are the options of a question."""
+    asked = _parameters(analysis)
+    empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
+    about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
+    out = Annotated[Path | None, tyro.conf.arg(help=about_out if analysis.kept else "also write the table as CSV.")]
+    options: list[tuple[str, Any, Any]] = [
+        ("source", Annotated[Positional[Path], tyro.conf.arg(help="a measurement folder or a run directory.")], empty),
+        *((option, hint, default) for option, (hint, default, _) in asked.items()),
+        ("confidence_level", Level, CONFIDENCE_LEVEL),
+        ("out", out, None),
+        ("partial", Partial, False),
+        ("trust", Trust, False),
+        ("overwrite", Overwrite, False),
+        ("as_json", AsJson, False),
+    ]
+
+    def command(**given: Any) -> None:
+        _answer(analysis, asked, given)
+
+    command.__doc__ = analysis.question
+    command.__name__ = name
+    parameters = [
+        inspect.Parameter(option, keyword, annotation=hint, default=default) for option, hint, default in options
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    command.__annotations__ = {option: hint for option, hint, _ in options}
+    return command
+
+
+def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
+    """Return the options of a question: name → what words it takes, its default, the argument that it is."""
+    signature = inspect.signature(analysis.ask).parameters
+    hints = typing.get_type_hints(analysis.ask, include_extras=True)
+    helps = {one.arg_name: one.description or "" for one in parse(analysis.ask.__doc__ or "").params}
+    found: dict[str, tuple[Any, Any, str]] = {}
+    for argument in analysis.options:
+        option = "seed" if argument == "rng" else argument
+        of_section = option in VarianceSection.model_fields
+        known = argument in signature
+        text = " ".join(helps.get(argument, "").split())
+        if of_section and (argument == "rng" or not text or text.startswith("as ")):
+            annotation: Any = described_by(VarianceSection, option)
+        else:
+            annotation = tyro.conf.arg(help=_plain(text))
+        hint = hints[argument] if known else VarianceSection.model_fields[option].annotation
+        default = signature[argument].default if known else VarianceSection.model_fields[option].default
+        if argument in analysis.read:
+            hint, default = Positional[str], inspect.Parameter.empty
+        elif argument == "rng":
+            hint = int
+        else:
+            hint = _in_words(hint)
+        if hint == Words:
+            annotation = tyro.conf.arg(
+                help=_plain(text), metavar="ESTIMATOR [ESTIMATOR ...]", help_behavior_hint="(one or more)"
+            )
+        if hint in (Words, str) and default is inspect.Parameter.empty:
+            hint = Positional[hint]
+        if typing.get_origin(hint) is tuple and default is None:
+            default = ()
+        found[option] = (Annotated[hint, annotation], default, argument)
+    return found
+
+
+def _plain(text: str) -> str:
+    """Return a sentence of a docstring without its markup."""
+    return re.sub(r":\w+:|`", "", text)
+
+
+def _in_words(hint: Any) -> Any:
+    """Return the type that words of the command line have, for an argument of a question."""
+    members = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    optional = type(None) in members
+    for one in (float,) if float in members else members:
+        if one in (int, float, str, bool) or typing.get_origin(one) is Literal:
+            return one | None if optional else one
+        if typing.get_origin(one) is Sequence or getattr(typing.get_origin(one), "__name__", "") == "Sequence":
+            (inner,) = typing.get_args(one)
+            return tuple[_in_words(inner), ...]  # pyright: ignore[reportInvalidTypeArguments]
+    return str | None if optional else str  # an array: the name of a column of the rollouts
+
+
+def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
+    from gradstats.measurement.measurement import read_measurement
+    from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
+
+    arguments: dict[str, Any] = {}
+    for option, (_, _, argument) in asked.items():
+        value = given[option]
+        if argument in analysis.read:
+            arguments |= analysis.read[argument](value)
+        else:
+            arguments[argument] = None if value == () else value
+    level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
+    weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the work
+    columns = [analysis.columns[0].name, *list(analysis.declared_headings)[:1]]
+    if not analysis.kept:
+        refuse_foreign_table(out, columns)
+    name = analysis.files_named(arguments)
+    keeping = folder_of_results(given["source"], out, partial=given["partial"]) if analysis.kept else nullcontext()
+    with keeping as folder:
+        refuse_foreign_result(folder, name, columns)
+        measured = read_measurement(given["source"], partial=given["partial"])
+        with warnings.catch_warnings():  # its notes say the same, and more
+            warnings.simplefilter("ignore")
+            found = analysis.ask(measured, **_with_columns(analysis, measured, arguments))
+        frame = found.to_frame(level)
+        _show(analysis, frame, found, level, as_json)
+        if analysis.kept:
+            needs = analysis.needs_values or any("values" in one.needs for one in weightings)
+            save_result(frame, folder, name, overwrite, needs)
+    if not analysis.kept:
+        save_table(out, frame, overwrite, quiet=as_json)
+
+
+def _with_columns(analysis: Analysis, measured: Measurement, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with the columns of the rollouts that some of them name."""
+    hints = typing.get_type_hints(analysis.ask, include_extras=True)
+    frame, filled = measured.rollouts.frame, dict(arguments)
+    for name, value in arguments.items():
+        is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == str | None
+        if isinstance(value, str) and is_array and str not in typing.get_args(hints[name])[:1]:
+            if value not in frame:
+                raise ValueError(f"--{name} {value}: the rollouts have no such column, only {', '.join(frame)}")
+            filled[name] = frame[value].to_numpy(dtype=float)
+    return filled
+
+
+def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_json: bool) -> None:
+    """Print the table, the sentence that answers and the notes, or all of it as JSON."""
+    from gradstats.report.analysis_tables import analysis_table
+
+    notes, sentence = list(getattr(found, "notes", ())), getattr(found, "sentence", None)
+    answer = [] if sentence is None else [sentence(level)]
+    if as_json and analysis.kept and answer:
+        print(to_json({str(name): value for name, value in frame.attrs.items()} | {"rows": frame.to_dict("records")}))
+    elif as_json:
+        terminal.print_json(frame, [*answer, *notes])
+    else:
+        terminal.show_table(analysis_table(analysis, frame))
+        for text in answer:
+            if analysis.kept:
+                terminal.console.print(text, markup=False)
+            else:
+                terminal.note(text)
+    if analysis.kept or not as_json:
+        for text in notes:
+            terminal.note(text)
+    sys.stdout.flush()
