@@ -542,6 +542,7 @@ ANALYSIS = Analysis(
     extends="variance",
     result=VarianceCurve,
     headings={name: QUANTITIES[name].heading for name in (RAW, *CURVE_PANELS)},
+    short=(JUDGED.name, "matched_bias_share"),
     row_heading=lambda frame: str(frame.attrs.get("parameter")),
     row_name=_row_name,
     caption=_caption,

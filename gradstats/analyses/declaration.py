@@ -185,6 +185,8 @@ class Analysis:
     result: type[Result] | None = None
     #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
     headings: Mapping[str, str] | None = None
+    #: The columns of a first screen, where the rows do not declare any as short.
+    short: Sequence[str] = ()
     #: What follows a column's name in those of the ends of the intervals that tables show.
     ends: str = ""
     #: The table whose columns it has as well.
@@ -242,6 +244,13 @@ class Analysis:
     def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
         """Return the columns of a table: name → heading."""
         return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
+
+    def first_shown(self, frame: pd.DataFrame) -> list[str]:
+        """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
+        headings = self.headings_of(frame)
+        short = self.short or {one.name for one in self.columns if one.short}
+        short = short or (() if self.result is None else self.result.printed_columns)
+        return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
     def limits_of(self, name: str) -> Limits:
         """Return the least and the greatest value that a column can have."""

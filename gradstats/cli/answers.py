@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from itertools import accumulate
 
 from rich.cells import cell_len
 
-from gradstats.report.verdict import NO_BREAK, Compared, Noise, Verdict, what_is_open
+from gradstats.report.verdict import NO_BREAK, Compared, Noise, Verdict, shortened, what_is_open
+from gradstats.stats.numbers import UNRESOLVED
 
 #: Columns and lines of a first screen.
 WIDTH, LINES = 80, 25
 _INDENT = "  "
+_GAP = "   "  # between columns
 _TOPIC = 7  # columns of the topics of verdicts
 # Columns of names in the table of relative noise, without and with a column of bias.
 _LONGEST_NAME, _LONGEST_BESIDE_BIAS = 36, 28
@@ -56,6 +59,43 @@ def _folded(text: str, before: str) -> list[str]:
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def answer_screen(
+    answer: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    shown: Sequence[str],
+    closing: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines of the answer to a question: what it says, and a short table.
+
+    Args:
+        answer: a sentence or two.
+        headings: of all columns of the table, that of the names of rows first.
+        rows: cells as text; what does not fit is left out, the last rows and columns first.
+        shown: headings of the columns to show, as far as there is room; none for no table.
+        closing: lines on where the rest is.
+    """
+    lines = _folded(answer, "")
+    cells = [list(column) for column in zip(headings, *rows, strict=True)]
+    # What no row resolves says nothing here.
+    known = [column for column in cells[1:] if column[0] in shown and set(column[1:]) - {UNRESOLVED, ""}]
+    if known and rows:
+        widths = [max(map(cell_len, column)) for column in known]
+        longest = max(map(cell_len, cells[0]))
+        room = WIDTH - len(_INDENT) - min(longest, _LONGEST_NAME)
+        fitting = max(1, sum(total <= room for total in accumulate(width + len(_GAP) for width in widths)))
+        known, widths = known[:fitting], widths[:fitting]
+        first = min(longest, WIDTH - len(_INDENT) - sum(widths) - fitting * len(_GAP))
+        most = LINES - len(lines) - len(closing) - _AROUND
+        names = [shortened(name, first) for name in cells[0]]
+        columns = [[f"{_GAP}{cell:>{width}}" for cell in column] for column, width in zip(known, widths, strict=True)]
+        table = [f"{_INDENT}{name:<{first}}{''.join(row)}" for name, *row in zip(names, *columns, strict=True)]
+        lines += ["", *table[: most + 1]]
+        if len(rows) > most:
+            lines.append(f"{_INDENT}… {len(rows) - most} more rows: --all")
+    return [*lines, *([""] if closing else []), *closing]
 
 
 def noise_table(compared: Compared, most: int) -> list[str]:

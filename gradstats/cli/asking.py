@@ -19,8 +19,10 @@ from docstring_parser import parse
 from gradstats.cli import terminal
 from gradstats.cli.options import (
     REGISTRY,
+    All,
     AsJson,
     Level,
+    Notes,
     Overwrite,
     Partial,
     Positional,
@@ -96,6 +98,8 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
         ("source", Annotated[Positional[Path], tyro.conf.arg(help="a measurement folder or a run directory.")], empty),
         *((option, hint, default) for option, (hint, default, _) in asked.items()),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
+        ("everything", All, False),
+        ("notes", Notes, False),
         ("out", out, None),
         ("partial", Partial, False),
         ("trust", Trust, False),
@@ -194,10 +198,10 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
             warnings.simplefilter("ignore")
             found = analysis.ask(measured, **_with_columns(analysis, measured, arguments))
         frame = found.to_frame(level)
-        _show(analysis, frame, found, level, as_json)
+        _show(analysis, frame, found, level, given)
         if analysis.kept:
             needs = analysis.needs_values or any("values" in one.needs for one in weightings)
-            save_result(frame, folder, name, overwrite, needs)
+            save_result(frame, folder, name, overwrite, needs, quiet=as_json)
     if not analysis.kept:
         save_table(out, frame, overwrite, quiet=as_json)
 
@@ -215,24 +219,25 @@ def _with_columns(analysis: Analysis, measured: Measurement, arguments: dict[str
     return filled
 
 
-def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_json: bool) -> None:
-    """Print the table, the sentence that answers and the notes, or all of it as JSON."""
+def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, given: Mapping[str, Any]) -> None:
+    """Print the sentence that answers and a short table, with the rest on request, or all of it as JSON."""
+    from gradstats.cli.answers import answer_screen
     from gradstats.report.analysis_tables import analysis_table
 
     notes, sentence = list(getattr(found, "notes", ())), getattr(found, "sentence", None)
-    answer = [] if sentence is None else [sentence(level)]
-    if as_json and analysis.kept and answer:
-        print(to_json({str(name): value for name, value in frame.attrs.items()} | {"rows": frame.to_dict("records")}))
-    elif as_json:
-        terminal.print_json(frame, [*answer, *notes])
-    else:
-        terminal.show_table(analysis_table(analysis, frame))
-        for text in answer:
-            if analysis.kept:
-                terminal.console.print(text, markup=False)
-            else:
-                terminal.note(text)
-    if analysis.kept or not as_json:
-        for text in notes:
-            terminal.note(text)
+    answer = "" if sentence is None else sentence(level)
+    if given["as_json"]:
+        if analysis.kept and answer:
+            about = {str(name): value for name, value in frame.attrs.items()}
+            print(to_json(about | {"rows": frame.to_dict("records")}))
+        else:
+            terminal.print_json(frame, [*filter(None, [answer]), *notes])
+        return
+    table, closing = analysis_table(analysis, frame), terminal.more(len(notes), given["notes"], given["everything"])
+    shown = [] if given["everything"] else analysis.first_shown(frame)
+    terminal.show(answer_screen(answer or analysis.question, *table.cells("plain"), shown, closing))
+    if given["everything"]:
+        terminal.show_table(table)
+    if given["notes"]:
+        terminal.show_notes(notes)
     sys.stdout.flush()

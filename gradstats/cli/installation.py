@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +26,7 @@ from gradstats.system.files import to_json
 
 
 def check(
-    policy: Positional[PolicyName],
+    policy: Positional[PolicyName | None] = None,
     rollouts: Path | None = None,
     dtypes: tuple[WeightType, ...] = CHECKED_TYPES,
     params: Annotated[str | None, described_by(MeasurementSection, "params")] = None,
@@ -34,12 +35,17 @@ def check(
     partial: Partial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the gradient engines on this model and device; the exit code is 1 when one fails.
+    """Check the gradient engines on a model and device; alone, print versions and hardware, for a bug report.
+
+    The exit code is 1 when an engine fails.
 
     Args:
         rollouts: sequences to check with; three of random tokens by default.
         dtypes: dtypes in which to check the model; deviations between dtypes are relative to the first, the widest.
     """
+    if policy is None:
+        show_environment(as_json)
+        return
     import gradstats
     from gradstats.gradients import check_engines
     from gradstats.rollouts.table import read_rollouts
@@ -83,12 +89,18 @@ def list_things(
         show_list(what)
 
 
-def env() -> None:
-    """Print versions and hardware, and which trainers are known, for a bug report."""
+def show_environment(as_json: bool) -> None:
+    """Print versions and hardware, and which trainers are known."""
     from gradstats.integrations.installed import integrations
     from gradstats.system.environment import environment
 
-    print(to_json(environment() | {"integrations": integrations()}))
+    found = environment() | {"integrations": integrations()}
+    if as_json:
+        print(to_json(found))
+        return
+    for name, value in found.items():
+        parts = [f"{key} {one}" for key, one in value.items()] if isinstance(value, dict) else [str(value)]
+        terminal.show(textwrap.wrap(f"{name}: {', '.join(parts)}", 80, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def show_list(what: str) -> None:

@@ -49,14 +49,21 @@ def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]
 
 
 def save_result(
-    frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool, uses_values: bool = False
+    frame: pd.DataFrame,
+    folder: Path | None,
+    name: str,
+    overwrite: bool,
+    uses_values: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
     if folder is not None:
         from gradstats.report.added_results import save_added
 
-        for path in save_added(frame, folder, name, overwrite=overwrite, uses_values=uses_values):
-            terminal.note(f"→ {path}")
+        paths = save_added(frame, folder, name, overwrite=overwrite, uses_values=uses_values)
+        if not quiet:
+            drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
+            terminal.show([f"  → {drawn}"])
 
 
 P = ParamSpec("P")

@@ -159,6 +159,18 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
         show_notes(said)
 
 
+def run_as_json(result: RunResult) -> dict[str, Any]:
+    """Return what a run has found: α with its diagnostics, the rows of the comparison, notes and paths."""
+    level = result.run.experiment.variance.confidence_level
+    frame = None if result.comparison is None else result.comparison.to_frame(level)
+    return {
+        "alpha": None if result.alpha is None else result.alpha.summary(),
+        "rows": [] if frame is None else frame.to_dict("records"),
+        "notes": notes_of_run(result),
+        "paths": [str(path) for path in result.paths],
+    }
+
+
 def notes_of_run(result: RunResult) -> list[str]:
     """Return what qualifies the numbers of a run, each sentence once."""
     said = [] if result.alpha is None else [*result.alpha.beside(), *result.alpha.sentences()]
@@ -287,9 +299,7 @@ def show_variance(frame: pd.DataFrame) -> None:
     if attrs.get("target") == "importance":
         size, low, high = (attrs[f"effective_sample_size{end}"] for end in ("", "_low", "_high"))
         known = "is not known" if math.isnan(size) else f"{size:.0f} [{low:.0f}, {high:.0f}]"
-        console.print(
-            f"cosine and matched bias against the {TARGETS['importance']} gradient; effective sample size {known}"
-        )
+        console.print(f"cosine and bias against the {TARGETS['importance']} gradient; effective sample size {known}")
     if attrs.get("lowest_beyond_doubt") is not None:
         console.print(
             f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; every other estimator is excluded from "

@@ -65,7 +65,7 @@ def _in_letters(texts: Iterable[str]) -> Iterable[str]:
 
 
 #: What a reader has to know about columns of intervals that hold together.
-TOGETHER = "those of all rows lie between these ends at once"
+TOGETHER = "between these ends all rows lie at once"
 BEST_SET = "best set"
 
 
@@ -119,7 +119,7 @@ def variance_table(
 ) -> Table:
     """Return the variance of estimators, one row each, in the comparison's order, named in words as in figures.
 
-    The best set is bold: the estimators that may have the lowest matched ratio, as the comparison decides pair by pair
+    The best set is bold: the estimators that may have the lowest relative noise, as the comparison decides pair by pair
     (its column ``in_best_set``). In a frame without that column the lowest is bold where it is known to be the lowest.
 
     Args:
@@ -325,10 +325,10 @@ def block_table(frame: pd.DataFrame) -> Table:
 
 LENGTH_HEADINGS = {
     "scale": "scale kept",
-    "matched_bias_share": "matched bias",
+    "matched_bias_share": "bias",
     "share_of_gradient": "share of gradient",
     "cosine": "cosine",
-    "noise_to_signal": "noise to signal",
+    "noise_to_signal": "critical batch",
     "ratio": "share of variance",
 }
 

@@ -59,11 +59,11 @@ _ROW = (
         _ESTIMATES,
         **_headings(COMPARED),
         ratio_simultaneous="interval of the ratio that holds for all rows at once",
-        **{f"{JUDGED.name}_simultaneous": "the same for the matched ratio"},
+        **{f"{JUDGED.name}_simultaneous": "the same for the relative noise"},
         n_effective_prompts="number of equally noisy prompts that the variance rests on",
         most_influential_prompt="the prompt without which tr Cov changes most",
     ),
-    *_of(_RESULT, in_best_set="whether it may have the lowest matched ratio"),
+    *_of(_RESULT, in_best_set="whether it may have the lowest relative noise"),
 )
 
 _FIT = (

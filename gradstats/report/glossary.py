@@ -7,11 +7,6 @@ from __future__ import annotations
 
 #: Word → what it means; in the order of the alphabet.
 TERMS: dict[str, str] = {
-    "all ratios": (
-        "Intervals of the ratio, or of the matched ratio, that hold for all rows of a table at once with the stated "
-        "probability. They are wider than the intervals beside single ratios; use them where rows are compared with "
-        "one another."
-    ),
     "baseline": (
         "What is subtracted from the reward before it weights the score of a completion, such as the mean reward "
         "of the group. It changes the noise of the gradient; if it does not depend on the completion itself, it "
@@ -23,12 +18,12 @@ TERMS: dict[str, str] = {
         "times."
     ),
     "best set": (
-        "The estimators that may have the lowest matched ratio of all, given these data: at the stated level the "
+        "The estimators that may have the lowest relative noise of all, given these data: at the stated level the "
         "truly best one is among them. An estimator outside the set is shown to be noisier than another one."
     ),
-    "bias, matched bias": (
-        "How far the expected gradient of an estimator points away from the true gradient, as a share of the root "
-        "mean square error of a batch; matched: after scaling the estimator so that only the direction counts."
+    "bias": (
+        "What is wrong with the direction of an estimator's expected gradient, after it is scaled onto the true one, "
+        "as a share of the mean square error of a batch. In files matched_bias_share; bias_share counts the scale too."
     ),
     "clustered interval": (
         "An interval that treats the completions of one prompt as dependent, so that 96 prompts with 8 "
@@ -37,6 +32,11 @@ TERMS: dict[str, str] = {
     "cosine": (
         "The cosine of the angle between the expected gradient of an estimator and the true gradient; 1 is the "
         "right direction."
+    ),
+    "critical batch": (
+        "The number of prompts in a batch at which the noise of its gradient equals the signal: the variance of one "
+        "group's gradient over the squared norm of its expectation. Larger batches gain little. In files "
+        "noise_to_signal."
     ),
     "effective prompts": (
         "The number of equally noisy prompts that would carry the same information. Where a few prompts have much "
@@ -64,19 +64,6 @@ TERMS: dict[str, str] = {
         "A baseline computed without the completion that it is subtracted from. It keeps the expected gradient "
         "exact; a baseline that includes the completion's own reward shrinks it by (N − 1)/N."
     ),
-    "length exponent α": (
-        "How the gradient of a completion grows with its number of tokens T: ‖S‖ is proportional to T^α on "
-        "average. Half the slope of log‖S‖² on log T."
-    ),
-    "matched ratio": (
-        "The ratio of variances after both estimators are scaled to the same expected gradient along the "
-        "reference's. An estimator that only shrinks the gradient gains nothing here: rank estimators by this "
-        "column."
-    ),
-    "noise-to-signal": (
-        "The variance of one group's gradient divided by the squared norm of its expectation. It is also the "
-        "number of groups in a batch at which noise and signal are equal."
-    ),
     "not resolved": (
         "The interval is too wide to answer the question with these data. It is no statement that an effect is "
         "absent; more prompts may resolve it."
@@ -97,6 +84,16 @@ TERMS: dict[str, str] = {
     "ratio": (
         "The variance of an estimator's gradient divided by that of the reference (RLOO by default), on the same "
         "completions."
+    ),
+    "ratios of all rows": (
+        "Intervals of the ratio, or of the relative noise, that hold for all rows of a table at once with the stated "
+        "probability. They are wider than the intervals beside single ratios; use them where rows are compared with "
+        "one another."
+    ),
+    "relative noise": (
+        "How many samples an estimator takes for the same noise at the same signal, where the reference takes one: the "
+        "ratio of variances after both are scaled to the same expected gradient along the true one. Estimators are "
+        "ranked by it; one that only shrinks the gradient gains nothing. In files matched_ratio."
     ),
     "score": (
         "The gradient of a completion's log-probability with respect to the parameters, written S; of one token, s."
@@ -126,6 +123,15 @@ TERMS: dict[str, str] = {
         "Within: answers to the same prompt are compared with one another. Between: averages of different prompts "
         "are compared. A baseline of the group uses what varies within prompts."
     ),
+    "α": (
+        "The length exponent, with which the gradient of a completion grows with its number of tokens T: ‖S‖ is "
+        "proportional to T^α on average. It is ½ where the gradients of tokens are uncorrelated, and 1 where they are "
+        "all the same."
+    ),
+    "α within prompts": (
+        "The exponent among answers to the same prompt, which a baseline of the group compares. It differs from α "
+        "where prompts with longer answers also have larger gradients for other reasons."
+    ),
     "χ² of the ratios": (
         "The variance of the importance ratios. Near 0, sampler and scorer count as one policy; above 0.01, bias "
         "is judged with importance weights."
@@ -135,16 +141,16 @@ TERMS: dict[str, str] = {
 #: Column of the variance table, as it is saved → the word that defines it.
 TERM_OF_COLUMN: dict[str, str] = {
     "estimator": "estimator",
-    "matched_ratio": "matched ratio",
-    "matched_ratio_simultaneous": "all ratios",
+    "matched_ratio": "relative noise",
+    "matched_ratio_simultaneous": "ratios of all rows",
     "in_best_set": "best set",
     "trace_cov": "tr Cov",
     "signal_sq": "signal, ‖E ĝ‖²",
-    "noise_to_signal": "noise-to-signal",
+    "noise_to_signal": "critical batch",
     "ratio": "ratio",
-    "ratio_simultaneous": "all ratios",
+    "ratio_simultaneous": "ratios of all rows",
     "cosine": "cosine",
-    "bias_share": "bias, matched bias",
-    "matched_bias_share": "bias, matched bias",
+    "bias_share": "bias",
+    "matched_bias_share": "bias",
     "kept_share": "kept share",
 }

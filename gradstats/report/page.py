@@ -154,7 +154,7 @@ class VarianceOnPage(TypedDict):
 def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
     """Return the table of a comparison for the page, or None where there is none.
 
-    The matched ratio, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
+    The relative noise, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
     """
     if frame is None:
         return None
@@ -171,7 +171,7 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
     best, marks = best_rows(saved), best_set_marks(frame)
     listed = variance_columns(frame, shown, "page")
     judged = [column for column in listed if column.quantity == JUDGED.name]
-    # The best set stands behind the columns of the matched ratio that it is drawn from.
+    # The best set stands behind the columns of the relative noise that it is drawn from.
     for column in (*judged, None, *(column for column in listed if column.quantity != JUDGED.name)):
         if column is not None:
             exponent = common_exponent(column.triples)
@@ -431,7 +431,7 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
         ("α with its diagnostics", f"gradstats alpha {folder}"),
         ("the variance table", f"gradstats variance {folder}"),
         *([("single tokens", f"gradstats tokens {folder}")] if run.tokens is not None else []),
-        ("figures at another venue's width", f"gradstats figures {folder} --venue neurips --column full"),
+        ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),
     ]
 

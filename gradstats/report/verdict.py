@@ -110,8 +110,8 @@ class Noise:
             full = f"{' = '.join(map(naming, self.labels))}{scale}"
             if len(full) <= width:
                 return full
-            return f"{_shortened(first, width - 12)} and {others} equal"
-        return _shortened(first, width - 11) + f" and {others} more" if others else _shortened(first, width)
+            return f"{shortened(first, width - 12)} and {others} equal"
+        return shortened(first, width - 11) + f" and {others} more" if others else shortened(first, width)
 
     def text(self) -> str:
         """Write the relative noise with its interval; of rows that look alike, the interval alone."""
@@ -137,10 +137,10 @@ def _as_fraction(scale: float) -> str:
     return str(found) if abs(float(found) - scale) < _SEVENTHS * scale else f"{scale:.3g}"
 
 
-def _shortened(name: str, width: int) -> str:
+def shortened(name: str, width: int) -> str:
     """Cut a name to a width; what stands in brackets stays in brackets.
 
-    >>> _shortened("length_weighted(alpha=within_prompt, loo=True)", 30)
+    >>> shortened("length_weighted(alpha=within_prompt, loo=True)", 30)
     'length_weighted(alpha=within…)'
     """
     if len(name) <= width:

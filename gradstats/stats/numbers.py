@@ -74,7 +74,8 @@ def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) 
     elif not least <= value <= greatest or (low == least and high == greatest and math.isinf(greatest - least)):
         value = math.nan
     if math.isnan(value):
-        low, high = math.nan if low == least else low, math.nan if high == greatest else high
+        low = math.nan if math.isclose(low, least, rel_tol=ROUNDING, abs_tol=0.0) else low
+        high = math.nan if math.isclose(high, greatest, rel_tol=ROUNDING, abs_tol=0.0) else high
     return value, low, high
 
 

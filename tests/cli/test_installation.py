@@ -27,6 +27,6 @@ def test_quantities_are_listed_one_a_line_with_their_files(monkeypatch, capsys):
 
 
 def test_env_is_json(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "env")
+    code, out, _ = run(monkeypatch, capsys, "check", "--json")
     assert code == 0
     assert {"torch", "transformers", "gradstats"} <= set(json.loads(out)["versions"])

@@ -39,7 +39,7 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     assert len(out.splitlines()) <= 25
     code, out, _ = run(monkeypatch, capsys, *words, "--all", "--notes")
     assert "slope 2α = " in out
-    assert "all ratios" in out
+    assert "ratios of all rows" in out
     assert "note: " in out
     for name in ("alpha.json", "variance.csv", "figures/length_scaling.pdf", "figures/variance.pdf", "manifest.json"):
         assert (run_directory / "run" / name).exists()
@@ -48,7 +48,7 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     code, out, _ = run(monkeypatch, capsys, "variance", run_directory / "run", "--estimators", "rloo", "group_mean")
     assert code == 0
     assert "group_mean" in out
-    code, out, _ = run(monkeypatch, capsys, "figures", run_directory / "run", "--venue", "neurips", "--formats", "svg")
+    code, out, _ = run(monkeypatch, capsys, "export", run_directory / "run", "--venue", "neurips", "--formats", "svg")
     assert code == 0
     assert (run_directory / "run" / "figures" / "variance.svg").exists()
 
@@ -323,7 +323,7 @@ def test_a_dry_run_names_the_cells_and_who_draws_for_whom(tmp_path, monkeypatch,
         "sampling": {"group_size": 2, "max_new_tokens": 8}, "vary": {"measurement.sketch_dim": [64, 128]},
     }  # fmt: skip
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(data))
-    code, out, notes = run(monkeypatch, capsys, "sweep", tmp_path / "s.yaml", "--dry-run")
+    code, out, notes = run(monkeypatch, capsys, "run", tmp_path / "s.yaml", "--dry-run")
     assert code == 0
     assert "s sketch_dim=64: would sample 8 completions of 4 prompts" in out
     assert "sketch_dim=128 takes the completions of sketch_dim=64: it samples nothing" in out + notes

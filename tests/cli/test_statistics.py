@@ -163,7 +163,7 @@ def _curve(own_run, label, monkeypatch, capsys):
 
 def _figures(own_run, label, monkeypatch, capsys):
     assert label in set(pd.read_csv(own_run / "figures" / "variance.csv")["estimator"])
-    assert run(monkeypatch, capsys, "figures", own_run)[0] == 0
+    assert run(monkeypatch, capsys, "export", own_run, "--only", "figures")[0] == 0
 
 
 def _report(own_run, label, monkeypatch, capsys):
@@ -687,7 +687,7 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     )
     code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "matched_ratio", "--ratio", 1.5)
     assert code == 0
-    assert out.startswith("distinguishing a matched ratio of 1.5 of reinforce to rloo from 1 (95% interval, ")
+    assert out.startswith("distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, ")
     code, out, _ = run(monkeypatch, capsys, *words, "--signal")
     assert code == 0
     assert out.startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes ")

@@ -40,7 +40,7 @@ def test_entries_are_short_and_listed_once():
 def test_templates_of_issues_name_what_there_is():
     folder = ROOT / ".github" / "ISSUE_TEMPLATE"
     report = (folder / "bug_report.md").read_text("utf-8")
-    assert "`gradstats env`" in report
+    assert "`gradstats check`" in report
     assert "GRADSTATS_TRACEBACK" in (ROOT / "gradstats" / "cli" / "commands.py").read_text("utf-8")
     assert "gradstats.estimators.register" in (folder / "estimator_request.md").read_text("utf-8")
 

@@ -66,7 +66,7 @@ def test_the_table_has_a_row_for_each_value():
     headings, rows = table.cells("plain")
     assert headings[0] == "delta"
     assert [row[0] for row in rows] == ["−0.5", "0", "0.25"]
-    assert table.columns["matched ratio"][1] == (1.0, 1.0, 1.0)
+    assert table.columns["relative noise"][1] == (1.0, 1.0, 1.0)
     assert "asymmetric(loo=True) along delta" in table.caption
     assert "asymmetric(loo=True) along delta" in registry.get("curve").figures[0].caption_of(frame)
 
@@ -210,7 +210,7 @@ def frame():
 
 def test_intervals_that_hold_together_follow_their_quantity():
     first, second, third = variance_columns(frame(), ["ratio", "cosine"], "terminal")
-    assert (first.heading, second.heading, third.heading) == ("ratio to rloo", "all ratios", "cosine")
+    assert (first.heading, second.heading, third.heading) == ("ratio to rloo", "ratios of all rows", "cosine")
     assert first.triples == [(1.0, 1.0, 1.0), (0.8, 0.7, 0.9)]
     assert second.together
     assert second.triples[0] == (1.0, 1.0, 1.0)  # known exactly
@@ -279,10 +279,10 @@ def test_matched_ratios_that_hold_together_have_a_column():
     table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
     found = variance_table(table)
     headings, texts = found.cells("plain")
-    assert headings.index("all matched ratios") == headings.index("matched ratio") + 1
-    column = headings.index("all matched ratios")
+    assert headings.index("relative noise of all rows") == headings.index("relative noise") + 1
+    column = headings.index("relative noise of all rows")
     assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
-    assert "All matched ratios: those of all rows lie between these ends at once." in found.caption
+    assert "Relative noise of all rows: between these ends all rows lie at once." in found.caption
     assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
 
 
@@ -362,5 +362,5 @@ def test_a_caption_says_where_the_lowest_is_not_among_the_rows():
     assert "(all pairs of the 3 estimators of the comparison compared)" in variance_table(some).caption
     some = some.drop(columns="in_best_set")
     some.attrs |= {"lowest_beyond_doubt": "otb"}
-    assert "The lowest matched ratio is that of OTB, which is not listed." in variance_table(some).caption
+    assert "The lowest relative noise is that of OTB, which is not listed." in variance_table(some).caption
     assert bold_rows(variance_table(some)) == []

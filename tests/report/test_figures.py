@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
 
 
 def command(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["gradstats", "figures", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["gradstats", "export", *map(str, words), "--only", "figures"])
     code = 0
     try:
         commands.main()
@@ -198,7 +198,19 @@ def test_a_comparison_of_fewer_prompts_states_their_number(runs):
 
 
 def test_several_runs_are_labelled_and_warned_about(runs, monkeypatch, capsys, tmp_path):
-    words = ["gradstats", "figures", *map(str, runs), "--out", str(tmp_path), "--formats", "svg", "--venue", "iclr"]
+    words = [
+        "gradstats",
+        "export",
+        *map(str, runs),
+        "--only",
+        "figures",
+        "--out",
+        str(tmp_path),
+        "--formats",
+        "svg",
+        "--venue",
+        "iclr",
+    ]
     monkeypatch.setattr(sys, "argv", words)
     commands.main()
     out, err = capsys.readouterr()

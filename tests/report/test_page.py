@@ -109,7 +109,7 @@ def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp
     table.to_csv(folder / "variance.csv", index=False)
     text = write_report(folder, svgs={}).read_text()
     assert text.count("[0.50, 1.25]</td>") == len(table)
-    assert "All matched ratios: those of all rows lie between these ends at once." in text
+    assert "Relative noise of all rows: between these ends all rows lie at once." in text
     assert "Bold marks the best set" in text
     assert [text.count(f'<td data-key="{key}">{mark}</td>') for key, mark in ((0, "yes"), (1, "no"))] == [
         1,
@@ -223,7 +223,7 @@ def test_no_console_errors_and_no_requests(opened):
 @pytest.mark.browser
 def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
     headings = [th.text for th in opened.find_elements("css selector", "#variance-table thead th")]
-    matched = headings.index("matched ratio")
+    matched = headings.index("relative noise")
     cells, states = sort_by(opened, matched)
     assert cells == ["0.93", "1.0", "1.3", ""]
     assert states[matched] == "ascending"
@@ -234,7 +234,7 @@ def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
     assert (
         opened.find_element("css selector", "#variance [role=status]")
         .get_attribute("textContent")
-        .startswith("sorted by matched ratio")
+        .startswith("sorted by relative noise")
     )
     names, _ = sort_by(opened, 0)
     assert sorted(names) == sorted(map(in_words, ESTIMATORS))
@@ -259,7 +259,7 @@ def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width)
 def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
     device = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    for table, ranking in (("variance-table", "matched ratio"), ("prompt-table", "success")):
+    for table, ranking in (("variance-table", "relative noise"), ("prompt-table", "success")):
         heading, right, scrolls = opened.execute_script(
             "const table = document.getElementById(arguments[0]); const head = table.tHead.rows[0].cells[1];"
             "const box = table.closest('.scroll');"
@@ -379,7 +379,7 @@ def test_a_table_without_a_best_set_has_no_such_column(frame):
 
 def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(frame):
     definitions = {column["name"]: column for column in variance_on_page(frame)["columns"]}
-    assert definitions["matched_ratio"]["meaning"] == TERMS["matched ratio"]
+    assert definitions["matched_ratio"]["meaning"] == TERMS["relative noise"]
     assert definitions["matched_ratio"]["file"] == "gradstats/stats/variance/estimates.py"
     assert definitions["ratio"]["heading"] == "ratio to RLOO"
     assert set(TERM_OF_COLUMN.values()) <= set(TERMS)

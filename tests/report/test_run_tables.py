@@ -111,7 +111,7 @@ def test_rows_are_those_of_the_estimators_asked_for_under_their_names(tables):
     assert len(found["variance"].rows) == 2
     assert found["variance"].source["estimator"].tolist() == [labels[3], labels[0]]
     assert all(not row.startswith("recipe:") for row in tables["ratio_clipping"].rows)
-    matched = [value for value, _, _ in run_tables(run, by_value=True)["variance"].columns["matched ratio"]]
+    matched = [value for value, _, _ in run_tables(run, by_value=True)["variance"].columns["relative noise"]]
     known = [value for value in matched if value == value]
     assert known == sorted(known)
     assert len(known) > 2

@@ -123,7 +123,7 @@ def test_one_figure_for_each_setting_that_takes_several_values(tmp_path):
 
 
 def test_what_is_not_a_sweep_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not the folder of a sweep: create one with `gradstats sweep FILE"):
+    with pytest.raises(FileNotFoundError, match="is not the folder of a sweep: create one with `gradstats run FILE"):
         gs.read_sweep(tmp_path)
     (tmp_path / "sweep.json").write_text("[]")
     with pytest.raises(ValueError, match="holds a JSON list"):

@@ -68,6 +68,7 @@ def test_powers_of_ten_are_shared_by_a_column():
         ((0.02, -0.1, 0.08), POSITIVE, "0.020 [0, 0.080]"),
         ((1.2, 0.3, 0.6), POSITIVE, "≥ 0.3"),
         ((NAN, -1.0, 1.0), COSINE, "–"),
+        ((NAN, -1.0, 1.0 - 1e-15), COSINE, "–"),
         ((NAN, 0.0, INF), POSITIVE, "–"),
         ((0.7, 0.0, INF), POSITIVE, "–"),  # nothing is excluded
         ((0.7, 0.0, 1.0), SHARE, "0.70 [0, 1.00]"),
