@@ -23,8 +23,9 @@ from findings_runs import (
     widened,
 )
 
-from gradstats import alpha_difference, data
+from gradstats import data
 from gradstats.report.saved_results import read_results
+from gradstats.stats import alpha_difference
 
 TEMPERATURES = (
     ("embedded_temperature", "drawn and scored at"),

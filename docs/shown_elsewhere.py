@@ -86,7 +86,7 @@ USED_ON = {
 #: The others → one line that uses them.
 LINES = {
     "SignalPlan": 'gs.plan_signal(gs.compare(measured, ["rloo"], group_size=4), "rloo").n_prompts',
-    "alpha_without_each_prompt": "gs.alpha_without_each_prompt(fit).head(3)",
+    "alpha_without_each_prompt": "gs.stats.alpha_without_each_prompt(fit).head(3)",
     "plan_signal": 'gs.plan_signal(gs.compare(measured, ["rloo"], group_size=4), "rloo")',
     "read_measurement": 'gs.read_measurement("runs/embedded")',
     "write_report": 'gs.write_report("runs/embedded")',
@@ -105,7 +105,7 @@ LINES = {
 
 
 def sentence_about(name: str) -> list[str]:
-    """Return the lines that a page of the site adds to the docstring of a name, such as ``gradstats.Allocation``."""
+    """Return the lines that a page of the site adds to the docstring of a public name."""
     short = name.removeprefix("gradstats.")
     if short in RETURNED_BY:
         return [f"Made by :func:`gradstats.{RETURNED_BY[short]}`, whose page has an example."]

@@ -76,7 +76,8 @@ def api_groups() -> dict[str, list[str]]:
             groups.setdefault(above[-1].capitalize(), []).append(f"gradstats.{name}")
     for name in modules:
         module = getattr(gradstats, name)
-        names = [one for one in module.__all__ if not inspect.ismodule(getattr(module, one))]
+        listed = (one for one in module.__all__ if one not in gradstats.__all__)
+        names = [one for one in listed if not inspect.ismodule(getattr(module, one))]
         groups[f"`{module.__name__}`"] = [documented_as(module, one) for one in names]
     # These need an extra each, and verl pins other versions: its module is described without being imported.
     groups["`gradstats.integrations.trl`"] = [f"gradstats.integrations.trl.{name}" for name in trl.__all__]

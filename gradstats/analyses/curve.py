@@ -301,7 +301,7 @@ def plot_variance_curve(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     which it may lie. Vertical lines mark the exponents that fits give.
 
     Args:
-        table: a :class:`gradstats.stats.VarianceCurve` or its frame.
+        table: a :class:`gradstats.analyses.VarianceCurve` or its frame.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
         value: the quantity, one of :func:`gradstats.compare`'s.
 

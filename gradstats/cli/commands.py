@@ -44,13 +44,13 @@ def unexpected(error: Exception) -> str:
 
 _STDOUT = 1  # file descriptor
 _VERSION = "--version"
-_SUMMARY = "gradstats measures the variance of policy gradients of reasoning language models."
+_SUMMARY = "gradstats: the variance of policy gradients of reasoning language models"
 
 #: What each group of commands is for → its commands: name → function and the question that it answers.
 GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "make": {
         "init": (init, "what should be measured? writes an experiment file"),
-        "run": (run, "all of it: sample, measure, compare, draw; or every cell of a sweep"),
+        "run": (run, "sample, measure, compare and draw; also every cell of a sweep"),
         "sample": (sample, "only the completions"),
         "measure": (measure, "only the gradients of completions, also of a trainer's"),
         "regrade": (regrade, "what changes with another reward?"),

@@ -304,6 +304,7 @@ def plan(
     signal: bool = False,
     dry_run: bool = False,
     confidence_level: Level = CONFIDENCE_LEVEL,
+    everything: All = False,
     as_json: AsJson = False,
     partial: Partial = False,
     trust: Trust = False,
@@ -355,7 +356,12 @@ def plan(
         if pilot is None or not (pilot / "experiment.yaml").exists():
             raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
         answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
-    terminal.show_answer(answer, as_json)
+    if as_json:
+        terminal.show_answer(answer, as_json)
+    else:
+        terminal.show_sentence(answer.line())
+        if everything:
+            terminal.show_sentence(answer.sentence())
 
 
 @with_code_of_run
@@ -434,6 +440,8 @@ def ratios(
     out: Path | None = None,
     partial: Partial = False,
     overwrite: Overwrite = False,
+    everything: All = False,
+    notes: Notes = False,
     as_json: AsJson = False,
 ) -> None:
     """Report how far the scored policy is from the sampling policy, and how much the clips of the recipes remove.
@@ -454,11 +462,19 @@ def ratios(
     if as_json:
         print(to_json({"ratios": frame.to_dict("records"), "clipping": clipping.to_dict("records")}))
     else:
-        terminal.show_table(ratio_table(frame))
-        if len(clipping):
-            terminal.show_table(clipping_table(clipping))
-    for sentence in found.notes:
-        terminal.note(sentence)
+        from gradstats.cli.answers import answer_screen
+        from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
+
+        table, closing = ratio_table(frame), terminal.more(len(found.notes), notes, everything)
+        agree = found.product.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED
+        shown = [] if agree or everything else ["χ²", "effective sample size"]
+        terminal.show(answer_screen(found.sentence(confidence_level), *table.cells("plain"), shown, closing))
+        if everything:
+            terminal.show_table(table)
+            if len(clipping):
+                terminal.show_table(clipping_table(clipping))
+        if notes:
+            terminal.show_notes(found.notes)
     save_table(out, frame, overwrite, quiet=as_json)
 
 

@@ -113,6 +113,11 @@ def show(lines: Iterable[str]) -> None:
         console.print(escape(line))
 
 
+def show_sentence(text: str) -> None:
+    """Print a sentence in lines of 80 columns."""
+    show(textwrap.wrap(text, _PIPED, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
+
+
 def show_notes(notes: Iterable[str]) -> None:
     """Print notes, each folded to the width of the terminal."""
     width = min(console.width, WIDE)
@@ -263,7 +268,7 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
     if as_json:
         print(to_json(answer.to_frame(*level).to_dict("records")[0]))
     else:
-        console.print(escape(answer.sentence(*level)))
+        show_sentence(answer.sentence(*level))
 
 
 def show_variance(frame: pd.DataFrame) -> None:

@@ -45,7 +45,7 @@ def paired_differences(cells: Mapping[str, SavedResults]) -> pd.DataFrame:
 
     A mean (``mean_length``, ``mean_reward``) is that over prompts of a prompt's mean, and its difference has Student's
     t interval over prompts of the differences prompt by prompt. The difference of α is that of
-    :func:`gradstats.alpha_difference`, where both lines are fitted by least squares.
+    :func:`gradstats.stats.alpha_difference`, where both lines are fitted by least squares.
     """
     known = {cell: results for cell, results in cells.items() if results.points is not None}
     prompts = {cell: _prompts(results) for cell, results in known.items()}

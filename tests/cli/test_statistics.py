@@ -268,7 +268,7 @@ def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys
     assert code == 0, err
     assert "after a wrong step, not recovered" in " ".join(out.split())
     table = pd.read_csv(tmp_path / "found" / "tables" / "critic.csv")
-    expected = gs.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
+    expected = gs.analyses.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
     np.testing.assert_allclose(table["bias"], expected["bias"])
     assert (tmp_path / "found" / "figures" / "critic.pdf").is_file()
     code, out, _ = run(monkeypatch, capsys, "ask", valued, "critic", "--json")
@@ -279,7 +279,7 @@ def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys
 def test_a_run_without_values_is_refused(monkeypatch, capsys, measured):
     code, _, err = run(monkeypatch, capsys, "ask", measured, "critic")
     assert code == 1
-    assert "critic_quality needs values: make them with gradstats.monte_carlo_values" in " ".join(err.split())
+    assert "critic_quality needs values: make them with gradstats.values.monte_carlo_values" in " ".join(err.split())
 
 
 def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):

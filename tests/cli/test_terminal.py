@@ -236,19 +236,21 @@ def test_lists_have_a_row_for_each_name(printed):
     from gradstats.rewards.registry import REWARDS
 
     for what, names in (("estimators", estimators.names()), ("rewards", REWARDS), ("data", ["gloeckle2026"])):
-        text = printed(show_list, what, width=400)
+        text = printed(show_list, what, width=80)
+        assert max(map(len, text.splitlines())) <= 80
+        assert len(text.splitlines()) == len(list(names))
         assert all(name in text for name in names), what
 
 
 def test_the_recipes_are_listed_by_their_labels_in_80_columns(printed):
-    text = printed(show_list, "recipes", width=80)
+    text = printed(show_list, "recipes", True, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert all(f"recipe:{name}" in text for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "kimi_k15", "ppo"))
 
 
 def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
-    wide, narrow = (printed(show_list, "estimators", width=width) for width in (400, 80))
+    wide, narrow = (printed(show_list, "estimators", True, width=width) for width in (400, 80))
     assert [column in wide for column in heading] == [True] * 6
     assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
     assert max(map(len, narrow.splitlines())) <= 80
@@ -286,7 +288,7 @@ def test_what_was_written_is_one_line_for_each_folder_and_where_to_start(printed
 
 
 #: Commands whose answer is a file or a folder, or which print JSON in any case.
-WITHOUT = {"init", "sample", "measure", "regrade", "export", "report"}
+WITHOUT = {"init", "sample", "measure", "regrade", "export", "report", "ask"}
 
 
 def test_every_command_that_answers_has_the_option():
@@ -307,7 +309,7 @@ def test_a_list_is_rows(monkeypatch, capsys, what):
     [
         ("variance", "SOURCE", "--estimators", "rloo", "grpo"),
         ("variance", "SOURCE", "--estimators", "rloo", "grpo", "--by-length", 2),
-        ("allocate", "SOURCE", "rloo", "--tokens", 1000),
+        ("ask", "SOURCE", "allocation", "rloo", "--tokens", 1000),
     ],
 )
 def test_a_table_is_rows_also_where_it_is_written(monkeypatch, capsys, tmp_path, measured, words):

@@ -98,12 +98,12 @@ CALLED = {"seed": "rng", "name": "name_or_path"}
 
 #: Fields of the section of state values → the function and its argument; ``fitted`` chooses whether a head is fitted.
 OF_VALUES = {
-    "n_folds": (gradstats.fit_values, "n_folds"),
-    "tokens_per_completion": (gradstats.fit_values, "tokens_per_completion"),
-    "monte_carlo": (gradstats.monte_carlo_values, "k"),
-    "steps": (gradstats.monte_carlo_values, "steps"),
-    "seed": (gradstats.monte_carlo_values, "rng"),
-    "batch_size": (gradstats.monte_carlo_values, "batch_size"),
+    "n_folds": (gradstats.values.fit_values, "n_folds"),
+    "tokens_per_completion": (gradstats.values.fit_values, "tokens_per_completion"),
+    "monte_carlo": (gradstats.values.monte_carlo_values, "k"),
+    "steps": (gradstats.values.monte_carlo_values, "steps"),
+    "seed": (gradstats.values.monte_carlo_values, "rng"),
+    "batch_size": (gradstats.values.monte_carlo_values, "batch_size"),
 }
 
 

@@ -201,7 +201,7 @@ def test_single_lines_name_what_there_is(elsewhere):
         free = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if free <= {"gs", "fit"} and "runs/" not in line:
             assert eval(line, {"gs": gs, "fit": fit}) is not None
-    assert isinstance(gs.alpha_without_each_prompt(fit), pd.DataFrame)
+    assert isinstance(gs.stats.alpha_without_each_prompt(fit), pd.DataFrame)
 
 
 def test_examples_of_the_site_are_those_that_the_suite_runs(public):

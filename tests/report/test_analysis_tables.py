@@ -121,11 +121,11 @@ def test_a_row_a_bin_with_what_the_estimator_keeps():
 
 
 @pytest.fixture(scope="module")
-def found() -> gs.RatioDiagnostics:
+def found() -> gs.stats.RatioDiagnostics:
     return gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
 
 
-def test_rows_of_all_completions_come_first(found: gs.RatioDiagnostics, tmp_path):
+def test_rows_of_all_completions_come_first(found: gs.stats.RatioDiagnostics, tmp_path):
     table = ratio_table(found.to_frame(0.9))
     assert table.rows[:3] == (
         f"token, all (n = {found.spreads[0].n:,})",
@@ -141,7 +141,7 @@ def test_rows_of_all_completions_come_first(found: gs.RatioDiagnostics, tmp_path
     assert len(pd.read_csv(paths[2])) == len(found.to_frame())
 
 
-def test_clips(found: gs.RatioDiagnostics):
+def test_clips(found: gs.stats.RatioDiagnostics):
     table = clipping_table(found.clipping_frame())
     assert "grpo" in table.rows
     value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
@@ -149,7 +149,7 @@ def test_clips(found: gs.RatioDiagnostics):
     assert "| recipe | " in table.to_markdown()
 
 
-def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.RatioDiagnostics):
+def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.stats.RatioDiagnostics):
     batch = turned_policy().sample(40, 4, rng=0)[0].with_fields(token_energy=None)
     frame = gs.ratio_diagnostics(batch, n_bins=2).clipping_frame()
     unknown = frame["removed_of"] == "unknown"

@@ -250,7 +250,7 @@ def test_what_figures_do_not_set_as_a_formula_is_escaped(text):
 
 
 def test_headings_are_wrapped_to_a_width():
-    assert wrapped("relative noise of all rows", text_width("all matched")) == ["all matched", "ratios"]
+    assert wrapped("all matched ratios", text_width("all matched")) == ["all matched", "ratios"]
     assert wrapped("cosine", 0.1) == ["cosine"]
     assert wrapped("", 5.0) == [""]
 

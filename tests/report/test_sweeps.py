@@ -33,7 +33,7 @@ def test_each_pair_of_cells_has_the_differences_of_its_prompts(tmp_path):
         each = (one.groupby("prompt_id")[column].mean() - other.groupby("prompt_id")[column].mean()).to_numpy()
         low, high = stats.t.interval(0.95, 14, each.mean(), stats.sem(each))
         assert rows.loc[name, columns].tolist() == pytest.approx([each.mean(), low, high])
-    alpha = gs.alpha_difference(one, other)
+    alpha = gs.stats.alpha_difference(one, other)
     assert rows.loc["alpha", columns].tolist() == [alpha.difference, *alpha.confidence_interval()]
 
 

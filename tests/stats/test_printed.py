@@ -84,8 +84,8 @@ RESULTS = {
     "length_reward_correlation": lambda batch, scores, points: gs.length_reward_correlation(batch),
     "alpha_report": lambda batch, scores, points: gs.alpha_report(**points),
     "fit_length_scaling": lambda batch, scores, points: gs.fit_length_scaling(**points),
-    "mundlak_test": lambda batch, scores, points: gs.mundlak_test(gs.fit_length_scaling(**points)),
-    "curvature_test": lambda batch, scores, points: gs.curvature_test(gs.fit_length_scaling(**points)),
+    "mundlak_test": lambda batch, scores, points: gs.stats.mundlak_test(gs.fit_length_scaling(**points)),
+    "curvature_test": lambda batch, scores, points: gs.stats.curvature_test(gs.fit_length_scaling(**points)),
 }
 
 
