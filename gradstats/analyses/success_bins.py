@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
@@ -38,6 +37,7 @@ from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.shares import SHARES, GradientShares, binned, gradient_shares, resolved
+from gradstats.system.late import pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -372,9 +372,8 @@ def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) ->
     by_unit: dict[str, Weighting] = {unit_of(reference): reference}
     for one in within_groups(measured, section):
         by_unit.setdefault(unit_of(one), one)
-    return variance_by_success(
-        measured, list(by_unit.values()), rng=section.seed, **{"target": section.target} | settings
-    )
+    given: dict[str, Any] = {"rng": section.seed, "target": section.target} | settings
+    return variance_by_success(measured, list(by_unit.values()), **given)
 
 
 def _recovered(frame: pd.DataFrame, lengths: ArrayLike) -> dict[str, Any]:

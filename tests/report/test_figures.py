@@ -270,7 +270,7 @@ def test_runs_in_different_metrics_are_not_drawn_together(runs, tmp_path):
 @pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
 def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monkeypatch):
     drawn, draw = [], plots.plot_variance_of_runs
-    monkeypatch.setattr("gradstats.report.figures.MOST_ROWS", 1)
+    monkeypatch.setattr("gradstats.report.figures._MOST_ROWS", 1)
     monkeypatch.setattr(plots, "plot_variance_of_runs", lambda frame: drawn.extend(draw(frame)) or drawn)
     paths = draw_overlay(
         [read_results(run) for run in runs], tmp_path, FiguresSection(formats=["png"]), ["warm", "cool"]
@@ -287,7 +287,7 @@ def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch
         "Qwen/Qwen2.5-Math-1.5B-Instruct",
     ]
     figures = {}
-    monkeypatch.setattr("gradstats.report.figures.MOST_ROWS", 1)
+    monkeypatch.setattr("gradstats.report.figures._MOST_ROWS", 1)
     monkeypatch.setattr(
         plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
     )
