@@ -188,10 +188,11 @@ def _write_tables(
     from gradstats.report.saved_results import record_tables, refuse_inside_run, writing_into
     from gradstats.report.sweeps import is_sweep
 
-    several = len(runs) > 1 or is_sweep(runs[0])
+    first, *others = runs
+    several = bool(others) or is_sweep(first)
     if not results:
-        raise FileNotFoundError(f"no cell of {runs[0]} has results that can be tabulated yet")
-    folder = out or runs[0] / "tables"
+        raise FileNotFoundError(f"no cell of {first} has results that can be tabulated yet")
+    folder = out or first / "tables"
     if out is not None:
         refuse_inside_run(folder)
     refuse_unknown_estimators(list(results.values()), style)
@@ -203,7 +204,7 @@ def _write_tables(
     with writing_into(folder):
         paths = write_run_tables(found, folder, layout)
         if out is None and not several:
-            record_tables(runs[0], paths)
+            record_tables(first, paths)
     _show_written(paths, "tables")
     narrow = [name for name, table in found.items() if left_out(table, layout_for(table, layout))]
     if narrow and not layout.columns:

@@ -191,7 +191,8 @@ def compared_first(frame: pd.DataFrame) -> Compared:
     reference = str(frame.attrs.get("reference", ""))
     sizes = list(dict.fromkeys(frame["group_size"].dropna())) if "group_size" in frame else []
     group_size = float(sizes[0]) if len(sizes) > 1 else None
-    rows = (frame if group_size is None else frame[frame["group_size"] == group_size]).to_dict("records")
+    chosen = frame if group_size is None else frame.loc[frame["group_size"] == group_size]
+    rows = chosen.to_dict("records")
     known: list[list[dict[Hashable, Any]]] = []
     unresolved, silent, batch = [], [], UNKNOWN
     for row in sorted(rows, key=lambda row: row["estimator"] != reference):  # the reference names what equals it
@@ -220,8 +221,9 @@ def _triple(row: Mapping[Any, Any], name: str) -> Triple:
 
 def _shown(row: Mapping[Any, Any], name: str) -> Triple:
     """Return an estimate as readers see it, with NaN also for what is infinite."""
-    value, low, high = readable(*_triple(row, name), QUANTITIES[name].limits)
-    return tuple(math.nan if math.isinf(number) else number for number in (value, low, high))
+    shown = readable(*_triple(row, name), QUANTITIES[name].limits)
+    value, low, high = (math.nan if math.isinf(number) else number for number in shown)
+    return value, low, high
 
 
 def _same(one: Triple, other: Triple, tolerance: float) -> bool:
@@ -232,16 +234,21 @@ def _joined(rows: Sequence[Mapping[Any, Any]], reference: str) -> Noise:
     scales = [math.sqrt(_number(row, "ratio")) for row in rows]
     relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
     common = relative and all(math.isclose(scale, relative[0], rel_tol=_EQUAL) for scale in relative)
-    ends = (_number(rows[0], f"{JUDGED.name}_simultaneous_{end}") for end in ("low", "high"))
     shown, bias = _shown(rows[0], JUDGED.name), _shown(rows[0], _BIAS)
     return Noise(
         labels=tuple(str(row["estimator"]) for row in rows),
         scale=relative[0] if common else 1.0,
         shown=shown,
-        together=tuple(own if math.isnan(end) else end for end, own in zip(ends, shown[1:], strict=True)),
+        together=(_together(rows[0], "low", shown[1]), _together(rows[0], "high", shown[2])),
         bias=bias if bias[1] > ROUNDING else UNKNOWN,
         is_reference=any(str(row["estimator"]) == reference for row in rows),
     )
+
+
+def _together(row: Mapping[Any, Any], end: str, own: float) -> float:
+    """Return an end that holds for all rows at once; that of the row itself where the comparison has none."""
+    at_once = _number(row, f"{JUDGED.name}_simultaneous_{end}")
+    return own if math.isnan(at_once) else at_once
 
 
 def _alike(rows: Sequence[Noise]) -> Noise:
@@ -274,9 +281,10 @@ def headline(
     else:
         parts = [f"{n_prompts:,} prompts × {each} completions"]
     if rewards is not None:
-        parts.append(f"reward {np.mean(rewards):.2f}")
+        parts.append(f"reward {np.asarray(rewards).mean():.2f}")
     if lengths is not None:
-        parts.append(f"{np.min(lengths):,.0f}–{np.max(lengths):,.0f} tokens, median {np.median(lengths):,.0f}")
+        tokens = np.asarray(lengths, dtype=float)
+        parts.append(f"{tokens.min():,.0f}–{tokens.max():,.0f} tokens, median {np.median(tokens):,.0f}")
     if n_truncated > _MANY_CUT * n_completions:
         parts.append(f"{n_truncated:,} cut off")
     # A line is broken between its parts only.
