@@ -146,7 +146,8 @@ class RatioDiagnostics(Printed):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State whether there is anything to correct, and what the completions are worth."""
-        difference = f"largest difference of a token's log-probability {self.largest:.0e}".replace("e-0", "e-")
+        difference = f"largest difference of a token's log-probability {float(f'{self.largest:.1g}'):g}"
+        difference = difference.replace("e-0", "e-")
         if self.product.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED:
             return f"Sampler and scorer agree ({difference}): nothing to correct."
         size = self.product.effective_sample_size.value
