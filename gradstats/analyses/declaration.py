@@ -57,7 +57,7 @@ def column(meaning: str, heading: str = "", *, short: bool = False, file: str = 
 def estimate(
     meaning: str, heading: str = "", *, short: bool = False, limits: Limits = NO_LIMITS, file: str = ""
 ) -> Any:
-    """Declare a field of a row that has an interval, and so the columns NAME, NAME_low and NAME_high.
+    """Declare a field of a row that has an interval, and so the columns ``NAME``, ``NAME_low`` and ``NAME_high``.
 
     Its value has a method ``with_interval(confidence_level)``, or is None where nothing is known.
 

@@ -48,7 +48,7 @@ def test_panels_stand_at_the_values_of_the_setting():
     frame = frame_of([{"sampling.temperature": 1.0}, {"sampling.temperature": 0.6}])
     axes = plot_sweep(frame, "sampling.temperature", varied=["sampling.temperature"])
     assert [ax.get_title(loc="left") for ax in axes] == [
-        r"$\alpha$", "mean length (tokens)", "mean reward", "ratio to RLOO", "relative noise"
+        r"$\alpha$", "mean length (tokens)", "mean reward", "ratio to RLOO", "relative noise (RLOO = 1)"
     ]  # fmt: skip
     assert heights(axes[0]) == [[1.5, 0.5]]  # from the lower temperature to the higher
     assert heights(axes[3]) == [[1.3, 1.2]]  # the reference is not drawn

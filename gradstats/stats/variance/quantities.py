@@ -113,7 +113,7 @@ COMPARED = (
         name="matched_ratio",
         heading="relative noise",
         axis_label="samples needed for equal noise,\nrelative to {reference}",
-        panel_label="relative\nnoise",
+        panel_label="relative\nnoise\n({reference} = 1)",
         limits=NOT_NEGATIVE,
         logarithmic=True,
         landmark=1.0,
