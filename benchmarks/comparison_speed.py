@@ -3,8 +3,7 @@
 Writes figures/statistics/speed.csv and docs/statistics_speed.png. Each case runs in a separate process, so that
 peak memory is that of the case. Group-level estimators have closed-form replicates and no deals; ``n_resamples`` is how
 often prompts are dealt into batches for the two batch-level estimators, None as `compare` chooses, and 0 replaces these
-two by group-level ones. Bootstrap and simultaneous intervals are included. Run ``python benchmarks/coverage_page.py``
-after it, which puts the table into docs/statistics.md.
+two by group-level ones. Bootstrap and simultaneous intervals are included.
 """
 
 from __future__ import annotations

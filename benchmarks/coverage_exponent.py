@@ -3,7 +3,7 @@
 Populations are the two enumerated policies of coverage_optima.py, in groups of 3, and the lognormal ones of
 coverage_heavy_tails.py, with 8 completions of each prompt. Beside the interval of the package stands the one whose
 quantile is Student's with M − 1 degrees of freedom. Writes figures/statistics/coverage_exponent.csv and the table of
-docs/curves.md from it.
+docs/statistics.md from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gradstats.system.files import atomic_path, write_csv
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "figures" / "statistics" / "coverage_exponent.csv"
-PAGE, MARK = ROOT / "docs" / "curves.md", "coverage_exponent"
+PAGE, MARK = ROOT / "docs" / "statistics.md", "coverage_exponent"
 LEVEL = 0.95
 SIZES = (30, 100)
 GROUP = 3

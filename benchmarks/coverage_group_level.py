@@ -1,7 +1,7 @@
 """How often the 95 % intervals of ratios and traces cover on populations with differently shaped tails, cheaply.
 
 Weights of group-level estimators do not depend on which other prompts are drawn, so that the gradients of a population
-of prompts are formed once and a data set is a choice of rows. Prints the table of docs/statistics.md that it fills.
+of prompts are formed once and a data set is a choice of rows. Prints the table that it fills.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How often 95 % intervals hold exact optima, allocations and scales of enumerated policies.
 
 Three parts: the lowest point of a curve and what optimal baselines state; the noise of an allocation of tokens; the
-scales of bins of success rates. Writes figures/statistics/coverage_optima.csv and the tables of docs/curves.md and
+scales of bins of success rates. Writes figures/statistics/coverage_optima.csv and the table of optima in
 docs/statistics.md from it.
 """
 
@@ -231,8 +231,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 #: Parts that each page shows.
 PAGES = {
-    "curves.md": {"coverage_optima": ("optima",)},
-    "statistics.md": {"coverage_allocation": ("allocation", "scales")},
+    "statistics.md": {"coverage_optima": ("optima",)},
 }
 
 

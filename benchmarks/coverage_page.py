@@ -1,4 +1,4 @@
-"""Put the tables of coverage and speed into docs/statistics.md, from the files in figures/statistics.
+"""Put the tables of coverage into docs/statistics.md, from the files in figures/statistics.
 
 Run ``python benchmarks/coverage_page.py`` after one of the benchmarks that write these files.
 """
@@ -25,17 +25,19 @@ COLUMNS = ("within_prompt", "between_prompt", "kept_share", "equivalent_group_si
 
 
 def alpha_table(table: pd.DataFrame) -> str:
-    """Coverage of α by scenario, method and interval, one column a number of sequences, as Markdown."""
-    sizes = sorted(table["n"].unique())
+    """Coverage of α by scenario and method, one column an interval and one number a size of the data, as Markdown."""
     lines = [
-        "| | method | interval | " + " | ".join(f"n = {n}" for n in sizes) + " |",
-        "|---|---|---|" + "---|" * len(sizes),
+        "| | method | `cluster` (default) | `t` | `hc3` |",
+        "|---|---|---|---|---|",
     ]
-    for scenario, method, interval in table[["scenario", "method", "interval"]].drop_duplicates().to_numpy().tolist():
-        rows = table.query("scenario == @scenario and method == @method and interval == @interval")
-        kind = f"`{interval}`" + (" (default)" if rows["default"].iloc[0] else "")
-        cells = [" ".join(map(_marked, rows.loc[rows["n"] == n, "coverage"])) or "–" for n in sizes]
-        lines.append(f"| {scenario} | `{method}` | {kind} | " + " | ".join(cells) + " |")
+    shown = table.loc[table["method"] != "ppml"]
+    for scenario, method in shown[["scenario", "method"]].drop_duplicates().to_numpy().tolist():
+        rows = shown.query("scenario == @scenario and method == @method").sort_values("n")
+        cells = [
+            ", ".join(map(_marked, rows.loc[rows["interval"] == interval, "coverage"])) or "–"
+            for interval in ("cluster", "t", "hc3")
+        ]
+        lines.append(f"| {scenario} | `{method}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -68,37 +70,32 @@ def heavy_tails_table(table: pd.DataFrame) -> str:
     shown = table.loc[alone | (table["estimator"] != "rloo")]
     columns = {f"`{name}`": (name, False) for name in ("trace_cov", "ratio")}
     columns |= {"`ratio`, batch-level": ("ratio", True), "all ratios together": ("ratio_simultaneous", False)}
-    columns |= {"all matched ratios together": ("matched_ratio_simultaneous", False)}
-    columns |= {f"`{name}`": (name, False) for name in ("noise_to_signal", "matched_ratio", "cosine", "bias_share")}
+    columns |= {f"`{name}`": (name, False) for name in ("noise_to_signal", "matched_ratio", "cosine")}
     columns |= {"lowest in the best set": ("in_best_set", False)}
     lines = [
-        f"| population | prompts | effective prompts | data sets | {' | '.join(columns)} |",
-        "|---|---|---|---|" + "---|" * len(columns),
+        f"| population | prompts | effective prompts | {' | '.join(columns)} |",
+        "|---|---|---|" + "---|" * len(columns),
     ]
     for (prompts, population), rows in shown.groupby(["n_prompts", "population"], sort=False):
         cells = [
             _range(rows.loc[(rows["quantity"] == quantity) & (across.loc[rows.index] == batch_level), "coverage"])
             for quantity, batch_level in columns.values()
         ]
-        n = rows["data_sets"].iloc[0]
-        worth = f"{rows['effective'].iloc[0] / n:.0f}"
-        lines.append(f"| {population} | {prompts} | {worth} | {n} | {' | '.join(cells)} |")
+        worth = f"{rows['effective'].iloc[0] / rows['data_sets'].iloc[0]:.0f}"
+        lines.append(f"| {population} | {prompts} | {worth} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def off_policy_table(table: pd.DataFrame) -> str:
-    """Each recipe's coverage off-policy, one number for each size of the data sets, as Markdown."""
-    sizes = sorted(table["n_prompts"].unique())
+    """The range over recipes of each quantity's coverage off-policy, by number of groups, as Markdown."""
     quantities = list(dict.fromkeys(table["quantity"]))
     lines = [
-        f"| recipe | exact cosine | {' | '.join(f'`{quantity}`' for quantity in quantities)} |",
-        "|---|---|" + "---|" * len(quantities),
+        f"| groups | {' | '.join(f'`{quantity}`' for quantity in quantities)} |",
+        "|---|" + "---|" * len(quantities),
     ]
-    for label, rows in table.groupby("estimator", sort=False):
-        by_cell = rows.set_index(["quantity", "n_prompts"])
-        cosine = by_cell.loc[("cosine", sizes[0]), "exact"]
-        cells = [", ".join(f"{by_cell.loc[(name, n), 'coverage']:.2f}" for n in sizes) for name in quantities]
-        lines.append(f"| `{str(label).removeprefix('recipe:')}` | {cosine:.3f} | {' | '.join(cells)} |")
+    for n, rows in table.groupby("n_prompts"):
+        cells = [_range(rows.loc[rows["quantity"] == quantity, "coverage"]) for quantity in quantities]
+        lines.append(f"| {n} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -126,15 +123,6 @@ def _range(coverage: pd.Series) -> str:
     return "–".join(dict.fromkeys(ends))
 
 
-def speed_table(table: pd.DataFrame) -> str:
-    """Processor seconds and memory of `compare` by the size of the problem, as Markdown."""
-    columns = ["n", "dimension", "deals", "cpu_seconds", "peak_mib"]
-    lines = ["| sequences | dimension | deals | processor seconds | peak MiB |", "|---|---|---|---|---|"]
-    for n, dimension, deals, seconds, memory in table[columns].drop_duplicates(columns[:3]).to_numpy().tolist():  # pyright: ignore[reportCallIssue, reportArgumentType]
-        lines.append(f"| {n:g} | {dimension:g} | {deals:g} | {seconds:.1f} | {memory:.0f} |")
-    return "\n".join(lines)
-
-
 def _marked(coverage: float) -> str:
     text = f"{coverage:.3f}"
     return text if BAND[0] <= coverage <= BAND[1] else f"**{text}**"
@@ -148,7 +136,6 @@ def page_with_tables(page: str) -> str:
         "coverage_heavy_tails": heavy_tails_table,
         "coverage_off_policy": off_policy_table,
         "coverage_others": others_table,
-        "speed": speed_table,
     }
     for name, write_table in tables.items():
         before, rest = page.split(f"<!-- {name} -->\n")

@@ -1,4 +1,4 @@
-"""Write claims.md: claims of the literature, the command that checks each, and what the committed runs say.
+"""Write claims.md: claims of the literature, what the committed runs say of each, and the command that repeats it.
 
 Run ``python docs/claims_page.py`` after the tables in ``figures/`` or an exact result have changed. Every number and
 every verdict of the page is computed here from those tables, or by enumeration.
@@ -12,80 +12,88 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from claims_metric import by_metric, metric_sentences
 from committed_numbers import (
     NOT_RUN,
     OWN_SAMPLE,
-    UNDECIDED,
     WEIGHTED,
     Triple,
     cell,
-    numbers,
+    excludes,
     published_exponent,
     shown,
     table,
     with_interval,
 )
-from findings_runs import committed
+from findings_alpha import CLAIMED, exponents
 from findings_tokens import token_tables
 
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats.variance.minimiser import written_interval
 
 PAGE = Path(__file__).with_name("claims.md")
+HOLDS, FAILS, OPEN = "holds", "fails", "not resolved"
+EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
 
-HEAD = """# Claims, and what the policies at hand say
+HEAD = """# Claims
 
-Each row is a claim of the literature, the command that checks it on any finished run, the figure that the command
-draws, what came out on the committed runs, and the sentence that these numbers allow. Intervals are 95 % intervals over
-prompts; a statement about several rows at once uses the simultaneous ones. The runs are small: the embedded policy has
-about a million parameters, and SmolLM2-135M and Qwen2.5-Coder (0.5B, 1.5B) were measured with dequantised 4-bit
-weights. They show how a claim is checked, and where it fails for a reason that does not depend on size; they do not
-decide it for large models.
-
-This page is written by `docs/claims_page.py` from the tables in `figures/`; a test compares the two.
+Claims of the literature, and what the committed runs say of each. Numbers are relative noise unless named; brackets are
+95 % intervals over prompts. The policies are [small](findings.md#the-runs): the page shows how a claim is checked on
+any run, and decides none for large models.
 """
 
 
 class Claim(NamedTuple):
-    """One row: what is claimed and by whom, how it is checked, and functions that say what came out."""
+    """One row: what is claimed and by whom, a function that gives verdict and number, and what repeats it."""
 
     claim: str
     source: str
+    found: Callable[[], tuple[str, str]]
     command: str
     figure: str
-    found: Callable[[], str]
-    sentence: Callable[[], str]
 
 
-def against_one(triple: Triple | None, below: str, above: str, neither: str) -> str:
-    """Choose a verdict by where an interval lies relative to 1."""
-    if triple is None:
-        return UNDECIDED
-    _, low, high = triple
-    return below if high < 1.0 else above if low > 1.0 else neither
+def below_one(triple: Triple | None) -> str:
+    """Return the verdict on the claim that a relative noise is below 1."""
+    if triple is None or not excludes(triple, 1.0):
+        return OPEN
+    return HOLDS if triple[0] < 1.0 else FAILS
 
 
-def exponents() -> dict[str, Triple]:
-    """Return α of each run of findings.md."""
-    found = {run.name: with_interval(numbers(run.folder, "alpha") or {}, "alpha") for run in committed()}
-    return {name: alpha for name, alpha in found.items() if alpha is not None}
-
-
-def exponents_against(value: float) -> str:
-    """State in which runs the interval of α does not hold a value."""
+def of_exponent() -> tuple[str, str]:
+    """State in how many runs the interval of α does not hold the published value."""
     alphas = exponents()
-    below = [name for name, alpha in alphas.items() if alpha[2] < value]
-    above = [name for name, alpha in alphas.items() if alpha[1] > value]
-    said = [
-        f"lies {how} {value:g} in {', '.join(names)}" for how, names in (("below", below), ("above", above)) if names
-    ]
-    if not said:
-        return f"No interval of α excludes {value:g}."
-    if held := [name for name in alphas if name not in (*below, *above)]:
-        said.append(f"holds it in {', '.join(held)}")
-    return f"The interval of α {', and '.join(said)}."
+    off = [alpha for alpha in alphas.values() if excludes(alpha, CLAIMED)]
+    verdict = f"{FAILS} in {len(off)} of {len(alphas)} runs" if off else OPEN
+    values = [alpha[0] for alpha in alphas.values()]
+    return verdict, (
+        f"α {min(values):.2f}–{max(values):.2f}; published points {shown(published_exponent())}" if values else NOT_RUN
+    )
+
+
+def of_length_weights() -> tuple[str, str]:
+    """State what the length weights do, with the own sample left out and in the published form."""
+    left_out = cell("embedded_resolved", "variance", WEIGHTED, "matched_ratio", 8)
+    ratio, share = (
+        cell("embedded_resolved", "variance", OWN_SAMPLE, column, 8)
+        for column in ("matched_ratio", "matched_bias_share")
+    )
+    return f"{below_one(left_out)}; own sample included: {below_one(ratio)}, with bias", (
+        f"α = 0.8: {shown(left_out)}; own sample included: {shown(ratio)}, bias {shown(share)}"
+    )
+
+
+def of_own_sample() -> tuple[str, str]:
+    """State what the own sample in the mean of the group does."""
+    raw, matched = (cell("embedded_resolved", "variance", "group_mean", name, 8) for name in ("ratio", "matched_ratio"))
+    known = matched is not None and np.isclose(matched[0], 1.0)  # a multiple of RLOO, up to rounding
+    verdict = f"{HOLDS}, as a scale alone" if known else below_one(matched)
+    return verdict, f"raw variance {shown(raw)} of RLOO's; noise {shown(matched)}"
+
+
+def of_standardising() -> tuple[str, str]:
+    """State the factors of the division by the standard deviation, which are exact."""
+    edge, middle = std_factor(0.1), std_factor(0.5)
+    return HOLDS if edge > middle else FAILS, f"exact, N = 8: factor {edge:.2f} at p = 0.1 and 0.9, {middle:.2f} at 0.5"
 
 
 def std_factor(success: float, group_size: int = 8) -> float:
@@ -101,253 +109,169 @@ def std_factor(success: float, group_size: int = 8) -> float:
     return float(policy.moments(est.grpo(), group_size).mean[0] / policy.gradient[0])
 
 
-def own_sample() -> str:
-    """State what the published form of the weights does, in which the own sample is part of the baseline."""
-    ratio, share = (
-        cell("embedded_resolved", "variance", OWN_SAMPLE, column, 8)
-        for column in ("matched_ratio", "matched_bias_share")
+def of_proxy() -> tuple[str, str]:
+    """State how well the logit proxy stands for energies."""
+    rows = [frame[frame["proxy"] == "logit"].iloc[0] for _, frame in token_tables("proxy_quality")]
+    if not rows:
+        return OPEN, NOT_RUN
+    ranks = all(row["rank_correlation_low"] > 0.9 for row in rows)
+    sizes = all(row["factor_high"] < 1.1 for row in rows)
+    said = " and ".join(
+        f"{shown(with_interval(row, 'rank_correlation'))}, {shown(with_interval(row, 'factor'))}" for row in rows
     )
-    return against_one(
-        ratio,
-        f"In the published form, own sample included, they lower it at matched signal, {shown(ratio)}, with a bias of "
-        f"{shown(share)} of the squared error of a batch of 128 prompts.",
-        f"In the published form, own sample included, they raise it too, {shown(ratio)}.",
-        "In the published form, own sample included, no difference is resolved.",
+    return f"{HOLDS if ranks else FAILS} for ranks, {HOLDS if sizes else FAILS} for sizes", (
+        f"rank correlation, error factor: {said}"
     )
+
+
+def of_token_baseline() -> tuple[str, str]:
+    """State what the optimal token baseline does in groups of 4 and of 8."""
+    four, eight = (
+        cell(run, "variance", "otb(loo=True)", "matched_ratio") for run in ("embedded_tokens", "embedded_tokens_8")
+    )
+    return below_one(four), f"N = 4: {shown(four)}; N = 8: {shown(eight)}"
+
+
+def of_values() -> tuple[str, str]:
+    """State what values of prefixes and of a head do."""
+    vine, gae = (cell("embedded_zoo", "variance", label, "matched_ratio") for label in ("vine(k=4)", "gae"))
+    critic = table("embedded_values", "critic")
+    explained = None if critic is None else with_interval(critic.iloc[0], "explained_variance")
+    better = vine is not None and gae is not None and vine[2] < gae[1]
+    return HOLDS if better else OPEN, (
+        f"`vine(k=4)` {shown(vine)}, `gae` {shown(gae)}; the head explains {shown(explained)} of the variance of values"
+    )
+
+
+def of_metric() -> tuple[str, str]:
+    """State what Adam's metric changes: α, and the ranking of baselines."""
+    frame = table("embedded_metric", "sweep")
+    if frame is None:
+        return OPEN, NOT_RUN
+    rows = {metric: frame[frame["measurement.metric"] == metric].set_index("estimator") for metric in (EUCLIDEAN, ADAM)}
+    plain, adam = (with_interval(rows[metric].iloc[0], "alpha") for metric in (EUCLIDEAN, ADAM))
+    assert plain is not None
+    assert adam is not None
+    turned = [
+        label for label in rows[EUCLIDEAN].index if side(rows[EUCLIDEAN].loc[label]) * side(rows[ADAM].loc[label]) < 0
+    ]
+    alike = plain[1] <= adam[2] and adam[1] <= plain[2]
+    noise = " and ".join(shown(with_interval(rows[metric].loc["reinforce"], "matched_ratio")) for metric in rows)
+    return (
+        OPEN if alike else f"{FAILS} for α"
+    ) + f"; {f'{FAILS} for ' + ', '.join(turned) if turned else 'no ranking turns'}", (
+        f"Euclidean and `{ADAM}`: α {shown(plain)} and {shown(adam)}; REINFORCE {noise}"
+    )
+
+
+def side(row: pd.Series) -> int:
+    """Return on which side of 1 the interval of a relative noise lies, 0 where it holds 1 or is not known."""
+    return int(row["matched_ratio_low"] > 1.0) - int(row["matched_ratio_high"] < 1.0)
+
+
+def of_sweep(name: str, column: str, claimed: int, word: str) -> tuple[str, str]:
+    """Return the verdict on a claim that a quantity rises (1) or stays (0) along a sweep, by the ends of the sweep."""
+    frame = table(name, "sweep")
+    if frame is None:
+        return OPEN, NOT_RUN
+    known = frame[frame["estimator"] == "rloo"].dropna(subset=[column])
+    ends = [(row["cell"], with_interval(row, column)) for _, row in known.iloc[[0, -1]].iterrows()]
+    (_, first), (_, last) = ends
+    assert first is not None
+    assert last is not None
+    change = int(last[1] > first[2]) - int(last[2] < first[1])
+    verdict = OPEN if change == 0 else HOLDS if change == claimed else FAILS
+    return verdict, f"{word} " + "; ".join(f"{shown(triple)} at {cell_name}" for cell_name, triple in ends)
 
 
 CLAIMS = [
     Claim(
-        "The squared norm of a completion's score grows as $T^{2\\alpha}$ with α near 0.8",
+        "‖S‖² grows as $T^{2\\alpha}$ with α near 0.8",
         "Gloeckle 2026",
+        of_exponent,
         "gradstats alpha RUN",
-        "[α](../figures/embedded_resolved/length_scaling.png)",
-        lambda: (
-            f"published points {shown(published_exponent())}; "
-            + "; ".join(f"{name} {shown(alpha)}" for name, alpha in exponents().items())
-        ),
-        lambda: (
-            f"{exponents_against(0.8)} The completions are shorter than the published ones, and many were "
-            "cut off on GSM8K ([findings](findings.md) has α without those). The published points alone leave a wide "
-            "interval: state α with its interval for the policy that is trained, and within prompts, where a group "
-            "baseline uses it."
-        ),
+        "embedded_resolved/length_scaling.png",
     ),
     Claim(
-        "Weighting the group mean by $T^{2\\alpha}$ lowers the variance",
+        "Weighting the group mean by $T^{2\\alpha}$ lowers the noise",
         "Gloeckle 2026",
+        of_length_weights,
         'gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41',
-        "[curve](../figures/embedded/curve_length_weighted_loo_true_alpha.png)",
-        lambda: (
-            "tr Cov over that of `rloo` at α = 0.8: "
-            f"{shown(cell('embedded_resolved', 'variance', WEIGHTED, 'ratio'))} on 2000 prompts, "
-            f"{shown(cell('embedded', 'variance', WEIGHTED, 'ratio'))} on 96, "
-            f"{shown(cell('qwen_mawps', 'variance', WEIGHTED, 'ratio'))} on 48 of MAWPS and "
-            f"{shown(cell('qwen_gsm8k', 'variance', WEIGHTED, 'ratio'))} on 24 of GSM8K with Qwen2.5-Coder-0.5B; the "
-            f"ratio is lowest at α = {best_exponent()} on 96"
-        ),
-        lambda: against_one(
-            cell("embedded_resolved", "variance", WEIGHTED, "ratio"),
-            "At α = 0.8 the weights lower the variance on the embedded policy.",
-            "At α = 0.8, with the own sample left out, the weights raise the variance on the embedded policy, which "
-            "2000 prompts resolve. " + own_sample(),
-            "At α = 0.8 no difference is resolved on the embedded policy.",
-        ),
+        "embedded/curve_length_weighted_loo_true_alpha.png",
     ),
     Claim(
-        "The mean of the group with the own sample in it biases the gradient",
+        "The own sample in the group's mean biases the gradient",
         "Liu et al. 2025, 2503.20783; Kool et al. 2019",
+        of_own_sample,
         "gradstats variance RUN --estimators group_mean rloo",
-        "[variance](../figures/embedded_resolved/variance.png)",
-        lambda: (
-            "`group_mean` over `rloo` with 8 completions: "
-            f"{shown(cell('embedded_resolved', 'variance', 'group_mean', 'ratio'))}, at matched signal "
-            f"{shown(cell('embedded_resolved', 'variance', 'group_mean', 'matched_ratio'))}"
-        ),
-        lambda: (
-            "It is a known factor (N−1)/N and nothing else: the lower variance is that of a smaller learning rate, and "
-            "at matched signal there is no difference."
-        ),
+        "embedded_resolved/variance.png",
     ),
     Claim(
-        "Dividing by the group's standard deviation favours prompts that are nearly always, or nearly never, solved",
+        "Dividing by the group's standard deviation favours prompts that are nearly always or never solved",
         "Liu et al. 2025, 2503.20783",
+        of_standardising,
         "gradstats ask RUN success_bins rloo grpo",
-        "[shares](../figures/embedded_resolved/success_shares.png)",
-        lambda: (
-            f"by enumeration at N = 8: the gradient of a prompt is multiplied by {std_factor(0.1):.2f} at p = 0.1 or "
-            f"0.9 and by {std_factor(0.5):.2f} at p = 0.5"
-        ),
-        lambda: (
-            "True for every policy: the factors follow from the rewards alone, and change the objective, not the noise."
-        ),
+        "embedded_resolved/success_shares.png",
     ),
     Claim(
-        "The logit proxy $1 - 2\\pi + \\sum\\pi^2$ stands for the energy of a token's score",
+        "The logit proxy $1 - 2\\pi + \\sum\\pi^2$ stands for the energy of a token",
         "2602.07078",
-        "gradstats tokens RUN",
-        "[proxy](../figures/embedded_tokens/proxy.png)",
-        lambda: (
-            "rank correlation with measured energies, and typical error factor: "
-            + "; ".join(
-                f"{run.name_with_tokens} {shown(of_logit(frame, 'rank_correlation'))}, "
-                f"{shown(of_logit(frame, 'factor'))}"
-                for run, frame in token_tables("proxy_quality")
-            )
-        ),
-        lambda: (
-            "A high rank correlation leaves room for errors of single tokens, which the factor shows: measure both on "
-            "the policy in question."
-        ),
+        of_proxy,
+        "gradstats ask RUN tokens",
+        "embedded_tokens/proxy.png",
     ),
     Claim(
-        "The optimal token baseline lowers the variance, so that 4 completions do for 32",
+        "The optimal token baseline lowers the noise, so that 4 completions do for 32",
         "2602.07078",
+        of_token_baseline,
         'gradstats ask RUN allocation rloo "otb(loo=True)" --tokens 100000 --group-sizes 4 8 32',
-        "[variance](../figures/embedded_tokens/variance.png)",
-        lambda: (
-            "`otb(loo=True)` over `rloo` in groups of 4: "
-            f"{shown(cell('embedded_tokens', 'variance', 'otb(loo=True)', 'ratio'))}; with 8 completions: "
-            f"{shown(cell('embedded_tokens_8', 'variance', 'otb(loo=True)', 'ratio'))}"
-        ),
-        lambda: against_one(
-            cell("embedded_tokens", "variance", "otb(loo=True)", "ratio"),
-            "On this policy it lowers the variance in groups of 4.",
-            "On this policy it raises the variance in groups of 4.",
-            "The run does not resolve a difference, let alone a factor of eight.",
-        ),
+        "embedded_tokens/variance.png",
     ),
     Claim(
-        "Value networks judge intermediate states poorly; Monte-Carlo values of prefixes do better",
+        "Monte-Carlo values of prefixes do better than a value network",
         "Kazemnejad et al. 2024, 2410.01679",
-        'gradstats variance RUN --estimators "vine(k=4)" gae; gradstats ask RUN critic',
-        "[variance](../figures/zoo/zoo.png), [critic](../figures/embedded_values/critic.png)",
-        lambda: (
-            f"over `rloo`, `vine(k=4)` {shown(cell('embedded_zoo', 'variance', 'vine(k=4)', 'ratio'))} and `gae` with "
-            f"a value head {shown(cell('embedded_zoo', 'variance', 'gae', 'ratio'))}, the completions of prefixes not "
-            f"counted; bias of a head {shown(critic('bias'))}, explained variance {shown(critic('explained_variance'))}"
-        ),
-        lambda: (
-            against_one(
-                cell("embedded_zoo", "variance", "vine(k=4)", "ratio"),
-                "On this policy values of prefixes lower the variance. ",
-                "On this policy values of prefixes raise the variance. ",
-                "Whether values of prefixes lower the variance is not resolved. ",
-            )
-            + (
-                "Whether the head explains any of the variance of the values is not resolved."
-                if not (explained := critic("explained_variance")) or explained[1] <= 0
-                else "The head explains part of the variance of the values."
-            )
-        ),
+        of_values,
+        'gradstats variance RUN --estimators "vine(k=4)" gae',
+        "zoo/zoo.png",
     ),
     Claim(
-        "The variance of the gradient, in Euclidean parameter space, is the noise that training meets",
-        "implicit in every variance table; Kingma & Ba 2015 for Adam",
-        "gradstats sweep embedded_metric",
-        "[α by block](../figures/embedded_metric/alpha_by_block.png), "
-        "[ratios](../figures/embedded_metric/measurement_metric.png)",
-        lambda: by_metric(),
-        lambda: metric_sentences(),
+        "Euclidean variance is the noise that training with Adam meets",
+        "implicit; Kingma & Ba 2015",
+        of_metric,
+        "gradstats run embedded_metric",
+        "embedded_metric/measurement_metric.png",
     ),
-    *(
-        Claim(
-            claim,
-            source,
-            f"gradstats sweep {name}",
-            f"[sweep](../figures/{name}/{setting}.png)",
-            lambda name=name, column=column, word=word: swept(name, column, word),
-            lambda name=name, column=column, word=word, but=but: sweep_verdict(name, column, word) + but,
-        )
-        for claim, source, name, setting, column, word, but in (
-            (
-                "α is a property of the policy, whatever temperature it is drawn at",
-                "Gloeckle 2026, who does not state the temperature",
-                "embedded_temperature_scored_at_1",
-                "sampling_temperature",
-                "alpha",
-                "exponent",
-                "",
-            ),
-            (
-                "The variance explodes with the horizon",
-                "common belief",
-                "embedded_cap",
-                "sampling_max_new_tokens",
-                "trace_cov",
-                "variance",
-                "",
-            ),
-            (
-                "Completions become longer over training",
-                "DeepSeek-AI 2025, 2501.12948",
-                "embedded_training",
-                "policy_revision",
-                "mean_length",
-                "mean length",
-                " Its training is imitation, so that this says nothing about reinforcement learning.",
-            ),
-        )
+    Claim(
+        "α does not depend on the sampling temperature",
+        "Gloeckle 2026 states none",
+        lambda: of_sweep("embedded_temperature_scored_at_1", "alpha", 0, "α"),
+        "gradstats run embedded_temperature_scored_at_1",
+        "embedded_temperature_scored_at_1/sampling_temperature.png",
+    ),
+    Claim(
+        "The variance grows with the horizon",
+        "common belief",
+        lambda: of_sweep("embedded_cap", "trace_cov", 1, "tr Cov"),
+        "gradstats run embedded_cap",
+        "embedded_cap/sampling_max_new_tokens.png",
+    ),
+    Claim(
+        "Completions become longer over training (here: imitation, not reinforcement)",
+        "DeepSeek-AI 2025, 2501.12948",
+        lambda: of_sweep("embedded_training", "mean_length", 1, "tokens"),
+        "gradstats run embedded_training",
+        "embedded_training/policy_revision.png",
     ),
 ]
 
 
-def best_exponent() -> str:
-    """Write the exponent of the length weights at which the variance is lowest, with its interval."""
-    curve = "tables/curve_length_weighted_loo_true_alpha"
-    found, along = numbers("embedded", curve), table("embedded", curve)
-    if found is None or along is None:
-        return NOT_RUN
-    values = along["value"]
-    return f"{found['minimiser']:.3g} {written_interval(found['minimiser_low'], found['minimiser_high'], values)}"
-
-
-def of_logit(frame: pd.DataFrame, column: str) -> Triple | None:
-    """Return a measure of the logit proxy from the table of all proxies."""
-    return with_interval(frame[frame["proxy"] == "logit"].iloc[0], column)
-
-
-def critic(column: str) -> Triple | None:
-    """Return a measure of the value head over all states."""
-    frame = table("embedded_values", "critic")
-    return None if frame is None else with_interval(frame.iloc[0], column)
-
-
-def ends_of(name: str, column: str) -> list[tuple[str, Triple]]:
-    """Return a quantity of ``rloo`` in the first and the last cell of a sweep, each with the cell's name."""
-    frame = table(name, "sweep")
-    if frame is None:
-        return []
-    known = frame[frame["estimator"] == "rloo"].dropna(subset=[column])
-    ends = [known.iloc[0], known.iloc[-1]] if len(known) > 1 else []
-    return [(row["cell"], (row[column], row[f"{column}_low"], row[f"{column}_high"])) for row in ends]
-
-
-def swept(name: str, column: str, word: str) -> str:
-    """Write a quantity at both ends of a sweep."""
-    return "; ".join(f"{cell}: {word} {shown(triple)}" for cell, triple in ends_of(name, column)) or NOT_RUN
-
-
-def sweep_verdict(name: str, column: str, word: str) -> str:
-    """Return whether a quantity differs between the ends of a sweep, by intervals that do not overlap."""
-    ends = [triple for _, triple in ends_of(name, column)]
-    if not ends:
-        return UNDECIDED
-    (_, low, high), (_, last_low, last_high) = ends
-    if last_low > high:
-        return f"On this policy the {word} rises between the ends of the sweep."
-    if last_high < low:
-        return f"On this policy the {word} falls between the ends of the sweep."
-    return f"No difference of the {word} is resolved between the ends of the sweep."
-
-
 def render() -> str:
     """Return the whole page."""
-    lines = ["| claim | source | command | figure | what came out | careful sentence |", "|---|---|---|---|---|---|"]
+    lines = ["| claim | verdict | number | command |", "|---|---|---|---|"]
     for one in CLAIMS:
-        figure = one.figure if one.figure.startswith("[") else f"`{one.figure}`"
-        cells = (one.claim, one.source, f"`{one.command}`", figure, one.found(), one.sentence())
-        lines.append(f"| {' | '.join(cells)} |")
+        verdict, number = one.found()
+        figure = f"[figure](../figures/{one.figure})"
+        lines.append(f"| {one.claim} ({one.source}) | **{verdict}** | {number} ({figure}) | `{one.command}` |")
     return HEAD + "\n" + "\n".join(lines) + "\n"
 
 

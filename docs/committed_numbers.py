@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,13 @@ from gradstats.stats import fit_length_scaling
 
 FIGURES = Path(__file__).parents[1] / "figures"
 NOT_RUN = "not run"
-UNDECIDED = "Not decided by the committed runs."
 #: The length weights at the published exponent.
 WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
 #: The same in the published form, with the own sample in the baseline.
 OWN_SAMPLE = "length_weighted(alpha=0.8)"
 
-# Relative widths of an interval: that of rounding errors, and one that four digits show.
-_ROUNDING, _NARROW = 1e-9, 0.1
+# Relative width of an interval that is a rounding error.
+_ROUNDING = 1e-9
 #: A number with the ends of its interval.
 Triple = tuple[float, float, float]
 
@@ -68,12 +68,20 @@ def published_exponent() -> Triple:
 
 
 def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
-    """Write a value with its interval."""
+    """Write a value with its interval, to two significant digits of the interval's half-width."""
     if triple is None or pd.isna(triple[0]):
         return missing
     value, low, high = triple
     if high - low <= _ROUNDING * abs(value):
         return f"{value:.3g}"
-    # A narrow interval needs a digit more, or its ends are those of the number.
-    digits = 4 if high - low < _NARROW * abs(value) else 3
-    return f"{value:.{digits}g} [{low:.{digits}g}, {high:.{digits}g}]".replace("inf", "∞")
+    half = (high - low) / 2.0 if math.isfinite(high) else value - low
+    decimals = max(0, 1 - math.floor(math.log10(half)))
+    number, first, last = (
+        f"{round(end, decimals) + 0.0:.{decimals}f}" for end in triple
+    )  # + 0.0: no minus before zero
+    return f"{number} [{first}, {last}]".replace("inf", "∞")
+
+
+def excludes(triple: Triple | None, value: float) -> bool:
+    """Return whether an interval is known and does not hold a value."""
+    return triple is not None and not triple[1] <= value <= triple[2]

@@ -20,6 +20,8 @@ from gradstats.reference import EnumeratedPolicy
 
 PAGE = Path(__file__).with_name("estimators.md")
 GROUP_SIZE = 4
+#: Parameters that many estimators share, which the page explains once.
+SHARED = ("singleton", "off_policy")
 
 
 def ends_in_one(prompt: int, tokens: tuple[int, ...]) -> float:
@@ -122,24 +124,43 @@ def _cell(value: object) -> str:
 
 
 def parameters_of(name: str) -> str:
-    """Format an estimator's parameters with their defaults, as in a call."""
+    """Format an estimator's own parameters with their defaults, as in a call."""
     declared = list(inspect.signature(get_definition(name).function).parameters.values())[1:]
-    written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in declared]
+    shown = [p for p in declared if p.name not in SHARED]
+    written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in shown]
     return f"`{name}({', '.join(written)})`"
 
 
 def blocks() -> dict[str, str]:
     """Return the generated sections by the names of their markers."""
-    family = est.table().drop(columns=["ratio + clip", "aggregation"])
-    family["name"] = [parameters_of(name) for name in family["name"]]
+    family = est.table()
+    divided = [f"; divided by the {scale}" if scale[:1].isalpha() else "" for scale in family["scale"]]
+    family["baseline"] += divided
+    family = family.drop(columns=["scale", "ratio + clip", "aggregation"])
     rows = recipes.table()
+    alone = rows["name"].isin(family["name"]) & (rows["ratio and clip unit"] == "none")
+    rows = rows[~alone].drop(columns=["KL placement", "needs"])
     rows["name"] = [f"`{name}`" for name in rows["name"]]
-    sections = {"estimators": to_markdown(family), "recipes": to_markdown(rows)}
-    for name, make in POLICIES.items():
-        policy = make()
-        blocks_of_policy = [portrait(policy), to_markdown(ranking(policy)), to_markdown(fixed_baselines(policy))]
-        sections[f"ranking {name}"] = "\n\n".join(blocks_of_policy)
-    return sections
+    family["name"] = [parameters_of(name) for name in family["name"]]
+    policies = {name: make() for name, make in POLICIES.items()}
+    rankings = {name: ranking(policy).set_index("estimator") for name, policy in policies.items()}
+    baselines = {name: fixed_baselines(policy).set_index("baseline") for name, policy in policies.items()}
+    return {
+        "estimators": to_markdown(family),
+        "recipes": to_markdown(rows),
+        "policies": "\n".join(f"- **{name.capitalize()}**: {portrait(policy)}" for name, policy in policies.items()),
+        "ranking": to_markdown(side_by_side(rankings, "at matched signal")),
+        "baselines": to_markdown(side_by_side(baselines, "tr Cov / that of E[R]")),
+    }
+
+
+def side_by_side(frames: dict[str, pd.DataFrame], column: str) -> pd.DataFrame:
+    """Return one column of each frame, named after it, in the order of the first."""
+    return (
+        pd.DataFrame({name: frame[column] for name, frame in frames.items()})
+        .loc[next(iter(frames.values())).index]
+        .reset_index()
+    )
 
 
 def render(page: str) -> str:

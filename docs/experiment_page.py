@@ -5,6 +5,7 @@ Run ``python docs/experiment_page.py`` after a change of a setting.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, as_yaml
@@ -14,36 +15,46 @@ PAGE = Path(__file__).with_name("experiment_file.md")
 BEGINNING = """\
 # The experiment file
 
-An experiment is one YAML file: which policy is measured on which problems, how completions are drawn, which gradients
-are measured, what is compared and drawn. `gradstats init NAME` writes one in which every setting below is explained,
-`gradstats run NAME.yaml` runs it, and `gradstats run NAME.yaml --set prompts.n=60` changes a setting for one call.
-Editors with a YAML language server complete and check it by the schema that its first line names.
+One YAML file says which policy is measured on which problems, how completions are drawn, and what is measured, compared
+and drawn. `gradstats init NAME` writes one in which every setting is explained, `gradstats run NAME.yaml` runs it, and
+`--set prompts.n=60` changes a setting for one call. Editors complete and check it by the schema that its first line
+names.
 
-Only `policy.name` and `prompts.source` have no default. What is unknown, of a wrong type or out of range is refused
-before a model is loaded. This page is generated from the declarations of the settings.
+Each line gives a setting with its default; `…` has none. What is unknown or out of range is refused before a model is
+loaded. This page is generated from the declarations of the settings.
 """
+#: Kinds of values that a default shows by itself.
+EVIDENT = ("a string", "a mapping", "true or false", "a list with each entry a string")
 
 
 def page() -> str:
     """Return the page."""
-    parts = [BEGINNING, "## At the top level\n", *_table(Experiment, sections=False)]
+    parts = [BEGINNING, "## At the top level\n", *_settings(Experiment, sections=False)]
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
-            parts += [f"\n## `{name}`\n", f"{_capital(field.description or '')}\n", *_table(section)]
+            parts += [f"\n## `{name}`\n", f"{_capital(field.description or '')}\n", *_settings(section)]
     return "\n".join(parts) + "\n"
 
 
-def _table(section: type[Section], *, sections: bool = True) -> list[str]:
-    rows = ["| setting | values | default | meaning |", "| --- | --- | --- | --- |"]
+def _settings(section: type[Section], *, sections: bool = True) -> list[str]:
+    rows = []
     for name, field in section.model_fields.items():
         if not sections and isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             continue
-        default = "required" if field.is_required() else f"`{as_yaml(field.get_default(call_default_factory=True))}`"
+        default = "…" if field.is_required() else as_yaml(field.get_default(call_default_factory=True))
         if name == "name" and section is Experiment:
             default = "the file's name"
-        cells = [f"`{name}`", section.allowed_values(name).replace("None", "`null`"), default, field.description or ""]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        allowed = section.allowed_values(name)
+        if default == "null":
+            allowed = allowed.removesuffix(", or None").removesuffix(" (or None)")
+        allowed = re.sub(r"\ban? (?:integer|number) of at least (\d+)", r"≥ \1", allowed)
+        allowed = allowed.replace("a number above", ">").replace("a number in", "in")
+        listed = re.fullmatch(r"one of (.*)", allowed)  # said again, where the description names them all
+        if listed and all(one in (field.description or "") for one in listed[1].split(", ")):
+            allowed = EVIDENT[0]
+        values = "" if allowed in EVIDENT else f" ({allowed.replace('None', '`null`')})"
+        rows.append(f"- `{name}: {default}`{values}: {field.description or ''}")
     return rows
 
 

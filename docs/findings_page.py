@@ -1,7 +1,7 @@
-"""Write findings.md: what the committed runs answer, in the manner of the results section of a paper.
+"""Write findings.md and findings_details.md: what the committed runs answer, and what they leave open.
 
 Run ``python docs/findings_page.py`` after the tables in ``figures/`` have changed. Every number and every verdict of
-the page is computed here from those tables; a question that no committed run answers says so.
+the pages is computed here from those tables; a question that no committed run answers says so.
 """
 
 from __future__ import annotations
@@ -11,23 +11,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-from committed_numbers import OWN_SAMPLE, WEIGHTED, Triple, committed_path, numbers, shown, table, with_interval
-from findings_alpha import section_alpha
+from committed_numbers import (
+    OWN_SAMPLE,
+    WEIGHTED,
+    Triple,
+    cell,
+    committed_path,
+    excludes,
+    numbers,
+    shown,
+    table,
+    with_interval,
+)
+from findings_alpha import details_of_alpha, section_alpha
 from findings_runs import (
     GRPO,
     MEMORY,
+    NO_RUN,
     RLOO,
     UNRESOLVED,
     Run,
     answer,
     committed,
-    excludes,
     first_figure,
     hours_of,
+    one_of,
     rows_of,
     simultaneous,
     verdict_of,
-    where,
     widened,
 )
 from findings_tokens import section_concentration, section_proxy
@@ -39,38 +50,40 @@ from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
 from gradstats.stats.variance.minimiser import written_interval
 
 PAGE = Path(__file__).with_name("findings.md")
+DETAILS = Path(__file__).with_name("findings_details.md")
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
-COSTS = (
-    "Hours are those of sampling and measuring on two cores; where memory is given for two processes, the run was made "
-    "as two parts (`--part 1/2`, `--part 2/2`) of one thread each. Memory is the most that the system counted for a "
-    "process (GNU time), and the one quantity of this page that no table holds."
-)
-UNTIED = (
-    "The 4-bit files of Qwen2.5-Coder hold the output matrix apart from the embedding, in other precisions, and both "
-    "are parameters here; in the full-precision weights of the 0.5B and 1.5B models they are one matrix."
+FITTED = "length_weighted(alpha=within_prompt, loo=True)"
+#: Rows of the table of relative noise.
+COMPARED = (
+    "reinforce",
+    "constant(b=optimal)",
+    GRPO,
+    "token_mean(loo=True)",
+    WEIGHTED,
+    FITTED,
+    "norm_weighted(loo=True)",
 )
 HEAD = """# Findings
 
-What the runs committed in `figures/` answer, written by `docs/findings_page.py` from their tables. Intervals are 95 %
-intervals over prompts, and a difference is stated only where its interval excludes zero. Variances are at matched
-signal, relative to RLOO ([statistics](statistics.md) defines both). `RUN` stands for the run's directory; `make
-findings` repeats the runs, and resumes what was interrupted.
+What [the runs](#the-runs) of this repository answer. Relative noise is the variance at matched signal, relative to RLOO
+([words](read_results.md)); brackets are 95 % intervals over prompts; a difference is stated only where its interval
+excludes zero. [Details](findings_details.md) has what is not resolved.
+"""
+DETAILS_HEAD = """# Findings: details
 
-What holds for all of it: these are models of at most {largest} parameters, each on problems of one kind, with the
-number of prompts in the table. They show what holds for these policies, and do not decide for other models. In a column
-of intervals, a number without one is an identity.
+What the runs of [findings](findings.md) do not resolve, what they cost, and what was not run.
 """
 
 
 def render() -> str:
-    """Return the whole page."""
-    largest = max(numbers(run.folder, "manifest")["policy"]["n_parameters"] for run in committed())
-    parts = [HEAD.format(largest=f"{largest / 1e9:.2g} billion" if largest > 1e8 else f"{largest / 1e6:.2g} million")]
-    parts.append(section_runs())
-    for title, section in SECTIONS:
-        parts.append(f"## {title}\n\n{section()}\n")
-    parts.append(f"## What was not run\n\n{not_run()}\n")
-    return "\n".join(parts)
+    """Return the page."""
+    sections = (*SECTIONS, ("The runs", section_runs))
+    return "\n".join([HEAD, *(f"## {title}\n\n{section()}\n" for title, section in sections)])
+
+
+def render_details() -> str:
+    """Return the page of what is left open."""
+    return "\n".join([DETAILS_HEAD, *(f"## {title}\n\n{section()}\n" for title, section in DETAILS_SECTIONS)])
 
 
 def section_runs() -> str:
@@ -78,12 +91,9 @@ def section_runs() -> str:
     rows, few = [], []
     for run in committed():
         results = read_results(committed_path(run.folder, "."))
-        manifest, means = results.manifest, completion_means(results)
-        effective = effective_prompts(run)
-        if math.isnan(effective) and manifest["n_prompts"] < ENOUGH_PROMPTS:
-            few.append(f"{run.name} (at most {manifest['n_prompts']})")
-        elif effective < ENOUGH_PROMPTS:
-            few.append(f"{run.name} ({effective:.0f})")
+        manifest, means, effective = results.manifest, completion_means(results), effective_prompts(run)
+        if (manifest["n_prompts"] if math.isnan(effective) else effective) < ENOUGH_PROMPTS:
+            few.append(run.name)
         rows.append(
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
@@ -91,14 +101,13 @@ def section_runs() -> str:
                 f"{manifest['policy']['temperature']:g}",
                 f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
                 "—" if math.isnan(effective) else f"{effective:.0f}",
-                shown(with_interval(means, "mean_reward")),
-                shown(with_interval(means, "mean_length")),
-                f"{means['truncated_share']:.1%}",
-                f"{hours_of(manifest):.2f}",
-                MEMORY.get(run.folder, "—"),
-                f"`gradstats run {run.folder}`",
+                f"{means['mean_reward']:.2f}",
+                f"{means['mean_length']:.0f}",
+                f"{means['truncated_share']:.0%}",
             )
         )
+    most = max(numbers(run.folder, "manifest")["policy"]["n_parameters"] for run in committed())
+    largest = f"{most / 1e9:.2g} billion" if most > 1e8 else f"{most / 1e6:.2g} million"
     header = (
         "run",
         "10⁶ parameters",
@@ -108,16 +117,22 @@ def section_runs() -> str:
         "mean reward",
         "mean tokens",
         "cut off",
-        "hours",
-        "memory, GiB",
-        "command",
     )
-    weak = (
-        f"Variances rest on an effective number of fewer than {ENOUGH_PROMPTS} prompts in "
-        f"{', '.join(few)}: intervals of variances may be too narrow there ([statistics](statistics.md))."
+    return answer(
+        rows_of(header, rows),
+        f"These models have at most {largest} parameters, on problems of one kind each: they show what holds for "
+        f"them, and "
+        "do not decide for others. Qwen is Qwen2.5-Coder-Instruct, SmolLM2 the 135M-Instruct, both from 4-bit files, "
+        "dequantised; *embedded* is the policy that ships with the package. "
+        + (
+            f"In {one_of(few, len(rows))} fewer than {ENOUGH_PROMPTS} effective prompts carry the variance: "
+            f"intervals of "
+            "noise may be too narrow there."
+            if few
+            else ""
+        ),
+        "`make findings` repeats the runs, and resumes what was interrupted.",
     )
-    untied = UNTIED if any("qwen" in run.folder for run in committed()) else None
-    return answer(rows_of(header, rows), weak if few else None, COSTS, untied) + "\n"
 
 
 def effective_prompts(run: Run) -> float:
@@ -125,6 +140,68 @@ def effective_prompts(run: Run) -> float:
     frame = table(run.folder, "variance")
     rows = pd.DataFrame() if frame is None or "n_effective_prompts" not in frame else frame[frame["estimator"] == RLOO]
     return float(rows["n_effective_prompts"].iloc[-1]) if len(rows) else math.nan
+
+
+def section_noise() -> str:
+    """State which estimator needs the fewest samples."""
+    runs = compared()
+    ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
+    better = {label: [name for name, ratio in found if is_below(ratio)] for label, found in ratios.items()}
+    gains = [f"{in_words(label)} in {one_of(names, len(runs))}" for label, names in better.items() if names]
+    worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
+    return answer(
+        f"**{'Hardly any fewer than RLOO' if len(gains) < 2 else 'Some need fewer than RLOO'}.** Resolved below it: "
+        f"{'; '.join(gains) or 'none'}. REINFORCE, without a baseline, needs more in "
+        f"{one_of(worse, len(runs)) or 'none'}."
+        if runs
+        else NO_RUN,
+        rows_of(
+            ("relative noise", *(run.name for run in runs)),
+            [
+                (
+                    in_words(label),
+                    *(shown(ratio, absent(run, label)) for run, (_, ratio) in zip(runs, found, strict=True)),
+                )
+                for label, found in ratios.items()
+            ],
+        )
+        if runs
+        else None,
+        state_values(),
+        "The best constant and norm weights use what training does not know; — was not compared. Repeat: `gradstats "
+        "variance RUN`.",
+        first_figure("variance", "Relative noise of each estimator"),
+    )
+
+
+def state_values() -> str | None:
+    """State what values of states do, which cost completions or a value head."""
+    found = {label: cell("embedded_zoo", "variance", label, "matched_ratio") for label in ("vine(k=4)", "gae")}
+    if None in found.values():
+        return None
+    vine, gae = map(shown, found.values())
+    return (
+        f"Values of states, in another run of the embedded policy (`gradstats run embedded_zoo`): {vine} with "
+        f"Monte-Carlo "
+        f"values of prefixes, whose completions are not counted, and {gae} with a value head."
+    )
+
+
+def compared() -> list[Run]:
+    """Return the runs whose groups have several completions."""
+    frames = ((run, table(run.folder, "variance")) for run in committed())
+    return [run for run, frame in frames if frame is not None and frame["group_size"].max() > 1]
+
+
+def is_below(ratio: Triple | None) -> bool:
+    """Return whether a relative noise is shown to lie below 1."""
+    return ratio is not None and ratio[2] < 1.0
+
+
+def absent(run: Run, label: str) -> str:
+    """Write why an estimator has no relative noise in a run: it is not resolved, or was not compared."""
+    frame = table(run.folder, "variance")
+    return UNRESOLVED if frame is not None and label in set(frame["estimator"]) else "—"
 
 
 def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
@@ -135,72 +212,50 @@ def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
 
 def lowest(found: dict, points: pd.DataFrame) -> str:
     """Write where a curve is lowest."""
-    return (
-        f"{found['minimiser']:.3g} {written_interval(found['minimiser_low'], found['minimiser_high'], points['value'])}"
-    )
+    ends = written_interval(found["minimiser_low"], found["minimiser_high"], points["value"], 2)
+    return f"{found['minimiser']:.2g} {ends}"
 
 
 def section_exponent() -> str:
     """State whether α makes a better baseline."""
-    rows, gains, losses, published, halves = [], [], [], [], []
+    rows, fitted, published = [], [], []
     for run in committed():
-        at_published, at_half = largest_groups(run, WEIGHTED), largest_groups(run, "token_mean(loo=True)")
-        at_fitted = largest_groups(run, "length_weighted(alpha=within_prompt, loo=True)")
+        at_fitted, at_half, at_published = (
+            largest_groups(run, label) for label in (FITTED, "token_mean(loo=True)", WEIGHTED)
+        )
         curve = along(run, EXPONENT)
         if at_published is None and curve is None:
             continue
-        inner = None if curve is None else {fit["fit"]: fit for fit in curve[0]["fits"]}["within prompts"]
         rows.append(
             (
                 run.name,
                 "—" if curve is None else lowest(*curve),
-                "—" if inner is None else shown(with_interval(inner, "value")),
-                "—" if inner is None else shown(with_interval(inner, "ratio_to_lowest"), UNRESOLVED),
                 *(shown(ratio, "—") for ratio in (at_fitted, at_half, at_published)),
             )
         )
-        gains += [] if at_fitted is None else [(run.name, at_fitted)]
-        losses += [] if inner is None else [(run.name, with_interval(inner, "ratio_to_lowest"))]
+        fitted += [] if at_fitted is None else [(run.name, at_fitted)]
         published += [] if at_published is None else [(run.name, at_published)]
-        halves += [] if at_half is None else [(run.name, at_half)]
-    header = (
-        "run",
-        "exponent of lowest variance",
-        "α within prompts",
-        "variance at α over the lowest",
-        "over RLOO, at α",
-        "over RLOO, at 0.5",
-        "over RLOO, at 0.8",
-    )
     return answer(
-        f"With the own sample left out, the length weights at the fitted α {verdict_of(gains)}; at the exponent 0.5, "
-        f"the token mean, they {verdict_of(halves)}; at 0.8 they {verdict_of(published)}. Against the best exponent, "
-        f"{where(losses, 1.0, 'the fitted α costs something', 'no loss is resolved')}.",
-        rows_of(header, rows),
-        own_sample_included(),
-        "What this does not show: the best exponent is chosen on the completions whose variance is compared. At the "
-        "fitted α each prompt is weighted by the exponent of the other prompts.",
-        'Commands: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`, '
-        f'`gradstats variance RUN --estimators rloo "token_mean(loo=True)" "{WEIGHTED}" '
-        '"length_weighted(alpha=within_prompt, loo=True)"`.',
-        first_figure(EXPONENT, "Variance of the length-weighted baseline along its exponent"),
+        f"**Not measurably.** With the own sample left out, length weights at α within prompts {verdict_of(fitted)}; "
+        f"at 0.8 "
+        f"they {verdict_of(published)}. {own_sample_included()}",
+        rows_of(("run", "best exponent", "noise at α within prompts", "at 0.5 (token mean)", "at 0.8"), rows),
+        'Repeat: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`. The best exponent is chosen on '
+        "the "
+        "completions that are compared.",
+        first_figure(EXPONENT, "Noise of the length-weighted baseline along its exponent"),
     )
 
 
-def own_sample_included() -> str | None:
+def own_sample_included() -> str:
     """State what the length weights do in the published form, in which the own sample is part of the baseline."""
     said = []
     for run in committed():
         ratio = largest_groups(run, OWN_SAMPLE)
         share = largest_groups(run, OWN_SAMPLE, "matched_bias_share")
         if ratio is not None and share is not None:
-            said.append(f"{shown(ratio)} over RLOO and a share of bias of {shown(share)} in {run.name}")
-    if not said:
-        return None
-    return (
-        "In the published form, with the own sample in the baseline, the expected gradient is another one: at 0.8, "
-        f"{'; '.join(said)}. The share is that in the squared error of a batch of 128 prompts."
-    )
+            said.append(f"{shown(ratio)} with a bias of {shown(share)} ({run.name})")
+    return f"In the published form, own sample included, they have {'; '.join(said)}." if said else ""
 
 
 def largest_groups(run: Run, label: str, column: str = "matched_ratio") -> Triple | None:
@@ -214,7 +269,7 @@ def largest_groups(run: Run, label: str, column: str = "matched_ratio") -> Tripl
 
 def section_centre() -> str:
     """State whether the mean of the group is the right centre."""
-    rows, shifts, gains = [], [], []
+    rows, off, gains = [], [], []
     for run in committed():
         if (curve := along(run, SHIFT)) is None:
             continue
@@ -223,20 +278,27 @@ def section_centre() -> str:
         surest = points.loc[points["matched_ratio_simultaneous_high"].idxmin()]
         ratio = tuple(surest[f"matched_ratio{end}"] for end in ("", "_simultaneous_low", "_simultaneous_high"))
         none = surest["value"] == 0.0
-        rows.append(
-            (run.name, lowest(found, points), *(("—", "—") if none else (f"{surest['value']:g}", shown(ratio))))
-        )
-        shifts.append((run.name, with_interval(found, "minimiser")))
-        gains.append((run.name, ratio))
+        gain = ("—", "—") if none else (f"{surest['value']:g}", shown(ratio))
+        rows.append((run.name, lowest(found, points), *gain))
+        off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
+        gains += [run.name] if excludes(ratio, 1.0) and ratio[0] < 1.0 else []
     return answer(
-        "The baseline is the mean of the other completions of the group plus δ; δ = 0 is RLOO. That the best centre is "
-        f"off the mean of the group is {where(shifts, 0.0, 'resolved', 'not resolved')}. By intervals that hold for "
-        f"all δ at once, {where(gains, 1.0, 'a shift lowers the variance', 'no shift lowers the variance')}.",
-        rows_of(("run", "δ of lowest variance", "δ of the surest gain", "over RLOO, there (for all δ at once)"), rows),
-        "What this does not show: it holds for the success rates of these prompts, and rests on few of them in the "
-        "Qwen runs (first table). Where no shift is surely better than none, there is no ratio.",
-        'Command: `gradstats ask RUN curve "asymmetric(loo=True)" delta=-0.5:0.5:41`.',
-        first_figure(SHIFT, "Variance along the shift of the centre"),
+        (
+            f"**{'Nearly' if gains else 'As far as is resolved'}.** The baseline is the mean of the other "
+            f"completions plus δ. "
+            + (f"The best δ is off 0 in {one_of(off, len(rows))}" if off else "No best δ off 0 is resolved")
+            + (
+                f"; a shift lowers the noise in {one_of(gains, len(rows))}."
+                if gains
+                else "; no shift lowers the noise."
+            )
+        )
+        if rows
+        else NO_RUN,
+        rows_of(("run", "best δ", "surest δ", "noise there (interval for all δ)"), rows) if rows else None,
+        'Repeat: `gradstats ask RUN curve "asymmetric(loo=True)" delta=-0.5:0.5:41`. It holds for the success rates of '
+        "these prompts.",
+        first_figure(SHIFT, "Noise along the shift of the centre"),
     )
 
 
@@ -244,38 +306,26 @@ def section_standardising() -> str:
     """State whether division by the standard deviation of the group biases."""
     rows, clear, costs = [], [], []
     for run in committed():
-        frame = table(run.folder, "variance")
-        assert frame is not None
-        chosen = frame[(frame["estimator"] == GRPO) & (frame["group_size"] == frame["group_size"].max())]
-        if chosen.empty:
-            continue
-        row = chosen.iloc[0]
-        share = with_interval(row, "matched_bias_share")
-        bounded = share is not None and share[1] <= 0.0
-        rows.append(
-            (
-                run.name,
-                str(row["group_size"]),
-                at_least(with_interval(row, "cosine")),
-                f"at most {math.ceil(share[2] * 1e5) / 1e5:.2g}"
-                if share is not None and bounded
-                else shown(share, UNRESOLVED),
-                shown(with_interval(row, "matched_ratio"), UNRESOLVED),
-            )
+        cosine, share, ratio = (
+            largest_groups(run, GRPO, name) for name in ("cosine", "matched_bias_share", "matched_ratio")
         )
-        costs.append((run.name, with_interval(row, "matched_ratio")))
-        if share is not None and not bounded:
-            clear.append(run.name)
-    turned = f"resolved in {', '.join(clear)}" if clear else "not resolved in any run"
+        if (cosine, share, ratio) == (None, None, None):
+            continue
+        bounded = share is not None and share[1] <= 0.0
+        bias = f"≤ {math.ceil(share[2] * 1e5) / 1e5:.2g}" if share is not None and bounded else shown(share, UNRESOLVED)
+        rows.append((run.name, at_least(cosine), bias, shown(ratio, UNRESOLVED)))
+        costs.append((run.name, ratio))
+        clear += [run.name] if share is not None and not bounded else []
+    turned = f"a bias is resolved in {one_of(clear, len(rows))}" if clear else "no bias is resolved in any run"
     return answer(
-        f"That the division by the standard deviation of the group turns the expected gradient is {turned}; the bounds "
-        "are in the table. By enumeration it weights a prompt of success 0.1 or 0.9 more than one of 0.5 "
-        "([claims](claims.md)), which can turn the gradient. At matched signal, against RLOO, GRPO's weights "
-        f"{verdict_of(costs)}.",
-        rows_of(("run", "N", "cosine with the true gradient", "share of bias at matched signal", "over RLOO"), rows),
-        "The share of bias is that in the squared error of a batch of 128 prompts.",
-        "What this does not show: whether the changed objective trains better or worse.",
-        "Command: `gradstats variance RUN --estimators rloo grpo`.",
+        f"**{'Yes' if clear else 'Not measurably'}.** Dividing by the standard deviation of the group weights easy "
+        f"and hard "
+        f"prompts more ([claims](claims.md)), which can turn the gradient; {turned}. GRPO's weights "
+        f"{verdict_of(costs)}."
+        if rows
+        else NO_RUN,
+        rows_of(("run", "cosine", "bias", "relative noise"), rows),
+        "Bias is the share in the squared error of a batch of 128 prompts. Repeat: `gradstats variance RUN`.",
     )
 
 
@@ -283,7 +333,7 @@ def at_least(cosine: Triple | None) -> str:
     """Write a cosine, whose estimate may exceed 1 where its interval reaches it, by the lower end, rounded down."""
     if cosine is None or cosine[2] < 1.0:
         return shown(cosine, UNRESOLVED)
-    return f"at least {math.floor(cosine[1] * 1e4) / 1e4:.4g}"
+    return f"≥ {math.floor(cosine[1] * 1e4) / 1e4:.4g}"
 
 
 def section_group_size() -> str:
@@ -291,7 +341,7 @@ def section_group_size() -> str:
     tables = {
         run.name: frame for run in committed() if (frame := table(run.folder, "equivalent_group_size")) is not None
     }
-    labels = list(dict.fromkeys(label for frame in tables.values() for label in frame["estimator"] if label != "rloo"))
+    labels = list(dict.fromkeys(label for frame in tables.values() for label in frame["estimator"] if label != RLOO))
     sizes = {name: frame["group_size"].max() for name, frame in tables.items()}
     rows: list[tuple[str, ...]] = []
     off: dict[str, list[str]] = {}
@@ -302,29 +352,28 @@ def section_group_size() -> str:
             found = None if chosen.empty else with_interval(chosen.iloc[0], "equivalent_group_size")
             cells.append("—" if chosen.empty else shown(found, UNRESOLVED))
             if found is not None and excludes(widened(found, simultaneous(len(labels))), sizes[name]):
-                worth = "less" if found[0] < sizes[name] else "more"
-                off.setdefault(name, []).append(f"{in_words(label)} ({worth})")
+                off.setdefault(name, []).append(in_words(label))
         rows.append((in_words(label), *cells))
-    header = ("baseline", *(f"{name}, N = {sizes[name]}" for name in tables))
     return answer(
-        "The group size at which RLOO, at the same total of completions, has the variance of each baseline with N "
-        "completions a prompt.",
-        rows_of(header, rows if tables else []),
-        "Worth another group size than N, by intervals that hold for all baselines of a run at once: "
-        + "; ".join(f"{name}: {', '.join(worths)}" for name, worths in off.items())
+        "The group size at which RLOO, at the same total of completions, is as noisy as each baseline with N "
+        "completions.",
+        rows_of(("baseline", *(f"{name}, N = {sizes[name]}" for name in tables)), rows if tables else []),
+        "Worth another size than N, by intervals that hold for all baselines of a run: "
+        + "; ".join(f"{', '.join(found)} ({name})" for name, found in off.items())
         + "."
         if off
         else None,
-        "N is half the completions of a prompt, so that ratios are not those of the sections above; and where the "
-        "variance of RLOO at a fixed total changes slowly with N, a percent of variance is worth much of N.",
-        "What this does not show: only variance is compared, not bias.",
-        "Command: `gradstats group-size RUN LABEL`.",
-        first_figure("group_sizes", "Variance against group size", "equivalent_group_size"),
+        "Repeat: `gradstats ask RUN group_sizes`.",
     )
 
 
-def not_run() -> str:
-    """State what no run did, and what the published setting would cost by the run of the same architecture."""
+def costs() -> str:
+    """State what the runs cost, and what was not run."""
+    rows = []
+    for run in committed():
+        manifest = numbers(run.folder, "manifest")
+        assert manifest is not None
+        rows.append((run.name, f"{hours_of(manifest):.2f}", MEMORY.get(run.folder, "—")))
     manifest = numbers("qwen_1_5b", "manifest")
     assert manifest is not None
     seconds = sum(manifest["timings"][step] for step in ("sampling", "measuring")) / manifest["n_sequences"]
@@ -332,22 +381,33 @@ def not_run() -> str:
     lengths = data.load("gloeckle2026")["length"]
     hours = 30 * seconds * lengths.mean() / length / 3600
     return answer(
-        "No run used a GPU, weights in full precision (`--set policy.name=Qwen/Qwen2.5-Coder-0.5B-Instruct` and the "
-        "like), or the weights of the published points. Their setting, `gradstats run alpha_r1_distill`, would take "
-        f"about {hours:.1f} hours on two cores, if time is proportional to length: a completion of {length:.0f} tokens "
-        f"took {seconds:.0f} seconds in `qwen_1_5b`, the published ones have {lengths.mean():.0f} tokens. Not measured."
+        rows_of(("run", "hours", "memory, GiB"), rows),
+        "Hours of sampling and measuring on two cores; 2 × means two parts of one thread each. Memory is the most "
+        "that the "
+        "system counted for a process (GNU time). The 4-bit files of Qwen hold the output matrix apart from the "
+        "embedding, "
+        "and both are parameters here.",
+        "No run used a GPU, weights in full precision, or the weights of the published points. Their setting, "
+        "`gradstats "
+        f"run alpha_r1_distill`, would take about {hours:.1f} hours on two cores, if time is proportional to length.",
     )
 
 
 SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
+    ("Which estimator needs the fewest samples?", section_noise),
     ("Is α one number?", section_alpha),
     ("Does plugging α into a baseline help?", section_exponent),
     ("Is the mean of the group the right centre?", section_centre),
     ("Does standardising bias the gradient?", section_standardising),
     ("How many tokens carry the energy?", section_concentration),
     ("Is the logit proxy good enough?", section_proxy),
+)
+DETAILS_SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
+    ("α between models, lengths and samplers", details_of_alpha),
     ("What group size is each baseline worth?", section_group_size),
+    ("Costs, and what was not run", costs),
 )
 
 if __name__ == "__main__":
     PAGE.write_text(render(), encoding="utf-8")
+    DETAILS.write_text(render_details(), encoding="utf-8")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from committed_numbers import Triple, committed_path, numbers, table
+from committed_numbers import Triple, committed_path, excludes, table
 from scipy import stats
 
 UNRESOLVED = "not resolved"
@@ -27,22 +26,15 @@ class Run(NamedTuple):
         """State whether the run has been finished and committed."""
         return committed_path(self.folder, "alpha.json").exists()
 
-    @property
-    def name_with_tokens(self) -> str:
-        """Name the run with token scores, whose prompts may be fewer."""
-        manifest = numbers(self.tokens or "", "manifest")
-        assert manifest is not None
-        return re.sub(r"\d+ prompts(?=\)$)", f"{manifest['n_prompts']} prompts", self.name)
-
 
 #: In the order of the tables; the first committed one has its figures on the page.
 RUNS = (
-    Run("qwen_mawps", "Qwen2.5-Coder-0.5B on MAWPS", "qwen_mawps_tokens"),
-    Run("qwen_gsm8k", "Qwen2.5-Coder-0.5B on GSM8K"),
-    Run("qwen_1_5b", "Qwen2.5-Coder-1.5B on GSM8K"),
-    Run("smollm2", "SmolLM2-135M on sums"),
-    Run("embedded_resolved", "embedded policy on 2–3 steps (2000 prompts)"),
-    Run("embedded", "embedded policy (96 prompts)", "embedded_tokens"),
+    Run("qwen_mawps", "Qwen-0.5B, MAWPS", "qwen_mawps_tokens"),
+    Run("qwen_gsm8k", "Qwen-0.5B, GSM8K"),
+    Run("qwen_1_5b", "Qwen-1.5B, GSM8K"),
+    Run("smollm2", "SmolLM2, sums"),
+    Run("embedded_resolved", "embedded, 2–3 steps"),
+    Run("embedded", "embedded", "embedded_tokens"),
 )
 #: Folder → most memory of each process, GiB, as the system counted it.
 MEMORY = {"qwen_mawps": "2 × 7.6", "qwen_gsm8k": "2 × 7.5", "qwen_1_5b": "16.9", "qwen_mawps_tokens": "2 × 8.4"}
@@ -81,7 +73,13 @@ def answer(*parts: str | None) -> str:
 def figure(run: str, name: str, caption: str) -> str:
     """Write a figure of a run, with what it shows; nothing where it is not committed."""
     path = committed_path(run, f"{name}.png")
-    return f"![{caption}](../figures/{run}/{name}.png)\n\n*{caption}.*" if path.exists() else ""
+    return f"![{caption}](../figures/{run}/{name}.png)" if path.exists() else ""
+
+
+def first_figure(name: str, caption: str, beside: str | None = None) -> str:
+    """Show a figure of the first committed run that has it, and the table beside it where one is named."""
+    runs = (run for run in committed() if beside is None or table(run.folder, beside) is not None)
+    return next((drawn for run in runs if (drawn := figure(run.folder, name, f"{caption} ({run.name})"))), "")
 
 
 def apart(one: Triple, other: Triple) -> Triple:
@@ -103,37 +101,25 @@ def widened(triple: Triple, factor: float) -> Triple:
     return value, value - factor * (value - low), value + factor * (high - value)
 
 
-def excludes(triple: Triple | None, value: float) -> bool:
-    """Return whether an interval is known and does not hold a value."""
-    return triple is not None and not triple[1] <= value <= triple[2]
-
-
-def where(found: Sequence[tuple[str, Triple]], value: float, yes: str, no: str) -> str:
-    """State in which runs an interval excludes a value."""
-    if not found:
-        return NO_RUN
-    clear = [name for name, triple in found if excludes(triple, value)]
-    return f"{yes} in {', '.join(clear)}" if clear else no
+def one_of(names: Sequence[str], total: int) -> str:
+    """Write in which of a number of runs something holds: all, a few by name, or how many."""
+    if len(names) == total > 1:
+        return f"all {total} runs"
+    return " and ".join(names) if len(names) <= 2 else f"{len(names)} of {total} runs"
 
 
 def verdict_of(ratios: Sequence[tuple[str, Triple | None]]) -> str:
-    """State in which runs a ratio lies below, above, or on neither side of 1."""
+    """State in which runs a relative noise lies below, above, or on neither side of 1."""
     if not ratios:
         return "are not measured in a committed run"
-    below = [name for name, ratio in ratios if excludes(ratio, 1.0) and ratio is not None and ratio[0] < 1.0]
-    above = [name for name, ratio in ratios if excludes(ratio, 1.0) and ratio is not None and ratio[0] > 1.0]
-    said = []
-    if below:
-        said.append(f"lower the variance in {', '.join(below)}")
-    if above:
-        said.append(f"raise {'it' if below else 'the variance'} in {', '.join(above)}")
-    if len(below) + len(above) < len(ratios):
-        rest = [name for name, _ in ratios if name not in (*below, *above)]
-        said.append(f"make no difference that is resolved in {', '.join(rest)}")
-    return "; ".join(said)
-
-
-def first_figure(name: str, caption: str, beside: str | None = None) -> str:
-    """Show a figure of the first committed run that has it, and the table beside it where one is named."""
-    runs = (run for run in committed() if beside is None or table(run.folder, beside) is not None)
-    return next((drawn for run in runs if (drawn := figure(run.folder, name, f"{caption}, {run.name}"))), "")
+    clear = [(name, ratio) for name, ratio in ratios if ratio is not None and excludes(ratio, 1.0)]
+    below, above = ([name for name, ratio in clear if (ratio[0] < 1.0) == lower] for lower in (True, False))
+    said = [
+        f"{verb} the noise in {one_of(names, len(ratios))}"
+        for verb, names in (("lower", below), ("raise", above))
+        if names
+    ]
+    if rest := len(ratios) - len(below) - len(above):
+        others = "any run" if rest == len(ratios) else "the other run" if rest == 1 else f"the other {rest} runs"
+        said.append(f"change nothing that is resolved in {others}")
+    return ", and ".join(said)

@@ -3,71 +3,55 @@
 from __future__ import annotations
 
 import pandas as pd
-from committed_numbers import committed_path, numbers, shown, table, with_interval
-from findings_runs import MEMORY, RUNS, UNRESOLVED, Run, answer, figure, hours_of, rows_of, verdict_of
-
-from gradstats.report.saved_results import completion_means, read_results
+from committed_numbers import Triple, numbers, shown, table, with_interval
+from findings_runs import NO_RUN, RUNS, UNRESOLVED, Run, answer, figure, rows_of, verdict_of
 
 #: Proxies that need no gradient, and what the page calls them.
-PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π (surprisal)", "entropy": "entropy"}
+PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π"}
+COUNTS = (1, 4, 16)
 
 
 def section_concentration() -> str:
     """State how many tokens carry the energy."""
-    rows = []
+    shares: dict[str, list[Triple | None]] = {}
+    sizes = {}
     for run, frame in token_tables("concentration"):
-        frame = frame[frame["tokens_first"] == frame["tokens_last"]]
-        counts = [count for count in (1, 4, 16) if count in set(frame["tokens_first"])]
-        manifest = numbers(run.tokens or "", "manifest")
-        assert manifest is not None
-        rows.append(
-            (
-                run.name_with_tokens,
-                f"{manifest['n_prompts']} × {group_size(run)}",
-                f"{completion_means(read_results(committed_path(run.tokens or '', '.')))['mean_length']:.0f}",
-                *(
-                    shown(with_interval(frame[frame["tokens_first"] == count].iloc[0], "share"))
-                    if count in counts
-                    else "—"
-                    for count in (1, 4, 16)
-                ),
-                f"{hours_of(manifest):.2f}",
-                MEMORY.get(run.tokens or "", "—"),
-            )
-        )
+        single = frame[frame["tokens_first"] == frame["tokens_last"]].set_index("tokens_first")
+        shares[run.name] = [with_interval(single.loc[n], "share") if n in single.index else None for n in COUNTS]
+        sizes[run.name] = f"{prompts_of(run)} × {group_size(run)}"
     return answer(
-        "Share of a completion's Σ‖s_t‖² that its heaviest tokens hold.",
+        f"**{'Few' if all(found[-1] and found[-1][1] > 0.5 for found in shares.values()) else 'Many'}.** The "
+        f"heaviest 16 tokens of a completion hold {in_percent([found[-1] for found in shares.values()])} of "
+        f"Σ‖s_t‖², the heaviest alone {in_percent([found[0] for found in shares.values()])}."
+        if shares
+        else NO_RUN,
         rows_of(
-            (
-                "run",
-                "prompts × completions",
-                "mean tokens",
-                "heaviest token",
-                "heaviest 4",
-                "heaviest 16",
-                "hours",
-                "memory, GiB",
-            ),
-            rows,
+            ("run", "prompts × completions", *("heaviest token" if n == 1 else f"heaviest {n}" for n in COUNTS)),
+            [(name, sizes[name], *(shown(share, "—") for share in found)) for name, found in shares.items()],
         ),
-        "These completions were drawn anew, under the settings of the run of the same name.",
-        "What this does not show: energies are squared norms of single tokens; what tokens add to each other's "
-        "gradient is in their inner products.",
-        commands_of_tokens(),
+        "Repeat: `gradstats ask RUN tokens`.",
         first_token_figure("concentration", "Share of the energy in the heaviest tokens"),
     )
 
 
-def commands_of_tokens() -> str:
-    """Write the commands whose tables the sections on tokens show."""
-    written = [f"`gradstats tokens runs/{run.tokens}`" for run, _ in token_tables("concentration")]
-    return f"Command: {', '.join(written) or '`gradstats tokens RUN`'}."
+def in_percent(found: list[Triple | None]) -> str:
+    """Write the range of estimates as percentages."""
+    values = [round(100 * one[0]) for one in found if one is not None]
+    ends = sorted({min(values), max(values)}) if values else []
+    return f"{'–'.join(map(str, ends))} %" if ends else UNRESOLVED
 
 
 def token_tables(name: str) -> list[tuple[Run, pd.DataFrame]]:
     """Return a table of each committed run with token scores."""
     found = ((run, table(run.tokens, name)) for run in RUNS if run.tokens)
     return [(run, frame) for run, frame in found if frame is not None]
+
+
+def prompts_of(run: Run) -> int:
+    """Return the number of prompts in the run with token scores."""
+    manifest = numbers(run.tokens or "", "manifest")
+    assert manifest is not None
+    return int(manifest["n_prompts"])
 
 
 def group_size(run: Run) -> int:
@@ -80,45 +64,36 @@ def group_size(run: Run) -> int:
 def first_token_figure(name: str, caption: str) -> str:
     """Show a figure of the first committed run with token scores."""
     for run, _ in token_tables(name):
-        return figure(run.tokens or "", name, f"{caption}, {run.name_with_tokens}")
+        return figure(run.tokens or "", name, f"{caption} ({run.name})")
     return ""
 
 
 def section_proxy() -> str:
     """State whether the logit proxy is good enough."""
     rows, verdicts = [], []
+    ranks: list[float] = []
+    factors: list[float] = []
     for run, frame in token_tables("proxy_quality"):
+        by_proxy = frame.set_index("proxy")
+        ranks.append(float(by_proxy.loc["logit", "rank_correlation"]))
+        factors.append(float(by_proxy.loc["logit", "factor"]))
+        # With two completions a leave-one-out baseline has a single reward to weight: weights make no difference.
+        compared = group_size(run) > 2
         for name, words in PROXIES.items():
-            row = frame[frame["proxy"] == name].iloc[0]
-            otb = with_interval(row, "otb_ratio") if group_size(run) > 2 else None
-            rows.append(
-                (
-                    run.name_with_tokens,
-                    words,
-                    shown(with_interval(row, "rank_correlation")),
-                    shown(with_interval(row, "factor")),
-                    "—" if group_size(run) == 2 else shown(otb, UNRESOLVED),
-                )
-            )
-            verdicts += [(run.name_with_tokens, otb)] if group_size(run) > 2 and name == "logit" else []
-    header = (
-        "run",
-        "proxy",
-        "rank correlation with ‖s_t‖²",
-        "typical error factor",
-        "OTB with the proxy over OTB with energies",
-    )
+            row = by_proxy.loc[name]
+            otb = with_interval(row, "otb_ratio") if compared else None
+            correlation, factor = (shown(with_interval(row, column)) for column in ("rank_correlation", "factor"))
+            rows.append((run.name, words, correlation, factor, shown(otb, UNRESOLVED) if compared else "—"))
+            verdicts += [(run.name, otb)] if compared and name == "logit" else []
     return answer(
-        "The error factor is exp of the mean |log(energy / (c · proxy))|, weighted by energy, with the c that makes "
-        "the totals agree.",
-        f"Against weights from measured energies, those from the logit proxy {verdict_of(verdicts)}."
-        if verdicts
-        else None,
-        rows_of(header, rows),
-        "What this does not show: that OTB itself pays, which is a row of [claims](claims.md). With two completions of "
-        "a prompt its leave-one-out baseline has a single reward to weight, so that weights make no difference. Most "
-        "tokens hold next to no energy, and rank correlations count them like the others; energies of all but the "
-        "heaviest are estimates from random directions.",
-        commands_of_tokens(),
+        f"**{'For ranks' if min(ranks) > 0.9 else 'Not even for ranks'}, "
+        f"{'not for' if max(factors) > 1.1 else 'and for'} "
+        f"sizes.** The logit proxy has a rank correlation of at least {min(ranks):.2f} with energies, and is off by "
+        f"a factor of {min(factors):.2f}–{max(factors):.2f} for a typical token. As "
+        f"weights of OTB, proxies in place of energies {verdict_of(verdicts)}."
+        if rows
+        else NO_RUN,
+        rows_of(("run", "proxy", "rank correlation", "error factor", "OTB: proxy over energies"), rows),
+        "Repeat: `gradstats ask RUN tokens`.",
         first_token_figure("proxy", "Logit proxy against measured energy of tokens"),
     )

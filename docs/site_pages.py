@@ -1,4 +1,4 @@
-"""Write the pages of the site that say what the code says already: every public name, every command, every figure.
+"""Write the pages of the site that say what the code says already: names, commands, columns of tables and figures.
 
 ``make docs`` writes them to docs/generated, which is not kept.
 """
@@ -22,6 +22,7 @@ import gradstats
 from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS, main
 from gradstats.integrations import trl
+from gradstats.report.columns import INDEX
 from gradstats.report.figures import FIGURES
 from gradstats.system.files import read_json
 
@@ -59,7 +60,7 @@ OTHER_CAPTIONS = {
 def api_groups() -> dict[str, list[str]]:
     """Return heading → public names, in the order and under the comments of ``gradstats/__init__.pyi``.
 
-    A module among them is a group of its own, of the names in its ``__all__``.
+    A module among them is a group of its own, of those names in its ``__all__`` that are not public without it.
     """
     stub = (ROOT / "gradstats" / "__init__.pyi").read_text(encoding="utf-8")
     headings = {number: line[2:] for number, line in enumerate(stub.splitlines(), start=1) if line.startswith("# ")}
@@ -76,8 +77,9 @@ def api_groups() -> dict[str, list[str]]:
             groups.setdefault(above[-1].capitalize(), []).append(f"gradstats.{name}")
     for name in modules:
         module = getattr(gradstats, name)
-        listed = (one for one in module.__all__ if one not in gradstats.__all__)
-        names = [one for one in listed if not inspect.ismodule(getattr(module, one))]
+        above = [getattr(gradstats, name, None) for name in gradstats.__all__]
+        own = {one: getattr(module, one) for one in module.__all__}
+        names = [one for one, thing in own.items() if not inspect.ismodule(thing) and thing not in above]
         groups[f"`{module.__name__}`"] = [documented_as(module, one) for one in names]
     # These need an extra each, and verl pins other versions: its module is described without being imported.
     groups["`gradstats.integrations.trl`"] = [f"gradstats.integrations.trl.{name}" for name in trl.__all__]
@@ -140,6 +142,22 @@ def help_of(command: str) -> str:
     return printed.getvalue().strip()
 
 
+def quantities_page() -> str:
+    """Return the page with every column of every table: what it means, and the file that defines it."""
+    parts = ["# Quantities\n\nEvery printed or saved column, as `gradstats list quantities` prints them.\n"]
+    for table, columns in INDEX.items():
+        rows = [f"| `{column.name}` | {cell(column.meaning)} | `{column.file}` |" for column in columns]
+        parts.append(
+            "\n".join([f"## {table}\n", "| column | meaning | defined in |", "| --- | --- | --- |", *rows, ""])
+        )
+    return "\n".join(parts)
+
+
+def cell(text: str) -> str:
+    """Return a text as it stands in a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
 def gallery_page() -> str:
     """Return the page with every committed figure and the command that makes it."""
     captions = {figure.name: figure.caption for figure in FIGURES} | OTHER_CAPTIONS
@@ -187,7 +205,13 @@ def first_line(script: Path) -> str:
 def write() -> None:
     """Write the pages; files that say the same already are left alone, so that only what changed is built again."""
     GENERATED.mkdir(exist_ok=True)
-    for name, page in (("python", api_page()), ("commands", commands_page()), ("gallery", gallery_page())):
+    pages = {
+        "python": api_page(),
+        "commands": commands_page(),
+        "quantities": quantities_page(),
+        "gallery": gallery_page(),
+    }
+    for name, page in pages.items():
         file = GENERATED / f"{name}.md"
         if not file.exists() or file.read_text("utf-8") != page:
             file.write_text(page, "utf-8")

@@ -22,9 +22,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
 
+from gradstats.analyses.alpha_by_block import plot_alpha_by_block
 from gradstats.config.sections import FiguresSection
 from gradstats.plots import save_figure
-from gradstats.plots.blocks import plot_alpha_by_block
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import draw_overlay, draw_run, styled
 from gradstats.report.saved_results import BREAKDOWNS, TOKEN_FILES, SavedResults, added_tables, read_results

@@ -20,7 +20,7 @@ from .measurement import read_measurement as read_measurement
 from . import estimators as estimators
 from .estimators import recipes as recipes
 from .stats import fit_length_scaling as fit_length_scaling
-from .stats import alpha_report as alpha_report
+from .analyses import alpha_report as alpha_report
 from .stats import compare as compare
 
 # further questions
@@ -31,8 +31,8 @@ from .analyses import variance_by_success as variance_by_success
 from .analyses import variance_curve as variance_curve
 from .stats import check_on_policy as check_on_policy
 from .stats import equivalent_group_size as equivalent_group_size
-from .stats import implied_shift as implied_shift
-from .stats import length_reward_correlation as length_reward_correlation
+from .analyses import implied_shift as implied_shift
+from .analyses import length_reward_correlation as length_reward_correlation
 from .stats import plan_alpha as plan_alpha
 from .stats import plan_ratio as plan_ratio
 from .stats import plan_signal as plan_signal

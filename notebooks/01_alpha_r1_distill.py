@@ -62,8 +62,8 @@ measured = gs.measure(policy, rollouts, sketch_dim=2048, progress=False)
 print(f"{len(measured)} completions, lengths {rollouts.lengths.min()}–{rollouts.lengths.max()}")
 
 # %% [markdown]
-# Samples must come from the distribution that is differentiated; samples drawn at another temperature bias α. The
-# on-policy check is therefore the first diagnostic to read.
+# Samples must come from the distribution that is differentiated: at another temperature they bias α. Read the on-policy
+# check first.
 
 # %%
 report = gs.alpha_report(measured)

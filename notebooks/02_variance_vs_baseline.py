@@ -12,10 +12,10 @@
 # ---
 
 # %% [markdown]
-# # Variance against baseline
+# # Relative noise of each baseline
 #
-# Which baseline reduces the noise of the policy gradient for a given model, problem set and group size? The gradients
-# are measured once; comparing baselines, group sizes and resamples is then linear algebra.
+# Which baseline reduces the noise of the policy gradient on this model, these problems and this group size? The
+# gradients are measured once; baselines, group sizes and resamples are then linear algebra.
 #
 # This notebook measures the **embedded policy**, a small word-problem solver that ships with the package. For another
 # model, change the two lines that load the policy and the problems.
@@ -46,9 +46,9 @@ print(f"{len(measured)} completions, {rollouts.rewards.mean():.0%} right")
 # %% [markdown]
 # ## One group size
 #
-# `ratio` is the variance relative to that of RLOO, paired. A baseline that includes the sample's own reward shrinks the
-# gradient by (N−1)/N, which lowers the raw variance. `matched_ratio` compares at equal expected gradient. The figure
-# also shows the cosine and the share of bias.
+# The column `matched_ratio` is the **relative noise**: how many samples a baseline needs for the noise of RLOO.
+# `ratio` is the raw variance, which a baseline lowers by including the sample's own reward, since that shrinks the
+# gradient by (N−1)/N. The figure also shows the cosine and the bias.
 
 # %%
 baselines = ["reinforce", "group_mean", "rloo", est.token_mean(loo=True), est.length_weighted(alpha=0.8, loo=True)]
@@ -87,5 +87,5 @@ plt.show()
 # %%
 correlation = gs.length_reward_correlation(measured)
 completions = rollouts.frame[["prompt_id", "reward"]].assign(length=rollouts.lengths)
-gs.plots.plot_length_reward(completions, correlation=correlation)
+gs.analyses.plot_length_reward(completions, correlation=correlation)
 plt.show()

@@ -14,10 +14,10 @@
 # %% [markdown]
 # # Inside training
 #
-# Two lines attach gradstats to a trainer of TRL (extra `trl`): a monitor that measures the variance of each baseline on
-# the trainer's own completions, and an estimator in place of the trainer's advantages. Here the **embedded policy**
-# trains for a few steps, which is enough to see what is logged. The second half reads the results of longer training
-# runs, which asked whether the estimator with the lower measured variance trains better.
+# Two lines attach gradstats to a trainer of TRL (extra `trl`): a monitor that measures the relative noise of each
+# baseline on the trainer's own completions, and an estimator in place of the trainer's advantages. Here the
+# **embedded policy** trains for a few steps, enough to see what is logged. The second half reads longer training
+# runs, which asked whether lower noise trains better.
 
 # %%
 import warnings
@@ -105,11 +105,11 @@ gs.plots.plot_sweep(record, "policy.revision")
 plt.show()
 
 # %% [markdown]
-# ## Does the estimator with the lower measured variance train better?
+# ## Does lower noise train better?
 #
 # `experiments/train_with_estimators.py` trained this checkpoint with four estimators and three seeds each, until
-# 160 000 tokens were drawn; the numbers are in `figures/training`. Differences from RLOO are paired by seed. For the
-# conclusion see [the page of this example](../docs/training_example.md).
+# 160,000 tokens were drawn; the numbers are in `figures/training`. Differences from RLOO are paired by seed. The
+# conclusion is on the page [during training](../docs/training.md#does-lower-noise-train-better).
 
 # %%
 folder = Path(gs.__file__).parents[1] / "figures" / "training"

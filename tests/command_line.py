@@ -1,7 +1,5 @@
 """Calls the command in the test process."""
 
-from __future__ import annotations
-
 import sys
 
 from rich.console import Console

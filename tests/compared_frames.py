@@ -1,7 +1,5 @@
 """Frames of comparisons, made up."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 

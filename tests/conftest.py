@@ -1,7 +1,5 @@
 """Small models and rollouts that many tests share."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
@@ -21,6 +19,8 @@ from transformers import (
 from gradstats import data
 from gradstats.rollouts.table import Rollouts
 
+# No test cuts the power: flushing each of the many small files to the disk is a good part of the time of a small run.
+os.fsync = lambda _descriptor: None
 # Figures are drawn into files; children of the tests draw so, too.
 os.environ["MPLBACKEND"] = "Agg"
 
@@ -32,14 +32,7 @@ def tiny_config(architecture: str, tied: bool = False) -> PreTrainedConfig:
     common = {"vocab_size": VOCABULARY, "tie_word_embeddings": tied, "bos_token_id": 0, "eos_token_id": 1}
     if architecture == "gpt2":
         return GPT2Config(
-            n_embd=24,
-            n_layer=2,
-            n_head=2,
-            n_positions=64,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            **common,
+            n_embd=24, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common
         )
     kind = {"qwen2": Qwen2Config, "llama": LlamaConfig}[architecture]
     return kind(
@@ -110,13 +103,7 @@ def policy_folder(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("policy")
     model = tiny_model("qwen2", tied=True, dtype=torch.float32)
     model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=0.6,
-        top_p=0.95,
-        top_k=3,
-        repetition_penalty=1.1,
-        eos_token_id=1,
-        pad_token_id=0,
+        do_sample=True, temperature=0.6, top_p=0.95, top_k=3, repetition_penalty=1.1, eos_token_id=1, pad_token_id=0
     )
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

@@ -5,16 +5,12 @@ SIGKILL at that moment of the write, which is given by its number or as folder/f
 processes are forked from this one, which has imported everything, so that each costs what the run costs.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import matplotlib as mpl
 
 from gradstats.config.experiment import Experiment, read_experiment
 from gradstats.runs.pipeline import run_experiment
@@ -43,11 +39,7 @@ def kill_and_resume(experiment: Experiment, folder: Path, moments: Sequence[str]
 def in_new_process(script: Path, experiment: Experiment, folder: Path, *words: str) -> list[str]:
     """Run ``python script EXPERIMENT FOLDER/runs words``; the lines that it prints."""
     (folder / "tiny.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parent),
-        "OMP_NUM_THREADS": "1",
-        "MPLBACKEND": "Agg",
-    }
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     command = [sys.executable, "-W", "ignore", str(script), str(folder / "tiny.yaml"), str(folder / "runs"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -118,7 +110,6 @@ def forked(action: Callable[[], object]) -> int:
 
 def main(experiment_file: str, folder: str, *moments: str) -> None:
     """Print for each moment how the killed run and the one after it ended."""
-    mpl.use("Agg")
     experiment = read_experiment(Path(experiment_file))
     for text in moments:
         moment, _, write = text.partition(":")

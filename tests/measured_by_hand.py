@@ -1,7 +1,5 @@
 """A measurement of random numbers, without a model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from conftest import ragged_rollouts

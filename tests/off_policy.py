@@ -1,7 +1,5 @@
 """An enumerated policy scored away from where its completions are drawn, on which plain RLOO points elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

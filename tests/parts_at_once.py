@@ -5,8 +5,6 @@ in the middle of a shard that it measures, and starts it again while the first i
 three processes ended, and what a whole run said meanwhile.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

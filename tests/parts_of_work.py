@@ -1,7 +1,5 @@
 """Parts for executors, which workers in other processes import by this name, and workers that are killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

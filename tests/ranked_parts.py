@@ -1,7 +1,5 @@
 """Parts for groups of ranks, which the ranks import by this name; each needs all of them, as a sharded model does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import warnings

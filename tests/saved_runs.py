@@ -1,7 +1,5 @@
 """A run directory that contains the numbers of a finished run but not its shards."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """A run of a random model on a few problems, and rewards for it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 
@@ -51,6 +49,12 @@ def leave_out_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(figures, "_drawn", blank)
     monkeypatch.setattr(figures, "_svg", lambda figure: '<svg width="2pt" height="1pt"></svg>')
+
+
+def only_two_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw two figures of each run, beside those that commands add; all of them are drawn in tests/report."""
+    two = tuple(figure for figure in figures.FIGURES if figure.name in ("variance", "length_scaling"))
+    monkeypatch.setattr(figures, "FIGURES", two)
 
 
 def sampled_and_measured(experiment: Experiment, path) -> Measurement:

@@ -1,7 +1,5 @@
 """One dialect in docstrings: names in roles that resolve, everything else in double backticks."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

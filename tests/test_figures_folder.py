@@ -1,7 +1,5 @@
 """The figures folder: redrawing from stored numbers, and the check for outdated figures."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

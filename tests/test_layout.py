@@ -1,7 +1,5 @@
 """The layout that docs/design.md describes: what a package holds, what imports what, and what never loads torch."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -37,7 +35,7 @@ def contract(text: str) -> dict[str, set[str]]:
 
 MAY_IMPORT = contract(DESIGN.read_text(encoding="utf-8"))
 #: Short files: what starts a process, or is imported by one that must stay light.
-IMPORTED_ALONE = ("__main__", "system/template_rendering", "integrations/verl")
+IMPORTED_ALONE = ("__main__", "integrations/verl")
 #: Packages that never load torch or transformers.
 LIGHT = ("config", "rollouts", "measurement", "estimators", "stats", "plots", "analyses", "report", "data", "tables")
 

@@ -1,7 +1,5 @@
 """The notebooks agree with their scripts, run from end to end, and are complete."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The wheel: what it carries, and that it works where the source tree is not."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -75,7 +73,7 @@ def test_the_wheel_runs_an_experiment_by_name(installed, tmp_path):
     assert Path(found).is_relative_to(installed.parents[1])
     assert version == gradstats.__version__
     assert "embedded_zoo" in run(installed, tmp_path, "list", "experiments")
-    small = ["prompts.n=2", "sampling.group_size=2", "sampling.max_new_tokens=8", "measurement.sketch_dim=64"]
+    small = ["prompts.n=2", "sampling.group_size=2", "sampling.max_new_tokens=8", "measurement.sketch_dim=4096"]
     run(installed, tmp_path, "run", "embedded", "--no-progress", "--set", *small, "figures.formats=[png]")
     assert (tmp_path / "runs" / "embedded" / "report.html").is_file()
 

@@ -1,7 +1,5 @@
 """A batch as verl passes it to an advantage estimator."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -7,11 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -61,8 +57,11 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, in_metric
+from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
@@ -391,7 +390,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     if prompts:
         ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
     ax.set_xticks(list(prompts), labels=[f"{size:g}\n({n_prompts_label(n)})" for size, n in prompts.items()])
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_locator(plt.NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
     ax.set_ylabel(in_metric("relative noise\nat equal tokens", frame.attrs))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float
-from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
@@ -33,6 +30,10 @@ from gradstats.plots.style import ink, paper
 from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Rows of the states after a wrong step, of completions that end right and of those that end wrong.
 RECOVERED, FAILED = "after a wrong step, recovered", "after a wrong step, not recovered"
@@ -271,7 +272,7 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
     width, height = plt.rcParams["figure.figsize"]
     keys = interval_keys(frame, list(_PANELS))
     _, both = plt.subplots(2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True)
-    axes = [ax for ax in np.ravel(both) if isinstance(ax, Axes)]
+    axes = [ax for ax in np.ravel(both) if isinstance(ax, plt.Axes)]
     drawn = frame.loc[frame["states"] != "all"].reset_index(drop=True)
     after = drawn["states"].isin(list(_AFTER))
     at = np.arange(len(drawn)) + 0.5 * after.to_numpy(dtype=float)

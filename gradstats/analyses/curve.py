@@ -7,13 +7,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -57,6 +54,10 @@ from gradstats.stats.variance.quantities import (
 )
 from gradstats.stats.variance.quantities import with_ends as columns_of_intervals
 from gradstats.stats.variance.result import VarianceComparison
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: The parameter that is not an estimator's: completions per group.
 GROUP_SIZE = "group_size"

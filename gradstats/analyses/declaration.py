@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import sys
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pandas as pd
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -18,12 +21,17 @@ from gradstats.stats.jackknife import UNKNOWN, require_level
 from gradstats.stats.numbers import NO_LIMITS, Limits
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.quantities import filled_in, limits_of, with_ends
+from gradstats.system.late import pd
 from gradstats.system.outputs import write_table
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
+#: The table of the completions of a run, a row each: prompt_id, length, sq_norm and, where known, reward, truncated.
+POINTS = "length_scaling"
+#: Entry of the ``.attrs`` of a table that is drawn: whether its rows are sorted by ``value``, or stand as ``listed``.
+ORDER = "order"
 _KEY = "column"
 
 
@@ -148,6 +156,30 @@ class Result(Printed):
         write_table(Path(path), self.to_frame(), overwrite=overwrite)
 
 
+class Answer(Row, Result):
+    """An answer of one row, whose fields are its columns; its sentence is what is printed."""
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return one row: the declared columns.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        frame = pd.DataFrame([self.record(require_level(confidence_level))], columns=self.names())
+        frame.attrs |= {"confidence_level": confidence_level, **self.about()}
+        return frame
+
+
+def _measurement(path: Path, *, partial: bool = False) -> Measurement:
+    from gradstats.measurement.measurement import read_measurement
+
+    return read_measurement(path, partial=partial)
+
+
+def _first_cell(row: Mapping[str, Any]) -> str:
+    return str(next(iter(row.values())))
+
+
 @dataclass(frozen=True)
 class AnalysisFigure:
     """A figure of an analysis."""
@@ -156,7 +188,8 @@ class AnalysisFigure:
     caption: str | Callable[[pd.DataFrame], str]
     draw: Callable[..., Any]  # of a frame, on a figure of its own
     link: str = ""  # what a link to it is called on the page
-    after: str = ""  # the figure that it follows in the report; the last one by default
+    after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
+    table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
 
     def caption_of(self, frame: pd.DataFrame) -> str:
@@ -175,11 +208,16 @@ class Analysis:
     #: The arguments of ``ask`` that the command line takes, the positional ones first. Their types and defaults are
     #: those of its signature and their help that of its docstring; what neither has is that of the section `variance`.
     options: Sequence[str]
+    #: Where none of them has a heading there is no table: the sentence is the answer.
     columns: tuple[Column, ...]
     #: The name of a row in tables, from its cells; and the heading above these names.
-    row_name: Callable[[dict[str, Any]], str]
-    row_heading: str | Callable[[pd.DataFrame], str]
-    caption: Callable[[pd.DataFrame], str]
+    row_name: Callable[[dict[str, Any]], str] = _first_cell
+    row_heading: str | Callable[[pd.DataFrame], str] = ""
+    caption: Callable[[pd.DataFrame], str] = lambda frame: ""
+    #: Reads what is asked from the path of the command line, and whether shards may be missing; a mapping that it
+    #: returns holds several arguments of ``ask``.
+    source: Callable[..., Any] = _measurement
+    source_help: str = "a measurement folder or a run directory."
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
@@ -187,8 +225,8 @@ class Analysis:
     headings: Mapping[str, str] | None = None
     #: The columns of a first screen, where the rows do not declare any as short.
     short: Sequence[str] = ()
-    #: What follows a column's name in those of the ends of the intervals that tables show.
-    ends: str = ""
+    #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
+    ends: str | None = ""
     #: The table whose columns it has as well.
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
@@ -215,6 +253,19 @@ class Analysis:
         """Ask."""
         return self.ask(*arguments, **options)
 
+    def of_source(self, asked_of: Any, **options: Any) -> Any:
+        """Ask of what ``source`` has read."""
+        return self.ask(**asked_of, **options) if isinstance(asked_of, Mapping) else self.ask(asked_of, **options)
+
+    @property
+    def asked_at_level(self) -> bool:
+        """Whether the level of intervals is an argument of ``ask``, and so that of its answer."""
+        return "confidence_level" in inspect.signature(self.ask).parameters
+
+    def frame_of(self, found: Any, confidence_level: float) -> pd.DataFrame:
+        """Return the frame of an answer at a level, which is that of the answer where it was asked at one."""
+        return found.to_frame() if self.asked_at_level else found.to_frame(confidence_level)
+
     @property
     def question(self) -> str:
         """The first line of the docstring of its file."""
@@ -224,6 +275,54 @@ class Analysis:
     def file(self) -> str:
         """The file that computes its columns."""
         return f"{self.ask.__module__.partition('.')[2].replace('.', '/')}.py"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What an experiment file may set: name → the argument of ``ask`` that it is."""
+        return {"seed" if argument == "rng" else argument: argument for argument in self.options}
+
+    def refuse_settings(self, settings: Mapping[str, Any], section: VarianceSection) -> None:
+        """Refuse settings of an experiment file before anything is computed.
+
+        Raises:
+            ValueError: for one that there is not, one that is missing, or a value of another type.
+            KeyError: for an unknown estimator.
+        """
+        for name in settings:
+            if name not in self.settings:
+                near = difflib.get_close_matches(name, self.settings, 1)
+                known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.settings) or 'none'}"
+                raise ValueError(f"there is no setting {name!r}: {known}")
+        if self.in_run is None:
+            needed = [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
+            missing = [name for name in needed if name in self.settings and name not in settings]
+            if missing:
+                raise ValueError(f"{' and '.join(missing)} must be given")
+        hints = typing.get_type_hints(self.ask)
+        for name, value in settings.items():
+            reason = (
+                "" if name in self.read else _reason_against(value, int if name == "seed" else hints.get(name, Any))
+            )
+            if reason:
+                raise ValueError(f"{name} is {value!r}: {reason}")
+        self.estimators_in(self.arguments_in_run(settings, section))
+
+    def arguments_in_run(self, settings: Mapping[str, Any], section: VarianceSection) -> dict[str, Any]:
+        """Return the arguments that an experiment file gives; besides ``in_run``, some are those of its comparison."""
+        compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
+        shared = {name: getattr(section, name) for name in self.settings if name in compared}
+        given: dict[str, Any] = {}
+        for name, value in (dict(settings) if self.in_run else shared | dict(settings)).items():
+            given |= self.read[name](value) if name in self.read else {self.settings[name]: value}
+        return given
+
+    def answer_in_run(
+        self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]
+    ) -> pd.DataFrame | None:
+        """Return the frame of the answer in a run, with settings of its experiment file; None for too few data."""
+        given = self.arguments_in_run(settings, section)
+        found = self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
+        return None if found is None else found.to_frame(section.confidence_level)
 
     def files_named(self, arguments: Mapping[str, Any]) -> str:
         """Return the name of the files of an answer."""
@@ -259,7 +358,19 @@ class Analysis:
 
     def names_of_ends(self, name: str) -> list[str]:
         """Return the columns of an estimate and of the ends of its interval in tables."""
-        return [name, f"{name}{self.ends}_low", f"{name}{self.ends}_high"]
+        ends = ("low", "high")
+        return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
+
+
+def _reason_against(value: object, hint: Any) -> str:
+    """Return why a value is not of a type; "" where it is, or where the type cannot be checked, as of an array."""
+    try:
+        TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, strict=True)).validate_python(value)
+    except ValidationError as error:
+        return error.errors()[0]["msg"].replace("Input", "it")
+    except (PydanticUserError, TypeError):
+        return ""
+    return ""
 
 
 def level_of(frame: pd.DataFrame) -> str:

@@ -9,10 +9,8 @@ from itertools import combinations
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
-from scipy import interpolate
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
@@ -32,6 +30,7 @@ from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.result import VarianceComparison
+from gradstats.system.late import interpolate, pd
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
 EXPONENTS = np.linspace(-1.0, 2.0, 31)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import difflib
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradstats.system.user_code import import_function
 
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
     from gradstats.analyses.declaration import Analysis
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
-ANALYSES = ("allocation", "success_bins", "curve", "optimal_baselines", "critic")
+ANALYSES = (
+    "variance", "alpha", "alpha_by_block",
+    "allocation", "success_bins", "curve", "optimal_baselines", "critic",
+    "shift", "length_reward", "profile", "plan",
+)  # fmt: skip
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 ENTRY_POINTS = "gradstats.analyses"
+#: The entry beside a table that names its question, where its name does not tell.
+QUESTION = "question"
+#: A user's own that this process has imported: module:question → analysis.
+_own: dict[str, Analysis] = {}
 
 
 def questions() -> dict[str, str]:
@@ -52,6 +61,7 @@ def get(name: str) -> Analysis:
         found = import_function(name, "question")
         if not isinstance(found, Analysis):
             raise TypeError(f"question {name!r} is a {type(found).__name__}: name a gradstats.analyses.Analysis")
+        _own[name] = found
         return found
     if name in _installed():
         return _installed()[name]
@@ -65,8 +75,15 @@ def every() -> list[Analysis]:
     return [get(name) for name in names()]
 
 
-def analysis_of_file(stem: str) -> Analysis | None:
-    """Return the analysis whose kept table has this name; None where there is none."""
+def analysis_of_file(stem: str, about: Mapping[Any, Any]) -> Analysis | None:
+    """Return the analysis of a table that a run keeps, from its name and what stands beside it, where known.
+
+    A user's own is known where this process has imported it: a run may come from someone else, and reading its tables
+    runs no code that it names.
+    """
+    named = str(about.get(QUESTION, ""))
+    if named:
+        return get(named) if named in names() else _own.get(named)
     kept = (one for one in every() if one.kept)
     return next((one for one in kept if fnmatchcase(stem, one.pattern or one.name)), None)
 

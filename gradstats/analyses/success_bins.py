@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
@@ -38,6 +37,7 @@ from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.shares import SHARES, GradientShares, binned, gradient_shares, resolved
+from gradstats.system.late import pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection

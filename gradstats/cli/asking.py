@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 import types
 import typing
 import warnings
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.analyses.declaration import Analysis
-    from gradstats.measurement.measurement import Measurement
 
 Words = tuple[str, ...]
 
@@ -61,7 +61,7 @@ def ask_words(words: list[str]) -> None:
     from gradstats.analyses import registry
 
     helped = any(word in ("-h", "--help") for word in words)
-    named = [word for word in words[:2] if not word.startswith("-")]
+    named = [word for word in words[:2] if word == "-" or not word.startswith("-")]
     about_question = len(named) == 1 and (named[0] in registry.names() or _is_label(named[0]))
     if about_question and not helped:
         raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
@@ -81,11 +81,12 @@ def _is_label(word: str) -> bool:
 
 
 def _list_questions(questions: Mapping[str, str]) -> None:
-    print("gradstats ask RUN QUESTION …    asks a run directory or a measurement folder:\n")
-    width = max(map(len, questions.values()))
+    width = max(map(len, questions))
+    lines = ["gradstats ask RUN QUESTION …   of a run directory or a measurement folder:", ""]
     for name, question in questions.items():
-        print(f"  {question.ljust(width)} → {name}")
-    print("\ngradstats ask QUESTION --help shows the options of a question; module:question asks one of your own.")
+        lines += textwrap.wrap(question, 80, initial_indent=f"  {name:<{width}}  ", subsequent_indent=" " * (width + 4))
+    lines += ["", "gradstats ask QUESTION --help shows its options; module:question asks one of yours."]
+    terminal.show(lines)
 
 
 def _command(analysis: Analysis, name: str) -> Callable[..., None]:
@@ -95,7 +96,7 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
     out = Annotated[Path | None, tyro.conf.arg(help=about_out if analysis.kept else "also write the table as CSV.")]
     options: list[tuple[str, Any, Any]] = [
-        ("source", Annotated[Positional[Path], tyro.conf.arg(help="a measurement folder or a run directory.")], empty),
+        ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], empty),
         *((option, hint, default) for option, (hint, default, _) in asked.items()),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
         ("everything", All, False),
@@ -108,7 +109,7 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     ]
 
     def command(**given: Any) -> None:
-        _answer(analysis, asked, given)
+        _answer(analysis, name, asked, given)
 
     command.__doc__ = analysis.question
     command.__name__ = name
@@ -173,10 +174,7 @@ def _in_words(hint: Any) -> Any:
     return str | None if optional else str  # an array: the name of a column of the rollouts
 
 
-def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
-    from gradstats.measurement.measurement import read_measurement
-    from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
-
+def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {}
     for option, (_, _, argument) in asked.items():
         value = given[option]
@@ -185,34 +183,42 @@ def _answer(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given
         else:
             arguments[argument] = None if value == () else value
     level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
-    weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the work
-    columns = [analysis.columns[0].name, *list(analysis.declared_headings)[:1]]
+    if analysis.asked_at_level:
+        arguments["confidence_level"] = level
+    weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the imports
+    from gradstats.analyses import registry
+    from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
+
+    columns = [analysis.columns[0].name, *(list(analysis.declared_headings) or [analysis.columns[-1].name])[:1]]
     if not analysis.kept:
         refuse_foreign_table(out, columns)
     name = analysis.files_named(arguments)
     keeping = folder_of_results(given["source"], out, partial=given["partial"]) if analysis.kept else nullcontext()
     with keeping as folder:
         refuse_foreign_result(folder, name, columns)
-        measured = read_measurement(given["source"], partial=given["partial"])
+        asked_of = analysis.source(given["source"], partial=given["partial"])
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
-            found = analysis.ask(measured, **_with_columns(analysis, measured, arguments))
-        frame = found.to_frame(level)
+            found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
+        frame = analysis.frame_of(found, level)
         _show(analysis, frame, found, level, given)
         if analysis.kept:
+            if registry.analysis_of_file(name, {}) is not analysis:
+                frame.attrs[registry.QUESTION] = label
             needs = analysis.needs_values or any("values" in one.needs for one in weightings)
             save_result(frame, folder, name, overwrite, needs, quiet=as_json)
     if not analysis.kept:
         save_table(out, frame, overwrite, quiet=as_json)
 
 
-def _with_columns(analysis: Analysis, measured: Measurement, arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with the columns of the rollouts that some of them name."""
     hints = typing.get_type_hints(analysis.ask, include_extras=True)
-    frame, filled = measured.rollouts.frame, dict(arguments)
+    filled = dict(arguments)
     for name, value in arguments.items():
         is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == str | None
         if isinstance(value, str) and is_array and str not in typing.get_args(hints[name])[:1]:
+            frame = asked_of.rollouts.frame
             if value not in frame:
                 raise ValueError(f"--{name} {value}: the rollouts have no such column, only {', '.join(frame)}")
             filled[name] = frame[value].to_numpy(dtype=float)
@@ -224,20 +230,30 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, giv
     from gradstats.cli.answers import answer_screen
     from gradstats.report.analysis_tables import analysis_table
 
-    notes, sentence = list(getattr(found, "notes", ())), getattr(found, "sentence", None)
-    answer = "" if sentence is None else sentence(level)
+    notes = list(getattr(found, "notes", ()))
+    if hasattr(found, "sentences"):
+        answer = found.sentences()
+    else:
+        levels = () if analysis.asked_at_level else (level,)
+        answer = [found.sentence(*levels)] if hasattr(found, "sentence") else []
     if given["as_json"]:
         if analysis.kept and answer:
             about = {str(name): value for name, value in frame.attrs.items()}
             print(to_json(about | {"rows": frame.to_dict("records")}))
         else:
-            terminal.print_json(frame, [*filter(None, [answer]), *notes])
+            terminal.print_json(frame, [*answer, *notes])
         return
-    table, closing = analysis_table(analysis, frame), terminal.more(len(notes), given["notes"], given["everything"])
-    shown = [] if given["everything"] else analysis.first_shown(frame)
-    terminal.show(answer_screen(answer or analysis.question, *table.cells("plain"), shown, closing))
-    if given["everything"]:
-        terminal.show_table(table)
+    # What qualifies the first sentence is read with the notes.
+    first, notes = (answer[0] if answer else analysis.question), [*answer[1:], *notes]
+    closing = terminal.more(len(notes), given["notes"], given["everything"])
+    if analysis.declared_headings:
+        table = analysis_table(analysis, frame)
+        shown = [] if given["everything"] else analysis.first_shown(frame)
+        terminal.show(answer_screen(first, *table.cells("plain"), shown, closing))
+        if given["everything"]:
+            terminal.show_table(table)
+    else:
+        terminal.show(answer_screen(first, [""], [], [], terminal.more(len(notes), given["notes"], everything=True)))
     if given["notes"]:
         terminal.show_notes(notes)
     sys.stdout.flush()

@@ -19,11 +19,9 @@ from gradstats.cli.running import init, measure, regrade, run, sample
 from gradstats.cli.statistics import (
     alpha,
     group_size,
-    length_reward,
     plan,
     profile,
     ratios,
-    shift,
     tokens,
     variance,
 )
@@ -78,8 +76,6 @@ _OWN = {
     "tokens": tokens,
     "ratios": ratios,
     "group-size": group_size,
-    "shift": shift,
-    "length-reward": length_reward,
     "profile": profile,
 }
 COMMANDS |= _OWN

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Positional, SettingWords, described_by, one_or_more
+from gradstats.cli.options import Positional, SettingWords, Trust, described_by, one_or_more
+from gradstats.cli.statistics import code_of_run
 from gradstats.config.options import read_display_names
 from gradstats.config.sections import FiguresSection
 
 if TYPE_CHECKING:
     from gradstats.report.latex import Layout
     from gradstats.report.saved_results import SavedResults
+
+
+def find_own_questions(runs: Sequence[Path], trust: bool) -> None:
+    """Import the user's own questions that runs were asked, with permission; without it say which are not shown."""
+    from gradstats.analyses import registry
+    from gradstats.report.saved_results import read_added
+
+    for run in runs:
+        for name, frame in read_added(run).items():
+            label = str(frame.attrs.get(registry.QUESTION, ""))
+            if trust and label:
+                with code_of_run(run, trust):
+                    registry.get(label)
+            elif label and registry.analysis_of_file(name, frame.attrs) is None:
+                terminal.note(f"{name} was asked as {label}: read that code, then add --trust to show the answer")
 
 
 def export(
@@ -32,6 +48,7 @@ def export(
     columns: tuple[str, ...] = (),
     siunitx: bool = False,
     out: Path | None = None,
+    trust: Trust = False,
 ) -> None:
     """Draw the figures and write the LaTeX tables of a run, or of several together, from saved numbers.
 
@@ -53,17 +70,10 @@ def export(
         "venue": venue,
         "theme": theme,
         "formats": list(formats),
-        "labels": read_display_names(labels),
         "estimators": list(estimators),
         "order": order,
     }
-    given = {
-        "venue": venue,
-        "theme": theme,
-        "formats": list(formats),
-        "estimators": list(estimators),
-        "order": order,
-    }
+    find_own_questions(runs, trust)
     results = _results_of(runs)
     own = next((one.figure_style for one in results.values()), FiguresSection())
     chosen = {name: value for name, value in given.items() if value}
@@ -147,6 +157,7 @@ def report(
     runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
     gallery: bool = False,
     out: Path | None = None,
+    trust: Trust = False,
 ) -> None:
     """Write one self-contained HTML page on a run: α, variance table, figures, completions, commands, manifest.
 
@@ -165,6 +176,7 @@ def report(
     if len(runs) != 1:
         raise ValueError("name one run directory, or compare several on one page: gradstats report --gallery RUN RUN …")
     run = runs[0]
+    find_own_questions(runs, trust)
     if is_sweep(run):
         cell = next(reversed(read_sweep_list(run).settings), "CELL")
         raise ValueError(

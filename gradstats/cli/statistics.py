@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
@@ -165,7 +165,7 @@ def alpha(
         interval: kind of interval; by default cluster-robust by prompt (CR2).
     """
     import gradstats
-    from gradstats.runs.analysis import load_points
+    from gradstats.analyses.points import load_points
 
     report = gradstats.alpha_report(
         **load_points(source, partial=partial), method=method, interval=interval, confidence_level=confidence_level
@@ -298,7 +298,7 @@ def plan(
     length_spread: float | None = None,
     estimator: str | None = None,
     ratio: float | None = None,
-    quantity: str = "ratio",
+    quantity: Literal["ratio", "matched_ratio"] = "ratio",
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,
@@ -325,30 +325,22 @@ def plan(
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-    from gradstats.runs.analysis import load_points
+    from gradstats.analyses.plan import plan as planned
+    from gradstats.analyses.points import load_points
 
-    if estimator is None:
-        if signal or ratio is not None:
-            raise ValueError("--ratio and --signal need --estimator: name the estimator to plan for")
-        fit = None if pilot is None else gradstats.fit_length_scaling(**load_points(pilot, partial=partial))
-        answer = gradstats.plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread)
-    else:
-        if pilot is None:
-            raise ValueError("give a measurement folder or a run directory as the pilot of --estimator")
-        measured = read_measurement(pilot, partial=partial)
-        with warnings.catch_warnings():  # the plan says what is not resolved
-            warnings.simplefilter("ignore")
-            compared = gradstats.compare(measured, [estimator], group_size=group_size, reference=reference)
-        label, length = compared.rows[0].label, compared.splits[0].mean_length
-        answer = (
-            gradstats.plan_signal(compared, label, confidence_level)
-            if signal
-            else gradstats.plan_ratio(
-                compared, label, ratio, confidence_level, quantity=quantity, tokens_per_completion=length
-            )
-        )
+    answer = planned(
+        **({} if pilot is None else load_points(pilot, partial=partial)),
+        half_width=half_width,
+        noise=noise,
+        length_spread=length_spread,
+        estimator=estimator,
+        ratio=ratio,
+        quantity=quantity,
+        reference=reference,
+        group_size=group_size,
+        signal=signal,
+        confidence_level=confidence_level,
+    )
     if dry_run:
         from gradstats.config.experiment import load_experiment
         from gradstats.runs.cost import estimate_cost
@@ -388,48 +380,6 @@ def group_size(
 
     measured = read_measurement(source, partial=partial)
     answer = gradstats.equivalent_group_size(measured, estimator, group_size, target=target)
-    terminal.show_answer(answer, as_json, confidence_level)
-
-
-@with_code_of_run
-def shift(
-    source: Positional[Path],
-    estimator: Positional[str],
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-    trust: Trust = False,
-) -> None:
-    """Find the shift δ of Asymmetric REINFORCE that a baseline corresponds to on these rollouts.
-
-    Args:
-        source: a measurement folder or a run directory.
-        estimator: its label, such as "length_weighted(alpha=0.8)", "recipe:opo" or a module:function of your own; of a
-            recipe, the baseline before it is divided by a scale.
-    """
-    refuse_unknown_estimators(estimator)
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-
-    answer = gradstats.implied_shift(read_measurement(source, partial=partial), estimator)
-    terminal.show_answer(answer, as_json, confidence_level)
-
-
-def length_reward(
-    source: Positional[Path],
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    as_json: AsJson = False,
-    partial: Partial = False,
-) -> None:
-    """Estimate the correlation of reward with length among answers to the same prompt.
-
-    Args:
-        source: a rollouts file or a run directory.
-    """
-    import gradstats
-    from gradstats.rollouts.table import read_rollouts
-
-    answer = gradstats.length_reward_correlation(read_rollouts(source, partial=partial))
     terminal.show_answer(answer, as_json, confidence_level)
 
 
@@ -499,10 +449,10 @@ def profile(
             completions are drawn and measured with the options below.
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
+    from gradstats.analyses import profile_policy
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
-    from gradstats.runs.profiles import measurement_for_profile
-    from gradstats.stats import profile_policy
+    from gradstats.runs.pipeline import measurement_for_profile
 
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")

@@ -24,13 +24,13 @@ from gradstats.system.files import to_json
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gradstats.analyses.alpha import AlphaReport
     from gradstats.config.experiment import Experiment
     from gradstats.policy.policy import Policy
     from gradstats.report.tables import Table as PaperTable
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
-    from gradstats.stats import AlphaReport
     from gradstats.stats.proxy_quality import ProxyQuality
 
 _PIPED = 80  # columns of a file or a pipe
@@ -58,8 +58,9 @@ class _PipedConsole(Console):
         raise
 
 
-console = _PipedConsole(highlight=False, soft_wrap=True)
-_errors = Console(stderr=True, highlight=False, soft_wrap=True)
+# A name such as module:question is no emoji.
+console = _PipedConsole(highlight=False, soft_wrap=True, emoji=False)
+_errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 @runtime_checkable
@@ -409,6 +410,11 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
         *(_by_workers(cost, n_workers) if n_workers > 1 else []),
         *([("hidden states of the value head", _duration(cost.fitting_seconds))] if cost.fitting_seconds else []),
         (f"memory{' of each' if n_workers > 1 else ''}, estimated", f"{cost.memory_gib:.1f} GiB"),
+        *(
+            [("longest sequence that can be measured", f"{cost.fitting_tokens:,} tokens")]
+            if cost.fitting_tokens
+            else []
+        ),
         *(
             [("of which P of the metric, a copy of the parameters", f"{cost.preconditioner_gib:.2g} GiB")]
             if cost.preconditioner_gib

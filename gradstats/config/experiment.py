@@ -7,7 +7,6 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ import yaml
 from pydantic import Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 
-from gradstats.config.options import FreeOptions, Tracker
+from gradstats.config.options import AskedQuestions, FreeOptions, Tracker
 from gradstats.config.sections import (
     ExecutionSection,
     FiguresSection,
@@ -28,7 +27,7 @@ from gradstats.config.sections import (
     VarianceSection,
 )
 from gradstats.config.trust import is_received, refuse_untrusted
-from gradstats.config.validation import Section, WrongSettingsError
+from gradstats.config.validation import Section, WrongSettingsError, nearest_or_all
 
 # An experiment has some hundred values; a few lines of nested aliases can stand for billions.
 _MOST_VALUES = 100_000
@@ -120,6 +119,12 @@ class Experiment(Section):
     )
     length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
     variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
+    analyses: AskedQuestions = Field(
+        default_factory=dict,
+        description="questions that the run answers besides those of every run, or with other settings, and false for "
+        "those that it leaves out, as in {allocation: false, success_bins: {bins: 8}, my_module:question: {}}; "
+        "`gradstats ask` lists them.",
+    )
     figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
     tracking: Tracker = Field(
         default="none",
@@ -287,8 +292,7 @@ def find_experiment(name: str, *, sweep: bool = False) -> Path:
     kind, shipped = "sweep" if sweep else "experiment", shipped_experiments(sweeps=sweep)
     if name in shipped:
         return shipped[name]
-    near = get_close_matches(name, [*shipped, *shipped_experiments(sweeps=not sweep)], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(shipped)}"
+    hint = nearest_or_all(name, [*shipped, *shipped_experiments(sweeps=not sweep)], "there are")
     raise FileNotFoundError(
         f"there is no {kind} file {name}, and no {kind} of that name comes with the project ({hint})"
     )

@@ -42,6 +42,8 @@ Tracker = Literal["none", "trackio", "wandb"]
 DisplayNames = dict[str, str]
 #: Options of something that is chosen by name elsewhere: a data source, a sampler, a chat template.
 FreeOptions = dict[str, Any]
+#: Question → its settings, true for those that it has by default, or false.
+AskedQuestions = dict[str, bool | FreeOptions]
 #: One reward, several as "name=weight", several as name → weight, or the problem set's own.
 RewardNames = str | list[str] | dict[str, float] | None
 #: How squared norms are split: the name of a split, or regular expression → block.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from gradstats.config.options import (
     CONFIDENCE_LEVEL,
@@ -339,6 +339,11 @@ class MeasurementSection(Section):
         description="most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
         f"{MOST_MEMORY_GIB:g} GiB, by default.",
     )
+    recompute: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="run the layers again in the backward pass instead of holding their activations: on, off, or auto, "
+        "where the activations would take more than memory_gib, or than a quarter of the machine's memory.",
+    )
 
     @field_validator("metric")
     @classmethod
@@ -349,9 +354,10 @@ class MeasurementSection(Section):
             raise ValueError(f": {error}") from error
         return metric
 
+    # `info` is pydantic's ValidationInfo, a protocol that cannot be checked when the function is called.
     @field_validator("second_moments")
     @classmethod
-    def _goes_with_the_metric(cls, second_moments: str | None, info: ValidationInfo) -> str | None:
+    def _goes_with_the_metric(cls, second_moments: str | None, info: Any) -> str | None:
         if "metric" in info.data and (second_moments is None) != (adam_section(info.data["metric"]) is None):
             if second_moments is None:
                 raise ValueError(f", and metric is {info.data['metric']!r}: give a file of second moments, or estimate")
@@ -366,7 +372,7 @@ class MeasurementSection(Section):
 
     @field_validator("block_sketches")
     @classmethod
-    def _goes_with_sketches(cls, block_sketches: bool, info: ValidationInfo) -> bool:
+    def _goes_with_sketches(cls, block_sketches: bool, info: Any) -> bool:
         if block_sketches and info.data.get("sketch_dim", 0) is None:
             raise ValueError(", and sketch_dim is None: give a dimension of the sketches")
         return block_sketches

@@ -39,14 +39,10 @@ _NOT_IN_NAMES = re.compile(r"[^\w.=+,\-]+")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
-
-    Attributes:
-        settings: these settings, each by its full name.
-    """
+    """One run of a sweep."""
 
     name: str
-    settings: dict[str, object]
+    settings: dict[str, object]  # these settings, each by its full name
     experiment: Experiment
 
 

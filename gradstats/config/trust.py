@@ -23,13 +23,9 @@ class UntrustedCodeError(ValueError):
 
 @dataclass(frozen=True)
 class NamedCode:
-    """Code that a setting would run.
+    """Code that a setting would run."""
 
-    Attributes:
-        setting: where it is named, such as "sampling.reward".
-    """
-
-    setting: str
+    setting: str  # where it is named, such as "sampling.reward"
     value: str
     anywhere: bool = False
 
@@ -81,6 +77,7 @@ def code_named_in(settings: Mapping[str, object]) -> Iterator[NamedCode]:
         ("sampling.reward", _at(settings, "sampling", "reward")),
         ("prompts.source", _at(settings, "prompts", "source")),
         ("variance", _at(settings, "variance")),
+        ("analyses", _at(settings, "analyses")),
     ):
         yield from (NamedCode(setting, label) for label in _words(value) if names_code(label))
     if _at(settings, "sampling", "sampler") == "vllm":  # several of its options name classes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -17,13 +17,9 @@ _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or 
 
 @dataclass(frozen=True)
 class WrongSetting:
-    """One setting that is unknown, missing, or has a value that its declaration does not allow.
+    """One setting that is unknown, missing, or has a value that its declaration does not allow."""
 
-    Attributes:
-        path: where it stands, such as ``("sampling", "group_size")``.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # where it stands, such as ("sampling", "group_size")
     fault: str
     unknown: bool = False
 
@@ -38,6 +34,12 @@ class WrongSettingsError(ValueError):
     def __init__(self, wrong: list[WrongSetting], owner: str) -> None:
         super().__init__("; ".join(setting.sentence(owner) for setting in wrong))
         self.wrong = wrong
+
+
+def nearest_or_all(name: str, known: Collection[str], otherwise: str) -> str:
+    """Return the known name that a wrong one most likely stands for, or else all of them, in words."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 
 class Section(BaseModel):
@@ -79,8 +81,7 @@ class Section(BaseModel):
             if isinstance(cause, WrongSettingsError):
                 yield from (replace(inner, path=(name, *inner.path)) for inner in cause.wrong)
             elif error["type"] == "extra_forbidden":
-                near = get_close_matches(name, cls.model_fields, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(cls.model_fields)}"
+                hint = nearest_or_all(name, cls.model_fields, "it has")
                 yield WrongSetting((name,), f"has no setting {name!r}: {hint}", unknown=True)
             elif error["type"] == "missing":
                 yield WrongSetting((name,), f"is missing: give {cls.model_fields[name].description}".removesuffix("."))

@@ -1,13 +1,19 @@
 """Published numbers that ship with the package, by name."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def _gloeckle2026() -> pd.DataFrame:
+    import pandas as pd  # names() needs none
+
     frame = pd.read_csv(str(files("gradstats.data") / "gloeckle2026_alpha_points.csv"))
     frame.attrs["source"] = (
         "Gloeckle, 'Length-controlled Baselines in RL with Language Models', 27 March 2026: 29 points read "

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.rollouts.schema import SCHEMA
+from gradstats.system.late import pd
 
 #: Fields with one value per token.
 BATCH_TOKEN_FIELDS = (

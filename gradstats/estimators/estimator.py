@@ -161,6 +161,21 @@ class NamedFunction:
 
 
 Defined = TypeVar("Defined", bound=NamedFunction, covariant=True)
+Made = TypeVar("Made")
+
+
+def as_factory(
+    definition: Defined, make: Callable[[Defined, tuple[object, ...], Parameters], Made]
+) -> Callable[..., Made]:
+    """Return a function of a definition's parameters, with the name and documentation of what it defines."""
+
+    def factory(*arguments: object, **keywords: object) -> Made:
+        return make(definition, arguments, keywords)
+
+    factory.__name__ = factory.__qualname__ = definition.name
+    factory.__doc__ = definition.function.__doc__
+    factory.__module__ = definition.function.__module__
+    return factory
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
-import pandas as pd
 
 from gradstats.config.options import read_label
 from gradstats.estimators.batch import COLUMN, HOW_TO_GET, Batch
@@ -18,10 +17,12 @@ from gradstats.estimators.estimator import (
     Estimator,
     Level,
     Parameters,
+    as_factory,
     bind_parameters,
     check_parameters,
     suggest,
 )
+from gradstats.system.late import pd
 from gradstats.system.user_code import import_function
 
 P = ParamSpec("P")
@@ -68,13 +69,7 @@ def estimator(
         _add(definition)
         ALIASES.update(dict.fromkeys(aliases, name))
 
-        def factory(*arguments: object, **keywords: object) -> Estimator:
-            return _make(definition, arguments, keywords)
-
-        factory.__name__ = factory.__qualname__ = name
-        factory.__doc__ = function.__doc__
-        factory.__module__ = function.__module__
-        return cast("Callable[P, Estimator]", factory)
+        return cast("Callable[P, Estimator]", as_factory(definition, _make))
 
     return decorate
 

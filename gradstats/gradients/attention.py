@@ -74,26 +74,19 @@ def refusing_lower_precision(policy: Policy) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _LengthDependence:
-    """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length.
-
-    Attributes:
-        prefix: of its attributes for one kind of layers; empty where all layers share them.
-        dynamic: whether each length beyond ``limit`` has factors of its own; otherwise all of them share the long ones.
-    """
+    """How the factors of one rotary embedding, or of one of its kinds of layers, depend on the length."""
 
     path: str
     module: Any
-    prefix: str
-    dynamic: bool
+    prefix: str  # of its attributes for one kind of layers; empty where all layers share them
+    dynamic: bool  # whether each length beyond limit has factors of its own; otherwise all of them share the long ones
     limit: int
 
 
 def length_classes(models: Sequence[nn.Module], times: np.ndarray) -> list[tuple[int, ...]]:
     """Return what the rotary factors of sequences depend on: sequences of one class may be padded together.
 
-    Args:
-        models: the models that they go through.
-        times: (sequences,), number of tokens, prompts included.
+    Times, (sequences,), are numbers of tokens, prompts included.
     """
     dependences = [one for model in models for one in _dependences(model)]
     return [tuple(_class(one, int(time)) for one in dependences) for time in times]
@@ -117,6 +110,20 @@ def refuse_mixed_lengths(model: nn.Module, times: Sequence[int]) -> None:
                     f"sequences of {time} and {longest} tokens cannot go through the model together, since the factors "
                     f"of {describe(one.path, one.module)} depend on the length: put them into chunks of their own"
                 )
+
+
+def refuse_long_sequences(policy: Policy, rollouts: Rollouts) -> None:
+    """Refuse sequences beyond a model's positions, unless its rotary factors grow with the length."""
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = int(np.argmax(rollouts.times))
+    time = int(rollouts.times[longest])
+    if limit is None or time <= limit or any(one.dynamic for one in _dependences(policy.model)):
+        return
+    raise ValueError(
+        f"the sequence {rollouts.prompt_id[longest]}/{rollouts.sample_id[longest]} has {time} tokens, and "
+        f"{policy.name} has positions for {limit} (max_position_embeddings): leave longer sequences out, or measure a "
+        "model with a longer context"
+    )
 
 
 def forget_lengths(model: nn.Module) -> None:
@@ -167,6 +174,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     its attention logits always keeps it: the fused implementation omits the cap and computes another function.
 
     The grouped matrix product of a mixture's experts does not exist in float64: the plain loop over experts is used.
+
+    Gradient checkpointing of the model's own is switched off: engines decide themselves which layers run again.
     """
     model = policy.model
     kept = attention_of(model)
@@ -178,6 +187,9 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     else:
         chosen = "eager" if batched else kept
     ungrouped = policy.dtype == torch.float64 and kept_experts == "grouped_mm"
+    checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in checkpointed:
+        module.gradient_checkpointing = False
     model.set_attn_implementation(chosen)
     if ungrouped:
         model.set_experts_implementation("eager")
@@ -189,6 +201,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
         model.set_attn_implementation(kept)
         if ungrouped:
             model.set_experts_implementation("grouped_mm")
+        for module in checkpointed:
+            module.gradient_checkpointing = True
 
 
 @contextmanager

@@ -25,16 +25,12 @@ T = TypeVar("T")
 
 
 class GroupMemoryError(RuntimeError):
-    """Memory ran out on one of several ranks: the others wait for it in a pass, and all have to begin again.
-
-    Attributes:
-        token_budget: the most tokens to measure at once from now on.
-    """
+    """Memory ran out on one of several ranks: the others wait for it in a pass, and all have to begin again."""
 
     def __init__(self, n_sequences: int, n_tokens: int, token_budget: int) -> None:
         # The arguments as they are, from which the exception is made again in another process.
         super().__init__(n_sequences, n_tokens, token_budget)
-        self.token_budget = token_budget
+        self.token_budget = token_budget  # the most tokens to measure at once from now on
 
     def __str__(self) -> str:
         """Return one sentence."""
@@ -47,16 +43,11 @@ class GroupMemoryError(RuntimeError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that hold a model together, and which of them this process is; one alone for a whole model.
+    """The ranks that hold a model together, and which of them this process is; one alone for a whole model."""
 
-    Attributes:
-        rank: this process, from 0.
-        group: through which they exchange results; None where there is one.
-    """
-
-    rank: int = 0
+    rank: int = 0  # this process, from 0
     size: int = 1
-    group: distributed.ProcessGroup | None = None
+    group: distributed.ProcessGroup | None = None  # through which they exchange results; None where there is one
 
     @classmethod
     def of(cls, model: nn.Module) -> Ranks:

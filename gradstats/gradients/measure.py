@@ -17,6 +17,7 @@ from gradstats.gradients.attention import measuring_attention, refuse_mixed_leng
 from gradstats.gradients.metric import AdamMetric
 from gradstats.gradients.objective import Objective, make_chunk, plan_chunks
 from gradstats.gradients.parameters import Blocks, ParameterSelection, refuse_replaced, whole_parameters
+from gradstats.gradients.recompute import RecomputeRule, recomputed_layers
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.scores import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement, read_measurement
@@ -52,6 +53,7 @@ def measure(
     token_seed: int = 0,
     token_budget: int = TOKEN_BUDGET,
     memory_gib: float | None = None,
+    recompute: str = "auto",
     keep_in: str | os.PathLike[str] | None = None,
     allow_policy_mismatch: bool = False,
     progress: bool = True,
@@ -101,6 +103,8 @@ def measure(
         token_budget: most tokens that go through the model at once, padding included.
         memory_gib: most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most 4
             GiB, by default.
+        recompute: run the layers again in the backward pass instead of holding their activations: "on", "off", or
+            "auto", where the activations would take more than ``memory_gib``, or a quarter of the machine's memory.
         keep_in: a folder in which measured sequences are kept, shard by shard. The same call resumes an interrupted one
             from them; the folder is not removed afterwards.
         allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another
@@ -115,7 +119,8 @@ def measure(
         SelfCheckError: when the self-check fails.
         TypeError: for a metric that is neither a label nor an :class:`gradstats.AdamMetric`.
         PolicyMismatchError: when another policy drew the rollouts, as far as both have digests (a ValueError).
-        UnsupportedModuleError: when the chosen engine does not know a module, which is named.
+        UnsupportedModuleError: when the chosen engine does not know a module, which is named; or with recompute="on",
+            one that cannot be run twice.
         ValueError: for an unknown engine, a pattern that matches no parameter, dropout that is on, token settings out
             of range, token ids outside the model's vocabulary, weights of a wrong length, a reference of another
             vocabulary, or when no gradient is finite.
@@ -148,6 +153,7 @@ def measure(
         "token_seed": token_seed,
         "token_budget": token_budget,
         "memory_gib": memory_gib,
+        "recompute": recompute,
     }
     policy = as_policy(policy)
     if not allow_policy_mismatch:
@@ -208,6 +214,7 @@ def mean_square_gradients(
     It takes one ordinary backward pass of each chunk, and the memory of two more gradients.
     """
     held = whole_parameters(policy.model, selection)
+    recompute = RecomputeRule(policy, memory_gib=memory_gib)
     total = {name: _zeros(tensor) for name, tensor in held.items()}
     for number, rows in enumerate(batches):
         gradient = {name: _zeros(tensor) for name, tensor in held.items()}
@@ -218,6 +225,7 @@ def mean_square_gradients(
                 suitable_threads(policy),
                 Objective(policy.model, policy.temperature) as objective,
                 measuring_attention(policy, batched=False),
+                recomputed_layers(policy.model, recompute(*chunk.input_ids.shape)),
                 torch.enable_grad(),
             ):
                 logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
+from gradstats.gradients.attention import measuring_attention
+from gradstats.gradients.head import slice_size, sliced_head
 from gradstats.gradients.objective import Objective
 from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import default_sketch_version
 from gradstats.measurement.disk_size import GIB
-from gradstats.policy.model import n_logits
+from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
 
 _SENTENCES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -28,21 +31,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 LIBRARIES_GIB = 0.48
 # Fitted to the peaks of figures/engines/engines.csv. Activations that the backward pass creates beside those that it
 # needs:
-_ACTIVATION_COPIES = 1.2
+ACTIVATION_COPIES = 1.2
 # The logits and what is computed from them: their gradient; under torch.func every intermediate result.
 _LOGIT_COPIES = {"ghost": 2.0, "loop": 2.0, "vmap": 6.0}
 # Gradients of all selected parameters while they are added up and reduced, for each sequence that is held.
 _GRADIENT_COPIES = {"ghost": 0.0, "loop": 2.4, "vmap": 1.5}
+# Logits of a slice that exist at once: where autograd differentiates them (the self-check), and in the engine.
+_SLICE_COPIES = {"ghost": 1.2, "loop": 4.0}
 _LENGTHS = (32, 64)
 
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """An estimate in GiB, by what takes it.
-
-    Attributes:
-        logits: logits and their gradients.
-    """
+    """An estimate in GiB, by what takes it."""
 
     libraries: float
     weights: float
@@ -85,25 +86,76 @@ def peak_memory(
     time: int,
     sketch_dim: int | None,
     activations: ActivationSize,
+    recompute: bool = False,
 ) -> PeakMemory:
-    """Estimate the peak of an engine on a chunk; within 30 % of what was measured in figures/memory/memory.csv."""
+    """Estimate the peak of an engine on a chunk; within 30 % of what was measured in figures/memory/memory.csv.
+
+    Args:
+        policy: the policy.
+        engine: the name of the engine.
+        selection: the differentiated parameters.
+        n_sequences: number of sequences of the chunk.
+        time: number of tokens of each.
+        sketch_dim: dimension of the sketches, or None.
+        activations: what the forward pass of a sequence keeps.
+        recompute: whether the layers run again in the backward pass.
+    """
     at_once = 1 if engine == "loop" else n_sequences
     item = policy.dtype.itemsize
+    kept = at_once * activations(time)
+    if recompute:  # the inputs of all layers, and the activations of one
+        config = policy.model.config.get_text_config()
+        kept = kept / config.num_hidden_layers + at_once * time * item * config.num_hidden_layers * config.hidden_size
     sketches = 0.0
     if sketch_dim is not None:
         # Sketches are float32; version 1 keeps signs as bits.
-        kept = selection.n_parameters / 8.0 if default_sketch_version(selection.n_parameters) == 1 else 0.0
-        sketches = 4.0 * n_sequences * sketch_dim + kept
+        signs = selection.n_parameters / 8.0 if default_sketch_version(selection.n_parameters) == 1 else 0.0
+        sketches = 4.0 * n_sequences * sketch_dim + signs
     sizes = (
         item * sum(parameter.numel() for parameter in policy.model.parameters()),
-        _ACTIVATION_COPIES * at_once * activations(time),
-        _LOGIT_COPIES[engine] * at_once * time * max(item, 4) * n_logits(policy.model),
+        ACTIVATION_COPIES * kept,
+        _logit_bytes(policy, engine, selection, at_once, time),
         _GRADIENT_COPIES[engine] * at_once * item * selection.n_parameters,
         sketches,
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()),
     )
     libraries = LIBRARIES_GIB if policy.device.type == "cpu" else 0.0
     return PeakMemory(libraries, *(size / GIB for size in sizes))
+
+
+def _logit_bytes(policy: Policy, engine: str, selection: ParameterSelection, n_sequences: int, time: int) -> float:
+    """Bytes of the logits and their gradient: of all of them, or of a slice with the buffers of the whole."""
+    item, n_columns = max(policy.dtype.itemsize, 4), n_logits(policy.model)
+    with measuring_attention(policy, batched=False):
+        sliced = engine != "vmap" and sliced_head(policy.model, n_sequences * time) is not None
+    if not sliced:
+        return _LOGIT_COPIES[engine] * n_sequences * time * item * n_columns
+    weight = output_embedding(policy.model).get_parameter("weight")
+    is_selected = any(one is weight for one in selection.parameters.values())
+    buffer = weight.numel() if engine == "ghost" and is_selected else 0
+    of_hidden = 2 * n_sequences * time * weight.shape[1]
+    return item * (_SLICE_COPIES[engine] * slice_size(policy.device) + buffer + of_hidden)
+
+
+def tokens_that_fit(
+    policy: Policy,
+    engine: str,
+    selection: ParameterSelection,
+    sketch_dim: int | None,
+    activations: ActivationSize,
+    recompute: bool,
+    memory_gib: float,
+) -> int:
+    """Return the length of the longest sequence whose estimated peak is at most ``memory_gib``; at most 2²²."""
+
+    def fits(time: int) -> bool:
+        peaks = [
+            peak_memory(policy, name, selection, 1, time, sketch_dim, activations, recompute).total
+            for name in {engine, "loop"}
+        ]
+        return max(peaks) <= memory_gib
+
+    return bisect.bisect_left(range(1, 2**22), True, key=lambda time: not fits(time))
 
 
 def _kept_bytes(policy: Policy, length: int) -> int:

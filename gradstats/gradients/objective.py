@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from transformers.utils import ModelOutput
 
 from gradstats.config.options import MOST_MEMORY_GIB, TOKEN_BUDGET
 from gradstats.gradients.attention import forget_lengths, length_classes
+from gradstats.gradients.head import HeadLogprobs, HeadMap, HeadSum, replaced_forward, sliced_head
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import CausalModel, n_logits, output_embedding
@@ -82,11 +84,14 @@ def gradients_that_fit(policy: Policy, selection: ParameterSelection, memory_gib
 
 def default_memory_gib(device: torch.device) -> float:
     """Return a quarter of the device's memory, at most :data:`gradstats.config.options.MOST_MEMORY_GIB`."""
+    return min(MOST_MEMORY_GIB, total_memory_gib(device) / 4)
+
+
+def total_memory_gib(device: torch.device) -> float:
+    """Return the memory of a GPU, or of the machine."""
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-    else:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MOST_MEMORY_GIB, total / 4 / GIB)
+        return torch.cuda.get_device_properties(device).total_memory / GIB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
 
 
 def _budget(policy: Policy, memory_gib: float | None) -> float:
@@ -95,12 +100,7 @@ def _budget(policy: Policy, memory_gib: float | None) -> float:
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of every position from the forward pass.
-
-    Attributes:
-        logprobs: log-probability of the sampled token.
-        sum_pi_squared: sum of the squared probabilities of that distribution.
-    """
+    """Statistics of every position from the forward pass: of the sampled token, and of the whole distribution."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -110,22 +110,16 @@ class TokenStatistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sequences that pass through the model together, right-padded.
+    """Sequences that pass through the model together, right-padded."""
 
-    Attributes:
-        rows: (batch,), their rows in the rollouts.
-        input_ids: (batch, time).
-        weights: (weightings, batch, kept), token weights of the last ``kept`` positions, zero on the prompt and on
-            padding. The first weighting is 1 on every counted token; the user gives further ones.
-        starts: (batch,), the index of the completion's first token among the kept positions.
-        lengths: (batch,), number of completion tokens, masked ones included.
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # (batch,), their rows in the rollouts
     input_ids: Int[Tensor, "batch time"]
+    # (weightings, batch, kept), token weights of the last kept positions, zero on the prompt and on padding. The first
+    # weighting is 1 on every counted token; the user gives further ones
     weights: Float[Tensor, "weightings batch kept"]
-    starts: list[int]
-    lengths: list[int]
+    starts: list[int]  # (batch,), the index of the completion's first token among the kept positions
+    lengths: list[int]  # (batch,), number of completion tokens, masked ones included
+    recompute: bool = False  # whether the layers run again in the backward pass, see gradients/recompute.py
 
     @property
     def n_tokens(self) -> int:
@@ -193,7 +187,8 @@ class Objective:
         model: a causal language model of transformers.
         temperature: the divisor of the logits.
         traced: whether torch.func differentiates the objective. Otherwise logits are processed a few rows at a time,
-            and the only other array of their size is their gradient.
+            and the only other array of their size is their gradient; of long sequences, no array of their size exists,
+            see :mod:`gradstats.gradients.head`.
     """
 
     def __init__(self, model: CausalModel, temperature: float, *, traced: bool = False) -> None:
@@ -218,20 +213,31 @@ class Objective:
         self._hidden = None
 
     def __call__(
-        self, call: Callable[..., ModelOutput], input_ids: Tensor, kept: int
+        self, call: Callable[..., ModelOutput], input_ids: Tensor, kept: int, head_sum: HeadSum | None = None
     ) -> tuple[Tensor, TokenStatistics]:
-        """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class."""
+        """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class.
+
+        Where the head goes in slices, ``head_sum`` takes its gradient by sequence.
+        """
+        sliced = None if self._traced else sliced_head(self._model, len(input_ids) * kept)
         forget_lengths(self._model)
         # Logits are only needed where a completion token is predicted: one position before it.
         options = {"logits_to_keep": kept + 1} if self._trims_logits else {}
-        logits: Tensor = call(input_ids, use_cache=False, **options)["logits"]
-        if logits.shape[1] > kept + 1:
-            logits = logits[:, -kept - 1 :]
         drawn = input_ids[:, -kept:]
-        if self._traced:
-            logprobs, _, entropy, sum_pi_squared = _distribution(logits[:, :-1], drawn, self._temperature)
+        if sliced is not None:
+            with self._in_slices(drawn, sliced, head_sum) as found:
+                output: Tensor = call(input_ids, use_cache=False, **options)["logits"]
+            logprobs, entropy, sum_pi_squared = found
+            if sliced == HeadMap():  # wrappers that gather weights for a backward pass watch the model's output
+                logprobs = output[..., 0]
         else:
-            logprobs, entropy, sum_pi_squared = TokenLogprobs.apply(logits, drawn, self._temperature)  # pyright: ignore
+            logits: Tensor = call(input_ids, use_cache=False, **options)["logits"]
+            if logits.shape[1] > kept + 1:
+                logits = logits[:, -kept - 1 :]
+            if self._traced:
+                logprobs, _, entropy, sum_pi_squared = _distribution(logits[:, :-1], drawn, self._temperature)
+            else:
+                logprobs, entropy, sum_pi_squared = TokenLogprobs.apply(logits, drawn, self._temperature)  # pyright: ignore
         if self._hidden is None:
             raise UnsupportedModuleError(
                 f"the forward pass of {type(self._model).__name__} does not call its output embedding "
@@ -240,6 +246,22 @@ class Objective:
         hidden = self._hidden[:, -kept - 1 : -1].detach().to(logprobs.dtype)
         statistics = (logprobs, entropy, sum_pi_squared, hidden.square().sum(dim=-1))
         return logprobs, TokenStatistics(*(values.detach() for values in statistics))
+
+    @contextmanager
+    def _in_slices(self, drawn: Tensor, of_products: HeadMap, head_sum: HeadSum | None) -> Iterator[list[Tensor]]:
+        """Let the output embedding return log-probabilities, (batch, kept, 1); yields them and their statistics."""
+        found: list[Tensor] = []
+
+        def forward(hidden: Tensor) -> Tensor:
+            predicting = hidden[:, -drawn.shape[1] - 1 : -1]
+            if head_sum is not None and torch.is_grad_enabled() and not predicting.requires_grad:
+                predicting = predicting.detach().requires_grad_()  # the backward pass has to reach the head
+            weight, bias = self._head.weight, getattr(self._head, "bias", None)
+            found[:] = HeadLogprobs.apply(predicting, weight, bias, drawn, self._temperature, of_products, head_sum)  # pyright: ignore
+            return found[0][..., None]
+
+        with replaced_forward(self._head, forward):
+            yield found
 
 
 def _distribution(logits: Tensor, drawn: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

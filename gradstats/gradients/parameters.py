@@ -45,20 +45,16 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class ParameterSelection:
-    """The differentiated parameters of a model, each in one named block.
+    """The differentiated parameters of a model, each in one named block."""
 
-    Attributes:
-        parameters: name → tensor, in the model's order; tied weights appear once, under their first name.
-        block_index: for each parameter, the position of its block in ``block_names``.
-        other_names: the further names of tied weights → the name in ``parameters``.
-        preconditioner: for each parameter, P of its shape, by which its gradients are multiplied before anything is
-            computed from them, see :class:`gradstats.AdamMetric`; empty in the Euclidean metric.
-    """
-
+    # name → tensor, in the model's order; tied weights appear once, under their first name
     parameters: dict[str, torch.Tensor]
     block_names: tuple[str, ...]
-    block_index: dict[str, int]
+    block_index: dict[str, int]  # for each parameter, the position of its block in block_names
+    # the further names of tied weights → the name in parameters
     other_names: Mapping[str, str] = field(default_factory=dict)
+    # for each parameter, P of its shape, by which its gradients are multiplied before anything is computed from them,
+    # see AdamMetric; empty in the Euclidean metric
     preconditioner: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def name_of(self, name: str) -> str | None:

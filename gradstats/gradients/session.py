@@ -13,7 +13,12 @@ import pandas as pd
 import torch
 
 from gradstats.config.sections import MeasurementSection
-from gradstats.gradients.attention import own_precision, refuse_mixed_lengths, warn_of_other_attention
+from gradstats.gradients.attention import (
+    own_precision,
+    refuse_long_sequences,
+    refuse_mixed_lengths,
+    warn_of_other_attention,
+)
 from gradstats.gradients.checks.plain_pass import plain_tokens
 from gradstats.gradients.checks.self_check import (
     CheckedSequences,
@@ -45,6 +50,7 @@ from gradstats.gradients.parameters import (
     refuse_dispatched,
     select_parameters,
 )
+from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch, default_sketch_version
 from gradstats.gradients.tokens.scores import (
     MeasuredChunk,
@@ -91,13 +97,7 @@ def reference_logprobs(reference: Policy, chunk: Chunk) -> torch.Tensor:
 
 @dataclass
 class MeasuringSession:
-    """A policy, an engine and settings that have passed the self-check, ready to measure shard after shard.
-
-    Attributes:
-        checked_later: prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk
-            is measured, see :meth:`expect`; None afterwards.
-        estimated_from: digests of the prompts from which the metric's second moments were estimated.
-    """
+    """A policy, an engine and settings that have passed the self-check, ready to measure shard after shard."""
 
     policy: Policy
     engine: Engine
@@ -108,8 +108,14 @@ class MeasuringSession:
     token_budget: int
     memory_gib: float | None
     metadata: dict[str, Any]
+    recompute: RecomputeRule
+    # the sequences of the self-check, whose plain passes serve the later check of one of them as well
+    checked: CheckedSequences | None = None
+    # prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk is measured, see
+    # expect; None afterwards
     checked_later: tuple[str, int] | None = None
     ranks: Ranks = field(default_factory=Ranks)
+    # digests of the prompts from which the metric's second moments were estimated
     estimated_from: frozenset[str] = frozenset()
 
     @classmethod
@@ -137,12 +143,15 @@ class MeasuringSession:
             sketch = CountSketch(section.sketch_dim, section.sketch_seed, sketch_version, section.block_sketches)
         refuse_dispatched(policy.model)
         _check_vocabulary(policy, rollouts)
+        refuse_long_sequences(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
         reference = None if reference_policy is None else as_reference(reference_policy, policy)
         if reference is not None:
             refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
-        chosen, check, passed_over = _choose_engine(section, CheckedSequences.make(policy, rollouts, selection, sketch))
+        recompute = RecomputeRule.of(policy, section.recompute, section.memory_gib, section.engine)
+        checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
+        chosen, check, passed_over = _choose_engine(section, checked)
         if check.deviation_from_float32 is not None:
             warnings.warn(
                 f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
@@ -186,6 +195,8 @@ class MeasuringSession:
             section.token_budget,
             section.memory_gib,
             metadata,
+            recompute,
+            checked,
             ranks=ranks,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
@@ -197,11 +208,10 @@ class MeasuringSession:
         self.checked_later = sequence_to_check(rollouts)
 
     def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
-        """Score rollouts by a forward pass alone.
+        """Score rollouts by a forward pass alone: quantity → one array (T_i,) per completion.
 
-        Returns:
-            For each of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``, one array (T_i,) per
-            completion; and ``"ref_logprobs"`` where there is a reference policy.
+        The quantities are those of :class:`gradstats.gradients.objective.TokenStatistics`, as ``"logprobs"``; and
+        ``"ref_logprobs"`` where there is a reference policy.
         """
         found: dict[str, dict[int, np.ndarray]] = {name: {} for name in TokenStatistics._fields}
         if self.reference is not None:
@@ -228,6 +238,7 @@ class MeasuringSession:
     ) -> Measurement:
         """Measure rollouts."""
         _check_vocabulary(self.policy, rollouts)
+        refuse_long_sequences(self.policy, rollouts)
         refuse_estimated_from(self.estimated_from, rollouts)
         weightings = named_weightings(token_weights, rollouts)
         measured: list[MeasuredChunk] = []
@@ -235,6 +246,8 @@ class MeasuringSession:
         while plan:
             own = self.ranks.own(plan)
             chunk = make_chunk(rollouts, own, self.policy.device, self.policy.dtype, list(weightings.values()))
+            if self.engine is not vmap_engine:
+                chunk = replace(chunk, recompute=self.recompute(*chunk.input_ids.shape))
             try:
                 with suitable_threads(self.policy):
                     result, tokens = self._run(chunk)
@@ -279,7 +292,8 @@ class MeasuringSession:
         if reference is not None and self.reference is not None:
             exact = plain_tokens(self.reference, rollouts, int(result.chunk.rows[place]))["logprobs"]
             further["ref_logprobs"] = (result.chunk.ragged(reference)[place], exact)
-        check_result(self.policy, rollouts, result, place, self.selection, self.sketch, weightings, further)
+        plain = None if weightings or self.checked is None else self.checked.plain_of(rollouts, int(rows[place]))
+        check_result(self.policy, rollouts, result, place, self.selection, self.sketch, weightings, further, plain)
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
@@ -299,9 +313,10 @@ class MeasuringSession:
         """Halve the token budget from now on."""
         if len(chunk.rows) == 1:
             reason = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has no text
+            again = "" if chunk.recompute else 'with recompute="on", '
             raise RuntimeError(
                 f"memory ran out on a single sequence of {chunk.n_tokens} tokens ({reason}): "
-                "measure fewer parameters (params), in bfloat16, or on a machine with more memory"
+                f"measure {again}fewer parameters (params), in bfloat16, or on a machine with more memory"
             ) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)
         if self.ranks.size > 1:

@@ -1,4 +1,4 @@
-r"""Sketches: short random projections of gradients that keep inner products without bias."""
+"""Sketches: short random projections of gradients that keep inner products without bias."""
 
 from __future__ import annotations
 
@@ -28,13 +28,9 @@ def default_sketch_version(n_parameters: int) -> int:
 
 
 class RandomSigns(ABC):
-    """The signs of one parameter's coordinates, and the buckets in which runs of them start.
+    """The signs of one parameter's coordinates, and the buckets in which runs of them start."""
 
-    Attributes:
-        starts: the starting bucket of each run of ``dim`` coordinates.
-    """
-
-    starts: list[int]
+    starts: list[int]  # the starting bucket of each run of dim coordinates
 
     @abstractmethod
     def between(self, first: int, last: int, like: Tensor) -> Tensor:
@@ -178,13 +174,7 @@ class CountSketch:
         return random_signs(self.version, self.seed, name, size, self.dim)
 
     def add(self, sketches: Tensor, name: str, gradients: Tensor) -> None:
-        """Add one parameter's gradients to running sketches, in place.
-
-        Args:
-            sketches: (batch, dim), the sketches so far.
-            name: the parameter's name.
-            gradients: (batch, *shape of the parameter).
-        """
+        """Add one parameter's gradients (batch, *shape) to running sketches (batch, dim), in place."""
         flat = gradients.flatten(start_dim=1)
         # Signs are generated when needed; slices of a few runs keep them small.
         step = self.dim * max(1, 2**18 // self.dim)
@@ -192,14 +182,9 @@ class CountSketch:
             self.add_slice(sketches, name, flat.shape[1], first, flat[:, first : first + step])
 
     def add_slice(self, sketches: Tensor, name: str, size: int, first: int, values: Tensor) -> None:
-        """Add consecutive coordinates of one parameter's gradients to running sketches, in place.
+        """Add consecutive coordinates of one parameter's gradients to running sketches (batch, dim), in place.
 
-        Args:
-            sketches: (batch, dim), the sketches so far.
-            name: the parameter's name.
-            size: number of the parameter's coordinates.
-            first: the index of the first coordinate.
-            values: (batch, n), the gradients' coordinates ``first`` … ``first + n − 1``.
+        The values (batch, n) are the gradients' coordinates ``first`` … ``first + n − 1`` of ``size``.
         """
         random, last = self.signs(name, size), first + values.shape[1]
         signs, starts = random.between(first, last, sketches), random.starts
@@ -216,15 +201,10 @@ class CountSketch:
     def add_rows(
         self, sketches: Tensor, name: str, size: int, batch_index: Tensor, row_index: Tensor, rows: Tensor
     ) -> None:
-        """Add a few rows of one parameter's gradients to running sketches, in place.
+        """Add a few rows of one parameter's gradients to running sketches (batch, dim), in place.
 
-        Args:
-            sketches: (batch, dim), the sketches so far.
-            name: the parameter's name.
-            size: number of the parameter's coordinates.
-            batch_index: (n,), the gradient to which each row belongs.
-            row_index: (n,), the index of each row in the parameter.
-            rows: (n, columns), the rows.
+        Each of the rows (n, columns) belongs to one gradient of the batch and is one row of the parameter, by two
+        indices (n,); ``size`` is the number of the parameter's coordinates.
         """
         random = self.signs(name, size)
         begins = torch.tensor(random.starts, device=sketches.device)

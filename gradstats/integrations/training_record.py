@@ -21,7 +21,8 @@ from gradstats.system.files import remove_path
 from gradstats.system.lock import only_writer
 
 if TYPE_CHECKING:
-    from gradstats.stats import AlphaReport, OnPolicyCheck, SamplerGap
+    from gradstats.analyses.alpha import AlphaReport
+    from gradstats.stats import OnPolicyCheck, SamplerGap
 
 
 @dataclass
@@ -52,25 +53,15 @@ FEWEST_PROMPTS = 3
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The results of one measured step.
-
-    Attributes:
-        path: its run directory.
-        measured: the measurement.
-        alpha: the length-scaling fit with its diagnostics; None where the data do not allow one.
-        variance: the table of the variance comparison, one row for each estimator; None as for ``alpha``.
-        on_policy: the on-policy check; None for fewer than 3 prompts.
-        gap: the distance of sampler and scorer; None where the sampler recorded no log-probabilities.
-        remarks: why something is missing, and other warnings.
-    """
+    """The results of one measured step."""
 
     path: Path
     measured: Measurement
-    alpha: AlphaReport | None
-    variance: pd.DataFrame | None
+    alpha: AlphaReport | None  # None where the data do not allow one
+    variance: pd.DataFrame | None  # one row for each estimator; None as for alpha
     on_policy: OnPolicyCheck | None
     gap: SamplerGap | None
-    remarks: list[str]
+    remarks: list[str]  # why something is missing, and other warnings
 
 
 @dataclass
@@ -80,16 +71,11 @@ class TrainingRecord:
     It is the folder of a sweep over ``policy.revision``, with a run directory for each step (``step-000050``) that
     holds the completions, α, the variance table and the manifest. :func:`gradstats.read_sweep`, ``gradstats export``
     and ``gradstats report`` read it.
-
-    Attributes:
-        folder: where it is; created with the first step.
-        experiment: the settings that all steps share.
-        keep_measurements: whether each step also keeps its norms and sketches.
     """
 
     folder: Path
     experiment: Experiment
-    keep_measurements: bool = False
+    keep_measurements: bool = False  # whether each step also keeps its norms and sketches
     _listed: SweepList | None = None
 
     def add(self, revision: str, measured: Measurement, remarks: Sequence[str] = ()) -> RecordedStep:

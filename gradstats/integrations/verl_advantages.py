@@ -40,16 +40,10 @@ class VerlAdvantages:
     Completions without a finite reward or without a token that counts are left out and get advantage 0. When the
     estimator fails on the first batch, the error ends the training run; on a later one, a warning says so once for each
     reason, and that batch has advantages of 0.
-
-    Attributes:
-        estimator: a baseline or a recipe, of which only the advantages are used.
-        n_computed: batches whose advantages it gave.
-        n_skipped: batches on which it failed.
-        n_left_out: completions that were left out.
     """
 
-    estimator: Estimator | Recipe
-    n_computed: int = 0
+    estimator: Estimator | Recipe  # of which only the advantages are used
+    n_computed: int = 0  # batches whose advantages it gave
     n_skipped: int = 0
     n_left_out: int = 0
     _complaints: Complaints = field(default_factory=Complaints)
@@ -63,10 +57,7 @@ class VerlAdvantages:
     ) -> tuple[Float[Tensor, "b t"], Float[Tensor, "b t"]]:
         """Return advantages and returns, which verl's estimators without a critic make equal.
 
-        Args:
-            token_level_rewards: rewards of tokens, of which the sum is a completion's.
-            response_mask: (B, T), 1 where a token counts.
-            index: the prompt of each completion (``uid``), (B,).
+        A completion's reward is the sum of those of its tokens; the index, (B,), names its prompt (``uid``).
         """
         if index is None:
             raise ValueError(f"{self.estimator.label} needs the prompt of each completion (uid), which the batch lacks")

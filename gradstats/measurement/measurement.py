@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -29,6 +28,7 @@ from gradstats.system.files import (
     refuse_newer_format,
     write_json,
 )
+from gradstats.system.late import pd
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 
@@ -101,16 +101,12 @@ NO_BLOCK_SKETCHES = "this measurement holds no sketches by block: measure with b
 
 @dataclass(frozen=True)
 class WeightedGradients:
-    r"""Gradients :math:`\sum_t w_t \nabla\log\pi(y_{i,t})` under the user's token weights, as norms and sketches.
+    r"""Gradients :math:`\sum_t w_t \nabla\log\pi(y_{i,t})` under the user's token weights, as norms and sketches."""
 
-    Attributes:
-        sq_norms_by_block: frame (N, blocks), squared norms.
-        sketches: (N, sketch_dim), projections of the same seed as those of the measurement itself, or None.
-        sketches_by_block: (N, blocks, sketch_dim), those of each block, which sum to ``sketches``; or None.
-    """
-
-    sq_norms_by_block: pd.DataFrame
+    sq_norms_by_block: pd.DataFrame  # frame (N, blocks), squared norms
+    # (N, sketch_dim), projections of the same seed as those of the measurement itself, or None
     sketches: np.ndarray | None
+    # (N, blocks, sketch_dim), those of each block, which sum to sketches; or None
     sketches_by_block: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -321,7 +317,7 @@ class Measurement:
 
     @property
     def token_energy_stderr(self) -> list[np.ndarray] | None:
-        r"""For each sequence, :math:`(T_i,)` standard errors of the token energies, 0 where they are exact."""
+        """For each sequence, :math:`(T_i,)` standard errors of the token energies, 0 where they are exact."""
         scores = self._scores_with_probes(1, "token energies")
         return None if scores is None else [one.energy_stderr() for one in scores]
 
@@ -333,7 +329,7 @@ class Measurement:
 
     @property
     def cumulative_energy_stderr(self) -> list[np.ndarray] | None:
-        r"""For each sequence, :math:`(T_i,)` standard errors of cumulative energies, from the spread of the probes."""
+        """For each sequence, :math:`(T_i,)` standard errors of cumulative energies, from the spread of the probes."""
         scores = self._scores_with_probes(2, "standard errors of cumulative energies")
         return None if scores is None else [one.cumulative_energy_stderr() for one in scores]
 
@@ -440,7 +436,8 @@ class Measurement:
             tensors["heavy_counts"] = np.array([len(rows) for rows in self.heavy_positions], dtype=np.int64)
         for name in _NARROWED & set(tensors):
             tensors[name] = _narrowed(name, tensors[name], token_dtype)
-        for prefix, gradients in _by_prefix(self).items():
+        weighted = {f"weighted/{name}/": gradients for name, gradients in self.weighted.items()}
+        for prefix, gradients in {"": self.gradients, **weighted}.items():
             tensors[f"{prefix}sq_norms_by_block"] = gradients.sq_norms_by_block.to_numpy(dtype=np.float64)
             if gradients.sketches is not None:
                 tensors[f"{prefix}sketches"] = gradients.sketches
@@ -503,11 +500,6 @@ def shared_entry(measured: Measurement, name: str) -> object:
     if name == "sketch_version":
         return None if measured.sketches is None else measured.metadata.get(name, 1)
     return measured.metadata.get(name)
-
-
-def _by_prefix(measured: Measurement) -> dict[str, WeightedGradients]:
-    """Return the gradients of a measurement by the prefix of their tensors' names."""
-    return {"": measured.gradients} | {f"weighted/{name}/": gradients for name, gradients in measured.weighted.items()}
 
 
 # What ``token_dtype`` narrows.

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
 from gradstats.rollouts.schema import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest, file_digest
+from gradstats.system.late import pa, pd
 from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard
 
 #: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.

@@ -15,20 +15,15 @@ class TokenScores:
 
     Heavy tokens are chosen from a forward pass, before anything is projected: every estimate below is unbiased over the
     draw of the probes, :math:`\mathbb E\,v v^\top = I`. Tokens that a completion mask leaves out have score zero.
-
-    Attributes:
-        projections: (T, K), :math:`p_{t,k} = \langle s_t, v_k\rangle`, or None without probes.
-        heavy_positions: (m,), sorted positions of the tokens that were measured exactly.
-        heavy_sq_norms: (m,), :math:`\lVert s_t\rVert^2` of those.
-        heavy_sketches: (m, sketch_dim), their projections by the same sketch as whole sequences, or None.
-        mask: (T,), which tokens count.
     """
 
+    # (T, K), p_{t,k} = ⟨s_t, v_k⟩, or None without probes
     projections: Float[np.ndarray, "time probes"] | None
-    heavy_positions: Int[np.ndarray, " heavy"]
-    heavy_sq_norms: Float[np.ndarray, " heavy"]
+    heavy_positions: Int[np.ndarray, " heavy"]  # (m,), sorted positions of the tokens that were measured exactly
+    heavy_sq_norms: Float[np.ndarray, " heavy"]  # (m,), ‖s_t‖² of those
+    # (m, sketch_dim), their projections by the same sketch as whole sequences, or None
     heavy_sketches: Float[np.ndarray, "heavy buckets"] | None
-    mask: Bool[np.ndarray, " time"]
+    mask: Bool[np.ndarray, " time"]  # (T,), which tokens count
 
     @property
     def n_probes(self) -> int:

@@ -1,8 +1,7 @@
 """Finished statistics → matplotlib axes, at a venue's width."""
 
-from gradstats.plots.blocks import plot_alpha_by_block, plot_block_heatmap
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
-from gradstats.plots.length_scaling import plot_length_bins, plot_length_reward, plot_length_scaling
+from gradstats.plots.length_scaling import plot_length_bins, plot_length_scaling
 from gradstats.plots.names import Appearance, estimator_appearance, estimator_unit
 from gradstats.plots.save import save_figure, write_sample_size
 from gradstats.plots.shares import plot_shares
@@ -19,8 +18,8 @@ from gradstats.plots.variance import plot_variance, plot_variance_of_runs, plot_
 
 __all__ = [
     "VENUES", "Appearance", "estimator_appearance", "estimator_unit",
-    "plot_alpha_by_block", "plot_block_heatmap", "plot_concentration", "plot_group_size",
-    "plot_length_bins", "plot_length_reward", "plot_length_scaling", "plot_prompt_parts",
+    "plot_concentration", "plot_group_size",
+    "plot_length_bins", "plot_length_scaling", "plot_prompt_parts",
     "plot_proxy", "plot_shares", "plot_sweep", "plot_token_correlation", "plot_token_energy",
     "plot_token_energy_panels", "plot_variance",
     "plot_variance_of_runs", "plot_variance_panels", "save_figure", "style", "varying_settings",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gradstats.plots.marks import (
     WithFrame,
@@ -41,6 +38,10 @@ from gradstats.plots.variance import (
     set_rows,
 )
 from gradstats.stats.variance.quantities import COMPONENT_LABEL, QUANTITIES, VARIANCE_COMPONENTS, in_metric
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DRAWN = tuple(QUANTITIES[name] for name in ("trace_cov", "within_prompt", "noise_to_signal"))
 
@@ -159,8 +160,8 @@ def _ticks(ax: Axes, frame: pd.DataFrame, group_size_of_run: int | None) -> None
         marked = sizes if group_size_of_run is None else sizes | {float(group_size_of_run)}
         ax.set_xlim(min(marked) / 1.3, max(*marked, ax.dataLim.x1) * 1.3)
         ax.set_xticks(sorted(marked))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" + ("\nrun" if x == group_size_of_run else "")))
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}" + ("\nrun" if x == group_size_of_run else "")))
+    ax.xaxis.set_minor_locator(plt.NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
 
 
@@ -211,7 +212,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         return ax
     ink = plt.rcParams["text.color"]
     drawn = [
-        Line2D([], [], color=ink, marker="o", linestyle="none", label=label, markerfacecolor=face)
+        plt.Line2D([], [], color=ink, marker="o", linestyle="none", label=label, markerfacecolor=face)
         for label, face in zip(keys, (ink, "none"), strict=True)
     ]
     legend_below(ax, [*drawn, *signs])

@@ -1,13 +1,10 @@
-"""Figures against length: gradient norms with the fitted power law, reward within prompts, and bins of length."""
+"""Figures against length: gradient norms with the fitted power law, and bins of length."""
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-from matplotlib.typing import ColorType
 
 from gradstats import data
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -24,12 +21,16 @@ from gradstats.plots.marks import (
     require_columns,
     with_ends,
 )
-from gradstats.plots.names import Appearance, estimator_appearance, names_in, variants, wrapped_to_axis
+from gradstats.plots.names import Appearance, estimator_appearance, names_in, variants
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
-from gradstats.stats.length_reward import LengthRewardCorrelation
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.variance.quantities import in_metric
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 CURVE_POINTS = 200
 CUT_OFF = "cut off at the cap"
@@ -168,47 +169,6 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
     ax.plot([], [], color=grey, gid="published", label=name, **key)
 
 
-def plot_length_reward(
-    table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, correlation: LengthRewardCorrelation | None = None
-) -> Axes:
-    """Draw reward against length within prompts: each completion relative to the means of its own prompt.
-
-    Between prompts the two are correlated because hard problems need long answers and are often failed; only the
-    correlation within prompts shifts a length-weighted baseline.
-
-    Args:
-        table: one row per completion, columns ``prompt_id``, ``length`` and ``reward``.
-        ax: where to draw; None makes a figure.
-        correlation: a :class:`gradstats.stats.LengthRewardCorrelation` to write above the axes.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ValueError: for a frame without its columns.
-    """
-    frame = as_frame(table)
-    require_columns(frame, ["prompt_id", "length", "reward"], "give one row per completion")
-    if ax is None:
-        _, ax = plt.subplots()
-    ax.set_xlabel(wrapped_to_axis("length less its prompt's mean (tokens)", 0.8))
-    ax.set_ylabel("reward less its prompt's mean")
-    if frame.empty:
-        draw_nothing(ax, "no completions")
-        return ax
-    by_prompt = frame.groupby("prompt_id")
-    x = (frame["length"] - by_prompt["length"].transform("mean")).to_numpy(dtype=float)
-    y = (frame["reward"] - by_prompt["reward"].transform("mean")).to_numpy(dtype=float)
-    ax.axhline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
-    ax.axvline(0.0, color=muted(), linewidth=stroke(0.6), zorder=1)
-    ax.scatter(x, y, color=palette()[0], zorder=2, **points_look(len(frame)))
-    if correlation is not None and np.isfinite(correlation.correlation):
-        low, high = correlation.confidence_interval()
-        title = f"correlation {correlation.correlation:.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
-        ax.set_title(title, loc="left", fontsize="small")
-    return ax
-
-
 def plot_length_bins(
     table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = "noise_to_signal"
 ) -> Axes:
@@ -253,14 +213,14 @@ def plot_length_bins(
         unresolved += int(bounded.sum())
     if unresolved:
         ax.set_title(r"$\bigtriangleup$ at least", loc="left", fontsize="small")
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(plt.NullFormatter())
     edges = sorted({float(edge) for column in ("length_low", "length_high") for edge in frame[column].dropna()})
     if edges:
         margin = 1.0 if len(edges) > 1 else 1.3  # a single length is a point, not an axis
         ax.set_xlim(edges[0] / margin, edges[-1] * margin)
         ax.set_xticks(_apart(edges))
-        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_minor_locator(plt.NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completion length (tokens), by bins")
     ax.set_ylabel(in_metric(value.replace("_", " "), frame.attrs))

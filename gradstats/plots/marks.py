@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.typing import ColorType
 
 from gradstats.plots.names import Appearance, Variant, in_mathematics, widening, wrapped
 from gradstats.plots.style import REMARK, edge, ink, muted, stroke
 from gradstats.stats.variance.quantities import Quantity
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 Numbers = Float[np.ndarray, " n"]
 
@@ -74,8 +74,9 @@ def estimates_of(frame: pd.DataFrame, name: str) -> Float[np.ndarray, "rows 3"]:
 
 def draw_nothing(ax: Axes, why: str) -> None:
     """Write in the middle of empty axes why they are empty."""
-    place = {"xycoords": "axes fraction", "ha": "center", "va": "center"}
-    ax.annotate(why, (0.5, 0.5), color=muted(REMARK), style="italic", **place)
+    ax.annotate(
+        why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=muted(REMARK), style="italic"
+    )
 
 
 def without_interval(centre: Numbers, low: Numbers, high: Numbers) -> Bool[np.ndarray, " n"]:
@@ -94,14 +95,14 @@ def outside(centre: Numbers, low: Numbers, high: Numbers) -> Bool[np.ndarray, " 
     return np.isfinite(centre) & ((centre < low - slack) | (centre > high + slack))
 
 
-def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = False) -> list[Line2D]:
+def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = False) -> list[plt.Line2D]:
     """Return the entries of a legend for the signs that occur among those quantities that a frame has."""
     color = ink()
-    signs = [(without_interval, Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
+    signs = [(without_interval, plt.Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
     if forest:
         signs += [
-            (interval_alone, Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)),
-            (outside, Line2D([], [], color=color, linestyle=":", linewidth=stroke(1.0), label=OUTSIDE)),
+            (interval_alone, plt.Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)),
+            (outside, plt.Line2D([], [], color=color, linestyle=":", linewidth=stroke(1.0), label=OUTSIDE)),
         ]
     drawn = [estimates_of(frame, name) for name in names if set(with_ends(name)) <= set(frame)]
     return [key for found, key in signs if any(found(*rows.T).any() for rows in drawn)]
@@ -178,7 +179,7 @@ def legend_columns(labels: Sequence[str], width: float, font_size: float) -> int
     return max(1, min(len(labels), int(width / (scale * (longest * _CHARACTER * widening() + _HANDLE)))))
 
 
-def legend_height(labels: Sequence[str], keys: Sequence[Line2D] = (), *, font_size: float | None = None) -> float:
+def legend_height(labels: Sequence[str], keys: Sequence[plt.Line2D] = (), *, font_size: float | None = None) -> float:
     """Return inches that a legend of labels and keys takes below the axes of a figure of the current width."""
     font_size, width = legend_size() if font_size is None else font_size, plt.rcParams["figure.figsize"][0]
     entries = [*labels, *(str(key.get_label()) for key in keys)]
@@ -187,7 +188,7 @@ def legend_height(labels: Sequence[str], keys: Sequence[Line2D] = (), *, font_si
     return ((rows + broken) * ROW + (SPACE if entries else 0.0)) * font_size / 7.0
 
 
-def legend_below(ax: Axes, keys: Sequence[Line2D] = (), *, font_size: float | None = None) -> None:
+def legend_below(ax: Axes, keys: Sequence[plt.Line2D] = (), *, font_size: float | None = None) -> None:
     """Put the legend of what was labelled, and of more keys, under the axes, in as many columns as fit the figure."""
     font_size = legend_size() if font_size is None else font_size
     handles, labels = ax.get_legend_handles_labels()

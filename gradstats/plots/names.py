@@ -7,17 +7,17 @@ import textwrap
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-import matplotlib.pyplot as plt
-import pandas as pd
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, NamedTuple
 
 from gradstats.estimators.display_names import distinct_names, uses_own_sample
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.recipes.named import unit_of_label
 from gradstats.plots.style import palette
 from gradstats.stats.variance.quantities import Quantity
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Entry of a frame's ``.attrs``: label of an estimator → what the figure calls it.
 LABELS = "labels"

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
-import matplotlib.pyplot as plt
-import pandas as pd
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from gradstats.plots.marks import WithFrame, as_frame
 from gradstats.plots.names import CHARACTER, widening, wrapped
 from gradstats.plots.style import pgf_picture
 from gradstats.system.files import atomic_path, write_csv
+from gradstats.system.late import mpl, pd, plt
 from gradstats.system.outputs import MARK, Kind, csv_with, is_marked, refuse_foreign
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Inches of a line of 7-point text, with the space that keeps it off the axes.
 _LINE = 0.125

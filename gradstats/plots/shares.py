@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
 
 from gradstats.plots.marks import (
     WithFrame,
@@ -23,6 +22,10 @@ from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.style import muted, stroke
 from gradstats.stats.variance.quantities import in_metric
 from gradstats.stats.variance.shares import SHARES
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _AXIS_LABELS = {"success": "success rate of the prompt", "length": "completion length (tokens)"}
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
-import seaborn as sns
-from matplotlib.backend_bases import RendererBase
-from matplotlib.backends.backend_pgf import RendererPgf
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.typing import ColorType
+from gradstats.system.late import colors, mpl, plt, sns
+
+if TYPE_CHECKING:
+    from matplotlib.backends.backend_pgf import RendererPgf
+    from matplotlib.figure import Figure
+    from matplotlib.typing import ColorType
 
 
 class Venue(NamedTuple):
@@ -145,12 +143,12 @@ class Edge(TypedDict):
 
 def ink() -> Color:
     """Return the colour of text."""
-    return to_rgb(plt.rcParams["text.color"])
+    return colors.to_rgb(plt.rcParams["text.color"])
 
 
 def paper() -> Color:
     """Return the colour behind what is drawn."""
-    return to_rgb(plt.rcParams["axes.facecolor"])
+    return colors.to_rgb(plt.rcParams["axes.facecolor"])
 
 
 def muted(share: float = LINE) -> Color:
@@ -178,7 +176,7 @@ def readable(color: ColorType) -> Color:
 
     Colours that have enough are returned as they are.
     """
-    behind, seen = paper(), to_rgb(color)
+    behind, seen = paper(), colors.to_rgb(color)
     light = _luminance(behind) > 0.5
     least = LEAST_CONTRAST["light" if light else "dark"]
     towards = (0.0, 0.0, 0.0) if light else (1.0, 1.0, 1.0)
@@ -202,20 +200,25 @@ def _mixed(one: Color, other: Color, share: float) -> Color:
     return red, green, blue
 
 
-class _OwnFontsRenderer(RendererPgf):
-    """matplotlib's PGF renderer, which otherwise asks a running LaTeX for the size of every text."""
-
-    def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **options: Any) -> None:
-        super().draw_text(gc, x, y, escaped(s), prop, angle, **options)
-
-    def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
-        return RendererBase.get_text_width_height_descent(self, s, prop, ismath)
-
-
 def escaped(text: str) -> str:
     r"""Escape TeX's own characters outside of formulas; matplotlib does so for ``^`` and ``%`` alone."""
     parts = re.split(r"(?<!\\)(\$[^$]*\$)", text)
     return "".join(part if at % 2 else re.sub(r"(?<!\\)([_#&{}])", r"\\\1", part) for at, part in enumerate(parts))
+
+
+def _own_fonts_renderer(fig: Figure, file: io.StringIO) -> RendererPgf:
+    """Return matplotlib's PGF renderer, which otherwise asks a running LaTeX for the size of every text."""
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.backends.backend_pgf import RendererPgf
+
+    class OwnFontsRenderer(RendererPgf):
+        def draw_text(self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, **options: Any) -> None:
+            super().draw_text(gc, x, y, escaped(s), prop, angle, **options)
+
+        def get_text_width_height_descent(self, s: str, prop: Any, ismath: Any) -> tuple[float, float, float]:
+            return RendererBase.get_text_width_height_descent(self, s, prop, ismath)
+
+    return OwnFontsRenderer(fig, file)
 
 
 def pgf_picture(fig: Figure) -> str:
@@ -225,7 +228,7 @@ def pgf_picture(fig: Figure) -> str:
     """
     body = io.StringIO()
     with mpl.rc_context({"pgf.rcfonts": False}):
-        fig.draw(_OwnFontsRenderer(fig, body))
+        fig.draw(_own_fonts_renderer(fig, body))
     width, height = fig.get_size_inches()
     return "\n".join(
         [

@@ -5,15 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.markers import CARETUP
-from matplotlib.ticker import NullLocator
 
 from gradstats.plots.marks import (
     WithFrame,
@@ -37,6 +32,10 @@ from gradstats.plots.names import (
 from gradstats.plots.style import edge, ink, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: What is drawn of a cell, and its axis label.
 OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
@@ -240,6 +239,8 @@ def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, Any], place: float) -> None:
+    from matplotlib.markers import CARETUP
+
     if axis.numeric:
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
@@ -280,7 +281,7 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     if axis.setting == CELL:
         names = [str(at) for at in range(1, len(names) + 1)]
     ax.set_xticklabels(names, rotation=0 if axis.numeric or axis.setting == CELL else 30)
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_locator(plt.NullLocator())
     ax.set_xlabel(wrapped_to_axis(axis.label, 0.35))
     margin = 0.12 * (np.ptp(axis.places) or 1.0) if axis.numeric else 0.5
     ax.set_xlim(axis.places[0] - margin, axis.places[-1] + margin)

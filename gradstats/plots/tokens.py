@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gradstats.plots.marks import (
     WithFrame,
@@ -26,6 +24,10 @@ from gradstats.plots.names import CHARACTER, figure_inches, wrapped
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.variance.quantities import in_metric
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Above this number of traces, a legend no longer helps.
 _MOST_NAMED = 8
@@ -105,7 +107,7 @@ def plot_token_energy_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     width = plt.rcParams["figure.figsize"][0]
     height = (_PANEL * max(len(traces), 1) + _AXIS) * plt.rcParams["font.size"] / 8.0
     _, grid = plt.subplots(max(len(traces), 1), 1, figsize=(width, height), sharex=True, sharey=True, squeeze=False)
-    axes = [ax for ax in grid[:, 0] if isinstance(ax, Axes)]
+    axes = [ax for ax in grid[:, 0] if isinstance(ax, plt.Axes)]
     for ax, (name, rows) in zip(axes, traces or [("", frame)], strict=True):
         rows.attrs = frame.attrs
         plot_token_energy(rows.drop(columns="sequence", errors="ignore"), ax=ax)
@@ -178,7 +180,7 @@ def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = Non
     require_columns(frame, ["tokens_first", *with_ends("share")], "draw what concentration() gives")
     ax = _profile(frame, "tokens", "share", ax)
     ax.set_ylim(0.0, 1.02)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+    ax.yaxis.set_major_formatter(plt.FuncFormatter(lambda share, _: f"{share:.0%}"))
     ax.set_xlabel("heaviest tokens of a completion")
     ax.set_ylabel(in_metric("share of its token energy", frame.attrs))
     return ax
@@ -230,6 +232,6 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
     # Every other name where bins are many, so that none touches its neighbour.
     step = 1 if len(labels) <= 6 else 2
     ax.set_xticklabels([label if place % step == 0 else "" for place, label in enumerate(labels)])
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_locator(plt.NullLocator())
     legend_below(ax, keys)
     return ax

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
-from matplotlib.typing import ColorType
 
 from gradstats.plots.marks import (
     CROSS,
@@ -48,6 +44,11 @@ from gradstats.plots.names import (
 from gradstats.plots.style import REMARK, edge, muted, stroke
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.stats.variance.result import rows_in_best_set
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.typing import ColorType
 
 # Inches per row at 8-point text.
 ROW_HEIGHT = 0.2
@@ -225,23 +226,23 @@ def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = 
     axis = ax.yaxis if vertical else ax.xaxis
     left, right = ax.get_ylim() if vertical else ax.get_xlim()
     if not logarithmic:
-        axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10], min_n_ticks=min(2, most)))
+        axis.set_major_locator(plt.MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10], min_n_ticks=min(2, most)))
         return
     decades = np.log10(right / left)
     if decades < 0.7:
-        axis.set_major_locator(LogLocator(subs=(1.0,)))
+        axis.set_major_locator(plt.LogLocator(subs=(1.0,)))
         axis.set_ticks(_linear_ticks(left, right, most))
-        axis.set_minor_locator(LogLocator(subs=()))
+        axis.set_minor_locator(plt.LogLocator(subs=()))
     else:
         coarse = (1.0,) if decades > 3 else (1.0, 3.0)
         fine = (1.0, 2.0, 5.0) if decades > 1 or most < 5 else FINE
         subs = coarse if decades > 1.5 else fine
-        axis.set_major_locator(LogLocator(subs=subs, numticks=12 if decades <= 6 else most + 1))
+        axis.set_major_locator(plt.LogLocator(subs=subs, numticks=12 if decades <= 6 else most + 1))
     if decades > 6:
-        axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
+        axis.set_minor_locator(plt.NullLocator())
+    axis.set_minor_formatter(plt.NullFormatter())
     if decades <= 6 and right < 1e5 and left > 1e-4:
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axis.set_major_formatter(plt.FuncFormatter(lambda x, _: f"{x:g}"))
 
 
 def _linear_ticks(left: float, right: float, most: int) -> Float[np.ndarray, " k"]:
@@ -526,8 +527,9 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity, every: pd.DataFrame
     for row, (label, estimate) in enumerate(zip(frame["estimator"], estimates, strict=True)):
         color, marker = estimator_appearance(str(label))
         colors.append(color)
-        look = {"fill": estimator_fill(str(label)), "unknown": "not resolved" if measured[row] else "not measured"}
-        draw_row(ax, float(places[row]), (estimate[0], estimate[1], estimate[2]), color, marker, **look)
+        fill, unknown = estimator_fill(str(label)), "not resolved" if measured[row] else "not measured"
+        place = float(places[row])
+        draw_row(ax, place, (estimate[0], estimate[1], estimate[2]), color, marker, fill=fill, unknown=unknown)
     known = np.flatnonzero(~np.isnan(together).any(axis=1))
     low, high = np.clip(together[known], *ax.get_xlim()).T
     ax.hlines(places[known], low, high, colors=[colors[row] for row in known], linewidth=stroke(0.6), zorder=1.5)

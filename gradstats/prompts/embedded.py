@@ -52,16 +52,12 @@ class EmbeddedProblem:
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the count.
-
-    Attributes:
-        friend: Who is given something, or empty.
-    """
+    """One change of the count."""
 
     when: str
     verb: str
     amount: int
-    friend: str = ""
+    friend: str = ""  # who is given something, or empty
 
     @property
     def kind(self) -> Kind:
@@ -99,19 +95,15 @@ def generate_problems(
     steps: int | tuple[int, int] | None = None,
     falling: bool | None = None,
 ) -> list[EmbeddedProblem]:
-    """Generate distinct problems with their answers.
+    """Generate distinct problems with their answers; the same seed gives the same problems.
 
-    The two splits are disjoint by construction: a digest of the problem's text decides to which one it
-    belongs (one problem in eight is held out), and a draw that falls into the other split is drawn again.
+    The two splits are disjoint by construction: a digest of the problem's text decides to which one it belongs (one
+    problem in eight is held out), and a draw that falls into the other split is drawn again. The embedded policy was
+    trained on ``"train"``.
 
-    Args:
-        n: The number of problems.
-        rng: Seed or generator; the same seed gives the same problems.
-        split: ``"test"`` for held-out problems, ``"train"`` for those the embedded policy was trained on.
-        steps: The number of changes of the count: one number, or an inclusive range ``(low, high)``; ``None`` for
-            the standard mix (2 to 4, few more often than many).
-        falling: Whether few steps of a range are more likely than many, with linearly falling density; ``None``
-            says so of the standard mix only.
+    ``steps`` are the changes of the count: one number, or an inclusive range; ``None`` is the standard mix of 2 to 4,
+    few more often than many. With ``falling``, few steps of a range are more likely than many, with linearly falling
+    density.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}: ask for one problem or more.")
@@ -166,15 +158,12 @@ def parse_problem(prompt: str) -> Story:
     if start is None or not all(found) or start[1] not in PRONOUNS:
         raise ValueError(f"prompt must look like 'Mia has 12 apples. On Monday she buys 4. ...', got {prompt!r}.")
     name, number, things = start.groups()
-    story = Story(name, things, int(number), tuple(_change(match) for match in found if match))
+    stated = [match.groups(default="") for match in found if match]
+    changes = tuple(Change(when, verb, int(amount), friend) for when, verb, amount, friend in stated)
+    story = Story(name, things, int(number), changes)
     if prompt not in {_text(story, question) for question in range(len(_QUESTIONS))}:
         raise ValueError(f"prompt must be worded like those of generate_problems, got {prompt!r}.")
     return story
-
-
-def _change(match: re.Match[str]) -> Change:
-    when, verb, amount, friend = match.groups()
-    return Change(when, verb, int(amount), friend or "")
 
 
 def _step_range(steps: int | tuple[int, int] | None) -> tuple[int, int]:

@@ -8,14 +8,12 @@ from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from gradstats.config.validation import nearest_or_all
 from gradstats.prompts.embedded import generate_problems
 from gradstats.prompts.problem import ColumnMapping, Problem, Settings, problems_from_rows
 from gradstats.system.environment import hub_problem
 from gradstats.system.files import read_json_lines
+from gradstats.system.late import pa, pd, pq
 from gradstats.system.user_code import import_function
 from gradstats.system.worker import PROCESS, IsolatedError
 
@@ -196,7 +194,7 @@ _SECONDS = 600.0
 
 def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> list[Problem]:
     """Generate ``n`` problems of a reasoning-gym task, which depend only on the seed and the settings."""
-    _refuse_unknown(task)
+    _require_task(task)
     problems = []
     for index in range(n):
         try:
@@ -219,7 +217,7 @@ def is_reasoning_gym_task(name: str) -> bool:
     return name in DATASETS
 
 
-def _refuse_unknown(task: str) -> None:
+def _require_task(task: str) -> None:
     try:
         import reasoning_gym  # noqa: F401
     except ImportError as error:
@@ -227,8 +225,6 @@ def _refuse_unknown(task: str) -> None:
             f"the task {task!r} needs reasoning-gym, which is not installed: pip install 'gradstats[tasks]'"
         ) from error
     if not is_reasoning_gym_task(task):
-        from difflib import get_close_matches
-
         from reasoning_gym.factory import DATASETS
 
         near = ", ".join(get_close_matches(task, DATASETS, n=3)) or "none"
@@ -315,7 +311,7 @@ def _column_settings(settings: Settings, name: str, others: tuple[str, ...]) -> 
     """Split the settings of a source into its column mapping and the others."""
     settings = {key: value for key, value in settings.items() if value is not None}
     like = settings.pop("like", None)
-    _refuse_unknown_of_load(settings, (*_COLUMNS, "like", *others), name)
+    _refuse_unknown_settings(settings, (*_COLUMNS, "like", *others), name)
     settings = (columns_like(like) if like is not None else {}) | settings
     mapping = ColumnMapping(**{key: value for key, value in settings.items() if key in _COLUMNS})
     return mapping, {key: value for key, value in settings.items() if key in others}
@@ -323,7 +319,7 @@ def _column_settings(settings: Settings, name: str, others: tuple[str, ...]) -> 
 
 def _embedded(n: int, seed: int, settings: Settings) -> list[Problem]:
     known = [name for name in signature(generate_problems).parameters if name not in ("n", "rng")]
-    _refuse_unknown_of_load(settings, known, "embedded")
+    _refuse_unknown_settings(settings, known, "embedded")
     try:
         generated = generate_problems(n, rng=seed, **settings)
     except TypeError as error:
@@ -334,13 +330,11 @@ def _embedded(n: int, seed: int, settings: Settings) -> list[Problem]:
     ]
 
 
-def _refuse_unknown_of_load(settings: Settings, known: Sequence[str], name: str) -> None:
+def _refuse_unknown_settings(settings: Settings, known: Sequence[str], name: str) -> None:
     """Refuse the settings that a source does not have, with the nearest that it has."""
     for setting in settings:
         if setting not in known:
-            near = get_close_matches(setting, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise ValueError(f"{name} has no setting {setting!r}: {hint}")
+            raise ValueError(f"{name} has no setting {setting!r}: {nearest_or_all(setting, known, 'it has')}")
 
 
 def _required(n: int | None, name: str) -> int:

@@ -60,17 +60,11 @@ class ColumnMapping:
     """Which columns of a table hold its problems.
 
     A column may be a path into nested columns: ``reward_model.ground_truth``, ``choices.0.text``.
-
-    Attributes:
-        id_column: unique, stable names of the problems; the row number when None.
-
-    Raises:
-        ValueError: for an unknown answer format.
     """
 
     prompt_column: str = "prompt"
     answer_column: str = "answer"
-    id_column: str | None = None
+    id_column: str | None = None  # unique, stable names of the problems; the row number when None
     answer_format: str = "text"
     skip_unparsable: bool = False
     drop_repeats: bool = False

@@ -59,6 +59,8 @@ def save_added(
         record_tables(folder, expected, dict.fromkeys(csv, checksum))
     paths = save_frame(frame, table, overwrite=overwrite)
     listed = added_figure(name, frame)
+    if listed is None:
+        return paths
     with styled(style) as current_figure:
         listed.draw(run, frame)
         write_sample_size(current_figure(), sample_size_of_run(run, frame))

@@ -11,20 +11,13 @@ import pandas as pd
 
 from gradstats.analyses.declaration import Analysis
 from gradstats.analyses.declaration import level_of as _level
+from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
 from gradstats.report.tables import Table
 from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
-from gradstats.stats.variance.quantities import (
-    JUDGED,
-    QUANTITIES,
-    TARGETS,
-    Place,
-    filled_in,
-    limits_of,
-    shown_in,
-)
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, limits_of, shown_in
 from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
@@ -147,7 +140,7 @@ def variance_table(
     sentences = _column_sentences(named.attrs, shown, _bold_sentence(frame, paired is None, bool(bold)))
     headings = {column.quantity: column.heading for column in shown if not column.together}
     return Table(
-        caption=" ".join([_variance_caption(named), *dict.fromkeys(sentences.values())]),
+        caption=" ".join([VARIANCE.caption(named), *dict.fromkeys(sentences.values())]),
         heading="estimator",
         rows=tuple(_row_names(named)),
         columns={column.heading: column.triples for column in shown},
@@ -189,22 +182,6 @@ def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
     return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
 
 
-def _variance_caption(frame: pd.DataFrame) -> str:
-    about = frame.attrs
-    n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
-    groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
-    caption = (
-        f"Variance of one prompt group's gradient, {_level(frame)}intervals{n}{groups}; ratios "
-        f"to {about.get('reference', 'the reference')} are paired."
-    )
-    if about.get("target") == "importance":
-        caption += (
-            f" Cosine and bias are judged against the {TARGETS['importance']} gradient of the scored policy; effective "
-            f"sample size {about['effective_sample_size']:.0f}."
-        )
-    return caption
-
-
 def _column_sentences(
     about: Mapping[Hashable, object], shown: Sequence[VarianceColumn], bold_sentence: str
 ) -> dict[str, str]:
@@ -233,7 +210,7 @@ def analysis_table(analysis: Analysis, frame: pd.DataFrame) -> Table:
     return Table(
         analysis.caption(frame),
         heading if isinstance(heading, str) else heading(frame),
-        tuple(map(analysis.row_name, frame.to_dict("records"))),
+        tuple(str(analysis.row_name(row)) for row in frame.to_dict("records")),
         triples,
         frame,
         label=analysis.label or f"tab:{analysis.name}",

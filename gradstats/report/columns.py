@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradstats.analyses import registry
+from gradstats.analyses.profile import PROFILE_QUANTITIES
 from gradstats.report.analysis_tables import CLIPPING_HEADINGS, RATIO_HEADINGS
 from gradstats.stats.on_policy import WORDS
-from gradstats.stats.profile import PROFILE_QUANTITIES
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.token_profiles import FRACTIONS
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, VARIANCE_COMPONENTS, Quantity, filled_in
+from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS, Quantity, filled_in
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,12 @@ class PrintedColumn:
 def _of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
     """Return columns that one file computes: name → meaning."""
     return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
+
+
+def _declared(name: str) -> tuple[PrintedColumn, ...]:
+    """Return the columns that an analysis declares itself."""
+    one = registry.get(name)
+    return tuple(PrintedColumn(column.name, column.meaning, column.file or one.file) for column in one.columns)
 
 
 def _headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
@@ -49,40 +55,7 @@ _TABLE = "rollouts/schema.py"
 _ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
 _COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
-_ROW = (
-    *_ESTIMATOR,
-    *_of(f"{_VARIANCE}/quantities.py", group_size="completions per group"),
-    *_of("estimators/estimator.py", unit="unit of the gradient; ratios compare rows of one unit"),
-    *_of("estimators/recipes/components.py", components="the choices that a recipe is composed of"),
-    *_of(_INPUTS, target="the gradient that bias and cosine are judged against"),
-    *_of(
-        _ESTIMATES,
-        **_headings(COMPARED),
-        ratio_simultaneous="interval of the ratio that holds for all rows at once",
-        **{f"{JUDGED.name}_simultaneous": "the same for the relative noise"},
-        n_effective_prompts="number of equally noisy prompts that the variance rests on",
-        most_influential_prompt="the prompt without which tr Cov changes most",
-    ),
-    *_of(_RESULT, in_best_set="whether it may have the lowest relative noise"),
-)
-
-_FIT = (
-    *_of(
-        f"{_LENGTH}/alpha.py",
-        alpha="length exponent α, half the slope",
-        alpha_stderr="standard error of α by the interval's method",
-        slope="slope of log‖S‖² on log T, 2α",
-        slope_stderr="its standard error",
-        intercept="log‖S‖² at T = 1 on the line",
-        n="completions",
-        n_prompts="prompts",
-        n_truncated="completions cut off at the cap",
-        method="how the line was fitted",
-        interval="how the interval was made",
-        confidence_level="level of the interval",
-    ),
-    *_of(f"{_LENGTH}/regression.py", r_squared="share of the variance of log‖S‖² that the line explains"),
-)
+_ROW = _declared("variance")
 
 _TOKEN = (
     *_COMPLETION,
@@ -116,24 +89,8 @@ _SHARES = _of(
     share_of_variance="share of tr Cov: the covariance of the bin's part with the whole",
 )
 
-_PLAN = _of(
-    "stats/prompt_plan.py",
-    confidence_level="level of the planned interval",
-    n_prompts="prompts needed, by the pilot's estimates",
-    n_prompts_assured="prompts that are enough in 80 % of studies",
-    completions_per_prompt="as in the pilot",
-    tokens_per_completion="mean length in the pilot",
-    pilot_n_prompts="prompts of the pilot",
-    seconds_per_token="of sampling and measuring",
-    n="completions of n_prompts",
-    n_assured="completions of n_prompts_assured",
-    n_tokens="tokens of those",
-    hours="hours that they take",
-)
-
 #: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
-    "variance": _ROW,
     "curve fits": _of(_CURVE, fit="of an exponent", value="the exponent", ratio_to_lowest="what it costs"),
     "group_sizes": (*_ROW, *_of(_ESTIMATES, **_headings(VARIANCE_COMPONENTS))),
     "length_bins": (
@@ -222,18 +179,10 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         removed_of="what the removed share is a share of",
         **CLIPPING_HEADINGS,
     ),
-    "alpha": (
-        *_FIT,
-        *_of("report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"),
-    ),
-    "alpha_by_block": (
-        *_FIT,
-        *_of(_DIAGNOSTICS, block="block of parameters", share_of_sq_norm="its share of Σ‖S‖²"),
-    ),
     "alpha.json": (
-        *_FIT,
+        *_declared("alpha"),
         *_of(
-            f"{_LENGTH}/alpha_report.py",
+            "analyses/alpha.py",
             mean_scaling="α of the mean of ‖S‖²",
             within_prompt="α within prompts, that of a group baseline",
             without_truncated="α without completions that were cut off",
@@ -350,52 +299,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     "token_traces": (*_TOKEN, *_of("report/saved_results.py", sequence="completion, named by its length")),
     "token_sample": _TOKEN,
     "length_scaling": _POINT,
-    "profile": (
-        *_of(
-            "stats/profile.py",
-            **PROFILE_QUANTITIES,
-            quantity="name",
-            heading="in words",
-            value="the number",
-            low="lower end of its interval",
-            high="upper end",
-            policy="name of the policy",
-        ),
-        *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
-    ),
-    "plan alpha": (
-        *_PLAN,
-        *_of("stats/plans.py", half_width="wanted half-width", stderr_of_one="standard error of α times √M"),
-    ),
-    "plan ratio": (
-        *_PLAN,
-        *_of(
-            "stats/plans.py",
-            estimator="in the numerator",
-            reference="in the denominator",
-            quantity="which ratio",
-            ratio="that is to be distinguished from 1",
-            stderr_of_one="standard error of its logarithm times √M",
-            fewest_prompts="prompts that are worth 50 effective ones",
-        ),
-    ),
-    "plan signal": (
-        *_PLAN,
-        *_of(
-            "stats/plans.py",
-            estimator="whose signal is to be resolved",
-            signal_sq="the pilot's ‖E ĝ‖²",
-            linear="part of its variance that falls like 4/M",
-            quadratic="part that falls like 2/M²",
-        ),
-    ),
-    "shift": (*_ESTIMATOR, *_of(f"{_VARIANCE}/implied_shift.py", delta="δ, the baseline less the group mean")),
-    "length-reward": _of(
-        "stats/length_reward.py",
-        correlation="of length and reward within prompts",
-        n_prompts="prompts whose completions vary in both",
-        n="completions of those",
-    ),
     "fitted values": _of(
         "values/fitted.py",
         explained_variance="share of the variance of returns that the values explain, out of fold",
@@ -415,8 +318,28 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 }
 
 for _one in registry.every():
-    _own = tuple(PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _one.columns)
-    INDEX[_one.name] = (*_own, *(INDEX[_one.extends] if _one.extends else ()))
+    INDEX[_one.name] = (*_declared(_one.name), *(INDEX[_one.extends] if _one.extends else ()))
+INDEX["profile"] += (
+    *_of("analyses/profile.py", **PROFILE_QUANTITIES),
+    *_of("report/tables.py", policy="name of the policy"),
+    *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
+)
+INDEX["plan"] += _of(
+    "stats/plans.py",
+    half_width="wanted half-width of α",
+    stderr_of_one="standard error of α, or of the logarithm of the ratio, times √M",
+    estimator="in the numerator, or whose signal is to be resolved",
+    reference="in the denominator",
+    quantity="which ratio",
+    ratio="that is to be distinguished from 1",
+    fewest_prompts="prompts that are worth 50 effective ones",
+    signal_sq="the pilot's ‖E ĝ‖²",
+    linear="part of its variance that falls like 4/M",
+    quadratic="part that falls like 2/M²",
+)
+INDEX["alpha"] += _of(
+    "report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"
+)
 
 
 def without_interval_end(column: str) -> str:

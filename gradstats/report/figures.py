@@ -20,11 +20,10 @@ from matplotlib.font_manager import FontProperties
 
 from gradstats import plots
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis, AnalysisFigure
+from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure
 from gradstats.config.experiment import FiguresSection
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.recipe import PREFIX
-from gradstats.plots.blocks import has_kinds
 from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.marks import legend_below, legend_height
 from gradstats.plots.names import CHARACTER, LABELS, in_mathematics, longest_title, widening, wrapped
@@ -38,11 +37,7 @@ from gradstats.plots.save import (
 )
 from gradstats.plots.style import palette
 from gradstats.report.saved_results import SavedResults, differing_settings, run_labels
-from gradstats.stats import LengthRewardCorrelation, LengthScalingFit, length_reward_correlation
-from gradstats.stats.variance.quantities import JUDGED, in_metric
-
-#: Entry of the ``.attrs`` of a table: whether its rows are sorted by ``value``, or stand as ``listed``.
-ORDER = "order"
+from gradstats.stats import LengthScalingFit
 
 
 @dataclass(frozen=True)
@@ -53,25 +48,6 @@ class RunFigure:
     caption: str  # in the report
     needs: Callable[[SavedResults], pd.DataFrame | None]  # the table behind it; None where the run lacks its numbers
     draw: Callable[[SavedResults, pd.DataFrame], object]  # draws that table on a figure of its own
-
-
-def _by_value(table: pd.DataFrame) -> bool:
-    return table.attrs.get(ORDER) != "listed"
-
-
-def _fitted_points(run: SavedResults) -> pd.DataFrame | None:
-    return None if run.fit is None else run.points
-
-
-def _draw_length_scaling(run: SavedResults, points: pd.DataFrame) -> None:
-    assert run.fit is not None
-    plots.plot_length_scaling(run.fit, published=run.published)
-
-
-def _resolved_variance(run: SavedResults) -> pd.DataFrame | None:
-    if run.variance is None or not np.isfinite(run.variance[JUDGED.name].to_numpy(dtype=float)).any():
-        return None
-    return run.variance
 
 
 def _group_sizes(run: SavedResults) -> pd.DataFrame | None:
@@ -165,29 +141,6 @@ def _ratios_by_length(run: SavedResults) -> pd.DataFrame | None:
     return bins.assign(**{f"effective_share{end}": bins[size + end] / bins["n"] for end in ("", "_low", "_high")})
 
 
-def _kinds_of_parameter(run: SavedResults) -> pd.DataFrame | None:
-    return run.by_block if run.by_block is not None and has_kinds(run.by_block) else None
-
-
-def _points_of_several_rewards(run: SavedResults) -> pd.DataFrame | None:
-    if run.points is None or "reward" not in run.points or len(set(run.points["reward"])) < 2:
-        return None
-    return run.points
-
-
-def _points_with_energy(run: SavedResults) -> pd.DataFrame | None:
-    return None if run.energy_fit is None or run.fit is None else run.points
-
-
-def _draw_alpha_energy(run: SavedResults, points: pd.DataFrame) -> None:
-    assert run.fit is not None
-    assert run.energy_fit is not None
-    first, second, *_ = palette()
-    ax = plots.plot_length_scaling(run.fit, label=r"$\Vert S\Vert^2$", color=first)
-    plots.plot_length_scaling(run.energy_fit, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second)
-    ax.set_ylabel(in_metric(r"$\Vert S\Vert^2$ and token energy", {"metric": run.metric}))
-
-
 def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
     return lambda run: None if run.tokens is None else run.tokens.profiles.get(name)
 
@@ -203,34 +156,8 @@ def _scaled_proxy(run: SavedResults) -> pd.DataFrame | None:
     return sample
 
 
-def _correlation(points: pd.DataFrame) -> LengthRewardCorrelation:
-    with warnings.catch_warnings():  # too few informative prompts: the figure then gives no number
-        warnings.simplefilter("ignore")
-        return length_reward_correlation(lengths=points["length"], rewards=points["reward"], groups=points["prompt_id"])
-
-
 #: The figures of a run that no analysis declares, in the order of the report.
 _OWN_FIGURES = (
-    RunFigure(
-        "variance",
-        "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single rows; "
-        "thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level. "
-        "Half-filled markers: the baseline includes the completion itself. Dashed bars: no estimate; arrows: no end.",
-        lambda run: run.variance,
-        lambda run, table: plots.plot_variance(table, sort=_by_value(table)),
-    ),
-    RunFigure(
-        "length_scaling",
-        "Squared gradient norm of each completion against its length, with the fitted power law.",
-        _fitted_points,
-        _draw_length_scaling,
-    ),
-    RunFigure(
-        "variance_bias",
-        "Variance at matched signal, next to cosine and share of bias, with the lowest at the top.",
-        _resolved_variance,
-        lambda run, table: plots.plot_variance_panels(table, sort=_by_value(table)),
-    ),
     RunFigure(
         "group_sizes",
         "Variance at an equal total of completions against the group size; dotted lines end at the group size of RLOO "
@@ -264,36 +191,6 @@ _OWN_FIGURES = (
         lambda run, table: plots.plot_length_bins(table, value="effective_share"),
     ),
     RunFigure(
-        "alpha_by_block",
-        "Length exponent of each block of parameters.",
-        lambda run: run.by_block,
-        lambda run, table: plots.plot_alpha_by_block(table),
-    ),
-    RunFigure(
-        "blocks_share_of_sq_norm",
-        "Share of the squared gradient norm by layer and kind of parameter.",
-        _kinds_of_parameter,
-        lambda run, table: plots.plot_block_heatmap(table, value="share_of_sq_norm"),
-    ),
-    RunFigure(
-        "blocks_alpha",
-        "Length exponent by layer and kind of parameter.",
-        _kinds_of_parameter,
-        lambda run, table: plots.plot_block_heatmap(table, value="alpha"),
-    ),
-    RunFigure(
-        "length_reward",
-        "Reward against length, both relative to the mean of the same prompt.",
-        _points_of_several_rewards,
-        lambda run, table: plots.plot_length_reward(table, correlation=_correlation(table)),
-    ),
-    RunFigure(
-        "alpha_energy",
-        "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
-        _points_with_energy,
-        _draw_alpha_energy,
-    ),
-    RunFigure(
         "token_energy",
         "Energy of each token along completions of typical lengths, a panel for each.",
         lambda run: None if run.tokens is None else run.tokens.traces,
@@ -321,10 +218,10 @@ _OWN_FIGURES = (
 
 
 def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
-    """Return a figure that an analysis declares, of the table that every run has of it."""
+    """Return a figure that an analysis declares, of a table that every run has."""
 
     def needs(run: SavedResults) -> pd.DataFrame | None:
-        frame = run.breakdowns.get(analysis.name)
+        frame = run.table(figure.table or analysis.name)
         return None if frame is None else figure.rows(frame)
 
     assert isinstance(figure.caption, str)
@@ -334,10 +231,15 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
 def _all_figures() -> tuple[RunFigure, ...]:
     """Return every figure of a run, those of analyses behind the figures that they follow."""
     found = list(_OWN_FIGURES)
-    for analysis in registry.every():
-        for figure in analysis.figures if analysis.in_run is not None else ():
-            at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), len(found))
-            found.insert(at, _of_analysis(analysis, figure))
+    declared = [(one, figure) for one in registry.every() for figure in one.figures]
+    waiting = [(one, figure) for one, figure in declared if figure.table or one.in_run is not None]
+    while waiting:  # one that follows another waits for it
+        names = {None, "", *(one.name for one in found)}
+        analysis, figure = next((pair for pair in waiting if pair[1].after in names), waiting[0])
+        waiting.remove((analysis, figure))
+        last = 0 if figure.after is None else len(found)
+        at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), last)
+        found.insert(at, _of_analysis(analysis, figure))
     return tuple(found)
 
 
@@ -391,18 +293,15 @@ def run_figures(
 
 def figures_of(run: SavedResults) -> list[RunFigure]:
     """Return the figures that a run may have: those of every run, and one of each table that a command added."""
-    return [*FIGURES, *(added_figure(name, frame) for name, frame in run.added.items())]
+    added = (added_figure(name, frame) for name, frame in run.added.items())
+    return [*FIGURES, *(figure for figure in added if figure is not None)]
 
 
-def added_figure(name: str, frame: pd.DataFrame) -> RunFigure:
-    """Return the figure of a table that a command added to a run.
-
-    Raises:
-        ValueError: for a table of no analysis.
-    """
-    analysis = registry.analysis_of_file(name)
+def added_figure(name: str, frame: pd.DataFrame) -> RunFigure | None:
+    """Return the figure of a table that a command added to a run; None where its analysis has none, or is not known."""
+    analysis = registry.analysis_of_file(name, frame.attrs)
     if analysis is None or not analysis.figures:
-        raise ValueError(f"no analysis has a figure of the table {name}")
+        return None
     figure = analysis.figures[0]
     return RunFigure(
         name, figure.caption_of(frame), lambda run: run.added.get(name), lambda run, table: figure.draw(table)

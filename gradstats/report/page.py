@@ -58,14 +58,8 @@ def write_page(page: str, target: Path) -> Path:
 
 #: Figure → what a link to it is called.
 FIGURE_WORDS: dict[str, str] = {
-    "length_scaling": "figure: norms against length",
-    "alpha_by_block": "figure: α by block",
-    "alpha_energy": "figure: norms and token energies",
-    "variance": "figure: variance",
-    "variance_bias": "figure: variance, cosine and bias",
     "length_bins": "figure: noise by length",
     "length_shares": "figure: gradient by length",
-    "length_reward": "figure: length and reward",
     "ratios": "figure: importance ratios",
     "group_sizes": "figure: group sizes",
     "token_correlation": "figure: correlation of tokens",

@@ -40,7 +40,6 @@ from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 _EQUIVALENT = {"equivalent_group_size": "equivalent group size", "tokens_saved": "tokens saved"}
-_BLOCKS = {"alpha": "α", "share_of_sq_norm": "share of squared norm"}
 
 
 def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_value: bool = False) -> dict[str, Table]:
@@ -71,12 +70,12 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         known = [name for name in VARIANCE_COLUMNS if _has(sizes, {name: name})]
         tables["group_sizes"] = replace(variance_table(sizes, columns=known), label="tab:group-sizes")
     if run.by_block is not None:
-        tables["alpha_by_block"] = _block_table(run, run.by_block)
+        tables["alpha_by_block"] = analysis_table(registry.get("alpha_by_block"), run.by_block)
     if run.tokens is not None:
         tables["proxy_quality"] = _proxy_table(run, run.tokens.proxies)
     for name, frame in run.added.items():
         if (chosen := _chosen(frame, style)) is not None:
-            analysis = registry.analysis_of_file(name)
+            analysis = registry.analysis_of_file(name, frame.attrs)
             if analysis is not None:
                 tables[name] = replace(analysis_table(analysis, frame_in_words(chosen)), source=chosen)
     return tables
@@ -139,20 +138,6 @@ def _equivalent(run: SavedResults, frame: pd.DataFrame) -> Table:
     else:
         rows = tuple(f"{name}, N = {size:g}" for name, size in zip(rows, frame["group_size"], strict=True))
     return Table(caption, "estimator", rows, columns_of(frame, _EQUIVALENT), frame, label="tab:equivalent")
-
-
-def _block_table(run: SavedResults, frame: pd.DataFrame) -> Table:
-    level = float(frame["confidence_level"].iloc[0]) if "confidence_level" in frame else run.confidence_level
-    columns = columns_of(frame, {"alpha": _BLOCKS["alpha"]})
-    if "share_of_sq_norm" in frame:
-        shares = frame["share_of_sq_norm"].to_numpy(dtype=float).tolist()
-        columns[_BLOCKS["share_of_sq_norm"]] = [(share, np.nan, np.nan) for share in shares]
-    caption = (
-        f"Length exponent α of each block of parameters, {level:.0%} intervals, and its share of the squared norm. n = "
-        f"{frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
-    )
-    rows = tuple(map(str, frame["block"]))
-    return Table(caption, "block", rows, columns, frame, label="tab:alpha-by-block", names=_BLOCKS)
 
 
 def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
@@ -17,9 +17,11 @@ import pandas as pd
 from jaxtyping import Float
 
 from gradstats.analyses import registry
+from gradstats.analyses.alpha import fit_of_points
+from gradstats.analyses.declaration import POINTS
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
-from gradstats.stats import LengthScalingFit, fit_length_scaling
+from gradstats.stats import LengthScalingFit
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.proxy_quality import ProxyQuality
 from gradstats.stats.variance.quantities import shown_in
@@ -178,9 +180,12 @@ def read_added(run: Path) -> dict[str, pd.DataFrame]:
 
 def added_tables(run: Path) -> list[Path]:
     """Return the tables that commands added to a run directory, in alphabetical order, each with its JSON beside it."""
-    kept = [one.pattern or one.name for one in registry.every() if one.kept]
-    tables = (path for pattern in kept for path in sorted((run / "tables").glob(f"{pattern}.csv")))
-    return [path for path in tables if path.with_suffix(".json").exists()]
+    patterns = [one.pattern or one.name for one in registry.every() if one.kept]
+    tables = [path for path in sorted((run / "tables").glob("*.csv")) if path.with_suffix(".json").exists()]
+    named = [path for pattern in patterns for path in tables if path.match(f"{pattern}.csv")]
+    return named + [
+        path for path in tables if path not in named and registry.QUESTION in read_json(path.with_suffix(".json"))
+    ]
 
 
 def table_checksums(path: Path, files: Iterable[Path]) -> dict[str, str]:
@@ -405,6 +410,20 @@ class SavedResults:
         rows = None if self.alpha is None else self.alpha.get("by_block")
         return _in_metric(pd.DataFrame(rows), self.metric) if rows else None
 
+    def table(self, name: str) -> pd.DataFrame | None:
+        """Return a table that every run has, by the name of its file."""
+        own = {"variance": self.variance, POINTS: self._fitted_points, "alpha_by_block": self.by_block}
+        return own[name] if name in own else self.breakdowns.get(name)
+
+    @property
+    def _fitted_points(self) -> pd.DataFrame | None:
+        """The points, with what their fit needs where α was written."""
+        if self.points is None or self.alpha is None:
+            return self.points
+        points = self.points.copy()
+        points.attrs |= {"method": self.alpha.get("method", "ols"), "metric": self.metric, "published": self.published}
+        return points
+
     @property
     def metric(self) -> str:
         """The label of the metric that was measured."""
@@ -431,16 +450,10 @@ class SavedResults:
 
     def _fit_of(self, column: str) -> LengthScalingFit | None:
         """Return the length-scaling fit of a column of the points; None where it, or α, was not written."""
-        if self.points is None or self.alpha is None or column not in self.points:
+        points = self._fitted_points
+        if points is None or self.alpha is None or column not in points:
             return None
-        fit = fit_length_scaling(
-            lengths=self.points["length"],
-            sq_norms=self.points[column],
-            groups=self.points["prompt_id"],
-            method=self.alpha.get("method", "ols"),
-            truncated=self.points.get("truncated"),
-        )
-        return replace(fit, metric=self.metric)
+        return fit_of_points(points, column)
 
 
 def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> SavedResults:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
+from gradstats.analyses.alpha import ANALYSIS as ALPHA
+from gradstats.analyses.profile import ANALYSIS as PROFILE
+from gradstats.analyses.profile import PolicyProfile
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.report.latex import (
     LatexColumn,
@@ -22,7 +25,6 @@ from gradstats.report.latex import (
 )
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, triples_of
-from gradstats.stats.profile import PolicyProfile
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import (
     MARK,
@@ -216,15 +218,10 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         (math.nan,) * 3 if fit is None else (fit.alpha, *fit.confidence_interval(confidence_level)) for fit in within
     ]
     frame[["alpha_within", "alpha_within_low", "alpha_within_high"]] = ends
-    kinds = " and ".join(dict.fromkeys(f"{fit.method}, {fit.interval} interval" for fit in fits.values()))
     counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
     known = triples_of(frame, "alpha_within")
     return Table(
-        caption=(
-            f"Length exponent α with {confidence_level:.0%} intervals ({kinds}): the norm of a completion's gradient "
-            f"grows like the power α of its length; a group baseline uses that within prompts. n completions of "
-            f"{_distinct(frame['n_prompts'])} prompts."
-        ),
+        caption=ALPHA.caption(frame),
         heading="run",
         rows=tuple(map(str, frame["run"])),
         columns={
@@ -245,10 +242,7 @@ def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: fl
     frames = {name: profile.to_frame(confidence_level) for name, profile in profiles.items()}
     first = next(iter(frames.values()))
     return Table(
-        caption=(
-            f"Profiles of policies, with {confidence_level:.0%} intervals where there are any. S is the gradient of a "
-            "completion's log-probability with respect to all measured parameters."
-        ),
+        caption=PROFILE.caption(first),
         heading="quantity",
         rows=tuple(first["heading"]),
         columns={
@@ -274,7 +268,3 @@ def _in_powers(heading: str, exponent: int, markup: str) -> str:
     if markup == "latex":
         return rf"{heading} ($\times 10^{{{exponent}}}$)"
     return f"{heading} (×10^{exponent})"
-
-
-def _distinct(numbers: Iterable[object]) -> str:
-    return ", ".join(str(number) for number in dict.fromkeys(numbers))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gradstats.stats.length_scaling.alpha_report import CURVED_BELOW
+from gradstats.analyses.alpha import CURVED_BELOW
 from gradstats.stats.numbers import ROUNDING, Triple, number_with_interval, readable
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
 from gradstats.stats.variance.result import NEEDED
@@ -352,7 +352,7 @@ def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
 def _drawn(alpha: Mapping[str, Any]) -> list[Verdict]:
     """Say whether the completions were drawn on-policy: the first sentence on α, without its evidence."""
     sentences = alpha.get("sentences") or []
-    return [Verdict("drawn", re.split(r" \(|[:;.] ", str(one))[0].removesuffix(".")) for one in sentences[:1]]
+    return [Verdict("drawn", re.split(r" \(|[:.] ", str(one))[0].removesuffix(".")) for one in sentences[:1]]
 
 
 def _times(one: Noise) -> str:

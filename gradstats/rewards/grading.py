@@ -25,28 +25,20 @@ class ReferenceAnswerError(ValueError):
 
 
 class RewardCounts(TypedDict):
-    """Completions that one reward could not score.
-
-    Attributes:
-        first_failure: the message of the first of those, or None.
-    """
+    """Completions that one reward could not score."""
 
     weight: float
     timeouts: int
     failures: int
-    first_failure: str | None
+    first_failure: str | None  # its message
 
 
 class GradingCounts(TypedDict):
-    """The entry "grading" of rollouts' metadata.
-
-    Attributes:
-        rewards: counts of each reward, by name.
-        disagreements: for each pair of rewards (``"math | exact"``), on how many completions their values differ.
-    """
+    """The entry "grading" of rollouts' metadata."""
 
     completions: int
     rewards: dict[str, RewardCounts]
+    # for each pair of rewards ("math | exact"), on how many completions their values differ
     disagreements: dict[str, int]
 
 
@@ -102,14 +94,10 @@ _OWN = "each problem's own"
 
 @dataclass(frozen=True)
 class WeightedReward:
-    """One of the rewards that are added up.
-
-    Attributes:
-        weight: the factor of its value; with 0 it is only compared with the others.
-    """
+    """One of the rewards that are added up."""
 
     name: str
-    weight: float
+    weight: float  # the factor of its value; with 0 it is only compared with the others
     function: Reward
     built_in: bool
 
@@ -119,8 +107,7 @@ class Grader:
     """Rewards with weights: a completion's reward is the weighted sum of their values.
 
     A reward that exceeds its time limit, raises an error, or does not return a finite number adds 0 for that
-    completion,
-    and is counted.
+    completion, and is counted.
     """
 
     rewards: tuple[WeightedReward, ...]

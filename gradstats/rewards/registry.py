@@ -67,9 +67,8 @@ class Answer(TypedDict, total=False):
 def user_reward(name: str, parameters: Mapping[str, object]) -> Callable[[str, Problem], float]:
     """Return a reward that calls the user's function in the worker process.
 
-    Returns:
-        A function ``(completion_text, problem) -> float``. It raises IsolatedTimeoutError where a call takes longer
-        than 30 s, IsolatedError where it raises or exits, and TypeError where it does not return a number.
+    It raises IsolatedTimeoutError where a call takes longer than 30 s, IsolatedError where it raises or exits, and
+    TypeError where it does not return a number.
     """
     folders = list(map(str, search_folders()))
     PROCESS.call("gradstats.rewards.registry:prepare", name, folders, list(parameters), seconds=_IMPORT_SECONDS)

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from gradstats.system.files import FORMAT, atomic_path, changed_sentence, refuse_newer_format
+from gradstats.system.late import pa, pc, pd, pq
 
-#: Column name → Arrow type and whether the column is required.
-SCHEMA: dict[str, tuple[pa.DataType, bool]] = {
-    "prompt_id": (pa.string(), True),
-    "sample_id": (pa.int64(), True),
-    "prompt_tokens": (pa.list_(pa.int32()), True),
-    "completion_tokens": (pa.list_(pa.int32()), True),
-    "completion_mask": (pa.list_(pa.bool_()), False),
-    "reward": (pa.float64(), True),
-    "token_rewards": (pa.list_(pa.float64()), False),
-    "sampler_logprobs": (pa.list_(pa.float32()), False),
-    "finish_reason": (pa.string(), False),
-    "prompt_text": (pa.string(), False),
-    "completion_text": (pa.string(), False),
-    "sampler_seed": (pa.int64(), False),
-    "token_source": (pa.string(), False),
-    "greedy_reward": (pa.float64(), False),
-    "greedy_text": (pa.string(), False),
+#: Column name → the name of its Arrow type in files, and whether the column is required.
+SCHEMA: dict[str, tuple[str, bool]] = {
+    "prompt_id": ("string", True),
+    "sample_id": ("int64", True),
+    "prompt_tokens": ("list of int32", True),
+    "completion_tokens": ("list of int32", True),
+    "completion_mask": ("list of bool", False),
+    "reward": ("float64", True),
+    "token_rewards": ("list of float64", False),
+    "sampler_logprobs": ("list of float32", False),
+    "finish_reason": ("string", False),
+    "prompt_text": ("string", False),
+    "completion_text": ("string", False),
+    "sampler_seed": ("int64", False),
+    "token_source": ("string", False),
+    "greedy_reward": ("float64", False),
+    "greedy_text": ("string", False),
 }
-
 #: The columns of token ids.
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 _MOST_IDS = 2**31
@@ -68,7 +64,7 @@ def validate(frame: pd.DataFrame) -> None:
         if name in frame:
             _refuse(
                 frame,
-                frame[name].map(_length).to_numpy() != lengths,
+                frame[name].map(lambda values: -1 if values is None else len(values)).to_numpy() != lengths,
                 f"has a {name} of another length than its completion_tokens",
             )
     if "sampler_logprobs" in frame:
@@ -117,10 +113,6 @@ def _is_token_id(token: object) -> bool:
     return bool(whole == token) and 0 <= whole < _MOST_IDS
 
 
-def _length(values: Sized | None) -> int:
-    return -1 if values is None else len(values)
-
-
 def _largest(values: Sequence[float]) -> float:
     """Return the largest of some numbers; NaN, which stands for an unknown one, is below every other."""
     return float(np.fmax.reduce(np.asarray(values, dtype=np.float64), initial=-np.inf))
@@ -142,16 +134,11 @@ _FORMAT_KEY, _CHECKSUM_KEY = b"gradstats_format", b"gradstats_checksum"
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """A table as it was written.
+    """A table as it was written."""
 
-    Attributes:
-        columns: name → entries.
-        lacks_checksum: whether this program wrote it without a checksum, as version 0.1 did.
-    """
-
-    columns: dict[str, list[Any]]
+    columns: dict[str, list[Any]]  # name → entries
     metadata: dict[str, Any]
-    lacks_checksum: bool
+    lacks_checksum: bool  # whether this program wrote it without a checksum, as version 0.1 did
 
 
 def write_checked(table: pa.Table, metadata: Mapping[str, Any], path: Path) -> None:

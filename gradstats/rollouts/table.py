@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradstats.rewards.grading import merge_grading_counts
 from gradstats.rollouts.schema import (
@@ -25,6 +22,7 @@ from gradstats.rollouts.schema import (
     write_checked,
 )
 from gradstats.system.files import remark_on_missing_checksums
+from gradstats.system.late import pa, pd, pq
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 
@@ -274,7 +272,7 @@ class Rollouts:
             FileExistsError: when something else lies there, which is left alone.
         """
         refuse_to_replace_rollouts(path, self.metadata, set(self.prompt_id), overwrite)
-        known = {name: kind for name, (kind, _) in SCHEMA.items() if name in self.frame}
+        known = {name: _arrow_type(kind) for name, (kind, _) in SCHEMA.items() if name in self.frame}
         own = [name for name in self.frame if name not in SCHEMA]
         columns = {str(name): cast("pd.Series", self.frame[name]) for name in (*known, *own)}
         table = pa.table({name: _arrow(name, column, known.get(name)) for name, column in columns.items()})
@@ -316,6 +314,12 @@ def read_rollouts(path: str | os.PathLike[str], *, partial: bool = False) -> Rol
         return Rollouts(pd.DataFrame(columns), table.metadata)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the rollouts file {path}: {error}") from error
+
+
+def _arrow_type(kind: str) -> pa.DataType:
+    """Return the Arrow type of a column of :data:`SCHEMA`."""
+    inner = pa.type_for_alias(kind.removeprefix("list of "))
+    return pa.list_(inner) if kind.startswith("list of ") else inner
 
 
 def _arrow(name: object, column: pd.Series, kind: pa.DataType | None) -> pa.Array:

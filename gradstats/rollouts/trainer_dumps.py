@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.system.chat_template import refuse_endless_template
 from gradstats.system.files import read_json_lines
+from gradstats.system.late import pa, pd, pq
 
 
 @runtime_checkable
@@ -53,15 +51,11 @@ class ChatTokenizer(Tokenizer, Protocol):
 
 @dataclass(frozen=True)
 class RestoredTokens:
-    """Token ids found for a text.
+    """Token ids found for a text."""
 
-    Attributes:
-        tokens: the ids; empty for an empty text.
-        source: "pieces" where the text of each token was given and decides its id; "text" where the whole text was
-            re-tokenised, decodes to the text, and has the stated number of tokens; else "mismatch".
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # the ids; empty for an empty text
+    # "pieces" where the text of each token was given and decides its id; "text" where the whole text was re-tokenised,
+    # decodes to the text, and has the stated number of tokens; else "mismatch"
     source: str
 
 
@@ -117,11 +111,7 @@ def _ids_by_text(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class TrainerDump:
-    """A dump as parallel lists, whatever its format.
-
-    Attributes:
-        rewards: reward of each completion, NaN where it has none.
-    """
+    """A dump as parallel lists, whatever its format."""
 
     kind: str
     source: str
@@ -130,7 +120,7 @@ class TrainerDump:
     shown: list[str]
     encoded: list[list[int]]
     completions: list[str]
-    rewards: np.ndarray
+    rewards: np.ndarray  # reward of each completion, NaN where it has none
     lost: list[str]
 
     def rollouts(self, tokenizer: ChatTokenizer, step: int | None, max_completion_length: int | None) -> Rollouts:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pandas as pd
 
-from gradstats import data, estimators
+from gradstats import estimators
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis, measured_group_sizes, within_groups
+from gradstats.analyses.declaration import measured_group_sizes, within_groups
 from gradstats.estimators.estimator import SEQUENCE_SUM, unit_of
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import digest_of_state_values
@@ -31,6 +28,7 @@ from gradstats.report.saved_results import (
     listed_additions,
     refuse_changed_tables,
     refuse_inside_run,
+    save_frame,
     writing_into,
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
@@ -38,7 +36,7 @@ from gradstats.runs.regrading import read_regradings
 from gradstats.stats import compare, equivalent_group_sizes
 from gradstats.stats.variance.comparison import reasons_against
 from gradstats.stats.variance.length_bins import variances_by_length
-from gradstats.system.files import read_csv, read_json, read_json_lines, write_csv, write_json
+from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import csv_with, refuse_foreign, refuse_links
 from gradstats.system.progress import ProgressReport, progress_bar
@@ -46,9 +44,10 @@ from gradstats.system.progress import ProgressReport, progress_bar
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gradstats.analyses.alpha import AlphaReport
     from gradstats.config.experiment import VarianceSection
     from gradstats.estimators.estimator import Weighting
-    from gradstats.stats import AlphaReport, LengthScalingFit, SamplerGap, VarianceComparison
+    from gradstats.stats import LengthScalingFit, SamplerGap, VarianceComparison
 
 
 #: Tables in addition to the variance comparison.
@@ -59,9 +58,19 @@ BREAKDOWNS = (
 
 
 def variance_breakdowns(
-    measured: Measurement, section: VarianceSection, doing: Callable[[str], None] = lambda name: None
+    measured: Measurement,
+    section: VarianceSection,
+    doing: Callable[[str], None] = lambda name: None,
+    asked: Mapping[str, bool | Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, pd.DataFrame]:
-    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out."""
+    """Return tables in addition to the variance comparison, by name; tables that the data do not allow are left out.
+
+    Args:
+        measured: the measurement.
+        section: the settings of the comparison.
+        doing: is told the name of each before it is made.
+        asked: what the experiment says of questions: other settings, or false for one that is left out.
+    """
     sizes = measured_group_sizes(measured)
     makers: dict[str, Callable[[], pd.DataFrame | None]] = {
         "group_sizes": lambda: _group_sizes(measured, section, sizes),
@@ -70,9 +79,11 @@ def variance_breakdowns(
     }
     for one in registry.every():
         if one.in_run is not None:
-            makers[one.name] = partial(_asked, one, measured, section)
+            makers[one.name] = partial(one.answer_in_run, measured, section, settings_of(asked.get(one.name)))
     frames = {}
     for name in BREAKDOWNS:
+        if asked.get(name) is False:
+            continue
         doing(name)
         with warnings.catch_warnings():  # the comparison itself has warned of what is not resolved
             warnings.simplefilter("ignore", UserWarning)
@@ -85,11 +96,28 @@ def variance_breakdowns(
     return frames
 
 
-def _asked(analysis: Analysis, measured: Measurement, section: VarianceSection) -> pd.DataFrame | None:
-    """Return the answer that an analysis has in every run."""
-    assert analysis.in_run is not None
-    found = analysis.in_run(measured, section)
-    return None if found is None else found.to_frame(section.confidence_level)
+def settings_of(entry: bool | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the settings of a question, from what an experiment says of it."""
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def ask_others(run: RunDirectory, measured: Measurement, paths: list[Path], doing: Callable[[str], None]) -> None:
+    """Answer the questions of the experiment that not every run answers."""
+    section = run.experiment.variance
+    for name, entry in run.experiment.analyses.items():
+        if entry is False or name in BREAKDOWNS:
+            continue
+        analysis, settings = registry.get(name), settings_of(entry)
+        doing(name)
+        frame = attempt(run, name, partial(analysis.answer_in_run, measured, section, settings))
+        if frame is None or not len(frame):
+            continue
+        if analysis.needs_values and (values := digest_of_state_values(run.values)) is not None:
+            frame.attrs[STATE_VALUES] = values
+        stem = analysis.files_named(analysis.arguments_in_run(settings, section))
+        if registry.analysis_of_file(stem, {}) is not analysis:
+            frame.attrs[registry.QUESTION] = name
+        paths += save_frame(frame, run.path / "tables" / stem)
 
 
 def length_bins(
@@ -190,7 +218,9 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
         measured = read_measurement(run.measurement)
     asked = (measured.old_logprobs is not None, measured.token_projections is not None)
     # α, the comparison, its breakdowns, ratios and tokens where there are any, figures, the page.
-    n_steps = 2 + len(BREAKDOWNS) + sum(asked) + 2
+    entries = run.experiment.analyses
+    questions = {*BREAKDOWNS, *entries} - {name for name, entry in entries.items() if entry is False}
+    n_steps = 2 + len(questions) + sum(asked) + 2
     with progress_bar("analysing", n_steps, shown=progress) as report:
         result = _analyse(run, measured, report)
         report.doing("")
@@ -207,6 +237,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
     with run.step(ANALYSIS):
         added = kept_additions(run, len(measured))
         # Of an earlier analysis, which this one may not replace.
+        added = [path for path in added if not _left_out(run, path)]
         remove_listed_results(run.path, "", "tables", keep=added)
         scores = measured.token_scores()
         if scores is not None:
@@ -217,7 +248,10 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
             report.doing("variance")
             comparison = attempt(run, "variance", lambda: compare_estimators(run, measured, paths))
             breakdowns = variance_breakdowns(
-                measured, run.experiment.variance, lambda name: report.doing(name.replace("_", " "))
+                measured,
+                run.experiment.variance,
+                lambda name: report.doing(name.replace("_", " ")),
+                run.experiment.analyses,
             )
         for name, frame in breakdowns.items():
             path = run.path / "tables" / f"{name}.csv"
@@ -229,6 +263,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
         if measured.token_projections is not None:
             report.doing("tokens")
             attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
+        ask_others(run, measured, paths, lambda name: report.doing(name.replace("_", " ")))
         report.doing("figures")
         drawn = None
         remove_listed_results(run.path, "figures")
@@ -243,7 +278,7 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
         gap = distance_of_sampler(run, measured)
     report.doing("report")
     remove_unmarked_page(run.path)
-    paths += added
+    paths += [path for path in added if path not in paths]
     run.write_manifest(measured, paths, gap)
     paths.append(run.path / "manifest.json")
     if alpha is not None or comparison is not None:
@@ -251,6 +286,14 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
     else:
         remove_page(run.path)
     return RunResult(run, measured, alpha, comparison, paths, gap)
+
+
+def _left_out(run: RunDirectory, addition: Path) -> bool:
+    """Return whether the experiment leaves out the question that a command asked of the run."""
+    about = read_json(addition.with_suffix(".json"))
+    analysis = registry.analysis_of_file(addition.stem, about)
+    names = {about.get(registry.QUESTION), None if analysis is None else analysis.name}
+    return any(run.experiment.analyses.get(str(name)) is False for name in names)
 
 
 def kept_additions(run: RunDirectory, n_sequences: int) -> list[Path]:
@@ -299,9 +342,9 @@ def distance_of_sampler(run: RunDirectory, measured: Measurement) -> SamplerGap 
 
 def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> AlphaReport:
     """Write ``alpha.json``, the points behind the fit, and its table."""
+    from gradstats.analyses.alpha import alpha_report
     from gradstats.report.latex import layout_of
     from gradstats.report.tables import alpha_table
-    from gradstats.stats import alpha_report
     from gradstats.stats.token_profiles import has_token_energies, summed_energy
 
     section = run.experiment.length_scaling
@@ -414,74 +457,3 @@ def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) 
     with only_writer(folder):
         refuse_links(folder)
         yield folder
-
-
-#: The path that stands for standard input.
-STDIN = Path("-")
-
-
-def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
-    """Return the input of a length-scaling fit."""
-    if path.is_dir():
-        return {"measured": read_measurement(path, partial=partial)}
-    frame = _table(path)
-    for column in ("length", "sq_norm"):
-        if column not in frame:
-            raise ValueError(f"{path} has no column {column!r} (it has {', '.join(map(str, frame))})")
-        if frame[column].dtype.kind not in "iuf":
-            raise ValueError(f"the column {column!r} of {path} holds something that is not a number")
-        if np.isinf(values := frame[column].to_numpy(dtype=float)).any():
-            row = int(np.flatnonzero(np.isinf(values))[0])
-            raise ValueError(
-                f"row {row + 1} of {path} has the {column} {values[row]}: give a finite number, or drop it"
-            )
-    if "prompt_id" in frame and (unnamed := frame["prompt_id"].isna().to_numpy()).any():
-        raise ValueError(f"row {int(np.flatnonzero(unnamed)[0]) + 1} of {path} has no prompt_id: name its prompt")
-    groups = frame["prompt_id"].astype(str).to_numpy() if "prompt_id" in frame else None
-    points = {"lengths": frame["length"].to_numpy(), "sq_norms": frame["sq_norm"].to_numpy(), "groups": groups}
-    if "truncated" not in frame:
-        return points
-    return points | {"truncated": _yes_or_no("truncated", frame["truncated"].to_numpy(), path)}
-
-
-def _table(path: Path) -> pd.DataFrame:
-    """Read a table by the ending of its name; a file of another ending is CSV."""
-    if path == STDIN:
-        return _from_text(sys.stdin.read())
-    if not path.exists():
-        if str(path) in data.names():
-            return data.load(str(path))
-        raise FileNotFoundError(
-            f"{path} does not exist: give a table (CSV, TSV, JSON Lines or Parquet; - for standard input), a "
-            f"measurement folder, a run directory, or the name of a published data set ({', '.join(data.names())})"
-        )
-    kind = {".tsv": "TSV", ".jsonl": "JSON Lines", ".parquet": "Parquet"}.get(path.suffix, "CSV")
-    try:
-        if kind == "Parquet":
-            return pd.read_parquet(path)
-        if kind == "JSON Lines":
-            return pd.DataFrame([row for _, row in read_json_lines(path)])
-        return read_csv(path, separator="\t" if kind == "TSV" else ",")
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}") from error
-
-
-def _from_text(text: str) -> pd.DataFrame:
-    """Read a table from standard input, whose first line shows its format."""
-    first = text.lstrip().partition("\n")[0]
-    try:
-        if first.startswith("{"):
-            return pd.DataFrame([json.loads(line) for line in text.split("\n") if line.strip()])
-        return read_csv(io.StringIO(text), separator="\t" if "\t" in first else ",")
-    except ValueError as error:
-        raise ValueError(f"standard input cannot be read as CSV, TSV or JSON Lines: {error}") from error
-
-
-def _yes_or_no(column: str, cells: np.ndarray, path: Path) -> np.ndarray:
-    """Return a column of flags in any of the ways in which tables write them."""
-    words = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
-    flags = [words.get(str(cell).strip().lower()) for cell in cells]
-    if None in flags:
-        row = flags.index(None)
-        raise ValueError(f"row {row + 1} of {path} has {column}={cells[row]!r}: write true or false")
-    return np.array(flags, dtype=bool)

@@ -15,14 +15,21 @@ from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.attention import same_class
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
-from gradstats.gradients.memory import activation_size, peak_memory
-from gradstats.gradients.objective import default_memory_gib, gradients_that_fit, make_chunk, plan_chunks
+from gradstats.gradients.memory import activation_size, peak_memory, tokens_that_fit
+from gradstats.gradients.objective import (
+    default_memory_gib,
+    gradients_that_fit,
+    make_chunk,
+    plan_chunks,
+    total_memory_gib,
+)
 from gradstats.gradients.parameters import (
     ParameterSelection,
     UnsupportedModuleError,
     n_block_sketches,
     select_parameters,
 )
+from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
 from gradstats.measurement.disk_size import GIB, bytes_of_sequences
@@ -65,6 +72,7 @@ class CostEstimate:
         prefix_seconds: completions of prefixes, for each step of a completion; 0 where none are drawn.
         preconditioner_gib: of the memory, P of the metric: one more copy of the parameters; 0 without a metric.
         loading_seconds: until policy and prompts were loaded.
+        fitting_tokens: length of the longest sequence, prompt included, that can be measured in the device's memory.
     """
 
     n_prompts: int
@@ -83,6 +91,7 @@ class CostEstimate:
     prefix_seconds: float = 0.0
     preconditioner_gib: float = 0.0
     loading_seconds: float = 0.0
+    fitting_tokens: int | None = None
 
     def with_workers(self, n_workers: int) -> tuple[float, float]:
         """Return the seconds of sampling and of measuring by several workers, each of which loads the policy for both.
@@ -137,7 +146,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     sketched = experiment.measurement.sketch_dim  # numbers of a sequence that the engine adds to
     if sketched is not None:
         sketched *= max(1, n_blocks)
-    memory = _memory_gib(plan, sketched, engine, selection, max(map(len, chunks)))
+    memory, fitting = _memory_gib(experiment, plan, sketched, engine, selection, max(map(len, chunks)))
     if experiment.reference_policy:  # its weights are held as well
         memory += sum(one.numel() * one.element_size() for one in policy.model.parameters()) / GIB
     continuations = experiment.values.monte_carlo * plan.n_completions / experiment.values.batch_size
@@ -160,6 +169,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         per_step * cap * math.ceil(continuations),
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
         loading_seconds,
+        fitting,
     )
 
 
@@ -179,19 +189,40 @@ def _fitting_seconds(policy: Policy, longest: Rollouts) -> float:
 
 
 def _memory_gib(
-    plan: SamplingPlan, sketch_dim: int | None, engine: str, selection: ParameterSelection, n_sequences: int
-) -> float:
-    """Return the larger of the peaks of sampling and of measuring chunks of ``n_sequences`` of the greatest length."""
-    policy = plan.policy
-    longest = max(map(len, plan.prompt_tokens)) + plan.settings.max_new_tokens
+    experiment: Experiment,
+    plan: SamplingPlan,
+    sketch_dim: int | None,
+    engine: str,
+    selection: ParameterSelection,
+    n_sequences: int,
+) -> tuple[float, int]:
+    """Return the larger of the peaks of sampling and of measuring, and the longest sequence that can be measured.
+
+    Measured are chunks of ``n_sequences`` of the greatest length, which is refused where not even one of them fits.
+    """
+    policy, section = plan.policy, experiment.measurement
+    prompt, cap = max(map(len, plan.prompt_tokens)), plan.settings.max_new_tokens
     activations = activation_size(policy)
+    rule = RecomputeRule.of(policy, section.recompute, section.memory_gib, engine)
+    again = rule(n_sequences, prompt + cap)
     # The self-check takes the gradient of a whole sequence, as the loop does.
     peaks = [
-        peak_memory(policy, name, selection, n_sequences, longest, sketch_dim, activations) for name in (engine, "loop")
+        peak_memory(policy, name, selection, n_sequences, prompt + cap, sketch_dim, activations, again)
+        for name in (engine, "loop")
     ]
-    cache = max(map(len, plan.rows)) * longest * _cache_bytes_per_token(policy)
+    available = total_memory_gib(policy.device)
+    can_run_again = section.recompute != "off" and not rule.why_not
+    fitting = tokens_that_fit(policy, engine, selection, sketch_dim, activations, can_run_again, available)
+    if prompt + cap > fitting:
+        raise ValueError(
+            f"max_new_tokens is {cap}, and measuring a completion of that length after the {prompt} tokens of the "
+            f"longest prompt would take about {max(peak.total for peak in peaks):.0f} GiB of the {available:.0f} GiB "
+            f"that there are: about {fitting} tokens fit together; lower max_new_tokens, measure fewer parameters "
+            "(params), or take a machine with more memory"
+        )
+    cache = max(map(len, plan.rows)) * (prompt + cap) * _cache_bytes_per_token(policy)
     sampling = peaks[0].libraries + peaks[0].weights + cache / GIB
-    return max(sampling, *(peak.total for peak in peaks))
+    return max(sampling, *(peak.total for peak in peaks)), fitting
 
 
 def _cache_bytes_per_token(policy: Policy) -> int:

@@ -30,6 +30,7 @@ from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import file_digest, partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, PART, is_running, part_alone, part_lock
+from gradstats.system.outputs import Kind
 
 if TYPE_CHECKING:
     from gradstats.stats import SamplerGap
@@ -42,14 +43,9 @@ _BETWEEN_LOOKS = 1.0
 
 @dataclass(frozen=True)
 class RunPart:
-    """One of several processes that make a run: every n-th batch and shard.
+    """One of several processes that make a run: every n-th batch and shard."""
 
-    Attributes:
-        number: k, from 1.
-        n_parts: n.
-    """
-
-    number: int
+    number: int  # from 1
     n_parts: int
 
     @classmethod
@@ -129,28 +125,18 @@ _REMEDIES = {
 
 @dataclass
 class RunDirectory:
-    """The files of one run.
+    """The files of one run."""
 
-    Attributes:
-        path: the folder; created when it is opened.
-        experiment: the resolved experiment.
-        timings: seconds spent in each step, summed over all calls.
-        remarks: the warnings of all steps, in order.
-        remarks_of_steps: those of the steps before the analysis, by step, which a later call does not meet again.
-        tracking: where the steps are logged; nowhere by default.
-        executor: where the work is done; in this process by default.
-        part: which of several processes this is that make the run together; None for the only one.
-        parts: what parts did before, for the manifest, by the file that they left.
-    """
-
-    path: Path
+    path: Path  # the folder; created when it is opened
     experiment: Experiment
-    timings: dict[str, float] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)  # seconds spent in each step, summed over all calls
+    remarks: list[str] = field(default_factory=list)  # the warnings of all steps, in order
+    # those of the steps before the analysis, by step, which a later call does not meet again
     remarks_of_steps: dict[str, list[str]] = field(default_factory=dict)
-    tracking: Tracking = field(default_factory=Tracking)
+    tracking: Tracking = field(default_factory=Tracking)  # where the steps are logged; nowhere by default
     executor: Executor = field(default_factory=LocalExecutor)
-    part: RunPart | None = None
+    part: RunPart | None = None  # which of several processes this is that make the run together; None for the only one
+    # what parts did before, for the manifest, by the file that they left
     parts: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
@@ -370,14 +356,6 @@ def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()
             file.unlink()
 
 
-def refuse_other_folder(path: Path) -> None:
-    """Refuse to run in a folder that contains anything other than a run, before any work is done."""
-    if os.path.lexists(path) and not path.is_dir():
-        raise NotADirectoryError(f"{path} is not a folder: choose another run directory (--out)")
-    if path.is_dir() and not is_run_directory(path) and _holds_something(path):
-        raise ValueError(f"the folder {path} is not empty and is not a run directory: choose another (--out)")
-
-
 def _holds_something(path: Path) -> bool:
     """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
     left = {*partials(path), *path.glob(f"{PART}*"), *(path / name for name in ("rollouts", "measurement", LOCK))}
@@ -385,3 +363,6 @@ def _holds_something(path: Path) -> bool:
     if folders:  # version 0.1 recorded no checksum
         left.add(path / "experiment.yaml")
     return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
+
+
+RUN_DIRECTORY = Kind("a run directory", lambda path: is_run_directory(path) or not _holds_something(path))

@@ -61,26 +61,18 @@ RESTORE = "restore that policy, or choose another directory (--out)"
 GROWING = ("prompts.n", "sampling.group_size")
 #: Settings that say how many sequences go through the model together: a later call may have others, as after memory ran
 #: out, and its numbers agree up to rounding.
-DIVIDING = ("measurement.token_budget", "measurement.memory_gib")
+DIVIDING = ("measurement.token_budget", "measurement.memory_gib", "measurement.recompute")
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a run.
+    """One round of a run."""
 
-    Attributes:
-        prompt_ids: the prompts that the run had then.
-        group_size: the completions of each that it had then.
-        batches: how many completions each batch of the round holds.
-        prompts: digest of the round's prompts, as token ids, and of which completions it drew.
-        answers: digest of their reference answers.
-    """
-
-    prompt_ids: list[str]
-    group_size: int
-    batches: list[int]
-    prompts: str
-    answers: str
+    prompt_ids: list[str]  # the prompts that the run had then
+    group_size: int  # the completions of each that it had then
+    batches: list[int]  # how many completions each batch of the round holds
+    prompts: str  # digest of the round's prompts, as token ids, and of which completions it drew
+    answers: str  # digest of their reference answers
 
 
 def may_grow(name: str, before: object, wanted: object) -> bool:
@@ -107,7 +99,7 @@ def rounds_of(folder: Path) -> list[Round]:
 
 def settings_digest(experiment: Experiment) -> str:
     """Return a digest of the settings that all shards of a run share: those that neither grow nor are scored again."""
-    changing = {*GROWING, "sampling.reward"}
+    changing = {*GROWING, "sampling.reward", "measurement.recompute"}
     return digest(
         sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
     )
@@ -124,17 +116,11 @@ def rounds_to_extend(folder: Path) -> list[Round]:
 
 @dataclass(frozen=True)
 class GrownPlan:
-    """The batches of every round of a run.
+    """The batches of every round of a run."""
 
-    Attributes:
-        rows: for each batch, pairs of problem index and sample number.
-        rounds: the rounds, the last of which draws what the present settings add to the earlier ones.
-        origin: the ``run`` and ``settings`` that each shard states.
-    """
-
-    rows: list[list[tuple[int, int]]]
-    rounds: list[Round]
-    origin: dict[str, object]
+    rows: list[list[tuple[int, int]]]  # for each batch, pairs of problem index and sample number
+    rounds: list[Round]  # the rounds, the last of which draws what the present settings add to the earlier ones
+    origin: dict[str, object]  # the run and settings that each shard states
 
     @property
     def n_completions(self) -> int:

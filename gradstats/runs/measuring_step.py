@@ -43,25 +43,15 @@ def is_measured(run: RunDirectory) -> bool:
 
 @dataclass(frozen=True)
 class MeasuringWork:
-    """The inputs of measuring, see :class:`gradstats.runs.executors.local.Work`.
+    """The inputs of measuring, see :class:`gradstats.runs.executors.local.Work`."""
 
-    Attributes:
-        path: the run directory, for messages.
-        experiment: the experiment.
-        section: what is measured, with the version of the sketches that the finished shards hold.
-        revisions: what names on the hub resolved to.
-        checked: the completions that the self-check looks at.
-        checked_later: prompt_id and sample_id of one that it is repeated on.
-        progress: let transformers show its own progress bars.
-    """
-
-    path: Path
+    path: Path  # the run directory, for messages
     experiment: Experiment
-    section: MeasurementSection
-    revisions: dict[str, str | None]
-    checked: Rollouts
-    checked_later: tuple[str, int]
-    progress: bool
+    section: MeasurementSection  # what is measured, with the version of the sketches that the finished shards hold
+    revisions: dict[str, str | None]  # what names on the hub resolved to
+    checked: Rollouts  # the completions that the self-check looks at
+    checked_later: tuple[str, int]  # prompt_id and sample_id of one that it is repeated on
+    progress: bool  # let transformers show its own progress bars
 
     def open(self) -> MeasuringSession:
         """Load the policy and its reference, and run the self-check."""
@@ -80,15 +70,10 @@ class MeasuringWork:
 
 @dataclass(frozen=True)
 class MeasureShard:
-    """The part that measures one shard.
-
-    Attributes:
-        rollouts: the completions.
-        names: the further weightings.
-    """
+    """The part that measures one shard."""
 
     rollouts: Rollouts
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the further weightings
 
     def __call__(self, session: MeasuringSession, report: Report) -> Measurement:
         """Return the measurement."""
@@ -97,11 +82,7 @@ class MeasureShard:
 
 @dataclass(frozen=True)
 class ScoreShard:
-    """The part that finds how far the ratios of one shard vary.
-
-    Attributes:
-        rollouts: the completions.
-    """
+    """The part that finds how far the ratios of one shard vary."""
 
     rollouts: Rollouts
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
+from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
+from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, remove_additions
-from gradstats.runs.directory import RunDirectory, RunPart, refuse_other_folder, remove_listed_results
+from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart, remove_listed_results
 from gradstats.runs.executors.choice import executor_of
 from gradstats.runs.executors.local import Executor
 from gradstats.runs.growth import read_plan
@@ -22,7 +24,7 @@ from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values
 from gradstats.system.lock import only_writer, part_alone, part_writer
-from gradstats.system.outputs import refuse_links
+from gradstats.system.outputs import refuse_links, refuse_occupied
 from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
@@ -41,7 +43,7 @@ def run_experiment(
     with code_beside(experiment.folder):
         check_names(experiment)
         require_tracker(experiment.tracking)
-        refuse_other_folder(path)
+        refuse_occupied(path, RUN_DIRECTORY)
         with ExitStack() as opened:
             chosen = executor or opened.enter_context(executor_of(experiment.execution))
             path.mkdir(parents=True, exist_ok=True)
@@ -73,22 +75,13 @@ def _log(result: RunResult) -> None:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What one of several processes has made of a run.
-
-    Attributes:
-        part: which it was.
-        path: the run directory.
-        n_shards: how many shards it makes.
-        n_measured: how many of these are measured.
-        n_awaited: shards of other parts that were not drawn yet, without which none can be measured.
-        remarks: the warnings of the steps.
-    """
+    """What one of several processes has made of a run."""
 
     part: RunPart
     path: Path
-    n_shards: int
-    n_measured: int
-    n_awaited: int
+    n_shards: int  # that it makes
+    n_measured: int  # of these
+    n_awaited: int  # shards of other parts that were not drawn yet, without which none can be measured
     remarks: list[str]
 
 
@@ -101,7 +94,7 @@ def run_part(experiment: Experiment, path: Path, part: RunPart, *, progress: boo
     """
     with code_beside(experiment.folder):
         check_names(experiment)
-        refuse_other_folder(path)
+        refuse_occupied(path, RUN_DIRECTORY)
         with executor_of(experiment.execution) as executor:
             path.mkdir(parents=True, exist_ok=True)
             with part_writer(path, part.number, part.n_parts):
@@ -167,3 +160,35 @@ def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress
     if not is_measured(run):
         return None
     return analyse(run, progress)
+
+
+def measured_source(source: str) -> bool:
+    """Return whether a source is a run directory or a measurement folder, and not a policy."""
+    path = Path(source)
+    return (path / "measurement").is_dir() or bool(
+        list(path.glob("measurement.json")) + list(path.glob("*/measurement.json"))
+    )
+
+
+def measurement_for_profile(
+    source: str,
+    policy: PolicySection,
+    prompts: PromptsSection,
+    sampling: SamplingSection,
+    *,
+    partial: bool = False,
+    progress: bool = True,
+) -> Measurement:
+    """Return the measurement of a run, or draw completions from a policy and measure them in all parameters."""
+    if measured_source(source):
+        return read_measurement(Path(source), partial=partial)
+    # torch and transformers are imported here: profiles of measured runs need neither.
+    from gradstats.gradients import measure
+    from gradstats.policy import load_policy
+    from gradstats.prompts import load_prompts
+    from gradstats.sampling import sample
+
+    loaded = load_policy(policy.name, **policy.arguments(), progress=progress)
+    problems = load_prompts(prompts.source, prompts.n, rng=prompts.seed, **prompts.settings)
+    rollouts = sample(loaded, problems, **sampling.arguments(), progress=progress)
+    return measure(loaded, rollouts, progress=progress)

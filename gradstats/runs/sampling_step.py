@@ -86,17 +86,11 @@ def experiment_policy(experiment: Experiment, revisions: dict[str, str | None], 
 
 @dataclass(frozen=True)
 class SamplingWork:
-    """The inputs of sampling, see :class:`gradstats.runs.executors.local.Work`.
-
-    Attributes:
-        experiment: the experiment.
-        revisions: what names on the hub resolved to.
-        progress: let transformers show its own progress bars.
-    """
+    """The inputs of sampling, see :class:`gradstats.runs.executors.local.Work`."""
 
     experiment: Experiment
-    revisions: dict[str, str | None]
-    progress: bool
+    revisions: dict[str, str | None]  # what names on the hub resolved to
+    progress: bool  # let transformers show its own progress bars
 
     def open(self) -> SamplingPlan:
         """Load the policy and the problems, and form the batches of the present settings."""
@@ -105,21 +99,13 @@ class SamplingWork:
 
 @dataclass(frozen=True)
 class PlanBatches:
-    """The part that lays out the batches of all rounds.
+    """The part that lays out the batches of all rounds."""
 
-    Attributes:
-        path: the run directory, for messages.
-        experiment: the experiment.
-        earlier: the rounds so far.
-        origin: what the shards so far state.
-        recorded: the policy that drew them, where there are any.
-    """
-
-    path: Path
+    path: Path  # the run directory, for messages
     experiment: Experiment
-    earlier: list[Round]
-    origin: dict[str, object]
-    recorded: Mapping[str, Any] | None
+    earlier: list[Round]  # the rounds so far
+    origin: dict[str, object]  # what the shards so far state
+    recorded: Mapping[str, Any] | None  # the policy that drew them, where there are any
 
     def __call__(self, plan: SamplingPlan, report: Report) -> GrownPlan:
         """Return the batches."""
@@ -133,17 +119,11 @@ class PlanBatches:
 
 @dataclass(frozen=True)
 class DrawBatch:
-    """The part that draws and scores one batch.
+    """The part that draws and scores one batch."""
 
-    Attributes:
-        number: of the batch, which its seed depends on.
-        rows: pairs of problem index and sample number.
-        answers: those kept from an earlier failure of this batch.
-    """
-
-    number: int
-    rows: list[tuple[int, int]]
-    answers: dict[str, Completion]
+    number: int  # of the batch, which its seed depends on
+    rows: list[tuple[int, int]]  # pairs of problem index and sample number
+    answers: dict[str, Completion]  # those kept from an earlier failure of this batch
 
     def __call__(self, plan: SamplingPlan, report: Report) -> Rollouts | Unfinished:
         """Return the batch, or what had arrived of it when it failed."""

@@ -29,7 +29,7 @@ from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.system.files import atomic_path, partials, remove_partials
 from gradstats.system.lock import LOCK, only_writer
-from gradstats.system.outputs import csv_with, refuse_foreign, refuse_links
+from gradstats.system.outputs import Kind, csv_with, refuse_foreign, refuse_links, refuse_occupied
 from gradstats.system.user_code import code_beside
 
 
@@ -101,7 +101,10 @@ def _cell_names(folder: Path, sweep: Sweep) -> list[str]:
 
 def list_cells(folder: Path, sweep: Sweep) -> None:
     """Write which cells there are, those of earlier calls included, as long as they are there."""
-    settings = {cell.name: resolved_settings(cell) for cell in sweep.cells}
+    recorded = {cell.name: flat_settings(cell.experiment) for cell in sweep.cells}
+    settings: dict[str, dict[str, object]] = {
+        cell.name: {name: setting_named(recorded[cell.name], name) for name in cell.settings} for cell in sweep.cells
+    }
     varied = list(sweep.varied)
     if (folder / LISTED).exists():
         earlier = read_sweep_list(folder)
@@ -110,12 +113,6 @@ def list_cells(folder: Path, sweep: Sweep) -> None:
         }
         varied = list(dict.fromkeys([*varied, *earlier.varied]))
     write_sweep_list(folder, SweepList(sweep.name, varied, settings))
-
-
-def resolved_settings(cell: Cell) -> dict[str, object]:
-    """Return the settings of a cell that vary, as its experiment records them."""
-    recorded = flat_settings(cell.experiment)
-    return {name: setting_named(recorded, name) for name in cell.settings}
 
 
 def check_cells(sweep: Sweep) -> None:
@@ -140,14 +137,12 @@ def draws_alike(one: Experiment, other: Experiment) -> bool:
 
 def _drawing(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that decide which completions are drawn."""
-    settings = {name: value for name, value in experiment.settled_settings().items() if not _measures(name)}
+    measuring = ("measurement.", "reference_policy.")
+    settled = experiment.settled_settings()
+    settings = {name: value for name, value in settled.items() if not name.startswith(measuring)}
     if experiment.sampling.temperature is not None:  # else the sampler takes that of the policy
         del settings["policy.temperature"]
     return settings
-
-
-def _measures(name: str) -> bool:
-    return name.startswith(("measurement.", "reference_policy."))
 
 
 def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
@@ -189,17 +184,16 @@ def _link(source: str, target: str) -> str:
 
 def _refuse_other_folder(folder: Path, name: str) -> None:
     """Refuse a folder that holds something other than this sweep."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder: choose another (--out)")
-    if not folder.is_dir():
-        return
     refuse_foreign(folder / TABLE, csv_with(["cell"], "the table of a sweep"))
     refuse_foreign(folder / DIFFERENCES, DIFFERENCES_TABLE)
-    if (folder / LISTED).is_file():
-        there = read_sweep_list(folder)
-        if there.name != name:
-            raise ValueError(
-                f"the folder {folder} holds the sweep {there.name!r}, not {name!r}: choose another (--out)"
-            )
-    elif {*folder.iterdir()} - {folder / LOCK, *partials(folder)}:
-        raise ValueError(f"the folder {folder} is not empty and is not that of a sweep: choose another (--out)")
+    refuse_occupied(folder, _SWEEP)
+    if (folder / LISTED).is_file() and (there := read_sweep_list(folder)).name != name:
+        raise ValueError(f"the folder {folder} holds the sweep {there.name!r}, not {name!r}: choose another (--out)")
+
+
+def _is_sweep(folder: Path) -> bool:
+    """Return whether a folder is that of a sweep, or holds nothing but what a killed process left."""
+    return (folder / LISTED).is_file() or not {*folder.iterdir()} - {folder / LOCK, *partials(folder)}
+
+
+_SWEEP = Kind("that of a sweep", _is_sweep)

@@ -26,7 +26,8 @@ from gradstats.system.environment import installed
 from gradstats.system.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from gradstats.stats import AlphaReport, OnPolicyCheck, SamplerGap
+    from gradstats.analyses.alpha import AlphaReport
+    from gradstats.stats import OnPolicyCheck, SamplerGap
 
 
 #: Quantities of each estimator that are given with the ends of their intervals.
@@ -127,9 +128,6 @@ class Tracking:
     """The tracker of a run; without one, nothing is logged.
 
     When the tracker fails, a warning says so once and the run continues without it.
-
-    Attributes:
-        name: of the tracker.
     """
 
     name: str = "none"

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from gradstats import estimators
+from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import adam_section, estimate_section
 from gradstats.estimators import Batch, Estimator, Recipe
@@ -48,6 +49,8 @@ def check_names(experiment: Experiment) -> None:
     _check_ranks(experiment)
     _check_second_moments(experiment)
     _check_group_sizes(experiment)
+    for name, settings in experiment.analyses.items():
+        _check_question(name, settings, experiment)
     _check("behaviour_policy", lambda: experiment.sampling_policy)
     _check("reference_policy", lambda: experiment.kl_reference)
     n_prompts, n_folds = experiment.prompts.n, experiment.values.n_folds
@@ -175,6 +178,13 @@ def _check_group_sizes(experiment: Experiment) -> None:
                 f"variance.group_size: groups of {size} cannot be formed from the {drawn} completions of each prompt "
                 f"(sampling.group_size): sample more, or choose at most {drawn}"
             )
+
+
+def _check_question(name: str, settings: bool | dict[str, object], experiment: Experiment) -> None:
+    analysis = _check("analyses", lambda: registry.get(name))
+    if settings is not False:
+        given = {} if settings is True else settings
+        _check(f"analyses.{name}", lambda: analysis.refuse_settings(given, experiment.variance))
 
 
 def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) -> Iterable[str]:

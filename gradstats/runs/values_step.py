@@ -61,17 +61,11 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
 
 @dataclass(frozen=True)
 class PrefixWork:
-    """The inputs of values of prefixes, see :class:`gradstats.runs.executors.local.Work`.
-
-    Attributes:
-        experiment: the experiment.
-        revisions: what names on the hub resolved to.
-        progress: let transformers show its own progress bars.
-    """
+    """The inputs of values of prefixes, see :class:`gradstats.runs.executors.local.Work`."""
 
     experiment: Experiment
-    revisions: dict[str, str | None]
-    progress: bool
+    revisions: dict[str, str | None]  # what names on the hub resolved to
+    progress: bool  # let transformers show its own progress bars
 
     def open(self) -> tuple[Policy, list[Problem]]:
         """Load the policy that drew the completions, and the problems."""
@@ -81,19 +75,12 @@ class PrefixWork:
 
 @dataclass(frozen=True)
 class ContinueShard:
-    """The part that draws completions from the prefixes of one shard.
+    """The part that draws completions from the prefixes of one shard."""
 
-    Attributes:
-        number: of the shard, which the seed depends on.
-        rollouts: its completions.
-        experiment: the experiment.
-        settings: what the values depend on, for their metadata.
-    """
-
-    number: int
+    number: int  # of the shard, which the seed depends on
     rollouts: Rollouts
     experiment: Experiment
-    settings: dict[str, object]
+    settings: dict[str, object]  # what the values depend on, for their metadata
 
     def __call__(self, context: tuple[Policy, list[Problem]], report: Report) -> StateValues:
         """Return the values."""

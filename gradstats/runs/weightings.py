@@ -24,22 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """Rollouts with the statistics of their tokens, from a forward pass.
-
-    Attributes:
-        rollouts: the completions.
-        logprobs: for each, (T_i,) log-probabilities under the scored policy.
-        entropy: for each, (T_i,) entropies of the scored distribution, in nats.
-        metadata: the scored policy, as a measurement records it.
-        ref_logprobs: for each, (T_i,) log-probabilities under the reference policy; None where there is none.
-        sum_pi_squared: for each, (T_i,) sums of squared probabilities of the scored distribution.
-    """
+    """Rollouts with the statistics of their tokens, from a forward pass."""
 
     rollouts: Rollouts
-    logprobs: list[np.ndarray]
-    entropy: list[np.ndarray]
-    metadata: Mapping[str, object]
+    logprobs: list[np.ndarray]  # for each, (T_i,) log-probabilities under the scored policy
+    entropy: list[np.ndarray]  # for each, (T_i,) entropies of the scored distribution, in nats
+    metadata: Mapping[str, object]  # the scored policy, as a measurement records it
+    # for each, (T_i,) log-probabilities under the reference policy; None where there is none
     ref_logprobs: list[np.ndarray] | None = None
+    # for each, (T_i,) sums of squared probabilities of the scored distribution
     sum_pi_squared: list[np.ndarray] | None = None
 
     @classmethod
@@ -63,15 +56,11 @@ class ScoredTokens:
 
 @dataclass(frozen=True)
 class PossibleWeightings:
-    """The names of weightings that the estimators of an experiment may need, each in a fixed order.
+    """The names of weightings that the estimators of an experiment may need, each in a fixed order."""
 
-    Attributes:
-        off_policy: those needed where ratios vary.
-        always: those of them that vary along a completion where every ratio is 1 as well: of a mask by entropy, and of
-            a KL term in the loss.
-    """
-
-    off_policy: tuple[str, ...] = ()
+    off_policy: tuple[str, ...] = ()  # those needed where ratios vary
+    # those of them that vary along a completion where every ratio is 1 as well: of a mask by entropy, and of a KL term
+    # in the loss
     always: tuple[str, ...] = ()
 
 
@@ -120,7 +109,7 @@ def needed_weightings(
 
 
 def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
-    r"""Return :math:`χ^2` of some completions times their number, from a forward pass."""
+    """Return :math:`χ^2` of some completions times their number, from a forward pass."""
     return chi_squared(ScoredTokens.of(session, rollouts).batch()) * len(rollouts)
 
 

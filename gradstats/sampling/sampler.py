@@ -15,19 +15,7 @@ from gradstats.policy.policy import Policy
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """How completions are drawn. The defaults draw from the policy's own distribution, untruncated.
-
-    Attributes:
-        max_new_tokens: cap on the tokens of a completion.
-        temperature: logits are divided by it before the softmax.
-        top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
-        top_k: keep this many most likely tokens; 0 keeps all.
-        min_p: drop tokens less likely than this share of the most likely one; 0 keeps all.
-        repetition_penalty: divide the logits of tokens already seen by this; 1 leaves them.
-
-    Raises:
-        ValueError: for a value out of its range, naming it.
-    """
+    """How completions are drawn. The defaults draw from the policy's own distribution, untruncated."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -144,18 +132,13 @@ def stop_token_ids(policy: Policy) -> list[int]:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled completion.
+    """One sampled completion."""
 
-    Attributes:
-        tokens: token ids, the stop token included where one was drawn.
-        logprobs: log-probability of each token under the distribution from which it was drawn, NaN for a token whose
-            log-probability the engine does not report; None where it reports none.
-        finish_reason: "stop" or "length".
-    """
-
-    tokens: list[int]
+    tokens: list[int]  # token ids, the stop token included where one was drawn
+    # log-probability of each token under the distribution from which it was drawn, NaN for a token whose
+    # log-probability the engine does not report; None where it reports none
     logprobs: list[float] | None
-    finish_reason: str
+    finish_reason: str  # "stop" or "length"
     token_source: str = "engine"
 
 
@@ -182,10 +165,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class KeepsAnswers(Protocol):
-    """A sampler whose completions cost money or time: it keeps them by request until their batch is complete.
+    """A sampler whose completions cost money or time: it keeps them by request until their batch is complete."""
 
-    Attributes:
-        kept: digest of a request, with its prompt, seed and settings → the completion that answered it.
-    """
-
+    # digest of a request, with its prompt, seed and settings → the completion that answered it
     kept: dict[str, Completion]

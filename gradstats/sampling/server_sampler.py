@@ -26,15 +26,12 @@ _STATED_ELSEWHERE = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 @dataclass(frozen=True)
 class Dialect:
-    """One form of a request for a completion.
-
-    Attributes:
-        fields: settings and stop tokens → the request's fields other than model, prompt, max_tokens and seed; fields
-            that OpenAI does not define are under ``extra_body``.
-    """
+    """One form of a request for a completion."""
 
     name: str
     takes_tokens: bool
+    # settings and stop tokens → the request's fields other than model, prompt, max_tokens and seed; fields that OpenAI
+    # does not define are under extra_body
     fields: Callable[[SamplerSettings, list[int]], Mapping[str, object]]
 
 
@@ -119,26 +116,19 @@ class ServerSampler:
     different number of prompt tokens is refused. Token ids of the completion come from the server where it returns
     them, else from the text of each token, else from the whole text, tokenised again; each completion's
     ``token_source`` states which.
-
-    Attributes:
-        policy: its tokenizer and stop tokens are used; its weights are not.
-        base_url: the server's address, up to and including ``/v1``.
-        model: the model's name on the server; may be None where the server has only one model.
-        logprobs_of: "model" where the server's log-probabilities are those of the model at temperature 1 whatever the
-            settings (the default of vLLM and llama.cpp); they are dropped where the settings differ from that.
-            "sampled" where they are those of the distribution from which tokens are drawn (``vllm serve --logprobs-mode
-            processed_logprobs``).
-        api_key: the key, or None to use OPENAI_API_KEY from the environment; local servers need none.
     """
 
-    policy: Policy
-    base_url: str
-    model: str | None = None
+    policy: Policy  # its tokenizer and stop tokens are used; its weights are not
+    base_url: str  # the server's address, up to and including /v1
+    model: str | None = None  # the model's name on the server; may be None where the server has only one model
+    # "model" where the server's log-probabilities are those of the model at temperature 1 whatever the settings (the
+    # default of vLLM and llama.cpp); they are dropped where the settings differ from that. "sampled" where they are
+    # those of the distribution from which tokens are drawn (vllm serve --logprobs-mode processed_logprobs)
     logprobs_of: str = "model"
     concurrency: int = 8
     timeout_seconds: float = 600.0
     max_retries: int = 5
-    api_key: str | None = None
+    api_key: str | None = None  # the key, or None to use OPENAI_API_KEY from the environment; local servers need none
     kept: dict[str, Completion] = field(default_factory=dict, repr=False)
     own_seeds = True
 

@@ -293,14 +293,10 @@ _ON_CPU = {"max_memory_percent": 0.1, "max_batch_tokens": 512}
 
 @dataclass(frozen=True)
 class ContinuousSampler:
-    """The policy's ``generate_batch``, one seed per batch; designed for GPUs, slow to start on a CPU.
-
-    Attributes:
-        options: fields of ``ContinuousBatchingConfig``.
-    """
+    """The policy's ``generate_batch``, one seed per batch; designed for GPUs, slow to start on a CPU."""
 
     policy: Policy
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)  # fields of ContinuousBatchingConfig
     own_seeds = False
 
     def describe(self) -> dict[str, object]:

@@ -19,14 +19,10 @@ class VllmSampler:
 
     It loads the weights a second time, in addition to the policy's. Log-probabilities are requested after temperature
     and truncation (``logprobs_mode="processed_logprobs"``), under the distribution from which tokens are drawn.
-
-    Attributes:
-        policy: the policy, whose name and revision vLLM loads.
-        options: arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
     """
 
-    policy: Policy
-    options: Mapping[str, object] = field(default_factory=dict)
+    policy: Policy  # whose name and revision vLLM loads
+    options: Mapping[str, object] = field(default_factory=dict)  # arguments of vllm.LLM, such as gpu_memory_utilization
     own_seeds = True
 
     def describe(self) -> dict[str, object]:

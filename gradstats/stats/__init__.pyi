@@ -1,9 +1,5 @@
-from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
-from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_scaling.alpha import LengthScalingFit as LengthScalingFit
 from .length_scaling.alpha import fit_length_scaling as fit_length_scaling
-from .length_scaling.alpha_report import AlphaReport as AlphaReport
-from .length_scaling.alpha_report import alpha_report as alpha_report
 from .length_scaling.diagnostics import AlphaDifference as AlphaDifference
 from .length_scaling.diagnostics import CurvatureTest as CurvatureTest
 from .length_scaling.diagnostics import MundlakTest as MundlakTest
@@ -21,8 +17,6 @@ from .plans import SignalPlan as SignalPlan
 from .plans import plan_alpha as plan_alpha
 from .plans import plan_ratio as plan_ratio
 from .plans import plan_signal as plan_signal
-from .profile import PolicyProfile as PolicyProfile
-from .profile import profile_policy as profile_policy
 from .proxy_quality import ProxyQuality as ProxyQuality
 from .proxy_quality import proxy_quality as proxy_quality
 from .ratio_diagnostics import RatioDiagnostics as RatioDiagnostics
@@ -39,8 +33,6 @@ from .variance.comparison import compare as compare
 from .variance.equivalent_group_size import EquivalentGroupSize as EquivalentGroupSize
 from .variance.equivalent_group_size import equivalent_group_size as equivalent_group_size
 from .variance.equivalent_group_size import equivalent_group_sizes as equivalent_group_sizes
-from .variance.implied_shift import ImpliedShift as ImpliedShift
-from .variance.implied_shift import implied_shift as implied_shift
 from .variance.length_bins import LengthBins as LengthBins
 from .variance.length_bins import variance_by_length as variance_by_length
 from .variance.length_bins import variances_by_length as variances_by_length

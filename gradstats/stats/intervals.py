@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float, Integer
-from scipy.special import stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, Statistic, influential_prompts, require_level, satterthwaite_degrees
+from gradstats.system.late import special
 
 N_RESAMPLES = 1999
 #: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
@@ -24,12 +24,9 @@ EXACT = 1e-12
 
 @dataclass(frozen=True)
 class StudentisedEstimate(Estimate):
-    """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's.
+    """A number whose logarithm has the quantile of a studentised bootstrap where that is wider than Student's."""
 
-    Attributes:
-        draws: (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread.
-    """
-
+    # (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
     n_influential: float = np.inf
 
@@ -43,7 +40,7 @@ class StudentisedEstimate(Estimate):
         if self.stderr <= EXACT:
             return self.value, self.value
         student, of_error = (
-            float(stdtrit(degrees, 0.5 + level / 2.0)) for degrees in (self.degrees, self.degrees_of_error)
+            float(special.stdtrit(degrees, 0.5 + level / 2.0)) for degrees in (self.degrees, self.degrees_of_error)
         )
         margin = max(quantile, self._deviation(level), student) * max(of_error / student, 1.0) * self.stderr
         with np.errstate(over="ignore"):
@@ -177,23 +174,20 @@ class FiellerRatio:
 
     which is an interval where D differs from 0, everything outside an interval where it does not but N does, and the
     whole line otherwise. Unlike an interval about the quotient, it has its stated coverage however close the
-    denominator is to 0,
-    but it is unbounded there. E. C. Fieller, *Some Problems in Interval Estimation*, JRSS B 16, 1954.
+    denominator is to 0, but it is unbounded there. E. C. Fieller, *Some Problems in Interval Estimation*, JRSS B 16,
+    1954.
 
     It is solved for the difference from the estimated quotient r, with :math:`e = N - rD`, so that no digits are lost
     where the quotient is known nearly exactly.
-
-    Attributes:
-        value: r = N/D, NaN where D is 0.
-        influence: (M,) the pseudo-values of e, one a prompt.
     """
 
-    value: float
+    value: float  # r = N/D, NaN where D is 0
     denominator: float
     contrast_variance: float
     covariance: float
     denominator_variance: float
     degrees: float
+    # (M,) the pseudo-values of e, one a prompt
     influence: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     @property
@@ -242,7 +236,7 @@ class FiellerRatio:
         return (pieces[0][0], pieces[-1][1]) if pieces else (np.nan, np.nan)
 
     def _t_sq(self, confidence_level: float) -> float:
-        return float(stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0)) ** 2
+        return float(special.stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0)) ** 2
 
 
 def fieller_ratio(numerator: Statistic, denominator: Statistic) -> FiellerRatio:
@@ -270,16 +264,11 @@ FEWEST_SAMPLES, NUMBERS = 999, 200_000
 
 @dataclass(frozen=True)
 class SkewedMeanEstimate(Estimate):
-    """A mean on the log scale, whose upper end is that of a lognormal sample of the same spread where above Student's.
-
-    Attributes:
-        spread: standard deviation of the logarithms of the prompts' values.
-        share: of the prompts whose value is not 0.
-    """
+    """A mean on the log scale, whose upper end is that of a lognormal sample where that is above Student's."""
 
     n_prompts: int = 0
-    spread: float = 0.0
-    share: float = 1.0
+    spread: float = 0.0  # standard deviation of the logarithms of the prompts' values
+    share: float = 1.0  # of the prompts whose value is not 0
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``; NaN where the standard error is."""
@@ -299,17 +288,13 @@ def skewed_mean(mean: Statistic, values: Float[np.ndarray, " m"]) -> Estimate:
 
     A sample without the prompts that carry the mean has too low a mean *and* too low a standard error, so that an
     interval from Student's quantiles lies below the truth far more often than above it, and resampling the prompts that
-    were drawn cannot make up for those that were not. So the lower quantile of
-    :math:`(\log\bar x - \log E x)/\mathrm{se}`, which gives the upper end, is simulated for M lognormal values that
-    spread as these do (a parametric bootstrap, as Zhou and Gao 1997 study for lognormal means), of which the share that
-    is not 0 is that of the data. The spread is
-    :math:`\sqrt{\frac{1}{|U|}\sum_{m\in U}(\log x_m - \tilde x)²}` over the set U of logarithms above their median
-    :math:`\tilde x`: only the upper tail carries the mean. The lower end is Student's, and the upper one where that is
-    higher.
-
-    Args:
-        mean: the statistic, with all that adds to its error (sketch, probes, deals).
-        values: (M,) one a prompt, of which those that are not positive count as 0.
+    were drawn cannot make up for those that were not. So the lower quantile of :math:`(\log\bar x - \log E
+    x)/\mathrm{se}`, which gives the upper end, is simulated for M lognormal values that spread as these do (a
+    parametric bootstrap, as Zhou and Gao 1997 study for lognormal means), of which the share that is not 0 is that of
+    the data. The spread is :math:`\sqrt{\frac{1}{|U|}\sum_{m\in U}(\log x_m - \tilde x)²}` over the set U of logarithms
+    above their median :math:`\tilde x`: only the upper tail carries the mean. The lower end is Student's, and the upper
+    one where that is higher. The mean brings all that adds to its error (sketch, probes, deals); values that are not
+    positive count as 0.
     """
     plain = mean.estimate("log")
     above = values[values > EXACT * np.abs(values).max()]

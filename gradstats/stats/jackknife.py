@@ -9,9 +9,9 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from scipy.special import stdtr, stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.system.late import special
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]
@@ -36,22 +36,17 @@ def require_level(confidence_level: float) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with a standard error, on the scale where its distribution is closest to a Student's.
-
-    Attributes:
-        stderr: its standard error, of the value (``"raw"``) or of its logarithm (``"log"``).
-        scale: where the interval is symmetric.
-    """
+    """A number with a standard error, on the scale where its distribution is closest to a Student's."""
 
     value: float
-    stderr: float
-    scale: Literal["raw", "log"]
+    stderr: float  # its standard error, of the value ("raw") or of its logarithm ("log")
+    scale: Literal["raw", "log"]  # where the interval is symmetric
     degrees: float
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``; NaN where the standard error is."""
         level = require_level(confidence_level)
-        margin = float(stdtrit(self.degrees, 0.5 + level / 2.0)) * self.stderr
+        margin = float(special.stdtrit(self.degrees, 0.5 + level / 2.0)) * self.stderr
         if self.scale == "raw":
             return self.value - margin, self.value + margin
         if not self.value > 0:
@@ -64,7 +59,7 @@ class Estimate:
         if self.stderr == 0.0:
             return float(np.isclose(self.value, expected))
         t = (self.value - expected) / self.stderr
-        return min(2.0 * float(stdtr(self.degrees, -(t if only_above else abs(t)))), 1.0)
+        return min(2.0 * float(special.stdtr(self.degrees, -(t if only_above else abs(t)))), 1.0)
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``."""
@@ -81,20 +76,16 @@ class Statistic:
 
     Arithmetic on statistics acts on value and replicates alike, so that a ratio of two of them is jackknifed
     as a ratio, paired prompt by prompt. ``sketch`` follows by the chain rule.
-
-    Attributes:
-        replicates: (M,) the statistic without prompt m.
-        sketch: derivatives of the value along directions of the sketch's error, for each of several folds of
-            prompts, as :class:`gradstats.stats.variance.sketch_error.SketchError` gives them; None when inner products
-            are exact.
-        dealt: (F, 1 + M) where the statistic is an average over random deals: how F folds of them deviate in the value
-            and in each replicate, divided by √(F(F−1)), so that the sum of squares over folds is the variance of the
-            average over all deals; None where nothing is dealt.
     """
 
     value: float
-    replicates: Float[np.ndarray, " m"]
+    replicates: Float[np.ndarray, " m"]  # (M,) the statistic without prompt m
+    # derivatives of the value along directions of the sketch's error, for each of several folds of prompts, as
+    # SketchError gives them; None when inner products are exact
     sketch: Float[np.ndarray, " ..."] | None = None
+    # (F, 1 + M) where the statistic is an average over random deals: how F folds of them deviate in the value and in
+    # each replicate, divided by √(F(F−1)), so that the sum of squares over folds is the variance of the average over
+    # all deals; None where nothing is dealt
     dealt: Float[np.ndarray, "f columns"] | None = None
 
     def __add__(self, other: Statistic) -> Statistic:
@@ -117,24 +108,24 @@ class Statistic:
 
     def scaled(self, factor: float) -> Statistic:
         """Return the statistic times a known number."""
-        return Statistic(
-            self.value * factor,
-            self.replicates * factor,
-            None if self.sketch is None else self.sketch * factor,
-            None if self.dealt is None else self.dealt * factor,
-        )
+        return self._mapped(self.value * factor, self.replicates * factor, factor)
 
     def root(self) -> Statistic:
         """Return the square root; NaN of what is negative."""
         with np.errstate(invalid="ignore", divide="ignore"):
             value = float(np.sqrt(self.value))
-            slope = float(np.divide(0.5, value))
-            return Statistic(
-                value,
-                np.sqrt(self.replicates),
-                None if self.sketch is None else self.sketch * slope,
-                None if self.dealt is None else self.dealt * slope,
-            )
+            return self._mapped(value, np.sqrt(self.replicates), float(np.divide(0.5, value)))
+
+    def logarithm(self) -> Statistic:
+        """Return the logarithm; NaN of what is not positive."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            slope = float(np.divide(1.0, self.value))
+            return self._mapped(float(np.log(self.value)), np.log(self.replicates), slope)
+
+    def _mapped(self, value: float, replicates: np.ndarray, slope: float) -> Statistic:
+        """Return a function of the statistic, whose derivative is ``slope``."""
+        sketch, dealt = (None if part is None else part * slope for part in (self.sketch, self.dealt))
+        return Statistic(value, replicates, sketch, dealt)
 
     def without_bias(self, from_deals: float = 0.0) -> Statistic:
         r"""Return the statistic less the jackknife's estimate of its bias, :math:`(M-1)(\bar θ_{(·)} - θ)`.
@@ -199,17 +190,6 @@ class Statistic:
         variance = chosen.variance()
         stderr = float(np.sqrt(variance)) if np.isfinite(variance) else np.nan
         return Estimate(self.value, stderr, scale, len(self.replicates) - 1.0)
-
-    def logarithm(self) -> Statistic:
-        """Return the logarithm; NaN of what is not positive."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            slope = float(np.divide(1.0, self.value))
-            return Statistic(
-                float(np.log(self.value)),
-                np.log(self.replicates),
-                None if self.sketch is None else self.sketch * slope,
-                None if self.dealt is None else self.dealt * slope,
-            )
 
     def _combine(
         self, value: float, replicates: np.ndarray, slope: float, other: Statistic, other_slope: float

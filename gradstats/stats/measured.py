@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats.estimators.batch import CompletionTable, MeasuredCompletions
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import Statistic
+from gradstats.system.late import pd
 
 
 @runtime_checkable

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
-from scipy.special import stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
@@ -18,6 +16,7 @@ from gradstats.stats.printed import Printed
 from gradstats.stats.token_profiles import excess_of, has_token_energies, prompt_mean, summed_energy, surprise
 from gradstats.stats.variance.moments import prompt_moments, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.sketch_error import SketchError
+from gradstats.system.late import pd, special
 
 SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # What leaves the distribution as it is; servers write "no top-k" in several ways.
@@ -64,10 +63,6 @@ def energy_ratio(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"]) -> tu
     r"""Estimate :math:`E‖S‖²/\sum_tE‖s_t‖²`, and the effective number of prompts behind it.
 
     On-policy token scores are uncorrelated, so that it is 1. Without token energies it is NaN.
-
-    Args:
-        measured: a measurement.
-        prompts: (n,) prompt of each completion, numbered from 0.
     """
     if not has_token_energies(measured):
         return NOT_ESTIMATED, np.inf
@@ -95,11 +90,6 @@ def mean_score_sq(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng:
     .. math:: \frac{1}{M(M-1)}\sum_{m≠m'}⟨\bar S_m, \bar S_{m'}⟩
 
     is unbiased, and may be negative. NaN without sketches.
-
-    Args:
-        measured: a measurement.
-        prompts: (n,) prompt of each completion, numbered from 0.
-        rng: for estimating the sketch's error.
     """
     if measured.sketches is None:
         return NOT_ESTIMATED
@@ -120,16 +110,11 @@ class TemperatureTest:
 
     With :math:`d = -\log π(y) - H` of a token drawn at τ times the scored temperature, π over the sampled distribution
     is proportional to :math:`e^{-δd}`, δ = 1 − 1/τ, so that :math:`E[d\,e^{-δd}] = 0` exactly, given the tokens before.
-
-    Attributes:
-        temperatures: (k,) τ, ascending.
-        means: (k,) the mean over prompts of :math:`\sum_t d_t e^{-δ d_t}`, which falls with τ.
-        stderrs: (k,) its standard error.
     """
 
-    temperatures: Float[np.ndarray, " k"]
-    means: Float[np.ndarray, " k"]
-    stderrs: Float[np.ndarray, " k"]
+    temperatures: Float[np.ndarray, " k"]  # (k,) τ, ascending
+    means: Float[np.ndarray, " k"]  # (k,) the mean over prompts of Σ_t d_t e^{−δd_t}, which falls with τ
+    stderrs: Float[np.ndarray, " k"]  # (k,) its standard error
     degrees: float
 
     def compatible(self, confidence_level: float) -> tuple[float, float]:
@@ -137,7 +122,7 @@ class TemperatureTest:
 
         0 and infinity where nothing is excluded between 0.5 and 2; NaN where all of them are, or no token is uncertain.
         """
-        quantile = float(stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0))
+        quantile = float(special.stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0))
         if not np.all(self.stderrs > 0):
             return np.nan, np.nan
         at = np.log(self.temperatures)
@@ -150,12 +135,7 @@ class TemperatureTest:
 
 
 def temperature_test(excess: Sequence[np.ndarray], prompts: Int[np.ndarray, " n"]) -> TemperatureTest:
-    """Test every temperature on a grid.
-
-    Args:
-        excess: for each completion, d of its tokens, in nats.
-        prompts: (n,) prompt of each completion, numbered from 0.
-    """
+    """Test every temperature on a grid, given d of each completion's tokens, in nats."""
     tokens = np.concatenate(list(excess))
     owner = np.repeat(prompts, [len(d) for d in excess])
     sizes = np.bincount(prompts)

@@ -8,10 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
-from scipy import optimize
-from scipy.special import fdtri, gammaincinv, ndtr, ndtri, stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import require_level
@@ -20,10 +17,11 @@ from gradstats.stats.prompt_plan import ASSURANCE, PromptPlan, smallest
 from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.result import Comparison, VarianceComparison
+from gradstats.system.late import optimize, pd, special
 
 
 def _chi_squared_quantile(probability: ArrayLike, degrees: float) -> Any:
-    return 2.0 * gammaincinv(degrees / 2.0, probability)
+    return 2.0 * special.gammaincinv(degrees / 2.0, probability)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -111,14 +109,14 @@ def plan_alpha(
         of_one, per_prompt = noise / (2.0 * length_spread), 1.0
 
     def enough(n_prompts: int, factor: float) -> bool:
-        quantile = float(stdtrit(n_prompts - 2, 0.5 + level / 2.0))
+        quantile = float(special.stdtrit(n_prompts - 2, 0.5 + level / 2.0))
         return quantile * of_one * math.sqrt(factor / n_prompts) <= half_width
 
     def quotient(n_prompts: int) -> float:
         """Return the quantile of (study's variance)/(pilot's variance)."""
         ahead = n_prompts * degrees_of_one
         if np.isfinite(degrees):
-            return float(fdtri(ahead, degrees, ASSURANCE))
+            return float(special.fdtri(ahead, degrees, ASSURANCE))
         return float(_chi_squared_quantile(ASSURANCE, ahead) / ahead)
 
     low, high = (
@@ -247,16 +245,16 @@ def plan_ratio(
     if not wanted > 0 or abs(math.log(wanted)) < 1e-9:
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
     width = (math.log(high) - math.log(low)) / 2.0
-    of_one = width / float(stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0)) * math.sqrt(n_prompts)
+    of_one = width / float(special.stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0)) * math.sqrt(n_prompts)
     effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
     degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW_PROMPTS * n_prompts / effective)
     distance = abs(math.log(wanted))
 
     def enough(n: int, factor: float) -> bool:
-        wide = float(stdtrit(n - 1, 0.5 + level / 2.0) - ndtri(0.5 + level / 2.0))
+        wide = float(special.stdtrit(n - 1, 0.5 + level / 2.0) - special.ndtri(0.5 + level / 2.0))
         return (factor + wide) * of_one / math.sqrt(n) <= distance
 
-    at_80 = float(ndtri(0.5 + level / 2.0) + ndtri(ASSURANCE))
+    at_80 = float(special.ndtri(0.5 + level / 2.0) + special.ndtri(ASSURANCE))
     shrink, grow = (
         math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
     )
@@ -288,8 +286,8 @@ def _standard_errors_apart(level: float, degrees: float) -> float:
     """
     at = (np.arange(_NODES) + 0.5) / _NODES
     spread = np.sqrt(_chi_squared_quantile(at, degrees) / degrees)
-    z = float(ndtri(0.5 + level / 2.0))
-    root = optimize.brentq(lambda c: float(ndtr(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3)
+    z = float(special.ndtri(0.5 + level / 2.0))
+    root = optimize.brentq(lambda c: float(special.ndtr(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3)
     return float(root)  # pyright: ignore[reportArgumentType]  # a pair only with full_output
 
 
@@ -361,7 +359,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         )
     signal = row.signal_sq.value
     low, high = row.signal_sq.confidence_interval(level)
-    assured = signal - float(stdtrit(row.signal_sq.degrees, ASSURANCE)) * row.signal_sq.stderr
+    assured = signal - float(special.stdtrit(row.signal_sq.degrees, ASSURANCE)) * row.signal_sq.stderr
 
     def needed(of: float) -> int | float:
         return parts.prompts_to_resolve(of, signal, level)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import pandas as pd
+from typing import Any, ClassVar
 
 from gradstats.stats.numbers import NO_LIMITS, UNRESOLVED, Limits, number_alone, number_with_interval
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from gradstats.system.late import pd
 
 _MOST_ROWS = 20
 _WIDTH = 100
@@ -82,8 +77,6 @@ def estimates_with_intervals(
         estimator                ratio
              grpo 0.871 [0.810, 0.930]
     """
-    import pandas as pd
-
     rows: list[dict[str, Any]] = frame.to_dict("records")
     written: dict[str, list[str]] = {}
     for name, (estimate, low, high) in _names(list(map(str, frame))).items():

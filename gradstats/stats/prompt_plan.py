@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 
 from gradstats.stats.printed import Printed
+from gradstats.system.late import pd
 
 #: The share of studies in which the planned size is enough.
 ASSURANCE = 0.8

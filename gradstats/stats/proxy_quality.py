@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
 
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -31,6 +30,7 @@ from gradstats.stats.token_profiles import (
     tokens_of,
 )
 from gradstats.stats.variance.comparison import compare
+from gradstats.system.late import pd
 
 
 @dataclass(frozen=True)

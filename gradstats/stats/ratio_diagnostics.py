@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
 
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
@@ -20,6 +19,7 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_s
 from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.printed import Printed
 from gradstats.stats.ratios import RatioSpread, ratio_spread
+from gradstats.system.late import pd
 
 #: Parameters of ratios that clip, and the values with which they never do.
 _OPENED = {"eps_low": np.inf, "eps_high": np.inf, "dual_clip": None, "truncate": None}

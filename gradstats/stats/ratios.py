@@ -13,26 +13,17 @@ from gradstats.stats.measured import effective_sample_size_of_means
 
 @dataclass(frozen=True)
 class RatioSpread:
-    r"""One kind of ratio ρ over some completions drawn from the old policy.
+    """One kind of ratio ρ over some completions drawn from the old policy."""
 
-    Attributes:
-        ratio: ``"token"``, ``"product"`` or ``"geometric_mean"``.
-        length_low: least number of counted tokens of these completions.
-        n: ratios: tokens, or completions.
-        mean: E[ρ], which is 1 for tokens and products where the sampler can draw whatever the scored policy can.
-        chi_squared: E[(ρ − 1)²], which is E[ρ²] − 1 where E[ρ] = 1.
-        effective_sample_size: (Σρ)²/Σρ², at most ``n``.
-    """
-
-    ratio: str
-    length_low: int
+    ratio: str  # "token", "product" or "geometric_mean"
+    length_low: int  # least number of counted tokens of these completions
     length_high: int
-    n: int
+    n: int  # ratios: tokens, or completions
     n_prompts: int
-    mean: Estimate
+    mean: Estimate  # E[ρ], which is 1 for tokens and products where the sampler can draw whatever the scored policy can
     variance: Estimate
-    chi_squared: Estimate
-    effective_sample_size: Estimate
+    chi_squared: Estimate  # E[(ρ − 1)²], which is E[ρ²] − 1 where E[ρ] = 1
+    effective_sample_size: Estimate  # (Σρ)²/Σρ², at most n
 
     def record(self, confidence_level: float) -> dict[str, object]:
         """Return the row of a frame, each quantity with its ``_low`` and ``_high``."""
@@ -67,12 +58,6 @@ def ratio_spread(
     Means are over all ratios, so that a prompt counts with the number of its ratios. Intervals of variance, χ² and
     effective sample size are symmetric in the logarithm. Where a ratio overflows, mean, variance and χ² are infinite
     or NaN; the effective sample size does not depend on the scale of the ratios and is exact.
-
-    Args:
-        ratio: what the ratios are, for the result.
-        log_ratios: (n,) log ρ.
-        prompts: (n,) the prompt of each.
-        lengths: (n,) the number of counted tokens of its completion.
     """
     cluster = np.unique(prompts, return_inverse=True)[1]
     counts = _total(np.ones(len(log_ratios)), cluster)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
 
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -17,6 +16,7 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_s
 from gradstats.stats.measured import MeasuredEnergies, MeasuredEntropies, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.sketch_error import probed_statistic
+from gradstats.system.late import pd
 
 
 def prompt_mean(

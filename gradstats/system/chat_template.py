@@ -10,6 +10,9 @@ from gradstats.system.worker_main import MEMORY_BYTES
 
 #: Seconds for rendering one prompt, which takes less than a hundredth of one on a machine that does nothing else.
 SECONDS = 30.0
+# What the library imports at the first template counts as starting the process, not as the template's time.
+_STARTING_SECONDS = 120.0
+_RENDER = "gradstats.system.chat_template:render"
 
 
 def refuse_endless_template(
@@ -23,14 +26,10 @@ def refuse_endless_template(
     if not hasattr(tokenizer, "get_chat_template"):  # not a tokenizer of transformers, and no template of jinja
         return
     variables = {name: str(token) for name, token in tokenizer.special_tokens_map.items()} | dict(options)
+    template, given = tokenizer.get_chat_template(), [dict(message) for message in messages]
+    PROCESS.call(_RENDER, "", [], {}, seconds=_STARTING_SECONDS)
     try:
-        PROCESS.call(
-            "gradstats.system.template_rendering:render",
-            tokenizer.get_chat_template(),
-            [dict(message) for message in messages],
-            variables,
-            seconds=SECONDS,
-        )
+        PROCESS.call(_RENDER, template, given, variables, seconds=SECONDS)
     except IsolatedTimeoutError as error:
         raise ValueError(f"it does not end within {SECONDS:g} s: correct it, or use another tokenizer") from error
     except IsolatedError as error:
@@ -38,3 +37,11 @@ def refuse_endless_template(
             raise ValueError(
                 f"it takes more than {MEMORY_BYTES / 1024**3:g} GiB of memory: correct it, or use another tokenizer"
             ) from error
+
+
+def render(template: str, messages: list[dict[str, object]], variables: dict[str, Any]) -> int:
+    """Return the length of messages in a template; in the worker process."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered: Any = render_jinja_template([messages], chat_template=template, add_generation_prompt=True, **variables)
+    return sum(map(len, rendered[0]))

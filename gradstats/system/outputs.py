@@ -71,6 +71,14 @@ def refuse_foreign(path: str | os.PathLike[str], kind: Kind) -> None:
         )
 
 
+def refuse_occupied(folder: Path, kind: Kind) -> None:
+    """Refuse to begin in a folder that holds anything that does not belong to a kind, before any work is done."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder: choose another (--out)")
+    if folder.is_dir() and not kind.is_ours(folder):
+        raise ValueError(f"the folder {folder} is not empty and is not {kind.what}: choose another (--out)")
+
+
 def refuse_links(run: str | os.PathLike[str], *, cells: Collection[str] = ()) -> None:
     """Refuse to write into a run directory that contains symbolic links, which may lead to any file outside it.
 

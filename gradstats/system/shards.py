@@ -30,12 +30,6 @@ class Shards(Generic[Content]):
 
     A shard is complete or absent, so it is made exactly when its file does not exist.
 
-    Attributes:
-        folder: where the shards are.
-        suffix: how their names end; empty where a shard is a folder.
-        origin: ``run`` and ``settings``, which each shard records in its metadata with its number, and which are
-            compared when it is read; empty where shards record nothing, as those of earlier versions.
-
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> squares = Shards(folder, ".txt", Path.read_text, lambda text, path: path.write_text(text))
@@ -44,10 +38,12 @@ class Shards(Generic[Content]):
     ([0, 1, 2], ['0', '1', '4'])
     """
 
-    folder: Path
-    suffix: str
+    folder: Path  # where the shards are
+    suffix: str  # how their names end; empty where a shard is a folder
     read: Callable[[Path], Content]
     write: Callable[[Content, Path], object]
+    # run and settings, which each shard records in its metadata with its number, and which are compared when it is
+    # read; empty where shards record nothing, as those of earlier versions
     origin: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
@@ -130,15 +126,11 @@ class Shards(Generic[Content]):
 
 @dataclass(frozen=True)
 class PlannedShards:
-    """The shards of a folder by its plan.
-
-    Attributes:
-        origin: the ``run`` and ``settings`` that each should state; empty for runs of earlier versions.
-    """
+    """The shards of a folder by its plan."""
 
     paths: list[Path]
     numbers: list[int]
-    origin: dict[str, object]
+    origin: dict[str, object]  # the run and settings that each should state; empty for runs of earlier versions
 
 
 class IncompleteRunError(ValueError):

@@ -33,12 +33,33 @@ def test_importing_and_helping_need_no_torch():
     assert done.stdout.strip() == "[]"
 
 
+def test_help_of_commands_and_questions_loads_nothing_heavy():
+    code = (
+        "import io, sys\n"
+        "from contextlib import redirect_stdout\n"
+        "from gradstats import estimators\n"
+        "from gradstats.analyses import registry\n"
+        "from gradstats.cli import commands\n"
+        "estimators.get('recipe:grpo'), estimators.get('rloo')\n"
+        "asked = [['ask', name, '--help'] for name in registry.names()]\n"
+        "for words in [['--help'], ['ask'], *([name, '--help'] for name in commands.COMMANDS), *asked]:\n"
+        "    sys.argv = ['gradstats', *words]\n"
+        "    with redirect_stdout(io.StringIO()):\n"
+        "        try: commands.main()\n"
+        "        except SystemExit: pass\n"
+        "    heavy = ('pandas', 'pyarrow', 'scipy', 'matplotlib', 'torch')\n"
+        "    if any(name in sys.modules for name in heavy): print(words); break\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ["variance", "absent", "--estimators", "rlo"],
-        ["shift", "absent", "rlo"],
         ["group-size", "absent", "rlo"],
+        ["ask", "absent", "curve", "rlo", "alpha=0:1:3"],
         ["run", "embedded", "--dry-run", "--set", "variance.estimators=[rlo]"],
     ],
 )

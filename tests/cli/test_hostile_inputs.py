@@ -10,6 +10,7 @@ import pytest
 from command_line import run
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.measurement.measurement import Measurement
 
 QUESTIONS = {
@@ -32,7 +33,12 @@ def answer(monkeypatch, capsys, command, folder):
     """What a command prints, without a traceback, with numpy's warnings as errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        code, out, err = run(monkeypatch, capsys, command, folder, *QUESTIONS[command])
+        code, out, err = run(
+            monkeypatch,
+            capsys,
+            *(["ask", folder, command] if command in registry.names() and command != "variance" else [command, folder]),
+            *QUESTIONS[command],
+        )
     assert "Traceback" not in out + err
     assert "unexpected, a file may be damaged" not in out + err
     return code, " ".join(out.split()), " ".join(err.split())

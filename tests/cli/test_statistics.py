@@ -19,12 +19,12 @@ from small_runs import sampled_and_measured, small_experiment
 import gradstats
 import gradstats as gs
 from gradstats import data
+from gradstats.analyses import profile_policy
 from gradstats.analyses.curve import parameter_values
 from gradstats.cli.statistics import refuse_foreign_result, save_result
 from gradstats.config.experiment import load_experiment
 from gradstats.report.analysis_tables import clipping_table, ratio_table
 from gradstats.runs.pipeline import run_experiment
-from gradstats.stats import profile_policy
 from gradstats.system.files import write_json
 
 NAME = "curve_kimi_tau"
@@ -176,7 +176,7 @@ PLACES = {
     "compare": _compare,
     "--estimators": _command("variance", "--estimators", "rloo", "LABEL", "--all"),
     "group-size": _command("group-size", "LABEL", "--group-size", "3"),
-    "shift": _command("shift", "LABEL"),
+    "shift": _command("ask", "shift", "LABEL"),
     "curve": _curve,
     "allocate": _command("ask", "allocation", "rloo", "LABEL", "--tokens", "100", "--all", "--notes"),
     "by-success": _command("ask", "success_bins", "LABEL", "--bins", "2", "--all"),
@@ -201,7 +201,7 @@ def test_every_label_works_in_every_place(own_run, place, label, monkeypatch, ca
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("command", ["group-size", "shift", "variance"])
+@pytest.mark.parametrize("command", ["group-size", "variance"])
 def test_the_recorded_folder_is_searched_with_permission_only(own_run, command, monkeypatch, capsys):
     words = ["--estimators", "labels_of_mine:lowered"] if command == "variance" else ["labels_of_mine:lowered"]
     code, _, err = run(monkeypatch, capsys, command, own_run, *words)
@@ -215,7 +215,7 @@ def test_the_recorded_folder_is_searched_with_permission_only(own_run, command, 
 def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(own_run, tmp_path, monkeypatch, capsys):
     for recorded in ("../nowhere", None, 3):
         (tmp_path / "manifest.json").write_text(json.dumps({"experiment_folder": recorded}))
-        code, _, err = run(monkeypatch, capsys, "shift", tmp_path, "labels_of_mine:lowered", "--trust")
+        code, _, err = run(monkeypatch, capsys, "ask", tmp_path, "shift", "labels_of_mine:lowered", "--trust")
         assert code == 1
         assert "there is no module 'labels_of_mine'" in err
         assert "add --trust" not in err
@@ -640,14 +640,14 @@ def test_the_questions(monkeypatch, capsys, measured):
     code, out, _ = run(monkeypatch, capsys, "group-size", measured, "rloo", "--group-size", 4)
     assert code == 0
     assert out.startswith("rloo at N = 4 is as noisy as rloo at N = 4 [4, 4]")
-    code, out, _ = run(monkeypatch, capsys, "shift", measured, "length_weighted(alpha=0.8)")
+    code, out, _ = run(monkeypatch, capsys, "ask", measured, "shift", "length_weighted(alpha=0.8)")
     assert code == 0
     assert out.startswith("The baseline of length_weighted(alpha=0.8) lies -0.")
-    code, out, _ = run(monkeypatch, capsys, "length-reward", measured.with_name("rollouts.parquet"))
+    code, out, _ = run(monkeypatch, capsys, "ask", measured.with_name("rollouts.parquet"), "length_reward")
     assert code == 0
     assert out.startswith("Longer answers to a prompt are less often right: the correlation")
-    _, out, _ = run(monkeypatch, capsys, "length-reward", measured.with_name("rollouts.parquet"), "--json")
-    assert json.loads(out)["n_prompts"] == 29  # in one prompt all are right
+    _, out, _ = run(monkeypatch, capsys, "ask", measured.with_name("rollouts.parquet"), "length_reward", "--json")
+    assert json.loads(out)["rows"][0]["n_prompts"] == 29  # in one prompt all are right
 
 
 @pytest.mark.parametrize(
@@ -655,8 +655,8 @@ def test_the_questions(monkeypatch, capsys, measured):
     [
         (["group-size", "rloo", "--group-size", 5], "no prompt has the 10 completions that two groups of 5 need"),
         (["group-size", "batch_mean"], "is a batch-level estimator"),
-        (["shift", "pass_at_k"], "baseline: best of the others"),
-        (["shift", "rlo"], "no estimator is called 'rlo'"),
+        (["ask", "shift", "pass_at_k"], "baseline: best of the others"),
+        (["ask", "shift", "rlo"], "no estimator is called 'rlo'"),
     ],
 )
 def test_questions_without_an_answer_end_in_one_sentence(monkeypatch, capsys, measured, words, message):

@@ -16,6 +16,7 @@ from command_line import run
 from rich.console import Console
 from rich.table import Table
 
+from gradstats.analyses import alpha_report
 from gradstats.cli import terminal
 from gradstats.cli.commands import COMMANDS
 from gradstats.cli.installation import show_list
@@ -23,7 +24,6 @@ from gradstats.config.experiment import load_experiment
 from gradstats.data import load
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
-from gradstats.stats import alpha_report
 from gradstats.stats.variance.quantities import QUANTITIES, shown_in
 
 

@@ -3,8 +3,6 @@
 They agree on names and defaults, and what a docstring says of an argument begins as the section's help does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect
@@ -169,7 +167,7 @@ def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path)
     (tmp_path / "e.yaml").write_text("policy: {name: embedded}\nprompts: {source: embedded}\n")
     experiment = load_experiment(tmp_path / "e.yaml")
     schema = experiment_schema()
-    others = {"name", "description", "behaviour_policy", "reference_policy", "tracking"}
+    others = {"name", "description", "behaviour_policy", "reference_policy", "analyses", "tracking"}
     sections = {name: field.annotation for name, field in Experiment.model_fields.items() if name not in others}
     assert set(sections.values()) == {*FUNCTIONS, ExecutionSection, FiguresSection, ValuesSection}
     for name, section in sections.items():
@@ -193,17 +191,11 @@ COMMANDS = {
 
 
 #: Fields of a section that its command does not have, and why.
-NOT_ON_THE_COMMAND_LINE = {
-    ("alpha", "published"): "the command draws nothing",
-}
+NOT_ON_THE_COMMAND_LINE = {("alpha", "published"): "the command draws nothing"}
 #: What a command passes beside options.
 NOT_OPTIONS = {"progress", "keep_in", "policy", "problems", "rollouts"}
 
-POLICY_WORDS = {
-    "sample": COMMANDS["sample"][2],
-    "measure": COMMANDS["measure"][2],
-    "check": ("embedded",),
-}
+POLICY_WORDS = {"sample": COMMANDS["sample"][2], "measure": COMMANDS["measure"][2], "check": ("embedded",)}
 #: Lengths, squared norms and prompts of a fit.
 THREE_POINTS = (np.log([1.0, 2.0, 4.0, 8.0]), np.log([1.0, 3.0, 5.0, 9.0]), np.array([0, 0, 1, 1]))
 
@@ -240,7 +232,7 @@ def called(imported, monkeypatch, tmp_path):
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
     monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: None)
     monkeypatch.setattr("gradstats.measurement.measurement.read_measurement", lambda path, **_: None)
-    monkeypatch.setattr("gradstats.runs.analysis.load_points", lambda path, **_: {})
+    monkeypatch.setattr("gradstats.analyses.points.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
     monkeypatch.setattr("gradstats.gradients.parameters.n_block_sketches", lambda *_: 0)
 

@@ -1,7 +1,5 @@
 """The experiment file: its schema, and what comes with the project."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

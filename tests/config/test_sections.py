@@ -1,12 +1,14 @@
-"""The sections: help of every option, fixed sets of names, defaults, and rules that a range does not state."""
-
-from __future__ import annotations
+"""The sections of an experiment: values, labels with parameters, and what is refused in one sentence."""
 
 from typing import get_args
 
+import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from gradstats import estimators
+from gradstats.config.experiment import Experiment
+from gradstats.config.options import adam_section, estimate_section, read_display_names, read_label, written
 from gradstats.config.sections import (
     DEFAULT_ESTIMATORS,
     FiguresSection,
@@ -105,3 +107,198 @@ def test_the_estimators_compared_by_default_are_labels():
         label for label in DEFAULT_ESTIMATORS if label != "constant(b=optimal)"
     ]
     assert estimators.get("constant(b=optimal)") == estimators.constant()
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "parameters"),
+    [
+        ("rloo", "rloo", {}),
+        ("rloo()", "rloo", {}),
+        ("kimi(tau=0.5)", "kimi", {"tau": 0.5}),
+        ("kimi (tau = -1e-3, loo=True)", "kimi", {"tau": -1e-3, "loo": True}),
+        ("constant(b=optimal)", "constant", {"b": "optimal"}),
+        ("constant(b='optimal')", "constant", {"b": "optimal"}),
+        ("token_clip(dual_clip=None)", "token_clip", {"dual_clip": None}),
+        ("recipe:grpo(kl=in_loss(beta=0.1), loo=True)", "recipe:grpo", {"kl": "in_loss(beta=0.1)", "loo": True}),
+        ("module:function(a=[1, 2], b='x(y)')", "module:function", {"a": [1, 2], "b": "x(y)"}),
+    ],
+)
+def test_a_label_is_read_as_name_and_parameters(label, name, parameters):
+    assert read_label(label) == (name, parameters)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "kimi(0.5)",
+        "kimi(tau=",
+        "kimi(tau=1, tau=2)",
+        "kimi(tau=1 + x)",
+        "kimi(tau=1)x",
+        "kimi(tau=1)(loo=True)",
+        "kimi(**tau)",
+        "kimi(tau={[]: 1})",
+    ],
+)
+def test_what_cannot_be_read_is_refused(label):
+    with pytest.raises(ValueError, match=r"^cannot read .*: write it as name\(parameter=value, …\)$") as caught:
+        read_label(label)
+    assert repr(label) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1 + 0.2, "0.3"),
+        (True, "True"),
+        ("optimal", "optimal"),
+        ("in_loss(beta=0.1)", "in_loss(beta=0.1)"),
+        ("mine:f", "'mine:f'"),
+        ("1", "'1'"),
+        ("None", "'None'"),
+        ("a, b=2", "'a, b=2'"),
+    ],
+)
+def test_a_written_value_is_read_back(value, text):
+    assert written(value) == text
+    assert read_label(f"f(x={text})")[1]["x"] == pytest.approx(value) if isinstance(value, float) else value
+
+
+def test_display_names_end_their_label_outside_its_brackets():
+    words = ["length_weighted(alpha=0.8, loo=True)=ours, $\\alpha = 0.8$", "rloo = RLOO"]
+    assert read_display_names(words) == {
+        "length_weighted(alpha=0.8, loo=True)": "ours, $\\alpha = 0.8$",
+        "rloo": "RLOO",
+    }
+
+
+@pytest.mark.parametrize("word", ["rloo", "=RLOO", "rloo=", "otb(loo=True)"])
+def test_display_names_without_a_label_or_a_name_are_refused(word):
+    with pytest.raises(ValueError, match="write it as label=name"):
+        read_display_names([word])
+
+
+def test_labels_state_options():
+    adam = adam_section("adam(eps=1e-6, step=10)")
+    estimate = estimate_section("estimate(share=0.5, estimator=dr_grpo)")
+    assert adam is not None
+    assert (adam.eps, adam.step, adam.power, adam.beta2) == (1e-6, 10, 0.5, None)
+    assert estimate is not None
+    assert estimate.arguments() == {"estimator": "dr_grpo", "prompts_per_batch": 16}
+    assert estimate.share == 0.5
+    assert estimate_section("moments.safetensors") is None
+
+
+def test_the_euclidean_metric_has_a_name_as_well():
+    assert MeasurementSection(metric="euclidean").metric == "euclidean"
+    with pytest.raises(ValueError, match=r"second_moments is 'a\.pt', which only a metric uses"):
+        MeasurementSection(metric="euclidean", second_moments="a.pt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metric": "sgd"}, r"metric is 'sgd': the metric 'sgd' is unknown: choose euclidean, or adam"),
+        ({"metric": "adam(epsilon=1)"}, r"metric is 'adam\(epsilon=1\)': the metric has no setting 'epsilon'"),
+        ({"metric": "adam(eps=-1)"}, r"eps is -1: it must be a number of at least 0"),
+        ({"metric": "adam(step=0)"}, r"step is 0: it must be an integer of at least 1"),
+        (
+            {"metric": "adam"},
+            r"second_moments is None, and metric is 'adam': give a file of second moments, or estimate",
+        ),
+        ({"second_moments": "a.pt"}, r"second_moments is 'a\.pt', which only a metric uses: give metric adam"),
+        ({"metric": "adam", "second_moments": "estimate(share=1)"}, r"share is 1: it must be a number in \(0, 1\)"),
+        (
+            {"metric": "adam(step=5)", "second_moments": "estimate"},
+            r"second_moments is 'estimate': step of the metric is 5, .*need no correction: leave step out",
+        ),
+        ({"metric": "adam", "second_moments": "estimate(batch=1)"}, r"has no setting 'batch'"),
+    ],
+)
+def test_wrong_options_are_one_sentence(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MeasurementSection(**settings)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "message"),
+    [
+        (SamplingSection, {"group_siz": 3}, "sampling has no setting 'group_siz': did you mean 'group_size'?"),
+        (LengthScalingSection, {"q": 3}, "length_scaling has no setting 'q': it has confidence_level, published"),
+        (
+            SamplingSection,
+            {"group_size": 0},
+            "group_size is 0: it must be an integer of at least 1 (completions of each prompt)",
+        ),
+        (SamplingSection, {"group_size": "many"}, "group_size is 'many': it must be an integer of at least 1 (compl"),
+        (SamplingSection, {"top_p": 1.5}, "top_p is 1.5: it must be a number in (0, 1] (nucleus mass; 1 keeps every"),
+        (SamplingSection, {"sampler": "vlm"}, "sampler is 'vlm': choose one of transformers, continuous, vllm, openai"),
+        (
+            SamplingSection,
+            {"reward": {"a": "x"}},
+            "reward is {'a': 'x'}: it must be a string, a list with each entry a string, a mapping with each value a "
+            "number, or None (name of the reward",
+        ),
+        (
+            MeasurementSection,
+            {"sketch_dim": 0},
+            "sketch_dim is 0: it must be an integer in [1, 16777216], or None (dim",
+        ),
+        (
+            MeasurementSection,
+            {"sketch_dim": None, "block_sketches": True},
+            "block_sketches is True, and sketch_dim is None: give a dimension of the sketches",
+        ),
+        (MeasurementSection, {"memory_gib": -1}, "memory_gib is -1: it must be a number above 0, or None (most memory"),
+        (MeasurementSection, {"token_exact": 1.0}, "token_exact is 1.0, neither a share below 1 nor a whole number"),
+        (MeasurementSection, {"token_exact": 2.5}, "token_exact is 2.5: give a number of tokens, or a share"),
+        (
+            VarianceSection,
+            {"group_size": [2, 0]},
+            "group_size is [2, 0]: it must be an integer of at least 1, a list with each entry an integer of at "
+            "least 1, or None (completions of a group, one size or several; all of a prompt by default)",
+        ),
+        (VarianceSection, {"confidence_level": 1.0}, "confidence_level is 1.0: it must be a number in (0, 1) (level"),
+        (FiguresSection, {"column": "x"}, "column is 'x': choose one of half, full (or None)"),
+        (FiguresSection, {"formats": ["x"]}, "formats is ['x']: it must be a list with each entry one of pdf, svg, "),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(section, settings, message):
+    with pytest.raises(WrongSettingsError) as caught:
+        section(**settings)
+    assert str(caught.value).startswith(message)
+    assert "Single tokens" not in str(caught.value)  # only the first sentence of a description
+    assert not isinstance(caught.value, ValidationError)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_names_every_wrong_setting_with_its_section():
+    with pytest.raises(WrongSettingsError) as caught:
+        Experiment(name="e", policy={"nam": 3}, sampling={"group_size": 0, "top_k": -1}, measurement=3, varianc={})
+    sentences = [setting.sentence("an experiment") for setting in caught.value.wrong]
+    assert str(caught.value) == "; ".join(sentences)
+    assert [sentence.split(" ", 1)[0] for sentence in sentences] == [
+        "policy.name",
+        "policy",
+        "prompts",
+        "sampling.group_size",
+        "sampling.top_k",
+        "measurement",
+        "an",
+    ]
+    assert sentences[0] == 'policy.name is missing: give "embedded", a local folder, a .gguf file or a hub id'
+    assert sentences[1] == "policy has no setting 'nam': did you mean 'name'?"
+    assert sentences[5].startswith("measurement is 3: it must be a mapping of engine, params, blocks")
+    assert sentences[6] == "an experiment has no setting 'varianc': did you mean 'variance'?"
+
+
+def test_numbers_of_numpy_are_numbers():
+    section = SamplingSection(group_size=np.int64(3), temperature=np.float32(0.5))
+    assert (section.group_size, section.temperature) == (3, 0.5)
+    assert type(section.group_size) is int
+
+
+def test_arguments_are_those_of_the_function():
+    arguments = VarianceSection(group_size=[2, 4], seed=5).arguments(reference="reinforce")
+    assert (arguments["rng"], arguments["reference"], arguments["group_size"]) == (5, "reinforce", [2, 4])
+    assert not {"seed", "confidence_level"} & arguments.keys()

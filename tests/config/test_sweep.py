@@ -1,7 +1,5 @@
 """A file that varies settings: its cells, their names, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

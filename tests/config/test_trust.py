@@ -1,7 +1,5 @@
 """What a file may make the program run: nothing without permission."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

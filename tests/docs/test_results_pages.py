@@ -16,11 +16,6 @@ def claims(docs_module):
     return docs_module("claims_page")
 
 
-@pytest.fixture
-def in_metrics(docs_module):
-    return docs_module("claims_metric")
-
-
 def test_the_page_is_current(claims):
     assert claims.render() == (DOCS / "claims.md").read_text(encoding="utf-8"), "run: python docs/claims_page.py"
 
@@ -32,66 +27,58 @@ def test_the_factors_of_the_standard_deviation_are_those_of_enumeration(claims):
 
 
 def test_verdicts_follow_the_intervals(claims, no_figures):
-    words = ("lower", "higher", "unresolved")
-    assert claims.against_one((0.8, 0.7, 0.9), *words) == "lower"
-    assert claims.against_one((1.2, 1.1, 1.3), *words) == "higher"
-    assert claims.against_one((1.0, 0.9, 1.1), *words) == "unresolved"
-    assert claims.against_one(None, *words) == "Not decided by the committed runs."
+    assert claims.below_one((0.8, 0.7, 0.9)) == "holds"
+    assert claims.below_one((1.2, 1.1, 1.3)) == "fails"
+    assert claims.below_one((1.0, 0.9, 1.1)) == claims.below_one(None) == "not resolved"
     (no_figures / "s").mkdir()
-    for values, verdict in (([1.0, 2.0], "rises"), ([2.0, 1.0], "falls"), ([1.0, 1.1], "No difference")):
-        frame = pd.DataFrame({"cell": ["a", "b"], "estimator": "rloo", "alpha": values})
-        frame.assign(alpha_low=frame["alpha"] - 0.2, alpha_high=frame["alpha"] + 0.2).to_csv(
-            no_figures / "s" / "sweep.csv", index=False
-        )
-        assert verdict in claims.sweep_verdict("s", "alpha", "exponent")
-    assert claims.swept("s", "alpha", "α") == "a: α 1 [0.8, 1.2]; b: α 1.1 [0.9, 1.3]"
-    assert claims.swept("absent", "alpha", "α") == claims.NOT_RUN
+    for values, rises, stays in (
+        ([1.0, 2.0], "holds", "fails"),
+        ([2.0, 1.0], "fails", "fails"),
+        ([1.0, 1.1], "not resolved", "not resolved"),
+    ):
+        frame = pd.DataFrame({"cell": ["a", "b"], "estimator": "rloo", **with_ends("alpha", values, 0.2)})
+        frame.to_csv(no_figures / "s" / "sweep.csv", index=False)
+        assert claims.of_sweep("s", "alpha", 1, "α")[0] == rises
+        assert claims.of_sweep("s", "alpha", 0, "α")[0] == stays
+    assert claims.of_sweep("s", "alpha", 0, "α")[1] == "α 1.00 [0.80, 1.20] at a; 1.10 [0.90, 1.30] at b"
+    assert claims.of_sweep("absent", "alpha", 0, "α") == ("not resolved", "not run")
 
 
-def test_an_exponent_whose_interval_is_cut_is_written_as_such(claims, no_figures):
-    assert claims.best_exponent() == claims.NOT_RUN
-    table = no_figures / "embedded" / "tables" / "curve_length_weighted_loo_true_alpha.csv"
-    table.parent.mkdir(parents=True)
-    pd.DataFrame({"value": [0.0, 1.0, 2.0]}).to_csv(table, index=False)
-    table.with_suffix(".json").write_text('{"minimiser": 0.43, "minimiser_low": 0.0, "minimiser_high": 0.676}')
-    assert claims.best_exponent() == "0.43 [≤ 0, 0.676]"
+def test_nothing_is_claimed_without_a_run(claims, no_figures):
+    exact = claims.of_standardising
+    for one in claims.CLAIMS:
+        verdict, number = one.found()
+        assert one.found is exact or (verdict.startswith("not resolved") and "not run" in number), one.claim
 
 
-def test_what_the_metric_changes_follows_its_tables(in_metrics, no_figures):
-    assert (in_metrics.by_metric(), in_metrics.metric_sentences()) == (
-        in_metrics.NOT_RUN,
-        "Not decided by the committed runs.",
-    )
-    folder, adam = no_figures / "embedded_metric", in_metrics.METRICS[1]
-    folder.mkdir()
-    blocks = [
-        ("euclidean", "head", 0.9),
-        ("euclidean", "layers.0", 0.1),
-        (adam, "head", 0.2),
-        (adam, "layers.0", 0.8),
-    ]
-    pd.DataFrame(blocks, columns=["measurement.metric", "block", "share_of_sq_norm"]).to_csv(folder / "blocks.csv")
+def test_what_the_metric_changes_follows_its_tables(claims, no_figures):
+    (no_figures / "embedded_metric").mkdir()
     rows = []
-    for metric, alpha, ratio in (("euclidean", 0.5, 0.8), (adam, 0.9, 1.3)):
+    for metric, alpha, ratio in ((claims.EUCLIDEAN, 0.5, 0.8), (claims.ADAM, 0.9, 1.3)):
         for label, matched in (("rloo", 1.0), ("reinforce", ratio), ("grpo", 2.0)):
             entry = {"measurement.metric": metric, "estimator": label}
             for name, value in (("alpha", alpha), ("matched_ratio", matched)):
                 entry |= {name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.1}
             rows.append(entry)
-    rows.append({"measurement.metric": "adam", "estimator": "rloo", "n_effective_prompts": 1.04, "n_prompts": 200})
-    pd.DataFrame(rows).to_csv(folder / "sweep.csv")
-    assert (
-        "ε of 1e-8, the first that was tried, the variance of `rloo` is worth that of 1.0 of 200"
-        in in_metrics.by_metric()
-    )
-    assert (
-        "head holds 90% and 20% of Σ‖S‖², the layers 10% and 80%; α 0.5 [0.4, 0.6] and 0.9 [0.8, 1]"
-        in in_metrics.by_metric()
-    )
-    assert in_metrics.metric_sentences() == (
-        "On this policy, Adam's division gives the head less of the norm than the Euclidean metric does. The length "
-        "exponent is larger in Adam's metric. The verdict against `rloo` turns for `reinforce`."
-    )
+    pd.DataFrame(rows).to_csv(no_figures / "embedded_metric" / "sweep.csv")
+    verdict, number = claims.of_metric()
+    assert verdict == "fails for α; fails for reinforce"
+    assert "α 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00]; REINFORCE 0.80 [0.70, 0.90] and 1.30 [1.20, 1.40]" in number
+
+
+@pytest.mark.parametrize(
+    ("triple", "text"),
+    [
+        ((0.574, 0.473, 0.676), "0.57 [0.47, 0.68]"),
+        ((170.2, 160.4, 181.3), "170 [160, 181]"),
+        ((0.3621, -0.0019, 0.727), "0.36 [0.00, 0.73]"),
+        ((10.3, 3.86, float("inf")), "10.3 [3.9, ∞]"),
+        ((0.766, 0.766, 0.766), "0.766"),
+        (None, "not run"),
+    ],
+)
+def test_two_digits_of_the_half_width_decide(docs_module, triple, text):
+    assert docs_module("committed_numbers").shown(triple) == text
 
 
 @pytest.fixture
@@ -128,16 +115,26 @@ def with_ends(column: str, values: list[float], half: float) -> dict[str, list[f
     }
 
 
-def test_the_page_is_current_of_findings_page(findings):
-    page = (DOCS / "findings.md").read_text(encoding="utf-8")
-    assert findings.render() == page, "run: python docs/findings_page.py"
+def test_the_pages_of_findings_are_current(findings):
+    for page, rendered in ((findings.PAGE, findings.render()), (findings.DETAILS, findings.render_details())):
+        assert rendered == page.read_text(encoding="utf-8"), "run: python docs/findings_page.py"
+
+
+def test_sections_of_findings_have_one_table_and_one_figure(findings):
+    for _, section in findings.SECTIONS:
+        blocks = section().split("\n\n")
+        assert sum(block.startswith("|") for block in blocks) == 1
+        assert sum(block.startswith("![") for block in blocks) <= 1
+        assert blocks[0].startswith("**"), blocks[0]  # the answer comes first
 
 
 def test_no_question_is_answered_without_a_run(findings, alpha, runs, no_figures):
-    assert " ".join(findings.section_centre().split()).count(runs.NO_RUN) == 3
-    assert " ".join(findings.section_exponent().split()).count("not measured in a committed run") == 3
-    assert findings.own_sample_included() is None
-    assert alpha.blocks_sentence() == alpha.temperatures_sentence() == runs.NO_RUN
+    for _, section in findings.SECTIONS:
+        said = " ".join(section().split())
+        assert runs.NO_RUN in said or "not measured in a committed run" in said, said
+    assert findings.own_sample_included() == ""
+    assert alpha.differing_blocks() == []
+    assert alpha.temperatures_sentence() == runs.NO_RUN
 
 
 def test_policies_are_compared_with_others_only_and_by_their_difference(alpha, runs, no_figures):
@@ -148,10 +145,10 @@ def test_policies_are_compared_with_others_only_and_by_their_difference(alpha, r
     commit(no_figures, "qwen_gsm8k", "one", (0.90, 0.70, 1.10), length_scaling=tables[0])
     commit(no_figures, "qwen_1_5b", "three", (0.55, 0.3, 0.8), length_scaling=tables[1])
     commit(no_figures, "smollm2", "two", (0.66, 0.57, 0.75))
-    said = alpha.section_alpha()
+    said = alpha.details_of_alpha()
     assert "α differs in 1 of 6 pairs" in " ".join(said.split())
-    assert "| Qwen2.5-Coder-0.5B on MAWPS − SmolLM2-135M on sums | -0.16 [-0.287, -0.0327] |" in said
-    assert "| Qwen2.5-Coder-0.5B on GSM8K − Qwen2.5-Coder-1.5B on GSM8K, paired over problems | 0.25" in said
+    assert "| Qwen-0.5B, MAWPS − SmolLM2, sums | -0.16 [-0.29, -0.03] |" in said
+    assert "| Qwen-0.5B, GSM8K − Qwen-1.5B, GSM8K, paired | 0.25" in said
     assert runs.apart((1.0, 0.7, 1.1), (0.0, -0.1, 0.4)) == pytest.approx((1.0, 0.5, 1.0 + 0.2**0.5 * 0.1**0.5))
 
 
@@ -163,15 +160,15 @@ def test_a_gap_between_blocks_counts_by_simultaneous_intervals(alpha, no_figures
         frame["share_of_sq_norm"] = 0.05
         frame.loc[20] = ["final norm", 0.0, -0.1, 0.1, 1e-4]  # too small to count
         commit(no_figures, run, run, (0.5, 0.4, 0.6), alpha_by_block=frame)
-    assert alpha.blocks_sentence().endswith("in SmolLM2-135M on sums.")
+    assert alpha.differing_blocks() == ["`layers.0` 0.50 and `layers.19` 0.85 in SmolLM2, sums"]
 
 
 @pytest.mark.parametrize(
     ("ratios", "verdict"),
     [
         # The second is lower, but the first is surely below 1.
-        ([0.85, 1.0, 0.8], "all δ at once, a shift lowers the variance in SmolLM2-135M on sums."),
-        ([0.95, 1.0, 0.8], "all δ at once, no shift lowers the variance."),
+        ([0.85, 1.0, 0.8], "a shift lowers the noise in SmolLM2, sums."),
+        ([0.95, 1.0, 0.8], "no shift lowers the noise."),
     ],
 )
 def test_a_shift_counts_by_intervals_for_all_values_at_once(findings, no_figures, ratios, verdict):
@@ -189,15 +186,49 @@ def test_a_shift_counts_by_intervals_for_all_values_at_once(findings, no_figures
     said = " ".join(findings.section_centre().split())
     assert verdict in said
     assert "0.05 [≤ -0.5, 0.2]" in said
-    assert "off the mean of the group is not resolved" in said
+    assert "No best δ off 0 is resolved" in said
 
 
-def test_a_share_of_bias_that_may_be_zero_is_a_bound(findings, no_figures):
+def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
     row = {"estimator": ["grpo"], "group_size": [8], "cosine": [float("nan")]}
     row |= with_ends("matched_ratio", [1.0], 0.1) | {"matched_bias_share": [-0.004]}
     for run, low in (("smollm2", 0.0), ("qwen_mawps", 0.001)):
         frame = pd.DataFrame(row | {"matched_bias_share_low": [low], "matched_bias_share_high": [0.006]})
         commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=frame)
     said = findings.section_standardising()
-    assert "| SmolLM2-135M on sums | 8 | not resolved | at most 0.006 |" in said
-    assert "resolved in Qwen2.5-Coder-0.5B on MAWPS;" in " ".join(said.split())
+    assert "| SmolLM2, sums | not resolved | ≤ 0.006 |" in said
+    assert "a bias is resolved in Qwen-0.5B, MAWPS." in " ".join(said.split())
+
+
+def test_a_row_that_was_not_compared_is_not_called_unresolved(findings, runs, no_figures):
+    unresolved = {"matched_ratio": [float("nan")], "matched_ratio_low": [0.1], "matched_ratio_high": [float("inf")]}
+    commit(
+        no_figures,
+        "smollm2",
+        "two",
+        (0.5, 0.4, 0.6),
+        variance=pd.DataFrame({"estimator": ["reinforce"], "group_size": [4]} | unresolved),
+    )
+    said = findings.section_noise()
+    assert "| REINFORCE | not resolved |" in said
+    assert "| GRPO advantage | — |" in said
+    assert "needs more in none" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([(0.8, 0.7, 0.9), (1.2, 1.1, 1.3)], "lower the noise in a, and raise the noise in b"),
+        ([(0.8, 0.7, 0.9), None], "lower the noise in a, and change nothing that is resolved in the other run"),
+        ([None, (1.0, 0.9, 1.1)], "change nothing that is resolved in any run"),
+        ([], "are not measured in a committed run"),
+    ],
+)
+def test_verdicts_name_the_runs(runs, ratios, verdict):
+    assert runs.verdict_of(list(zip("ab", ratios, strict=False))) == verdict
+
+
+def test_runs_are_named_or_counted(runs):
+    assert runs.one_of(["a", "b"], 4) == "a and b"
+    assert runs.one_of(["a", "b", "c"], 4) == "3 of 4 runs"
+    assert runs.one_of(["a", "b"], 2) == "all 2 runs"

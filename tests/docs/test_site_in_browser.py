@@ -16,10 +16,15 @@ SITE = Path(__file__).parents[2] / "site" / "html"
 #: A page of each kind.
 PAGES = (
     "docs/index.html",
+    "docs/get_started.html",
+    "docs/read_results.html",
+    "docs/findings.html",
+    "docs/claims.html",
     "docs/statistics.html",
     "docs/experiment_file.html",
     "docs/generated/gallery.html",
     "docs/generated/commands.html",
+    "docs/generated/quantities.html",
     "docs/generated/python.html",
     "docs/generated/api/gradstats.compare.html",
     "notebooks/02_variance_vs_baseline.html",
@@ -67,7 +72,7 @@ def open_at(browser, url: str, width: int):
     [
         ("optimal token baseline", "gradstats.estimators.otb.html"),
         ("gs.measure", "gradstats.measure.html"),
-        ("critical batch size", "docs/sweeps.html"),
+        ("critical batch size", "docs/measure.html"),
         ("length_weighted", "gradstats.estimators.length_weighted.html"),
     ],
 )
@@ -97,7 +102,7 @@ def test_pages_fit_their_screen_and_ask_nobody_else(browser, address, width):
     assert {url for url in urls if not url.startswith((address, "data:"))} == set()
 
 
-@pytest.mark.parametrize("page", ["docs/concepts.html", "docs/generated/api/gradstats.compare.html"])
+@pytest.mark.parametrize("page", ["docs/read_results.html", "docs/generated/api/gradstats.compare.html"])
 def test_mathematics_is_set(browser, address, page):
     open_at(browser, address + page, 390)
     wait(browser, "document.querySelectorAll('mjx-container').length > 2")

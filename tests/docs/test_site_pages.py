@@ -11,7 +11,9 @@ from types import ModuleType
 import pytest
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS
+from gradstats.report.columns import INDEX
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,9 +43,19 @@ def test_every_public_name_is_listed_once_and_found(pages):
 
 def test_the_help_of_every_command_is_printed(pages):
     page = pages.commands_page()
-    assert [line[13:] for line in page.splitlines() if line.startswith("## gradstats ")] == list(COMMANDS)
+    questions = [f"ask RUN {name}" for name in registry.names()]
+    assert [line[13:] for line in page.splitlines() if line.startswith("## gradstats ")] == [*COMMANDS, *questions]
     assert "usage: gradstats ask RUN success_bins" in page
     assert "\x1b" not in page
+
+
+def test_every_column_is_listed_with_its_file(pages):
+    page = pages.quantities_page()
+    tables = page.split("## ")[1:]
+    assert [table.split("\n")[0] for table in tables] == list(INDEX)
+    for text, columns in zip(tables, INDEX.values(), strict=True):
+        for column in columns:
+            assert f"| `{column.name}` | {column.meaning.replace('|', chr(92) + '|')} | `{column.file}` |" in text
 
 
 def test_every_figure_is_shown_with_its_command(pages):
@@ -63,7 +75,7 @@ def test_figures_of_unknown_origin_are_an_error(pages, monkeypatch):
 
 def test_pages_are_written_when_they_change_and_gone_names_lose_theirs(pages, monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "GENERATED", tmp_path / "generated")
-    for name in ("commands_page", "gallery_page"):
+    for name in ("commands_page", "quantities_page", "gallery_page"):
         monkeypatch.setattr(pages, name, lambda: "# Page\n")
     pages.write()
     before = (tmp_path / "generated" / "gallery.md").stat().st_mtime_ns

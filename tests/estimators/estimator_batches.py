@@ -1,7 +1,5 @@
 """Random batches for hypothesis: ragged, interleaved, singletons, holes, ties, equal rewards; exact expectations."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Two enumerated policies that draw the same trajectories with different probabilities: a sampler and a scorer."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

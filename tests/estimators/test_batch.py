@@ -1,7 +1,5 @@
 """Input that a Batch accepts, what it takes from a measurement, and the errors for other input."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,10 +36,7 @@ def test_token_fields_may_be_wider_than_the_longest():
     ("fields", "message"),
     [
         ({"rewards": []}, "rewards is empty"),
-        (
-            {"rewards": [1, np.nan]},
-            "rewards holds 1 values that are not finite .*completion 1.*leave these compl",
-        ),
+        ({"rewards": [1, np.nan]}, "rewards holds 1 values that are not finite .*completion 1.*leave these compl"),
         ({"rewards": [[1, 0]]}, r"rewards has shape \(1, 2\)"),
         ({"lengths": [1]}, r"lengths has shape \(1,\)"),
         ({"lengths": [1, -3]}, "lengths must be at least 1, got -3 at completion 1"),

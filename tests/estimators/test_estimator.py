@@ -1,7 +1,5 @@
 """Values bound to parameters, their ranges, labels, units, and functions of the user's as estimators."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 

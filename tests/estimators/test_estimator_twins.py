@@ -1,7 +1,5 @@
 """Every estimator against its naive implementation, on random batches."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ratios of the scored policy to the sampler, when they count as 1, and weights of whole completions and of blocks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal

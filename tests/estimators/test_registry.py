@@ -1,6 +1,4 @@
-"""Estimators by name and by label, user-defined estimators, and the page of both."""
-
-from __future__ import annotations
+"""Estimators by name: the registry, labels, names in figures, and the page that lists them."""
 
 import importlib.util
 import re
@@ -10,7 +8,11 @@ import numpy as np
 import pytest
 
 from gradstats import estimators
-from gradstats.estimators import Batch, registry
+from gradstats import estimators as est
+from gradstats.estimators import Batch, recipes, registry
+from gradstats.estimators.by_label import get_all, with_parameter
+from gradstats.estimators.display_names import distinct_names, in_words, uses_own_sample
+from gradstats.estimators.ratios import AlongCompletions
 
 BATCH = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
 DOCS = Path(__file__).parents[2] / "docs"
@@ -156,3 +158,161 @@ def test_rankings_show_wins_and_losses(page_module):
 def test_a_missing_marker_is_named(page_module):
     with pytest.raises(ValueError, match="one pair of markers for 'estimators', found 0"):
         page_module.render(re.sub("generated: estimators", "gone", (DOCS / "estimators.md").read_text()))
+
+
+BATCH_OF_BY_LABEL = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"])
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def half(batch, factor=0.5):\n    return factor * batch.rewards\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "rloo", "opo", "length_weighted(alpha=0.80,loo=True)", "recipe:grpo", "recipe:dapo(loo=True)",
+        "mine:half(factor=3)",
+    ],
+)  # fmt: skip
+def test_a_label_is_kept_as_given(label: str, own_module):
+    found = est.get(label)
+    assert found.label == label
+    assert found.weights(BATCH_OF_BY_LABEL).shape == (3,)
+    assert hash(found) == hash(est.get(label))
+
+
+def test_what_an_estimator_is_composed_of_does_not_depend_on_its_label():
+    assert est.get("opo") == est.get("token_mean") == est.token_mean()
+    assert est.get("opo").composition == "token_mean"
+    assert len({est.get("opo"), est.get("token_mean")}) == 1
+    assert est.get("kimi", tau=2).label == "kimi(tau=2)"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dapo", "did you mean 'recipe:dapo'"),
+        ("gspo", "did you mean 'recipe:gspo'"),
+        ("cispoo", "did you mean 'recipe:cispo'"),
+        ("group_maen", "did you mean 'group_mean'"),
+        ("lenght_weighted(alpha=1)", "did you mean 'length_weighted'"),
+        ("recipe:grop", "did you mean 'recipe:grpo'"),
+        ("vcpo", "known are .*recipe:dapo.*, and module:function"),
+        ("recipe:vapo2", "known are reinforce"),
+    ],
+)
+def test_hints_name_what_was_meant_or_list_what_there_is(name: str, hint: str):
+    with pytest.raises(KeyError, match=hint):
+        est.get(name)
+
+
+def test_objects_pass_through():
+    recipe = est.recipes.get("grpo")
+    assert est.get(recipe) is recipe
+    with pytest.raises(TypeError, match="recipe:grpo has its parameters already: give loo with a name"):
+        est.get(recipe, loo=True)
+
+
+def test_a_single_label_is_not_taken_for_a_list_of_letters():
+    assert [one.label for one in get_all(["rloo", est.get("opo")])] == ["rloo", "opo"]
+    with pytest.raises(TypeError, match=r"must be a list of labels, got the text 'rloo': write \['rloo'\]"):
+        get_all("rloo")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "parameter", "value", "label"),
+    [
+        ("length_weighted(loo=True)", "alpha", 0.25, "length_weighted(alpha=0.25, loo=True)"),
+        ("length_weighted(alpha=3, loo=True)", "alpha", 1.0, "length_weighted(alpha=1, loo=True)"),
+        (est.kimi(tau=2.0, loo=True), "tau", 0.5, "kimi(tau=0.5, loo=True)"),
+        ("recipe:dapo(loo=True)", "eps_high", 0.4, "recipe:dapo(loo=True, eps_high=0.4)"),
+        (recipes.get("dapo(loo=True)"), "eps_high", 0.4, "recipe:dapo(loo=True, eps_high=0.4)"),
+        ("recipe:grpo", "clip_width", 0.1, "recipe:grpo(eps_low=0.1, eps_high=0.1)"),
+    ],
+)
+def test_a_label_an_estimator_and_a_recipe_take_the_value(estimator, parameter, value, label):
+    found = with_parameter(estimator, parameter, value)
+    assert found.label == label
+    assert found == est.get(label)
+
+
+def test_whole_numbers_are_integers():
+    assert with_parameter("vine", "k", 4.0).parameters["k"] == 4
+    with pytest.raises(ValueError, match=r"k must be a whole number of at least 1, got 1\.5"):
+        with_parameter("vine", "k", 1.5)
+
+
+def test_refusals():
+    with pytest.raises(TypeError, match="estimator rloo has no parameter 'alpha'"):
+        with_parameter("rloo", "alpha", 0.5)
+    with pytest.raises(TypeError, match="rloo is an object without parameters of its own"):
+        with_parameter(AlongCompletions(est.rloo()), "loo", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("rloo", "RLOO"),
+        ("length_weighted(alpha=0.8, loo=True)", "length-weighted, α = 0.8, leave-one-out"),
+        ("length_weighted(alpha=within_prompt, loo=True)", "length-weighted, within-prompt α, leave-one-out"),
+        ("asymmetric(delta=-0.1)", "asymmetric, δ = −0.1"),
+        ("constant(b=optimal)", "constant, optimal b"),
+        ("token_mean(loo=False)", "token mean, own sample"),
+        ("otb(energy=exact, loo=True)", "OTB, exact energy, leave-one-out"),
+        ("causal_optimal(scope=batch)", "causal optimal, over the batch"),
+        ("rloo(off_policy=True)", "RLOO, off-policy"),
+        ("gae(whiten=False)", "GAE, no whiten"),
+        ("discounted(baseline=token_mean, gamma=0.9)", "discounted, token mean baseline, γ = 0.9"),
+        ("recipe:grpo(eps_high=0.28)", "GRPO, ε high = 0.28"),
+        ("recipe:norm_weighted(loo=True)", "norm-weighted, leave-one-out"),
+        ("mine:weights(alpha=2)", "mine:weights(alpha=2)"),
+        ("weights.py:mine", "weights.py:mine"),
+        ("learned exponent", "learned exponent"),
+        ("grpo[group_mean · group_std]", "grpo[group_mean · group_std]"),
+        ("rloo(", "rloo("),
+    ],
+)
+def test_labels_become_words_where_they_are_known(label, name):
+    assert in_words(label) == name
+
+
+def test_every_registered_estimator_and_method_has_words():
+    words = [in_words(name) for name in estimators.names()]
+    assert not set(words) & (set(estimators.names()) - {"constant", "discounted", "asymmetric"})
+    assert [name for name in recipes.names() if in_words(f"recipe:{name}").startswith("recipe:")] == []
+    assert len(set(words)) == len(words)
+
+
+def test_no_two_estimators_of_a_figure_share_a_name():
+    assert distinct_names(["rloo", "recipe:rloo"]) == {"rloo": "rloo", "recipe:rloo": "recipe:rloo"}
+    assert distinct_names(["rloo", "gae"], {"gae": "ours", "vine": "–"}) == {"rloo": "RLOO", "gae": "ours"}
+
+
+@pytest.mark.parametrize(
+    ("label", "own"),
+    [
+        ("group_mean", True),
+        ("length_weighted(alpha=0.8)", True),
+        ("length_weighted(alpha=0.8, loo=True)", False),
+        ("recipe:norm_weighted", True),
+        ("recipe:grpo", False),
+        ("rloo", False),
+        ("rloo(loo=False)", True),
+        ("reinforce", False),
+        ("mine:weights", False),
+        ("unknown", False),
+        ("rloo(", False),
+    ],
+)
+def test_own_sample_is_known_from_the_label(label, own):
+    assert uses_own_sample(label) is own
+
+
+def test_a_registered_estimator_may_bring_its_words(monkeypatch):
+    monkeypatch.setattr("gradstats.estimators.registry.DEFINITIONS", dict(registry.DEFINITIONS))
+    estimators.register("half_reward", display="half")(lambda batch, factor=0.5: factor * batch.rewards)
+    estimators.register("third_reward")(lambda batch: batch.rewards / 3)
+    assert in_words("half_reward(factor=0.2)") == "half, factor = 0.2"
+    assert in_words("third_reward") == "third_reward"

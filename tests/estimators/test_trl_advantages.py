@@ -1,7 +1,5 @@
 """Advantages computed by TRL's trainers on random groups, compared with those of gradstats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -152,7 +152,7 @@ def test_the_files_of_two_ranks_are_those_of_one_process(policy_folder, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["exact", "mixed precision", "different rollouts"])
+@pytest.mark.parametrize("case", ["exact", "long", "mixed precision", "different rollouts"])
 def test_two_ranks(case, tmp_path):
     for rank in [start_rank(rank, tmp_path / "store", case) for rank in range(2)]:
         assert_ends(rank)

@@ -1,20 +1,27 @@
-"""A measuring session: its shards, sequences that are left out, and memory that runs out."""
+"""A measuring session: one call, shard after shard, and what memory allows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_config, tiny_model
-from gradient_models import assert_same, changed
-from transformers import AutoModelForCausalLM
+from gradient_models import any_model, assert_same, changed, random_weightings
+from token_gradients import token_gradients
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.batch import Batch
 from gradstats.gradients.engines.ghost import ghost_engine
+from gradstats.gradients.measure import mean_square_gradients
+from gradstats.gradients.memory import LIBRARIES_GIB, ActivationSize, activation_size, is_out_of_memory, peak_memory
+from gradstats.gradients.parameters import select_parameters
+from gradstats.measurement.disk_size import GIB
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
@@ -139,3 +146,143 @@ def test_progress_counts_every_sequence_and_token():
     session.measure(rollouts, lambda n_sequences, n_tokens: counted.__iadd__([n_sequences, n_tokens]))
     assert counted[0] == 6
     assert counted[1] >= sum(len(c) for c in rollouts.tokens("completion_tokens"))
+
+
+@pytest.mark.parametrize("token_budget", [4096, 30])
+def test_mean_squares_equal_those_of_token_gradients(token_budget):
+    model, rollouts = any_model("gpt2", True), ragged_rollouts(6, masked=True)
+    (weights,) = random_weightings(rollouts, 1).values()
+    batches = [np.array([0, 3, 1]), np.array([5, 2])]
+    found = mean_square_gradients(
+        Policy(model, temperature=0.7),
+        rollouts,
+        gradients.select_parameters(model, r"h\."),
+        weights,
+        batches,
+        token_budget=token_budget,
+    )
+    scores = token_gradients(model, rollouts, 0.7)
+    for name, values in found.items():
+        of_batches = [
+            sum(weight * score[name] for row in rows for weight, score in zip(weights[row], scores[row], strict=True))
+            for rows in batches
+        ]
+        expected = torch.stack(of_batches).square().mean(dim=0)
+        np.testing.assert_allclose(values, expected, rtol=1e-9, atol=1e-20, err_msg=name)
+    assert len(found) == 24
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    model, rollouts = any_model("qwen2"), ragged_rollouts(3)
+    weights = [np.full(len(tokens), 1e308) for tokens in rollouts.tokens("completion_tokens")]
+    with pytest.raises(
+        ValueError, match=r"the gradient of .* in batch 0 of the estimate of second moments is not finite"
+    ):
+        mean_square_gradients(Policy(model), rollouts, gradients.select_parameters(model), weights, [np.arange(3)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "ghosts"}, "engine is 'ghosts': choose one of auto, ghost, vmap, loop"),
+        (
+            {"params": "nothing_like_it"},
+            r"matches no trainable parameter; some that exist: model\.embed_tokens\.weight",
+        ),
+        ({"params": "("}, "is not a regular expression"),
+        ({"blocks": "rows"}, "blocks is 'rows'"),
+        ({"token_budget": 0}, "token_budget is 0"),
+        ({"memory_gib": 0.0}, "memory_gib is 0.0"),
+    ],
+)
+def test_bad_settings_are_refused(options, message, rollouts):
+    with pytest.raises(ValueError, match=message):
+        gradients.measure(tiny_model("qwen2"), rollouts, progress=False, **options)
+
+
+def test_a_model_of_no_kind_is_refused(rollouts):
+    with pytest.raises(TypeError, match="policy is a str: pass a Policy"):
+        gradients.measure("gpt2", rollouts, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("the caller ran out of memory"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_allocators_are_recognised_by_their_errors(error, expected):
+    assert is_out_of_memory(error) is expected
+
+
+def test_an_allocation_larger_than_any_memory_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+
+
+TABLE = Path(__file__).parents[2] / "figures" / "memory" / "memory.csv"
+
+
+def tiny(attention: str = "sdpa", layers: int = 2) -> Policy:
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=101,
+        attn_implementation=attention,
+    )
+    torch.manual_seed(0)
+    return Policy(AutoModelForCausalLM.from_config(config).eval(), None, "tiny")
+
+
+def test_the_parts_of_the_estimate():
+    policy = tiny()
+    selection = select_parameters(policy.model)
+    n = sum(parameter.numel() for parameter in policy.model.parameters())
+    sizes = ActivationSize(1000.0, 2.0)
+
+    def parts(engine, sketch_dim=None):
+        return peak_memory(policy, engine, selection, 3, 10, sketch_dim, sizes)
+
+    ghost, loop, vmap = (parts(engine) for engine in ("ghost", "loop", "vmap"))
+    assert ghost.libraries == LIBRARIES_GIB
+    assert ghost.weights * GIB == pytest.approx(4 * n)
+    assert ghost.activations * GIB == pytest.approx(1.2 * 3 * (1000 * 10 + 2 * 100))
+    assert ghost.logits * GIB == pytest.approx(2 * 3 * 10 * 4 * 101)
+    assert (ghost.gradients, ghost.sketches) == (0, 0)
+    assert loop.activations == pytest.approx(ghost.activations / 3)
+    assert (loop.gradients * GIB, vmap.gradients * GIB) == pytest.approx((2.4 * 4 * n, 1.5 * 3 * 4 * n))
+    assert parts("ghost", 50).sketches * GIB == pytest.approx(4 * 3 * 50 + selection.n_parameters / 8)
+    ones = {name: torch.ones_like(tensor) for name, tensor in selection.parameters.items()}
+    scaled = peak_memory(policy, "ghost", replace(selection, preconditioner=ones), 3, 10, None, sizes)
+    assert (ghost.preconditioner, scaled.preconditioner * GIB) == (0, pytest.approx(4 * n))
+    assert scaled.total == pytest.approx(ghost.total + scaled.preconditioner)
+    assert vmap.total == pytest.approx(
+        vmap.libraries + vmap.weights + vmap.activations + vmap.logits + vmap.gradients + vmap.sketches
+    )
+
+
+def test_activations_grow_with_layers_and_with_the_square_of_time_under_eager_attention():
+    few, many = activation_size(tiny(layers=1)), activation_size(tiny(layers=3))
+    assert few.quadratic == pytest.approx(0, abs=0.1)
+    assert many(500) > 2 * few(500) > 0
+    eager = activation_size(tiny("eager", layers=1))
+    # Probabilities of two heads, in float32, are kept at least once.
+    assert eager.quadratic >= 2 * 4
+
+
+def test_measured_peaks_are_estimated_within_30_percent():
+    table = pd.read_csv(TABLE)
+    assert set(table["engine"]) == {"ghost", "ghost+sketch", "vmap", "loop"}
+    assert table["estimated_over_measured"].between(0.7, 1.3).all()
+    parts = ["libraries", "weights", "activations", "logits", "gradients", "sketches"]
+    assert table[parts].sum(axis=1).to_numpy() == pytest.approx(table["estimated_gib"].to_numpy(), abs=0.004)

@@ -1,7 +1,5 @@
 """Which trainers are installed."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import tomllib

@@ -1,7 +1,5 @@
 """The folder of a monitored training run, and what is logged of a step."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

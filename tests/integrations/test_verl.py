@@ -1,7 +1,5 @@
 """The plug-in of verl, in verl itself: registered when verl is imported, and equal to verl's own estimators."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Estimators in the form of verl: equal to this package's own, whatever the mask, and what happens on bad batches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,9 +1,8 @@
-"""Measurements: their fields, gradients and token energies, how they are joined, and their folders."""
-
-from __future__ import annotations
+"""What a measuring run leaves behind: storage, joining, state values, and its size on the disk."""
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,10 @@ from measured_by_hand import assert_identical, measured_by_hand
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.measurement import Measurement, WeightedGradients, read_measurement
+from gradstats.measurement.disk_size import bytes_of_sequences, measured_bytes, require_space
 from gradstats.measurement.measurement import metric_label, metric_sentence, sketched_gram, split_layer
+from gradstats.measurement.state_values import StateValues, read_state_values, stored_values
+from gradstats.rollouts.table import Rollouts
 
 
 def measure(model, rollouts, **options) -> Measurement:
@@ -273,3 +275,79 @@ def test_broken_or_missing_measurements_are_named(tmp_path):
     tensors.write_bytes(tensors.read_bytes()[:-8])
     with pytest.raises(ValueError, match="cannot be read .*: remove it and measure again"):
         read_measurement(tmp_path / "m")
+
+
+ROLLOUTS = Rollouts.from_sequences([[5], [5]], [[1, 2], [3]], rewards=[1.0, 0.0], prompt_ids=["a", "b"])
+VALUES = StateValues.of(ROLLOUTS, [np.zeros(2), np.zeros(1)], {})
+
+
+def test_values_are_read_as_they_were_written_and_find_their_completions(tmp_path):
+    values = StateValues.of(ROLLOUTS, [np.array([0.5, np.nan]), np.array([0.25])], {"k": 2})
+    values.to_parquet(tmp_path / "values.parquet")
+    found = read_state_values(tmp_path / "values.parquet")
+    assert found.metadata == {"k": 2}
+    for row, expected in zip(found.for_rollouts(ROLLOUTS.select([1, 0])), ([0.25], [0.5, np.nan]), strict=True):
+        np.testing.assert_array_equal(row, expected)
+    both = StateValues.concatenate([found, found])
+    assert len(both.values) == len(both.completions) == 4
+
+
+@pytest.mark.parametrize(
+    ("completions", "rewards", "prompts", "message"),
+    [
+        ([[1, 2], [3]], [1.0, 1.0], ["a", "b"], "completion 0 of prompt 'b' had another reward"),
+        ([[1, 2, 3]], [1.0], ["a"], "completion 0 of prompt 'a' has another number of tokens"),
+        ([[1]], [1.0], ["c"], "completion 0 of prompt 'c' has none"),
+    ],
+)
+def test_other_completions_are_refused(completions, rewards, prompts, message):
+    others = Rollouts.from_sequences([[5]] * len(prompts), completions, rewards=rewards, prompt_ids=prompts)
+    with pytest.raises(ValueError, match=message):
+        VALUES.for_rollouts(others)
+
+
+def test_a_changed_file_is_refused(tmp_path):
+    path = tmp_path / "values.parquet"
+    VALUES.to_parquet(path)
+    damaged = bytearray(path.read_bytes())
+    damaged[60] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match="values\\.parquet"):
+        read_state_values(path)
+    ROLLOUTS.to_parquet(tmp_path / "rollouts.parquet")
+    with pytest.raises(ValueError, match="holds no state values"):
+        read_state_values(tmp_path / "rollouts.parquet")
+
+
+def test_shards_without_their_plan_are_left_out_with_a_warning(tmp_path):
+    VALUES.to_parquet(tmp_path / "shard-00000.parquet")
+    reason = r"are left out \(their plan\.json is missing\): `gradstats run` makes them again"
+    with pytest.warns(UserWarning, match=reason):
+        assert stored_values(tmp_path, ROLLOUTS) == {}
+
+
+def test_sequences_are_counted_by_their_lengths():
+    rollouts, section = ragged_rollouts(7), MeasurementSection(sketch_dim=32, token_probes=2, token_exact=0.5)
+    lengths = [len(tokens) for tokens in rollouts.frame["completion_tokens"]]
+    assert measured_bytes(rollouts, section) == sum(bytes_of_sequences(length, 1, section) for length in lengths)
+    narrow = section.model_copy(update={"token_dtype": "float16"})
+    assert measured_bytes(rollouts, narrow) < measured_bytes(rollouts, section)
+
+
+def test_it_is_an_upper_bound_of_the_tensors(tmp_path):
+    measured = measured_by_hand(n=40)
+    measured.save(tmp_path / "m")
+    section = MeasurementSection(sketch_dim=8, token_probes=3, token_exact=2)
+    header = 4096
+    weighted = len(measured) * (3 * 8 * 4 + 2 * 8)
+    tensors = (tmp_path / "m" / "tensors.safetensors").stat().st_size
+    assert tensors < measured_bytes(measured.rollouts, section, 2) + weighted + 2 * 8 * len(measured) + header
+    added = measured_bytes(measured.rollouts, section, 2) - measured_bytes(measured.rollouts, section)
+    assert added == measured.sketches_by_block.nbytes
+
+
+def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**30))
+    require_space(tmp_path / "not" / "yet", 2**30)
+    with pytest.raises(OSError, match=r"takes up to 2,048\.0 MiB, and .* has 1,024\.0 MiB left: measure with fewer"):
+        require_space(tmp_path, 2**31)

@@ -9,29 +9,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from fixture_frames import completions, length_bins
+from fixture_frames import length_bins
 from legibility import assert_legible
 
 from gradstats import plots
 from gradstats.plots import plot_length_scaling, style
-from gradstats.stats import fit_length_scaling, length_reward_correlation
-
-
-def test_reward_and_length_are_relative_to_their_prompt():
-    frame = completions("ordinary")
-    ax = plots.plot_length_reward(frame)
-    at = np.asarray(ax.collections[0].get_offsets())
-    means = frame.groupby("prompt_id")[["length", "reward"]].transform("mean")
-    np.testing.assert_allclose(at, frame[["length", "reward"]] - means)
-
-
-def test_the_correlation_is_written_with_its_interval():
-    frame = completions("ordinary")
-    correlation = length_reward_correlation(lengths=frame["length"], rewards=frame["reward"], groups=frame["prompt_id"])
-    low, high = correlation.confidence_interval()
-    numbers = [f"{number:.2f}".replace("-", "−") for number in (correlation.correlation, low, high)]
-    ax = plots.plot_length_reward(frame, correlation=correlation)
-    assert ax.get_title(loc="left") == "correlation {} [{}, {}]".format(*numbers)
+from gradstats.stats import fit_length_scaling
 
 
 def test_bins_of_short_completions_do_not_crowd_the_axis():

@@ -1,4 +1,4 @@
-"""Loading policies, the chat template, and a policy's description."""
+"""Loading a policy, what it states about itself, and a model that is divided among ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from conftest import tiny_model, tiny_tokenizer
+from conftest import VOCABULARY, tiny_model, tiny_tokenizer
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from transformers.utils import logging as transformers_logging
 
+import gradstats as gs
+from gradstats.gradients.checks.self_check import TOLERANCES
+from gradstats.gradients.parameters import select_parameters
+from gradstats.policy.model import DTYPES, class_name, dtype_name, n_logits, output_embedding, vocabulary_size
 from gradstats.policy.policy import Policy, load_policy, suitable_threads
+from gradstats.policy.sharding import (
+    is_sharded,
+    layer_lists,
+    n_ranks,
+    own_device,
+    shard,
+    sharded_loading,
+    shards_while_loading,
+)
 
 
 def test_a_local_folder_loads_in_the_asked_dtype_and_in_evaluation_mode(policy_folder):
@@ -125,3 +140,106 @@ def test_small_models_take_one_thread_and_give_the_setting_back(monkeypatch):
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_every_type_has_its_name_and_a_tolerance():
+    assert DTYPES["bfloat16"] is torch.bfloat16
+    assert {dtype_name(dtype): dtype for dtype in DTYPES.values()} == DTYPES
+    assert set(TOLERANCES) == set(DTYPES.values())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_sizes_are_those_of_the_embeddings(architecture, tied):
+    model = tiny_model(architecture, tied)
+    assert (vocabulary_size(model), n_logits(model)) == (VOCABULARY, VOCABULARY)
+    assert output_embedding(model) is model.lm_head
+    assert model(torch.tensor([[3]])).logits.shape[-1] == n_logits(model)
+
+
+def test_padding_of_the_vocabulary_counts():
+    model = tiny_model("qwen2")
+    model.resize_token_embeddings(64)
+    assert (vocabulary_size(model), n_logits(model)) == (64, 64)
+
+
+def test_input_and_output_may_have_different_sizes():
+    model = tiny_model("llama")
+    model.set_output_embeddings(torch.nn.Linear(24, 50, bias=False))
+    assert (vocabulary_size(model), n_logits(model)) == (VOCABULARY, 50)
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_a_process_without_a_group_cannot_hold_a_part(policy_folder):
+    message = r"sharded=True divides the weights over the ranks of a process group, and this process belongs to none"
+    with pytest.raises(ValueError, match=message):
+        gs.load_policy(policy_folder, sharded=True, progress=False)
+
+
+def test_one_rank_holds_the_whole_model(one_rank, policy_folder):
+    assert n_ranks() == 1
+    assert not is_sharded(gs.load_policy(policy_folder, sharded=True, progress=False).model)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
+def test_a_model_is_divided_layer_by_layer_and_keeps_its_name(one_rank, architecture):
+    model = tiny_model(architecture)
+    name, ids = type(model).__name__, torch.arange(6)[None]
+    expected = model(ids).logits
+    shard(model, "cpu")
+    assert is_sharded(model)
+    assert type(model).__name__ == f"FSDP{name}"
+    assert class_name(model) == name
+    ((_, layers),) = layer_lists(model)
+    assert all(type(layer).__name__.startswith("FSDP") for layer in layers)
+    assert torch.equal(model(ids).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tied_weights_count_once_after_a_forward_pass_as_well(one_rank):
+    model = tiny_model("qwen2", tied=True)
+    expected = sum(tensor.numel() for tensor in model.parameters())
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+    fully_shard(model.model.embed_tokens, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+    model.lm_head.weight = model.model.embed_tokens.weight  # as transformers ties them when it has read the shards
+    with torch.no_grad():
+        model(torch.arange(6)[None])
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    assert Policy(model).describe()["n_parameters"] == expected
+    with torch.no_grad():
+        model(torch.arange(6)[None])
+    assert select_parameters(model).n_parameters == expected
+
+
+def test_only_outermost_lists_of_layers_count():
+    block = nn.Module()
+    block.experts = nn.ModuleList([nn.Sequential(nn.Linear(2, 2))])
+    model = nn.Module()
+    model.blocks, model.scales = nn.ModuleList([block, block]), nn.ModuleList([nn.Linear(2, 2)])
+    assert [path for path, _ in layer_lists(model)] == ["blocks"]
+
+
+def test_transformers_reads_the_part_of_a_rank_for_the_accelerator_of_the_machine(one_rank, policy_folder, monkeypatch):
+    config = sharded_loading(policy_folder, {})["distributed_config"]
+    assert (config.fsdp_size, config.fsdp_plan) == (1, {"model.layers.*": "free_full_weight"})
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    assert (shards_while_loading("cuda:1"), shards_while_loading("cpu")) == (True, False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    assert shards_while_loading("cpu")
+
+
+def test_each_rank_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert [own_device(device) for device in ("cuda", "cuda:1", "cpu")] == ["cuda:3", "cuda:1", "cpu"]
+    monkeypatch.delenv("LOCAL_RANK")
+    assert own_device("cuda") == "cuda:0"

@@ -1,7 +1,5 @@
 """Known data sets, read by the `datasets` library from local files shaped like them."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -9,7 +7,6 @@ import sys
 
 import pandas as pd
 import pytest
-from prompt_rows import ROWS, write_json_lines
 
 from gradstats.prompts import Problem
 from gradstats.prompts import load_prompts as load_prompts_for_user_source
@@ -18,6 +15,13 @@ from gradstats.prompts.problem import ColumnMapping, extract_reference
 from gradstats.rewards.grading import Grader
 from gradstats.rewards.registry import get_reward
 from gradstats.system.worker import PROCESS
+
+ROWS = [{"prompt": f"{number} + 1?", "answer": str(number + 1)} for number in range(20)]
+
+
+def write_json_lines(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
 
 
 def test_only_the_rows_of_a_subset_are_read_from_parquet(tmp_path):
@@ -300,12 +304,7 @@ def test_subsets_are_seeded_and_keep_names_and_order(tmp_path):
 
 def test_columns_can_be_named(tmp_path):
     path = write_json_lines(tmp_path / "p.jsonl", [{"question": "1+1?", "solution": "that makes #### 2", "key": "k9"}])
-    settings = {
-        "prompt_column": "question",
-        "answer_column": "solution",
-        "id_column": "key",
-        "answer_format": "hashes",
-    }
+    settings = {"prompt_column": "question", "answer_column": "solution", "id_column": "key", "answer_format": "hashes"}
     (problem,) = load_prompts(path, **settings)
     assert (problem.prompt_id, problem.prompt, problem.answer) == ("k9", "1+1?", "2")
 
@@ -345,11 +344,7 @@ def test_columns_can_be_named(tmp_path):
         ('{"prompt": "a", "answer": "1"}', {"n": 2}, "n is 2, but .* holds only 1 problems"),
         ('{"prompt": "a", "answer": "1"}', {"n": 0}, "n is 0"),
         ('{"prompt": 12, "answer": "1"}', {}, r"row 0 of .* holds a int in 'prompt' \(12\): a prompt is text"),
-        (
-            '{"prompt":"a","answer":"1","k":1}\n{"prompt":"b","answer":"1","k":1}',
-            {"id_column": "k"},
-            "repeats names",
-        ),
+        ('{"prompt":"a","answer":"1","k":1}\n{"prompt":"b","answer":"1","k":1}', {"id_column": "k"}, "repeats names"),
     ],
 )
 def test_broken_files_are_named(tmp_path, content, settings, message):

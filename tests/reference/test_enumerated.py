@@ -1,7 +1,5 @@
 """The enumerated policy against finite differences and sampling, and the bias of every estimator against the policy."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -16,6 +16,7 @@ from conftest import tiny_model
 from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
@@ -35,6 +36,7 @@ PACKAGE = ROOT / "gradstats"
 TABLES_OF = {
     "Allocation": "allocation",
     "AlphaDifference": "alpha difference",
+    "AlphaByBlock": "alpha_by_block",
     "AlphaReport": "alpha",
     "CriticQuality": "critic",
     "CurvatureTest": "curvature",
@@ -42,13 +44,13 @@ TABLES_OF = {
     "FittedValues": "fitted values",
     "ImpliedShift": "shift",
     "LengthBins": "length_bins",
-    "LengthRewardCorrelation": "length-reward",
+    "LengthRewardCorrelation": "length_reward",
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",
     "OptimalBaselines": "optimal_baselines",
     "PolicyProfile": "profile",
-    "PromptPlan": "plan alpha",
+    "PromptPlan": "plan",
     "ProxyQuality": "proxy_quality",
     "RatioDiagnostics": "ratios",
     "SamplerGap": "sampler_gap",
@@ -91,7 +93,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         warnings.simplefilter("ignore")
         comparison = gs.compare(measured, ["rloo", "reinforce"])
         section = VarianceSection(estimators=["reinforce", "length_weighted(alpha=0.8, loo=True)"])
-        report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.stats.profile_policy(measured)
+        report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.analyses.profile_policy(measured)
         curve = gs.variance_curve(measured, "length_weighted(loo=True)", "alpha", [0.0, 1.0])
         baselines = gs.optimal_baselines(measured, published=["rloo"])
         known = [np.full(length, 0.5) for length in measured.lengths]
@@ -99,11 +101,11 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         save_tokens(quality, folder)
-        plans = {
-            "plan alpha": gs.plan_alpha(report.fit),
-            "plan ratio": gs.plan_ratio(comparison, "reinforce", ratio=1.2),
-            "plan signal": gs.plan_signal(comparison, "rloo"),
-        }
+        plans = [
+            gs.plan_alpha(report.fit),
+            gs.plan_ratio(comparison, "reinforce", ratio=1.2),
+            gs.plan_signal(comparison, "rloo"),
+        ]
         frames = variance_breakdowns(measured, section)
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)
         frames["variance_by_block"] = block_variances(replace(measured, sketches_by_block=by_block), section)[0]
@@ -119,8 +121,8 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
     on_policy, gaps = report.on_policy.to_frame(), gap.to_frame()
     profiles = read_csv(folder / "token_profiles.csv")
     rows = profile_table({"mine": profile}).source
-    found |= {name: set(plan.to_frame().columns) for name, plan in plans.items()}
     found |= {
+        "plan": {column for plan in plans for column in plan.to_frame()},
         "variance": set(comparison.to_frame().columns),
         "curve": set(curve.to_frame().columns),
         "critic": set(critic.to_frame().columns),
@@ -141,7 +143,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "token_profiles": {*profiles.columns, *profiles["profile"], *profiles["quantity"]},
         "profile": {*rows.columns, *(name.split(" of ")[0] for name in rows["quantity"])},
         "shift": set(gs.implied_shift(measured, "token_mean").to_frame().columns),
-        "length-reward": set(gs.length_reward_correlation(measured).to_frame().columns),
+        "length_reward": set(gs.length_reward_correlation(measured).to_frame().columns),
         "fitted values": set(FittedValues([], NOT_ESTIMATED, (1.0,), 2).to_frame().columns),
         "check": set(engines.columns),
         "alpha difference": set(gs.stats.alpha_difference(report_points, report_points[::2]).to_frame().columns),
@@ -179,7 +181,8 @@ def test_each_saved_column_has_an_entry(path):
     saved = {column for column in columns_of(path) if not (of_sweep and "." in column)}
     if of_sweep and path.stem != "sweep":
         saved -= {"cell"}
-    assert named(saved) <= {column.name for column in INDEX[path.stem]}
+    drawn = {figure.name: figure.table for one in registry.every() for figure in one.figures if figure.table}
+    assert named(saved) <= {column.name for column in INDEX[drawn.get(path.stem, path.stem)]}
 
 
 def test_points_are_indexed_as_they_are_saved():
@@ -208,11 +211,11 @@ def test_a_table_has_each_name_once():
 def test_every_result_with_a_frame_is_indexed():
     found = set()
     for path in PACKAGE.glob("[asv]*/**/*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef):
-                bases = {getattr(base, "id", "") for base in node.bases}
-                methods = [entry.name for entry in node.body if isinstance(entry, ast.FunctionDef)]
-                has_frame = "Result" in bases or ("to_frame" in methods and "Protocol" not in bases)
-                found |= {node.name} if has_frame and node.name != "Result" else set()
+        classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+        bases = {node.name: {getattr(base, "id", "") for base in node.bases} for node in classes}
+        own = {node.name for node in classes if "to_frame" in {getattr(entry, "name", "") for entry in node.body}}
+        results = {name for name in bases if name in own or bases[name] & own or bases[name] & {"Answer", "Result"}}
+        framed = {name for name in results if "Protocol" not in bases[name]} - {"Answer", "Result"}
+        found |= framed - set().union(*bases.values())  # what others in the file inherit from is not a result
     assert found == set(TABLES_OF)
     assert set(TABLES_OF.values()) <= set(INDEX)

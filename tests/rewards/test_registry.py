@@ -1,7 +1,5 @@
 """Rewards of the user's own by name, in the worker process."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

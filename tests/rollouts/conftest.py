@@ -1,7 +1,5 @@
 """What the readers of trainers' dumps share."""
 
-from __future__ import annotations
-
 import pytest
 from conftest import tiny_tokenizer
 

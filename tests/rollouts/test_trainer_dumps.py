@@ -1,7 +1,5 @@
 """TRL's completions: files written by hand and by its trainer, and the errors for broken files."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys
@@ -11,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import tiny_tokenizer
-from trainer_dump_files import EOS, ids, trl_file, verl_file
 
 import gradstats
 from gradstats.policy.policy import load_policy
@@ -23,6 +20,37 @@ from gradstats.rollouts.trainer_dumps import (
     read_verl_rollouts,
     restore_tokens,
 )
+
+EOS = 1
+
+
+def messages(text):
+    return [{"role": "user", "content": text, "images": None}]
+
+
+def trl_file(path, **columns):
+    table = {
+        "step": [1, 1, 1, 2],
+        "prompt": [messages("ab"), messages("ab"), messages("cd"), messages("ab")],
+        "completion": [[{"role": "assistant", "content": text}] for text in ("xy", "xyz", "x", "xyzq")],
+        "accuracy": [1.0, 0.0, 1.0, 0.0],
+        "advantage": [0.7, -0.7, 0.0, 0.0],
+    }
+    pd.DataFrame(table | columns).to_parquet(path)
+    return path
+
+
+def verl_file(path, rows=None):
+    default = [
+        {"input": "ab", "output": "xy", "gts": "3", "score": 1.0, "step": 4, "acc": True},
+        {"input": "ab", "output": "xyz", "gts": "3", "score": 0.0, "step": 4, "acc": False},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (default if rows is None else rows)))
+    return path
+
+
+def ids(text):
+    return tiny_tokenizer()(text)["input_ids"]
 
 
 def test_pieces_decide_between_tokenisations():
@@ -225,7 +253,7 @@ def test_trls_own_files_of_two_steps_of_grpo(tmp_path):
     assert sorted(restored) == sorted(sampled.ids)
     encoded = {tuple(policy.encode_prompt(item.prompt)) for item in problems}
     assert {tuple(tokens) for tokens in rollouts.frame["prompt_tokens"]} <= encoded
-    measured = gradstats.measure(gradstats.load_policy("embedded"), rollouts, sketch_dim=64, progress=False)
+    measured = gradstats.measure(gradstats.load_policy("embedded"), rollouts, sketch_dim=4096, progress=False)
     assert len(measured) == 16
     assert "verl" not in sys.modules
 

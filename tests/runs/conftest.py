@@ -1,18 +1,13 @@
 """A tiny experiment and a finished run of it, which the tests of the steps share."""
 
-from __future__ import annotations
-
 import json
 
-import matplotlib as mpl
 import pytest
-from small_runs import leave_out_pictures
+from small_runs import leave_out_pictures, only_two_figures
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import FiguresSection
 from gradstats.runs.pipeline import run_experiment
-
-mpl.use("Agg")
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +39,13 @@ def drawing(experiment) -> Experiment:
 @pytest.fixture(scope="session")
 def drawn(drawing, tmp_path_factory):
     """A finished run with figures."""
-    return run_experiment(drawing, tmp_path_factory.mktemp("runs") / "drawn", progress=False)
+    with pytest.MonkeyPatch.context() as patched:
+        only_two_figures(patched)
+        return run_experiment(drawing, tmp_path_factory.mktemp("runs") / "drawn", progress=False)
 
 
 @pytest.fixture(autouse=True)
-def pages_without_pictures(request, monkeypatch):
-    """Leave the pictures out of the pages of tests that ask for no figures: they are most of the time of such a run."""
-    if not {"drawing", "drawn"} & set(request.fixturenames):
-        leave_out_pictures(monkeypatch)
+def few_pictures(request, monkeypatch):
+    """Draw two figures where a test asks for some, and leave the pages without any elsewhere: they take most time."""
+    draws = {"drawing", "drawn"} & set(request.fixturenames)
+    (only_two_figures if draws else leave_out_pictures)(monkeypatch)

@@ -1,11 +1,8 @@
 """The published α setting from end to end, with a small random model instead of the 1.5 B model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
-import matplotlib as mpl
 import pandas as pd
 import pytest
 import torch
@@ -20,8 +17,6 @@ from gradstats.config.experiment import load_experiment, shipped_experiments
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import analyse
 from gradstats.runs.directory import RunDirectory
-
-mpl.use("Agg")
 
 VARIANTS = {
     "alpha_r1_distill_model_defaults": {"sampling.temperature": 0.6, "sampling.top_p": 0.95},
@@ -77,10 +72,7 @@ def downloads(tmp_path_factory):
     return root
 
 
-LOCAL = (
-    "policy.name=models/DeepSeek-R1-Distill-Qwen-1.5B",
-    "prompts.source=data/orca-math-word-problems-200k",
-)
+LOCAL = ("policy.name=models/DeepSeek-R1-Distill-Qwen-1.5B", "prompts.source=data/orca-math-word-problems-200k")
 
 
 def test_without_a_hub_one_sentence_says_what_to_download_and_where_to_put_it(monkeypatch, capsys, tmp_path):

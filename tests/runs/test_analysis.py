@@ -1,15 +1,10 @@
 """The analysis step: what it writes, and what it does where the data allow no result."""
 
-from __future__ import annotations
-
-import io
 import json
 import re
 import shutil
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,8 +13,8 @@ from command_line import run
 from rich.progress import Progress
 
 import gradstats
-from gradstats import Rollouts as Rollouts_for_breakdowns
 from gradstats import equivalent_group_size, variance_by_length
+from gradstats.analyses.points import load_points
 from gradstats.config.experiment import VarianceSection
 from gradstats.measurement.measurement import read_measurement
 from gradstats.report.figures import figures_as_svg
@@ -30,7 +25,6 @@ from gradstats.runs.analysis import (
     compare_estimators,
     fit_alpha,
     length_bins,
-    load_points,
     variance_breakdowns,
 )
 from gradstats.runs.directory import RunDirectory
@@ -87,7 +81,8 @@ def test_the_analysis_shows_its_steps(copied, experiment, monkeypatch):
 def with_curve(drawn, tmp_path, monkeypatch, capsys):
     """A copy of a finished run, to which a curve was added."""
     path = shutil.copytree(drawn.run.path, tmp_path / "run")
-    code, _, err = run(monkeypatch, capsys, "curve", path, "asymmetric(loo=True)", "delta=-0.5,0", "--n-resamples", "8")
+    words = ("ask", path, "curve", "asymmetric(loo=True)", "delta=-0.5,0", "--n-resamples", "8")
+    code, _, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
     return path
 
@@ -226,7 +221,7 @@ def test_ratios_are_written_and_drawn_only_where_they_differ_from_one(finished, 
 class Measured:
     """The fields of a measurement that a comparison reads."""
 
-    rollouts: Rollouts_for_breakdowns
+    rollouts: Rollouts
     sketches: np.ndarray
     sq_norms: np.ndarray
 
@@ -236,7 +231,7 @@ def measured(per_prompt, n_prompts=40, seed=0):
     n = n_prompts * per_prompt
     rewards = (rng.random(n) < 0.5).astype(float)
     scores = rng.standard_normal((n, 64)) + 0.2 * rewards[:, None]
-    rollouts = Rollouts_for_breakdowns.from_sequences(
+    rollouts = Rollouts.from_sequences(
         [[1]] * n,
         [[2] * length for length in rng.integers(3, 30, n)],
         rewards,
@@ -251,7 +246,7 @@ SECTION = VarianceSection(estimators=["rloo", "group_mean", "batch_mean", "token
 def test_tables_of_eight_completions():
     pool = measured(8)
     found = variance_breakdowns(pool, SECTION)
-    assert list(found) == ["group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"]
+    assert list(found) == ["group_sizes", "equivalent_group_size", "length_bins", "allocation", "success_bins"]
     sizes = found["group_sizes"]
     # A batch-level estimator has no group size.
     assert set(sizes["estimator"]) == {"rloo", "group_mean", "token_mean(loo=True)"}
@@ -294,98 +289,8 @@ def test_gradients_are_split_by_success_once_for_each_unit():
 
 
 def test_what_the_data_do_not_allow_is_missing():
-    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "allocation", "length_bins"]
+    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "length_bins", "allocation"]
     assert list(variance_breakdowns(measured(1), SECTION)) == ["length_bins"]
-
-
-FRAME = pd.DataFrame(
-    {
-        "length": [3, 5, 8],
-        "sq_norm": [1.0, 2.0, 4.0],
-        "prompt_id": ["007", "7", "NA"],
-        "truncated": [False, True, False],
-    }
-)
-
-
-def as_text(kind: str) -> str:
-    if kind == "jsonl":
-        return FRAME.to_json(orient="records", lines=True)
-    return FRAME.to_csv(index=False, sep="\t" if kind == "tsv" else ",")
-
-
-def assert_the_points(points):
-    np.testing.assert_array_equal(points["lengths"], FRAME["length"])
-    np.testing.assert_array_equal(points["sq_norms"], FRAME["sq_norm"])
-    assert points["groups"].tolist() == ["007", "7", "NA"]
-    assert points["truncated"].tolist() == [False, True, False]
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_table_of_every_format_gives_the_same(tmp_path, kind):
-    path = tmp_path / f"points.{kind}"
-    if kind == "parquet":
-        FRAME.to_parquet(path)
-    else:
-        path.write_text(as_text(kind))
-    assert_the_points(load_points(path))
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
-def test_standard_input_shows_its_format(monkeypatch, kind):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(as_text(kind)))
-    assert_the_points(load_points(Path("-")))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [('{"length": 3', "cannot be read as CSV, TSV or JSON"), ("", "cannot be")]
-)
-def test_standard_input_that_is_no_table(monkeypatch, text, message):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    with pytest.raises(ValueError, match=message):
-        load_points(Path("-"))
-
-
-def test_published_points_are_known_by_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    points = load_points(Path("gloeckle2026"))
-    assert len(points["lengths"]) == 29
-    Path("gloeckle2026").write_text(FRAME.to_csv(index=False))  # a file of that name comes first
-    assert_the_points(load_points(Path("gloeckle2026")))
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "tsv"])
-def test_a_damaged_table_is_named(tmp_path, kind):
-    path = tmp_path / f"points.{kind}"
-    path.write_bytes(b'"\x00\xff\n1')
-    with pytest.raises(ValueError, match=f"points.{kind} (cannot be read|has no column)"):
-        load_points(path)
-
-
-def test_a_row_without_a_prompt_is_refused(tmp_path):
-    FRAME.assign(prompt_id=["a", None, "b"]).to_parquet(tmp_path / "points.parquet")
-    with pytest.raises(ValueError, match="row 2 of .* has no prompt_id"):
-        load_points(tmp_path / "points.parquet")
-
-
-def test_points_are_read_with_what_the_file_has(tmp_path):
-    frame = pd.DataFrame({"length": [3, 5, 8], "sq_norm": [1.0, 2.0, 4.0]})
-    frame.to_csv(tmp_path / "bare.csv", index=False)
-    bare = load_points(tmp_path / "bare.csv")
-    assert set(bare) == {"lengths", "sq_norms", "groups"}
-    assert bare["groups"] is None
-    np.testing.assert_array_equal(bare["lengths"], [3, 5, 8])
-    np.testing.assert_array_equal(bare["sq_norms"], [1.0, 2.0, 4.0])
-    # Prompts named by numbers stay names: "007" is not "7".
-    frame.assign(prompt_id=["007", "7", "7"], truncated=[0, 1, 0]).to_csv(tmp_path / "full.csv", index=False)
-    full = load_points(tmp_path / "full.csv")
-    assert full["groups"].tolist() == ["007", "7", "7"]
-    assert full["truncated"].tolist() == [False, True, False]
-
-
-def test_points_that_do_not_exist_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.csv does not exist: give a table"):
-        load_points(tmp_path / "absent.csv")
 
 
 def test_a_run_directory_and_its_folders_give_the_same(finished):

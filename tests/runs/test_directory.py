@@ -1,7 +1,5 @@
 """A run directory: which folders and settings it accepts, and what it records."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -160,6 +158,7 @@ def test_a_wrong_setting_of_an_earlier_run_is_reported_with_its_file(experiment,
         RunDirectory.open(run.path, experiment) if call == "open" else regrade_run(run.path, trust=True, progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_parts_at_once_of_which_one_is_killed_leave_the_files_of_one_process(experiment, finished, tmp_path):

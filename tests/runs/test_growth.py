@@ -1,12 +1,9 @@
 """Extending a finished run: existing shards stay unchanged, and additions are reproducible."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,8 +20,6 @@ from gradstats.runs.directory import RunPart
 from gradstats.runs.growth import resolve_revisions, rounds_of
 from gradstats.runs.pipeline import run_experiment, run_part
 from gradstats.sampling.plan import SamplingPlan
-
-mpl.use("Agg")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +117,7 @@ def test_the_results_of_a_run_that_grew_are_of_all_its_completions(small, path):
     assert json.loads((path / "alpha.json").read_text())["n"] == 16
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("moment", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 2)), 3])
 def test_an_interrupted_extension_goes_on_and_may_grow_further(small, grown_twice, path, monkeypatch, moment):
     larger, largest = small(prompts={"n": 6}), small(prompts={"n": 6}, sampling={"group_size": 3})
     draw, left = SamplingPlan.draw, [moment]

@@ -1,17 +1,18 @@
 """``--out``, for every command that has it: what the program did not write is still there afterwards."""
 
-from __future__ import annotations
-
 import inspect
 import shutil
 
 import pytest
 from command_line import run
+from small_runs import only_two_figures
 
 import gradstats
 from gradstats.analyses import registry
 from gradstats.cli import commands
 from gradstats.system.lock import only_writer
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 _DRAWN = ["--prompts", "PROBLEMS", "--n", "2", "--group-size", "2", "--max-new-tokens", "4"]
 #: Every command that has ``--out``, with little work to do.
@@ -40,7 +41,7 @@ INTO_FOLDERS = {"figures", "tables", "curve", "optimal_baselines", "critic", "to
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
 #: What computes: nothing of it is called where the target is refused.
 WORK = (
-    "gradstats.runs.profiles.read_measurement",
+    "gradstats.runs.pipeline.read_measurement",
     "gradstats.measurement.measurement.read_measurement",
     "gradstats.rollouts.table.read_rollouts",
     "gradstats.runs.pipeline.sample_shards",
@@ -74,6 +75,11 @@ def place(finished, policy_folder, tmp_path_factory):
     return root
 
 
+@pytest.fixture(autouse=True)
+def few_figures(monkeypatch):
+    only_two_figures(monkeypatch)
+
+
 def test_every_command_that_has_an_out_is_tried():
     with_out = {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
     asked = {words[2] for words in CASES.values() if words[0] == "ask"}
@@ -90,7 +96,6 @@ def is_allowed(command, target):
     return own or (command in INTO_FOLDERS and target in (("model",) if command == "figures" else (".", "model")))
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("command", "target"),
     [
@@ -146,7 +151,6 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", [name for name in CASES if name not in ELSEWHERE])
 def test_an_earlier_result_is_replaced_and_one_of_other_settings_on_request_only(place, monkeypatch, capsys, command):
     name, other = EARLIER[command]
@@ -187,7 +191,7 @@ INTO_THE_RUN = {
 }
 #: Commands that write nothing, or only where --out says.
 WRITE_ELSEWHERE = {"init", "sample", "measure", "variance", "ratios", "profile"}
-READ = {"alpha", "plan", "group-size", "shift", "length-reward", "check", "list"}
+READ = {"alpha", "plan", "group-size", "check", "list"}
 
 
 def test_every_command_is_known_to_write_or_not_to():
@@ -195,7 +199,6 @@ def test_every_command_is_known_to_write_or_not_to():
     assert set(commands.COMMANDS) == {*written, *WRITE_ELSEWHERE, *READ}
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", INTO_THE_RUN)
 def test_a_run_on_which_another_process_works_is_not_written_into(place, monkeypatch, capsys, command):
     path = place / "run"
@@ -207,7 +210,6 @@ def test_a_run_on_which_another_process_works_is_not_written_into(place, monkeyp
         assert contents(place) == before
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", ["variance", "profile", "report"])
 def test_a_new_file_in_a_run_on_which_another_process_works_is_refused(place, monkeypatch, capsys, command):
     with only_writer(place / "run"):
@@ -218,7 +220,6 @@ def test_a_new_file_in_a_run_on_which_another_process_works_is_refused(place, mo
         assert contents(place) == before
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_reading_needs_no_lock(place, tmp_path, monkeypatch, capsys):
     with only_writer(place / "run"):
         for words in (["alpha"], ["report", "--out", tmp_path / "r.html"], ["variance", "--out", tmp_path / "v.csv"]):
@@ -226,7 +227,6 @@ def test_reading_needs_no_lock(place, tmp_path, monkeypatch, capsys):
             assert code == 0, err
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", ["report", "figures", "curve"])
 def test_files_of_another_run_are_not_replaced(finished, tmp_path, monkeypatch, capsys, command):
     one, other = (shutil.copytree(finished.run.path, tmp_path / name) for name in ("one", "other"))
@@ -239,7 +239,6 @@ def test_files_of_another_run_are_not_replaced(finished, tmp_path, monkeypatch, 
     assert contents(other) == before
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("command", "link"), [(command, link) for command, (_, name) in INTO_THE_RUN.items() for link in (name, ".lock")]
 )
@@ -258,7 +257,6 @@ def test_a_link_in_a_run_is_not_followed(finished, tmp_path, monkeypatch, capsys
     assert thesis.read_text() == "years of work"
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_the_measurement_of_a_run_may_be_on_another_disk(finished, tmp_path, monkeypatch, capsys):
     path = shutil.copytree(finished.run.path, tmp_path / "run")
     (path / "measurement").rename(tmp_path / "disk")
@@ -270,7 +268,6 @@ def test_the_measurement_of_a_run_may_be_on_another_disk(finished, tmp_path, mon
     assert (path / "measurement").is_symlink()
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", ["run", "report"])
 def test_a_page_of_the_users_in_a_run_is_left_alone(finished, tmp_path, monkeypatch, capsys, command):
     path = shutil.copytree(finished.run.path, tmp_path / "run")

@@ -1,13 +1,10 @@
 """A run directory of version 0.1 is read, analysed and resumed; neither its policy nor its prompts are needed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,7 +18,6 @@ from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.outputs import is_marked
 
-mpl.use("Agg")
 pytestmark = pytest.mark.filterwarnings("ignore")  # four prompts are too few, and every step says so
 
 #: Written by ``gradstats run embedded --set prompts.n=4 sampling.group_size=4 sampling.max_new_tokens=48
@@ -95,7 +91,7 @@ def test_the_same_experiment_samples_and_measures_nothing(path):
     before = shards_of(path)
     (path / "report.html").write_text("<p>a page of version 0.1, which marked none")
     saved = {name: pd.read_csv(path / "tables" / f"{name}.csv") for name in ("length_scaling", "length_bins")}
-    result = run_experiment(load_experiment(path / "experiment.yaml"), path, progress=False)
+    result = run_experiment(load_experiment(path / "experiment.yaml", ["figures.formats=[]"]), path, progress=False)
     assert shards_of(path) == before
     assert len(result.measured) == 16
     assert is_marked(path / "report.html")
@@ -126,7 +122,7 @@ def test_a_shard_that_is_missing_is_all_that_would_be_measured(path, monkeypatch
     monkeypatch.setattr("gradstats.runs.measuring_step.experiment_policy", lambda *_: SimpleNamespace(digests={}))
     monkeypatch.setattr(MeasuringSession, "open", opened)
     monkeypatch.setattr(MeasuringSession, "measure", measured)
-    run_experiment(load_experiment(path / "experiment.yaml"), path, progress=False)
+    run_experiment(load_experiment(path / "experiment.yaml", ["figures.formats=[]"]), path, progress=False)
     # The session is opened with the shortest, the median and the longest completion, which it checks.
     assert asked == [3, gs.read_rollouts(SAVED / "rollouts" / "shard-00001.parquet").sample_id.tolist()]
     assert sorted(folder.name for folder in (path / "measurement").iterdir()) == [

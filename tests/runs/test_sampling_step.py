@@ -1,16 +1,12 @@
 """An experiment's problems, policy and plan, at the revisions that a run keeps to."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
 import gradstats
 from gradstats.config.experiment import Experiment
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.sampling_step import (
     behaviour_policy,
     experiment_policy,
@@ -50,24 +46,19 @@ def test_the_plan_has_every_completion_once_in_batches(experiment):
     assert [len(batch) for batch in plan.rows] == [6, 6, 6, 6]
 
 
-@pytest.mark.parametrize(("resolved", "expected"), [({}, "asked"), ({"policy": None}, "asked"), ({"policy": "c"}, "c")])
-def test_the_commit_of_a_run_goes_before_the_revision_asked_for(experiment, monkeypatch, resolved, expected):
-    policy, given = gradstats.load_policy(experiment.policy.name), {}
-    monkeypatch.setattr("gradstats.policy.policy.load_policy", lambda _, **settings: given.update(settings) or policy)
-    asked = experiment.policy.model_copy(update={"revision": "asked"})
-    assert experiment_policy(experiment.model_copy(update={"policy": asked}), resolved) is policy
-    assert given["revision"] == expected
-
-
-@pytest.mark.parametrize(
-    ("resolved", "expected"), [({}, "asked"), ({"prompts": None}, "asked"), ({"prompts": "c"}, "c")]
-)
-def test_the_commit_of_a_data_set_goes_before_the_revision_asked_for(experiment, monkeypatch, resolved, expected):
-    given = {}
-    monkeypatch.setattr("gradstats.prompts.load.load_prompts", lambda *_, **settings: given.update(settings) or [])
-    asked = experiment.prompts.model_copy(update={"settings": {"revision": "asked"}})
-    experiment_problems(experiment.model_copy(update={"prompts": asked}), resolved)
-    assert given["revision"] == expected
+@pytest.mark.parametrize("resolved", ["c", None, "absent"])
+def test_the_commits_of_a_run_go_before_the_revisions_asked_for(experiment, monkeypatch, resolved):
+    policy, given = gradstats.load_policy(experiment.policy.name), []
+    monkeypatch.setattr("gradstats.policy.policy.load_policy", lambda _, **settings: given.append(settings) or policy)
+    monkeypatch.setattr("gradstats.prompts.load.load_prompts", lambda *_, **settings: given.append(settings) or [])
+    changes = {
+        "policy": experiment.policy.model_copy(update={"revision": "asked"}),
+        "prompts": experiment.prompts.model_copy(update={"settings": {"revision": "asked"}}),
+    }
+    commits = {} if resolved == "absent" else dict.fromkeys(changes, resolved)
+    assert experiment_policy(experiment.model_copy(update=changes), commits) is policy
+    experiment_problems(experiment.model_copy(update=changes), commits)
+    assert [settings["revision"] for settings in given] == ["c" if resolved == "c" else "asked"] * 2
 
 
 def test_the_policy_that_samples_may_be_an_earlier_checkpoint():
@@ -89,25 +80,6 @@ def test_the_policy_that_samples_may_be_an_earlier_checkpoint():
     assert behaviour_policy(experiment.model_copy(update={"behaviour_policy": {}}), {}).describe() == scored.describe()
 
 
-def test_problems_that_changed_under_a_run_are_refused(experiment, tmp_path, monkeypatch):
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text(Path(experiment.prompts.source).read_text())
-    moved = experiment.model_copy(update={"prompts": experiment.prompts.model_copy(update={"source": str(problems)})})
-    draw = SamplingPlan.draw
-
-    def stop_after_one(plan, batch, *args):
-        if batch == 1:
-            raise KeyboardInterrupt
-        return draw(plan, batch, *args)
-
-    monkeypatch.setattr(SamplingPlan, "draw", stop_after_one)
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment(moved, tmp_path / "run", progress=False)
-    problems.write_text(problems.read_text().replace("ab ab", "cd cd"))
-    with pytest.raises(ValueError, match="the problems or the tokenizer have changed since .* was begun"):
-        run_experiment(moved, tmp_path / "run", progress=False)
-
-
 def test_only_the_missing_shard_is_drawn_again_with_the_same_completions(experiment, finished, tmp_path, monkeypatch):
     run = RunDirectory.open(tmp_path / "run", experiment)
     sample_shards(run, progress=False)
@@ -124,8 +96,3 @@ def test_only_the_missing_shard_is_drawn_again_with_the_same_completions(experim
     assert drawn == [2]
     for shard in run.rollouts.glob("*.parquet"):
         assert shard.read_bytes() == (finished.run.rollouts / shard.name).read_bytes()
-
-
-def test_a_complete_run_loads_no_policy(experiment, finished, monkeypatch):
-    monkeypatch.setattr("gradstats.runs.sampling_step.sampling_plan", lambda *_: pytest.fail("the policy was loaded"))
-    sample_shards(RunDirectory.open(finished.run.path, experiment), progress=False)

@@ -1,7 +1,5 @@
 """Second moments that are estimated from rollouts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A sweep from end to end: shared completions, resuming, a cell that fails, folders that are refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -11,24 +9,30 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from small_runs import leave_out_pictures
 
 import gradstats as gs
 from gradstats.config.sweep import load_sweep
+from gradstats.runs import sweep
+from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.sweep import check_cells, draws_alike
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.system.files import write_json
 from gradstats.system.lock import LockedError, only_writer
 
 
-@pytest.fixture
-def file(experiment, tmp_path):
-    """Two sampling temperatures, each measured with two sketches."""
+def write_sweep(experiment, folder):
+    """Write a file of two sampling temperatures, each measured with two sketches."""
     data = experiment.model_dump() | {"name": "tiny sweep"}
     data["vary"] = {"sampling.temperature": [0.7, 1.0], "measurement.sketch_dim": [64, 256]}
-    data["figures"] = {"formats": []}  # drawing is half of the time of so small a run
-    path = tmp_path / "s.yaml"
+    path = folder / "s.yaml"
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     return path
+
+
+@pytest.fixture
+def file(experiment, tmp_path):
+    return write_sweep(experiment, tmp_path)
 
 
 def drawn(monkeypatch):
@@ -43,11 +47,27 @@ def drawn(monkeypatch):
     return calls
 
 
-def test_cells_that_draw_alike_share_completions(file, tmp_path, monkeypatch):
-    batches = drawn(monkeypatch)
-    result = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+@pytest.fixture(scope="module")
+def made(experiment, tmp_path_factory):
+    """The folder of the finished sweep, its result, and the batches that it drew."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as patched:
+        leave_out_pictures(patched)
+        batches = drawn(patched)
+        result = gs.run_sweep(write_sweep(experiment, folder), out=folder / "out", progress=False)
+    return folder / "out", result, batches
+
+
+@pytest.fixture
+def out(made, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(made[0], tmp_path / "out")
+
+
+def test_cells_that_draw_alike_share_completions(made, file, out, monkeypatch):
+    folder, result, batches = made
     assert len(batches) == 2 * 4  # two temperatures, four batches each
-    cells = [tmp_path / "out" / name for name in result.settings]
+    cells = [folder / name for name in result.settings]
     shards = [cell / "rollouts" / "shard-00000.parquet" for cell in cells]
     assert os.path.samefile(shards[0], shards[1])
     assert shards[0].read_bytes() != shards[2].read_bytes()
@@ -61,25 +81,22 @@ def test_cells_that_draw_alike_share_completions(file, tmp_path, monkeypatch):
     assert row["mean_length"] == pytest.approx(np.mean(alone.rollouts.lengths))
     assert row["alpha"] == pytest.approx(gs.fit_length_scaling(alone).alpha, rel=1e-4)
 
-    batches.clear()
-    again = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+    batches = drawn(monkeypatch)
+    again = gs.run_sweep(file, out=out, progress=False)
     assert not batches
     assert again.to_frame().equals(frame)
 
 
 @pytest.mark.slow
-def test_a_run_of_one_cell_alone_has_the_same_numbers(file, tmp_path):
-    gs.run_sweep(file, out=tmp_path / "out", progress=False)
+def test_a_run_of_one_cell_alone_has_the_same_numbers(file, made, tmp_path):
     last = load_sweep(file).cells[-1]
-    from gradstats.runs.pipeline import run_experiment
-
     run_experiment(last.experiment, tmp_path / "alone", progress=False)
-    assert (tmp_path / "alone" / "variance.csv").read_bytes() == (
-        tmp_path / "out" / last.name / "variance.csv"
-    ).read_bytes()
+    alone, in_sweep = (folder / "variance.csv" for folder in (tmp_path / "alone", made[0] / last.name))
+    assert alone.read_bytes() == in_sweep.read_bytes()
 
 
 def test_an_interrupted_sweep_keeps_its_finished_cells(file, tmp_path, monkeypatch):
+    edited(file, **{"measurement.sketch_dim": [64]})
     real, calls = SamplingPlan.draw, []
 
     def interrupted(self, *given, **options):
@@ -93,8 +110,7 @@ def test_an_interrupted_sweep_keeps_its_finished_cells(file, tmp_path, monkeypat
         with pytest.raises(KeyboardInterrupt):
             gs.run_sweep(file, out=tmp_path / "out", progress=False)
     partly = gs.read_sweep(tmp_path / "out")
-    assert len(partly.results) == 2
-    assert len(partly.missing) == 2
+    assert len(partly.results) == len(partly.missing) == 1
     batches = drawn(monkeypatch)
     assert not gs.run_sweep(file, out=tmp_path / "out", progress=False).missing
     assert len(batches) == 3
@@ -108,8 +124,6 @@ def test_where_cells_are_run_cannot_vary(experiment, tmp_path):
 
 
 def test_a_cell_that_fails_does_not_keep_the_others_from_running(file, tmp_path, monkeypatch):
-    from gradstats.runs import sweep
-
     real = sweep.run_experiment
 
     def failing(experiment, path, **options):
@@ -118,9 +132,10 @@ def test_a_cell_that_fails_does_not_keep_the_others_from_running(file, tmp_path,
         return real(experiment, path, **options)
 
     monkeypatch.setattr(sweep, "run_experiment", failing)
-    with pytest.raises(RuntimeError, match=r"2 of 4 cells failed, the first temperature=0\.7,sketch_dim=64: no room"):
+    edited(file, **{"sampling.temperature": [0.7]})
+    with pytest.raises(RuntimeError, match=r"1 of 2 cells failed, the first temperature=0\.7,sketch_dim=64: no room"):
         gs.run_sweep(file, out=tmp_path / "out", progress=False)
-    assert len(gs.read_sweep(tmp_path / "out").results) == 2
+    assert len(gs.read_sweep(tmp_path / "out").results) == 1
     assert (tmp_path / "out" / "sweep.csv").exists()
 
 
@@ -179,35 +194,32 @@ def test_a_cell_that_is_added_never_takes_completions_of_other_settings(file, tm
     assert max(added.lengths) <= 8
 
 
-def test_cells_of_earlier_calls_stay_listed(file, tmp_path):
-    first = gs.run_sweep(file, out=tmp_path / "out", progress=False)
+def test_cells_of_earlier_calls_stay_listed(file, made, out):
     edited(file, **{"measurement.sketch_dim": [128]})
-    second = gs.run_sweep(file, out=tmp_path / "out", progress=False)
-    assert set(second.settings) == {*first.settings, "temperature=0.7,sketch_dim=128", "temperature=1.0,sketch_dim=128"}
+    second = gs.run_sweep(file, out=out, progress=False)
+    added = {"temperature=0.7,sketch_dim=128", "temperature=1.0,sketch_dim=128"}
+    assert set(second.settings) == {*made[1].settings, *added}
     assert not second.missing
     data = yaml.safe_load(file.read_text()) | {"name": "another"}
     file.write_text(yaml.safe_dump(data))
     with pytest.raises(ValueError, match="holds the sweep 'tiny sweep', not 'another'"):
-        gs.run_sweep(file, out=tmp_path / "out", progress=False)
+        gs.run_sweep(file, out=out, progress=False)
 
 
-def test_shards_of_a_sibling_are_foreign(file, tmp_path):
-    gs.run_sweep(file, out=tmp_path / "out", progress=False)
-    first, second = (tmp_path / "out" / f"temperature=0.7,sketch_dim={dim}" / "measurement" for dim in (64, 256))
+def test_shards_of_a_sibling_are_foreign(out):
+    first, second = (out / f"temperature=0.7,sketch_dim={dim}" / "measurement" for dim in (64, 256))
     shutil.rmtree(second / "shard-00001")
     shutil.copytree(first / "shard-00001", second / "shard-00001")
     with pytest.raises(ValueError, match="shard-00001"):
         gs.read_measurement(second)
 
 
-@pytest.mark.slow
-def test_a_cell_in_the_wrong_place_is_named(file, tmp_path):
-    result = gs.run_sweep(file, out=tmp_path / "out", progress=False)
-    one, _, other, _ = result.settings
-    shutil.rmtree(tmp_path / "out" / other)
-    shutil.copytree(tmp_path / "out" / one, tmp_path / "out" / other)
+def test_a_cell_in_the_wrong_place_is_named(made, out):
+    one, _, other, _ = made[1].settings
+    shutil.rmtree(out / other)
+    shutil.copytree(out / one, out / other)
     with pytest.raises(ValueError, match=r"was run with sampling\.temperature=0\.7, and .* lists it with 1\.0"):
-        gs.read_sweep(tmp_path / "out")
+        gs.read_sweep(out)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Following a run in a tracker: what is logged, on which run of the tracker, and what happens when it fails."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess
@@ -128,7 +126,7 @@ class TestLogged:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 class TestFailures:
-    @pytest.mark.parametrize("moment", [0, pytest.param(6, marks=pytest.mark.slow), 13])
+    @pytest.mark.parametrize("moment", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in (6, 13))])
     def test_a_tracker_that_fails_never_stops_the_run(self, tracked, finished, installed_tracker, tmp_path, moment):
         module = installed_tracker(fails_at=moment)
         with warnings.catch_warnings(record=True) as caught:

@@ -1,17 +1,25 @@
-"""Names in an experiment are checked before anything is loaded or sampled."""
+"""What is checked and estimated before a run: names, settings, and the cost."""
 
-from __future__ import annotations
-
+import json
 import re
 import warnings
 
 import pytest
 
+import gradstats
 from gradstats import estimators as est
 from gradstats.config.experiment import Experiment
+from gradstats.gradients.parameters import UnsupportedModuleError, select_parameters
 from gradstats.runs.cost import estimate_cost
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
+
+
+def absent(**settings):
+    """An experiment whose policy does not exist."""
+    return Experiment(
+        name="e", **{"policy": {"name": "./absent"}, "prompts": {"source": "embedded", "n": 2}} | settings
+    )
 
 
 @pytest.mark.parametrize("call", ["run", "dry run"])
@@ -28,9 +36,7 @@ from gradstats.runs.validate import check_names
     ],
 )
 def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, call, variance, message):
-    experiment = Experiment(
-        name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, variance=variance
-    )
+    experiment = absent(variance=variance)
     with pytest.raises(ValueError, match=message):
         estimate_cost(experiment) if call == "dry run" else run_experiment(experiment, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
@@ -40,10 +46,7 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
     ("settings", "message"),
     [
         ({"variance": {"estimators": ["rloo", "dapo"]}}, r"variance\.estimators: .*did you mean 'recipe:dapo'"),
-        (
-            {"variance": {"estimators": ["recipe:kimi_k15"]}},
-            r"variance\.estimators: recipe:kimi_k15 needs a value",
-        ),
+        ({"variance": {"estimators": ["recipe:kimi_k15"]}}, r"variance\.estimators: recipe:kimi_k15 needs a value"),
         ({"variance": {"estimators": ["absent_module:f"]}}, r"variance\.estimators: .*absent_module"),
         ({"variance": {"reference": "batch_mean"}}, r"variance\.reference: batch_mean is a batch-level estimator"),
         ({"variance": {"group_size": [4, 16]}}, r"variance\.group_size: groups of 16 .* from the 8 completions"),
@@ -61,16 +64,12 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
             {"execution": {"ranks_per_worker": 2}, "measurement": {"metric": "adam", "second_moments": "absent"}},
             r"measurement\.metric is 'adam', which needs whole parameters",
         ),
-        (
-            {"length_scaling": {"published": "gloeckle"}},
-            r"published is 'gloeckle': choose one of gloeckle2026",
-        ),
+        ({"length_scaling": {"published": "gloeckle"}}, r"published is 'gloeckle': choose one of gloeckle2026"),
     ],
 )
 def test_wrong_names_and_settings_are_refused_without_loading_anything(settings, message):
-    experiment = Experiment(name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, **settings)
     with pytest.raises(ValueError, match=message):
-        check_names(experiment)
+        check_names(absent(**settings))
 
 
 @pytest.mark.parametrize("setting", ["estimators", "reference"])
@@ -85,26 +84,17 @@ def test_wrong_names_and_settings_are_refused_without_loading_anything(settings,
 )
 def test_parameters_that_contradict_one_another_are_refused(setting, label, message):
     variance = {"estimators": ["rloo", label]} if setting == "estimators" else {"reference": label}
-    experiment = Experiment(
-        name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, variance=variance
-    )
     with pytest.raises(ValueError, match=rf"^variance\.{setting}: .*{message}"):
-        check_names(experiment)
+        check_names(absent(variance=variance))
 
 
 def test_every_estimator_can_be_tried():
     given = {"kimi": "tau=1", "kimi_k15": "tau=1", "length_weighted": "alpha=0.8"}
     labels = [f"{name}({given[name]})" if name in given else name for name in est.names()]
     recipes = [f"recipe:{name}({given[name]})" if name in given else f"recipe:{name}" for name in est.recipes.names()]
-    experiment = Experiment(
-        name="e",
-        policy={"name": "./absent"},
-        prompts={"source": "embedded", "n": 2},
-        variance={"estimators": [*labels, *recipes]},
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_names(experiment)
+        check_names(absent(variance={"estimators": [*labels, *recipes]}))
 
 
 #: Token scores, and the six prompts that five folds of a value head need.
@@ -136,15 +126,9 @@ PROBED = {"measurement": {"token_probes": 8}, "prompts": {"source": "embedded", 
     ],
 )
 def test_inputs_that_a_run_will_not_measure_are_warned_of(label, settings, message):
-    experiment = Experiment(
-        name="e",
-        policy={"name": "./absent"},
-        variance={"estimators": ["rloo", label]},
-        **{"prompts": {"source": "embedded", "n": 2}, **settings},
-    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_names(experiment)
+        check_names(absent(variance={"estimators": ["rloo", label]}, **settings))
     said = " ".join(str(entry.message) for entry in caught)
     assert re.search(message, said) if message else not said
 
@@ -157,6 +141,60 @@ def test_inputs_that_a_run_will_not_measure_are_warned_of(label, settings, messa
     ],
 )
 def test_values_and_references_that_cannot_be_made_are_refused(settings, message):
-    experiment = Experiment(name="e", policy={"name": "./absent"}, prompts={"source": "embedded", "n": 2}, **settings)
     with pytest.raises(ValueError, match=message):
-        check_names(experiment)
+        check_names(absent(**settings))
+
+
+def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch):
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 6)))
+
+    def cost(measurement=None, variance=None, **sampling):
+        settings = {"group_size": 4, "max_new_tokens": 12, "reward": "exact"} | sampling
+        return estimate_cost(
+            Experiment(
+                name="c",
+                policy={"name": policy_folder},
+                prompts={"source": str(tmp_path / "p.jsonl")},
+                sampling=settings,
+                measurement={"sketch_dim": 1000} | (measurement or {}),
+                variance=variance or {},
+            )
+        )
+
+    few, many = cost(), cost(group_size=8)
+    assert (few.n_sequences, many.n_sequences) == (20, 40)
+    assert many.n_tokens == 2 * few.n_tokens == 480
+    assert many.disk_gib == pytest.approx(2 * few.disk_gib)
+    assert few.disk_gib * 1024**3 == pytest.approx(20 * (4 * 1000 + 12 * 40))
+    assert few.n_parameters == gradstats.load_policy(policy_folder).describe()["n_parameters"]
+    assert min(few.sampling_seconds, few.measuring_seconds, few.memory_gib) > 0
+    tokens = cost({"token_probes": 16, "token_exact": 0.25, "token_dtype": "float16"})
+    scores = 20 * (12 * 16 * 2 + 3 * (1000 * 2 + 16))
+    assert (tokens.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(scores)
+    # The ghost engine, which auto takes where it can, holds activations of a whole chunk and no gradient of a sequence.
+    assert cost({"engine": "loop"}).memory_gib < few.memory_gib < cost({"engine": "vmap"}).memory_gib
+    scaled = cost({"metric": "adam", "second_moments": "embedded"})
+    assert scaled.preconditioner_gib * 1024**3 == pytest.approx(4 * few.n_parameters)
+    assert scaled.memory_gib == pytest.approx(few.memory_gib + scaled.preconditioner_gib)
+    blocks = cost({"block_sketches": True})
+    n_blocks = len(select_parameters(gradstats.load_policy(policy_folder).model).block_names)
+    assert (blocks.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * 1000 * n_blocks)
+    n_at_once = (blocks.memory_gib - few.memory_gib) * 1024**3 / (4 * 1000 * (n_blocks - 1))
+    assert 1 <= round(n_at_once) == pytest.approx(n_at_once)
+    # Two weightings for each clip, shared by the recipes of the same clip, where the sampler's temperature differs.
+    recipes = {"estimators": ["rloo", "recipe:grpo", "recipe:dr_grpo", "recipe:dapo"]}
+    assert (few.n_weightings, few.off_policy) == (0, False)
+    near, far = cost(variance=recipes), cost(variance=recipes, temperature=0.5)
+    assert (near.n_weightings, near.off_policy, near.disk_gib) == (4, False, few.disk_gib)
+    assert (far.n_weightings, far.off_policy) == (4, True)
+    assert (far.disk_gib - few.disk_gib) * 1024**3 == pytest.approx(20 * 4 * 4 * 1000)
+    # Where ghost does not know the model, auto comes to vmap only if two gradients fit into memory_gib.
+    monkeypatch.setattr("gradstats.runs.cost.supported_layers", _unsupported)
+    for n_gradients, engine in ((1.5, "loop"), (2.5, "vmap")):
+        room = {"memory_gib": n_gradients * 2 * 4 * few.n_parameters / 1024**3}
+        assert cost(room).memory_gib == cost(room | {"engine": engine}).memory_gib
+    assert cost(room).memory_gib > cost(room | {"engine": "loop"}).memory_gib
+
+
+def _unsupported(*_args):
+    raise UnsupportedModuleError("an unknown module")

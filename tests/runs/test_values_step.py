@@ -1,7 +1,5 @@
 """State values and the reference policy of a run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -26,7 +24,7 @@ def experiment(**changes) -> Experiment:
         "policy": {"name": "embedded"},
         "prompts": {"source": "embedded", "n": 5},
         "sampling": {"group_size": 2, "max_new_tokens": 80, "batch_size": 4},
-        "measurement": {"sketch_dim": 64, "token_probes": 4, "engine": "ghost"},
+        "measurement": {"sketch_dim": 4096, "token_probes": 4, "engine": "ghost"},
         "reference_policy": {"revision": "step-1000"},
         "values": {"fitted": True, "n_folds": 2, "monte_carlo": 1, "steps": r"\. "},
         "variance": {"estimators": ["rloo", "gae(lam=0.9)", "vine", "recipe:grpo(kl=in_loss)"]},
@@ -101,8 +99,8 @@ def test_values_of_old_rewards_are_left_out_and_made_again(run):
 
 def test_what_was_made_from_other_values_is_removed(run, monkeypatch, capsys):
     curves = ["gae", "lam=0,1"], ["asymmetric(loo=True)", "delta=0,0.1"]
-    for words in (["critic", run], *(["curve", run, *curve] for curve in curves)):
-        code, _, err = command(monkeypatch, capsys, *words)
+    for words in (["critic"], *(["curve", *curve] for curve in curves)):
+        code, _, err = command(monkeypatch, capsys, "ask", run, *words)
         assert code == 0, err
     tables = {path.stem for path in added_tables(run)}
     assert tables == {"critic", "curve_gae_lam", "curve_asymmetric_loo_true_delta"}
@@ -122,7 +120,6 @@ def test_a_run_keeps_its_reference_and_its_sampler(run):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_workers_of_ray_make_the_values_of_one_process(finished, run):
     pytest.importorskip("ray")
     made = sorted((run / "values").glob("shard-*.parquet"))

@@ -1,7 +1,5 @@
 """Greedy decoding with one forward pass per token."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Runs that are killed, interrupted, or watched."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

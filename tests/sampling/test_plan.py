@@ -1,7 +1,5 @@
 """Which completions are drawn together, and what is refused before the first is drawn."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass, field, replace
@@ -141,9 +139,7 @@ PROBLEMS = [
 def test_any_batch_can_be_drawn_alone(policy):
     def plan():
         return SamplingPlan.make(
-            policy,
-            PROBLEMS,
-            SamplingSection(group_size=4, max_new_tokens=8, seed=3, batch_size=5, reward="exact"),
+            policy, PROBLEMS, SamplingSection(group_size=4, max_new_tokens=8, seed=3, batch_size=5, reward="exact")
         )
 
     whole = plan()

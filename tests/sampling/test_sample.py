@@ -1,7 +1,5 @@
 """Sampling: explicit settings, reproducibility, rewards and the order of rows."""
 
-from __future__ import annotations
-
 import warnings
 from importlib import import_module
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The interface of samplers."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,15 +1,17 @@
 """Sampling from a server: requests, sources of tokens, and the error for each failure."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
-from completions_server import completion, serving
 
 from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
@@ -19,6 +21,85 @@ from gradstats.sampling.plan import open_sampler
 from gradstats.sampling.sample import sample
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.server_sampler import DIALECTS, MalformedAnswerError, ServerSampler
+
+Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
+
+
+class CompletionsServer:
+    """Address of the server, and every completion request that it has received."""
+
+    def __init__(self, answer: Answer, models: tuple[str, ...], delay: float) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.most_at_once = 0
+        self._under_way = 0
+        self._lock = threading.Lock()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in models]})
+
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server._lock:
+                    server.requests.append(request)
+                    number = len(server.requests)
+                    server._under_way += 1
+                    server.most_at_once = max(server.most_at_once, server._under_way)
+                try:
+                    time.sleep(delay)
+                    status, body = answer(request, number)
+                finally:
+                    with server._lock:
+                        server._under_way -= 1
+                self.reply(status, body)
+
+            def reply(self, status: int, body: Any) -> None:
+                data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+                try:
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+                except OSError:  # the client did not wait for it
+                    pass
+
+            def log_message(self, *words: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.base_url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    @contextmanager
+    def running(self) -> Iterator["CompletionsServer"]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+def serving(answer: Answer, models: tuple[str, ...] = ("tiny",), delay: float = 0.0) -> Any:
+    """A context in which a :class:`CompletionsServer` runs.
+
+    Args:
+        answer: from a request and its number, counted from 1, to the status and body of the answer.
+        models: what it lists.
+        delay: seconds that each answer takes.
+    """
+    return CompletionsServer(answer, models, delay).running()
+
+
+def completion(text: str, finish_reason: str = "stop", usage: dict[str, int] | None = None, **choice: Any) -> Any:
+    """A well-formed response."""
+    entry = {"index": 0, "text": text, "finish_reason": finish_reason, "logprobs": None, **choice}
+    body = {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [entry]}
+    return body | ({} if usage is None else {"usage": usage})
+
 
 SETTINGS = SamplerSettings(9, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
 FIELDS = {dialect.name: dialect.fields for dialect in DIALECTS}
@@ -73,7 +154,7 @@ def policy(policy_folder):
     return load_policy(policy_folder)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     """Retries without delays, in gradstats and in the client library."""
     monkeypatch.setattr("gradstats.sampling.server_sampler._LONGEST_PAUSE", 0.0)
@@ -89,7 +170,6 @@ def pieces(text, logprob=-0.5):
     return {"tokens": list(text), "token_logprobs": [logprob] * len(text)}
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy):
     settings = SamplerSettings(8, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     with serving(lambda request, number: (200, completion("ab"))) as server:
@@ -103,7 +183,6 @@ def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy)
     assert {name: sent[name] for name in stated} == stated
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_token_ids_of_the_server_are_taken_as_they_are(policy):
     answer = completion(
         "ab", "stop", token_ids=[4, 5, 1], logprobs={"token_logprobs": [-1.0, -2.0, -3.0], "tokens": []}
@@ -114,7 +193,6 @@ def test_token_ids_of_the_server_are_taken_as_they_are(policy):
     assert drawn.token_source == "engine"
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(policy):
     with serving(lambda request, number: (200, completion("ab", logprobs=pieces("ab")))) as server:
         (drawn,) = draw(policy, server)
@@ -124,7 +202,6 @@ def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(
     assert drawn.token_source == "pieces"
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("text", "reason", "count", "tokens", "source"),
     [
@@ -143,7 +220,6 @@ def test_a_retokenised_text_is_checked(policy, text, reason, count, tokens, sour
     assert (drawn.tokens, drawn.token_source, drawn.logprobs) == (tokens, source, None)
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.filterwarnings("ignore:the model's generation_config")
 def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
     def answer(request, number):
@@ -161,7 +237,6 @@ def test_completions_that_do_not_round_trip_are_counted_and_named(policy):
     assert "sampler_logprobs" not in rollouts.frame
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_seeds_are_recorded_and_those_that_were_sent(policy):
     with (
         serving(lambda request, number: (200, completion("ab", token_ids=[4, 5]))) as server,
@@ -176,7 +251,6 @@ def test_seeds_are_recorded_and_those_that_were_sent(policy):
     assert sorted(request["seed"] for request in server.requests if request["max_tokens"] == 2) == sorted(recorded)
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_logprobs_of_another_distribution_than_the_drawn_one_are_not_kept(policy):
     settings = SamplerSettings(8, temperature=0.6)
     answer = completion("ab", logprobs=pieces("ab"))
@@ -188,7 +262,6 @@ def test_logprobs_of_another_distribution_than_the_drawn_one_are_not_kept(policy
     assert kept.logprobs[0] == -0.5
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_requests_are_made_at_once_up_to_the_concurrency_and_answers_put_in_order(policy):
     letters = "abcdefgh"
 
@@ -218,7 +291,6 @@ class Dialects:
 EXTENDED = {"logprobs", "top_k", "min_p", "repetition_penalty", "repeat_penalty", "return_token_ids"}
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("knows", "tokens", "name"),
     [
@@ -238,7 +310,6 @@ def test_the_servers_dialect_is_found(policy, knows, tokens, name):
     assert prompt == (PROMPT if tokens else "<user>abc<assistant>")
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_transformers_serve_is_given_a_whole_generation_config(policy):
     with serving(Dialects({"generation_config"}, False)) as server:
         draw(policy, server, settings=SamplerSettings(8, temperature=0.7, top_k=4), logprobs_of="sampled")
@@ -247,7 +318,6 @@ def test_transformers_serve_is_given_a_whole_generation_config(policy):
     assert (config["max_new_tokens"], config["eos_token_id"]) == (8, [1])
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_a_server_without_a_field_for_a_setting_is_not_asked_to_guess(policy):
     with serving(Dialects({"logprobs"}, True)) as server:
         with pytest.raises(ValueError, match="only OpenAI's settings, which have no top_k=5"):
@@ -261,7 +331,6 @@ def failing(status, body, since=2):
     return lambda request, number: (200, completion("ab")) if number < since else (status, body)
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
@@ -287,7 +356,6 @@ def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
         draw(policy, server)
 
 
-@pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -305,7 +373,6 @@ def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, me
         sampler._plausible(answered, 4)
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_token_ids_of_another_text_are_refused(policy):
     answer = completion("ab", "stop", token_ids=[5, 5, 1])
     message = "with the text 'ab' and with token ids of another text .*'bb.*: it serves another tokenizer"
@@ -313,7 +380,6 @@ def test_token_ids_of_another_text_are_refused(policy):
         draw(policy, server, max_retries=0)
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_a_failure_that_passes_is_repeated(policy):
     answers = {2: (500, {"error": "busy"}), 3: (200, completion("x") | {"choices": []}), 4: (429, {"error": "slowly"})}
 
@@ -326,7 +392,6 @@ def test_a_failure_that_passes_is_repeated(policy):
     assert len(server.requests) == 5
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_a_server_that_does_not_answer_in_time(policy):
     def slow(request, number):
         if number > 1:
@@ -340,13 +405,11 @@ def test_a_server_that_does_not_answer_in_time(policy):
         draw(policy, server, timeout_seconds=0.2, max_retries=1)
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_no_server(policy):
     with pytest.raises(ConnectionError, match="no server can be reached at http://127.0.0.1:9/v1 .*: start it"):
         open_sampler("openai", policy, "http://127.0.0.1:9/v1", {"max_retries": 0}).describe()
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_several_models_have_to_be_told_apart(policy):
     with serving(lambda request, number: (200, completion("ab")), models=("a", "b")) as server:
         with pytest.raises(ValueError, match="lists a, b: name the one to use"):
@@ -355,7 +418,6 @@ def test_several_models_have_to_be_told_apart(policy):
     assert server.requests[-1]["model"] == "b"
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp_path, monkeypatch):
     from gradstats.config.experiment import Experiment
     from gradstats.runs.directory import RunDirectory
@@ -400,7 +462,6 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
     assert np.unique(tables[0]["token_source"]).tolist() == ["text"]
 
 
-@pytest.mark.usefixtures("no_pauses")
 def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatch, capsys):
     from command_line import run
 

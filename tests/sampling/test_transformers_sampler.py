@@ -1,7 +1,5 @@
 """Completions drawn with transformers' generate: their distribution, log-probabilities and ends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """vLLM through its documented interface."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace

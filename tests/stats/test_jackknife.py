@@ -1,7 +1,5 @@
 """Statistics that carry their delete-one replicates."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

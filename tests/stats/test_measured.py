@@ -1,7 +1,5 @@
 """A measurement has what each statistic needs of one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from probed_policies import enumerated, probed

@@ -1,7 +1,5 @@
 """The on-policy check on a softmax policy over tokens, sampled at the scored temperature and at another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -35,7 +33,7 @@ def drawn(temperature, n_prompts=150, per_prompt=4, seed=0, energies=True):
     entropy = -np.sum(scored * np.log(scored))
     n = n_prompts * per_prompt
     lengths = rng.integers(3, 30, n)
-    tokens = [rng.choice(6, size=length, p=sampled) for length in lengths]
+    tokens = np.split(rng.choice(6, size=lengths.sum(), p=sampled), np.cumsum(lengths)[:-1])
     token_scores = [np.eye(6)[y] - scored for y in tokens]
     total = np.array([s.sum(axis=0) for s in token_scores])
     return SimpleNamespace(
@@ -117,10 +115,10 @@ def test_temperatures_are_those_of_the_scorer_where_it_is_known():
 def test_the_true_temperature_is_rarely_excluded():
     for temperature in (0.85, 1.0, 1.15):
         missed = 0
-        for seed in range(60):
+        for seed in range(40):
             low, high = check_on_policy(drawn(temperature, n_prompts=40, seed=seed)).compatible_temperatures(0.95)
             missed += not low <= temperature <= high
-        assert missed <= 9  # 5 % of 60 is 3
+        assert missed <= 7  # 5 % of 40 is 2
 
 
 def test_pvalues_are_adjusted_for_there_being_several():
@@ -143,7 +141,7 @@ def test_pvalues_are_adjusted_for_there_being_several():
 
 
 def test_false_alarms_are_rare():
-    alarms = [bool(check_on_policy(drawn(1.0, n_prompts=40, seed=seed)).failures()) for seed in range(100)]
+    alarms = [bool(check_on_policy(drawn(1.0, n_prompts=40, seed=seed)).failures()) for seed in range(60)]
     assert np.mean(alarms) < 0.08
 
 

@@ -1,7 +1,5 @@
 """The spread of ratios against loops that leave each prompt out, and against an enumerated pair of policies."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """The gap between sampler and scorer for a bag of tokens, where every distance is known exactly."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +27,7 @@ def drawn(sampled, settings=None, n_prompts=200, per_prompt=4, length=5, seed=0,
     """Completions of independently sampled tokens, with the sampler's log-probabilities."""
     rng = np.random.default_rng(seed)
     n = n_prompts * per_prompt
-    tokens = [rng.choice(6, size=length, p=sampled) for _ in range(n)]
+    tokens = list(rng.choice(6, size=(n, length), p=sampled))
     recorded = sampled if recorded is None else recorded
     return SimpleNamespace(
         rollouts=SimpleNamespace(
@@ -52,10 +50,7 @@ def test_the_same_distribution_has_no_gap():
     assert gap.sentence().startswith("Sampler and scorer agree: ")
 
 
-CASES = {
-    "temperature": (softmax(LOGITS / 0.7), {"temperature": 0.7}),
-    "top_k": (truncated(4), {"top_k": 4}),
-}
+CASES = {"temperature": (softmax(LOGITS / 0.7), {"temperature": 0.7}), "top_k": (truncated(4), {"top_k": 4})}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,14 +1,15 @@
-"""The hub: whether it is asked, and the commit of a name."""
-
-from __future__ import annotations
+"""What the machine and the installation are, and chat templates that do not end."""
 
 import re
 from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
+from conftest import tiny_model, tiny_tokenizer
 
-from gradstats.system import environment
+from gradstats.policy.policy import Policy
+from gradstats.system import chat_template, environment
+from gradstats.system.chat_template import render
 from gradstats.system.environment import commit_of, git_commit, hub_problem
 
 
@@ -66,3 +67,29 @@ def test_a_commit_is_taken_as_it_is_and_a_name_asked_for(asked, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_args, **_options: SimpleNamespace(sha="c" * 40))
     assert commit_of("someone/data", "a.json", "dataset", "b" * 40) == "b" * 40
     assert commit_of("someone/data", "a.json", "dataset", "b" * 39) == "c" * 40
+
+
+_LOOP = "{{% for {0} in range(99999) %}}{1}{{% endfor %}}"
+_ENDLESS = _LOOP.format("a", _LOOP.format("b", _LOOP.format("c", "")))
+_HUGE = "{{ 'x' * 100000000000 }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"), [(_ENDLESS, "it does not end within 1 s"), (_HUGE, "it takes more than 4 GiB of memory")]
+)
+def test_a_template_without_an_end_is_stopped(monkeypatch, template, sentence):
+    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+    policy = Policy(tiny_model("qwen2"), tiny_tokenizer(), "tiny")
+    policy.tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=f"the chat template of tiny failed on the prompt 'ab': {sentence}"):
+        policy.encode_prompt("ab")
+
+
+def test_a_template_that_ends_gives_its_tokens():
+    policy = Policy(tiny_model("qwen2"), tiny_tokenizer(), "tiny")
+    assert policy.encode_prompt("abc") == [2, 4, 5, 6, 3]
+
+
+def test_the_length_of_a_prompt():
+    template = "{{ name }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    assert render(template, [{"role": "user", "content": "abc"}], {"name": "xy"}) == 5

@@ -1,7 +1,5 @@
 """Files that exist whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """One writer at a time: a living process is respected, a dead one is not."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -69,10 +67,7 @@ def test_what_a_writer_killed_while_it_locked_left_behind_is_taken_over(tmp_path
 
 def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path):
     (tmp_path / LOCK).mkdir()
-    with (
-        pytest.raises(LockedError, match="is a folder, but the lock file of .* belongs there"),
-        only_writer(tmp_path),
-    ):
+    with pytest.raises(LockedError, match="is a folder, but the lock file of .* belongs there"), only_writer(tmp_path):
         pass
 
 

@@ -1,7 +1,5 @@
 """Results go where a user asks, and nothing that this program did not write is replaced."""
 
-from __future__ import annotations
-
 import os
 
 import pandas as pd

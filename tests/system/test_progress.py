@@ -1,7 +1,5 @@
 """Ctrl-C between two shards."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

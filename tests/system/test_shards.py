@@ -1,7 +1,5 @@
 """Long calls keep their finished shards: the same call resumes from them, another is refused."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from dataclasses import replace
@@ -77,7 +75,7 @@ def test_an_interrupted_measuring_resumes_from_its_shards(policy, tmp_path, monk
     rollouts = gs.sample(policy, gs.load_prompts("embedded", n=5, rng=0), rng=0, **SETTINGS)
     monkeypatch.setattr(measuring, "SHARD_SIZE", 4)
     weights = {"half": [[0.5] * len(tokens) for tokens in rollouts.frame["completion_tokens"]]}
-    options = {"sketch_dim": 64, "token_weights": weights, "progress": False}
+    options = {"sketch_dim": 4096, "token_weights": weights, "progress": False}
     whole = gs.measure(policy, rollouts, **options)
     with monkeypatch.context() as patched:
         interrupted_at(patched, measuring.MeasuringSession, "measure", 2)
@@ -88,7 +86,7 @@ def test_an_interrupted_measuring_resumes_from_its_shards(policy, tmp_path, monk
     np.testing.assert_allclose(again.weighted["half"].sq_norms, 0.25 * whole.sq_norms, rtol=1e-4)
     assert list(again.rollouts.prompt_id) == list(whole.rollouts.prompt_id)
     with pytest.raises(ValueError, match="with another sketch_dim: finish that command, or remove the folder"):
-        gs.measure(policy, rollouts, keep_in=tmp_path / "shards", **(options | {"sketch_dim": 32}))
+        gs.measure(policy, rollouts, keep_in=tmp_path / "shards", **(options | {"sketch_dim": 2048}))
 
 
 @pytest.mark.filterwarnings("ignore:token scores are measured with eager attention")

@@ -1,7 +1,5 @@
 """The user's own functions by name: where they are found, and what is never used."""
 
-from __future__ import annotations
-
 import cProfile
 import json
 import sys

@@ -1,7 +1,5 @@
 """The worker process: it is killed if it hangs and replaced if it dies, at the cost of one call."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Value heads against values that are known, and the hidden states that they are fitted to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,4 +1,4 @@
-r"""Plain means as baselines: none, a constant, and the mean of the batch or of the group."""
+"""Plain means as baselines: none, a constant, and the mean of the batch or of the group."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def constant(batch: Batch, b: float | str = "optimal", off_policy: bool = False)
     Weaver & Tao, UAI 2001; Greensmith, Bartlett & Baxter, JMLR 5, 2004.
 
     Args:
-        batch: the completions.
         b: the constant, or ``"optimal"`` (the default).
         off_policy: with ``"optimal"``, weight each completion by ρ² as well, :math:`ρ = π/π_\mathrm{old}` of the whole
             completion: b* is then E[ρ²R‖S‖²]/E[ρ²‖S‖²], the optimum under the weights ρS.
@@ -121,7 +120,6 @@ def batch_mean(batch: Batch, loo: bool = False, singleton: str = "zero") -> Floa
     group size does not determine. ``loo=True`` leaves :math:`R_i` out and is unbiased.
 
     Args:
-        batch: the completions.
         loo: leave sample i out of its own baseline.
         singleton: what a batch of one completion gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN
             (``"nan"``).
@@ -152,7 +150,6 @@ def group_mean(
     :func:`rloo`.
 
     Args:
-        batch: the completions.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
         off_policy: weight the rewards of the mean by :math:`ρ_j = π/π_\mathrm{old}` of the whole completion: an
@@ -179,7 +176,6 @@ def rloo(batch: Batch, loo: bool = True, singleton: str = "zero", off_policy: bo
     r"""Return :math:`A_i = R_i - \frac{1}{N-1}\sum_{j≠i}R_j`. Ahmadian et al. 2402.14740. Unbiased: E[ĝ] = ∇J.
 
     Args:
-        batch: the completions.
         loo: ``False`` includes sample i, which is :func:`group_mean`.
         singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
         off_policy: weight the rewards of the mean by :math:`ρ_j = π/π_\mathrm{old}` of the whole completion: an
@@ -211,7 +207,6 @@ def dr_grpo(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[n
     E[ĝ] = (N−1)/N·∇J; ``loo=True`` is unbiased.
 
     Args:
-        batch: the completions.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
@@ -239,7 +234,6 @@ def asymmetric(batch: Batch, delta: float = -0.1, loo: bool = False, singleton: 
     ``loo=True`` takes the mean of the others and is unbiased.
 
     Args:
-        batch: the completions.
         delta: the shift of the baseline.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).

@@ -1,4 +1,4 @@
-r"""Advantages beyond a weighted mean: divided by a spread, of the best alone, with a soft maximum, shrunk, whitened."""
+"""Advantages beyond a weighted mean: divided by a spread, of the best alone, with a soft maximum, shrunk, whitened."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ def grpo(
     mean of the others; the standard deviation still includes every sample, so the bias remains.
 
     Args:
-        batch: the completions.
         ddof: the divisor of the variance is N − ddof.
         eps: ε, added to the standard deviation.
         loo: leave sample i out of its own mean.
@@ -110,7 +109,6 @@ def pass_at_k(
     E[ĝ] is 1/N of the gradient of that objective, and not a multiple of ∇J. A tie for the best gives 0 to all.
 
     Args:
-        batch: the completions.
         normalize: divide by the group's standard deviation + ε, as verl does, which adds a bias.
         ddof: the divisor of that variance is N − ddof.
         eps: ε.
@@ -146,7 +144,6 @@ def kimi(batch: Batch, tau: float, loo: bool = False, singleton: str = "zero") -
     is not a multiple of ∇J; ``loo=True`` averages over the others and is unbiased.
 
     Args:
-        batch: the completions.
         tau: the temperature τ; there is no default because it has the unit of the rewards.
         loo: leave sample i out of its own baseline.
         singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
@@ -226,7 +223,6 @@ def max_rl(batch: Batch, loo: bool = False, singleton: str = "zero") -> Float[np
     variance.
 
     Args:
-        batch: the completions.
         loo: subtract the mean of the others, which multiplies A by N/(N−1); the divisor remains R̄.
         singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
 
@@ -263,7 +259,6 @@ def james_stein(
     λ depends on other groups only, so the estimator is unbiased, E[ĝ] = ∇J. It is batch-level.
 
     Args:
-        batch: the completions.
         loo: ``False`` takes the mean of the whole group, sample i included, which is biased.
         shrink_factor: ``False`` omits (n−1)/n, as the authors' code does.
         eps: added to v + s; the authors' code has 1e-6.
@@ -370,7 +365,6 @@ def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zer
     mean and variance. Batch-level; both include the sample itself, and E[ĝ] is not a known multiple of ∇J.
 
     Args:
-        batch: the completions.
         loo: take the mean of the others before whitening.
         singleton: what a group of one gets before whitening: 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN
             (``"nan"``).

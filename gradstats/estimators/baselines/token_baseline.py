@@ -1,4 +1,4 @@
-r"""An advantage for each token: discounted, less the greedy reward, less the token baseline or the causal optimum."""
+"""An advantage for each token: discounted, less the greedy reward, less the token baseline or the causal optimum."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def discounted(batch: Batch, baseline: str = "rloo", gamma: float = 1.0) -> Floa
     completions keeps the estimator unbiased for the discounted objective.
 
     Args:
-        batch: the completions.
         baseline: the label of an estimator with one advantage per completion, not divided by anything.
         gamma: γ, the discount per token.
 
@@ -180,7 +179,6 @@ def otb(batch: Batch, energy: str = "logit", zero_tail: bool = True, loo: bool =
     holes.
 
     Args:
-        batch: the completions.
         energy: ``"logit"`` replaces :math:`‖s_u‖²` by :math:`w_u = 1 - 2π(y_u) + \sum_v π(v)²` and needs ``logprobs``
             and ``sum_pi_squared``; ``"exact"`` needs ``token_energy``.
         zero_tail: where exactly one completion counts the most tokens, :math:`B_t = 0` for it from the column
@@ -219,7 +217,6 @@ def otb_turns(
     E[ĝ] = ∇J, since packed masks have no holes.
 
     Args:
-        batch: the completions.
         energy: ``"logit"`` (needs ``logprobs``, ``sum_pi_squared``) or ``"exact"`` (``token_energy``).
         zero_tail: verl's rule for the tail of the longest completion.
         loo: leave sample i out of its own baseline.

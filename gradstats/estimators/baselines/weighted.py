@@ -1,4 +1,4 @@
-r"""Baselines that weight the group's rewards by length, a power of it, or the measured gradient norm."""
+"""Baselines that weight the group's rewards by length, a power of it, or the measured gradient norm."""
 
 from __future__ import annotations
 
@@ -113,7 +113,6 @@ def token_mean(
     by its length, and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
-        batch: the completions.
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
@@ -155,7 +154,6 @@ def length_weighted(
     its own baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
-        batch: the completions.
         alpha: the exponent α of :math:`‖S‖ \propto T^α`; there is no default because it is a property of the policy.
             ``"within_prompt"`` fits it on the other groups of the batch, with fixed effects of the prompts and
             ``sq_norms`` (:func:`gradstats.estimators.baselines.weighted.exponents_of_others`), which costs no
@@ -208,7 +206,6 @@ def norm_weighted(
     :math:`R_i` enters its own baseline and E[ĝ] is not a multiple of ∇J; ``loo=True`` is unbiased.
 
     Args:
-        batch: the completions.
         loo: leave sample i out of its own baseline.
         scope: average over the group or over the whole batch.
         singleton: what a set of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).

@@ -22,6 +22,7 @@ from gradstats.estimators.estimator import (
     Parameters,
     Parametrised,
     Rule,
+    as_factory,
     bind_parameters,
     check_parameters,
     suggest,
@@ -94,14 +95,7 @@ def component(
             rules=rules or {},
         )
         COMPONENTS[kind][name] = definition
-
-        def factory(*arguments: object, **keywords: object) -> Component:
-            return _make(definition, arguments, keywords)
-
-        factory.__name__ = factory.__qualname__ = name
-        factory.__doc__ = function.__doc__
-        factory.__module__ = function.__module__
-        return factory
+        return as_factory(definition, _make)
 
     return decorate
 
@@ -149,8 +143,6 @@ def group_std(
     r"""Return A/(std of the group's rewards + ε). GRPO, 2402.03300; a group of one is left unchanged.
 
     Args:
-        advantages: (N,) or (N, T).
-        batch: the completions.
         ddof: the divisor of the variance is N − ddof (verl and TRL 1; rllm and open-instruct 0).
         eps: ε (verl 1e-6, TRL 1e-4, open-instruct 1e-8).
     """
@@ -166,8 +158,6 @@ def batch_std(
     r"""Return A/(std of the whole batch's rewards + ε); batch-level.
 
     Args:
-        advantages: (N,) or (N, T).
-        batch: the completions.
         ddof: the divisor of the variance is n − ddof for n completions in the batch.
         eps: ε.
     """
@@ -178,7 +168,7 @@ def batch_std(
 
 @component("scale", "group_mean", skip=2)
 def group_mean(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
-    r"""Return A/R̄, and 0 for a group whose rewards are all zero. MaxRL, 2602.02710."""
+    """Return A/R̄, and 0 for a group whose rewards are all zero. MaxRL, 2602.02710."""
     return advantages / _column(group_mean_scale(batch), advantages)
 
 
@@ -210,7 +200,6 @@ def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
     """Return 1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
 
     Args:
-        batch: the completions.
         scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
     """
     if scope == "batch":
@@ -230,7 +219,6 @@ def constant(batch: Batch, max_tokens: float | None = None) -> Float[np.ndarray,
     """Return 1/(N·L) Σ_i Σ_t, with one L for all. Dr. GRPO, 2503.20783.
 
     Args:
-        batch: the completions.
         max_tokens: L, the cap on the completion's length; without it the width T of the batch, as in verl.
             It changes only the unit.
     """
@@ -245,7 +233,6 @@ def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
     The weights of least variance where that of a completion's gradient grows like T^α.
 
     Args:
-        batch: the completions.
         alpha: α; 0 is the plain mean over completions.
     """
     shares = batch.lengths.astype(np.float64) ** -alpha
@@ -358,7 +345,6 @@ def soft_overlong(batch: Batch, max: float, cache: float) -> Float[np.ndarray, "
     does.
 
     Args:
-        batch: the completions.
         max: L_max, the greatest length, in counted tokens.
         cache: L_cache, the length over which the punishment sets in.
 

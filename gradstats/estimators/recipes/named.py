@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 from typing import Any, get_args
 
-import pandas as pd
-
 from gradstats.config.options import read_label, written
 from gradstats.config.trust import names_code
 from gradstats.estimators import registry
 from gradstats.estimators.estimator import SEQUENCE_SUM, nearest, suggest
 from gradstats.estimators.recipes.components import COMPONENTS, DEFAULT_COMPONENTS, Kind, get_component, parameter_names
 from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
+from gradstats.system.late import pd
 
 RECIPES: dict[str, dict[str, str]] = {
     "reinforce": {

@@ -38,9 +38,6 @@ def token_clip(
     PPO, Schulman et al. 1707.06347; DAPO's clip-higher (2503.14476) is ε = (0.2, 0.28).
 
     Args:
-        advantages: A, (N, T).
-        log_ratio: log ρ, (N, T).
-        batch: the completions.
         eps_low: tokens with A < 0 are clipped below 1 − ε_low.
         eps_high: tokens with A > 0 are clipped above 1 + ε_high.
         dual_clip: c of max(·, cA) for A < 0 (Ye et al. 1912.09729; 3 is usual): such tokens are also
@@ -63,9 +60,6 @@ def sequence_clip(
     the mean token score.
 
     Args:
-        advantages: A, (N, T).
-        log_ratio: log ρ, (N, T).
-        batch: the completions.
         eps_low: sequences with A < 0 are clipped below 1 − ε_low.
         eps_high: sequences with A > 0 are clipped above 1 + ε_high.
     """
@@ -83,9 +77,6 @@ def geometric_clip(
     With ``sequence_mean`` this is the gradient of mean_i A_i·(Π_t clipped ρ_t)^{1/T_i}.
 
     Args:
-        advantages: A, (N, T).
-        log_ratio: log ρ, (N, T).
-        batch: the completions.
         eps_low: tokens with A < 0 are clipped below log ρ = −ε_low.
         eps_high: tokens with A > 0 are clipped above log ρ = ε_high.
     """
@@ -111,9 +102,6 @@ def sequence_product(
     truncation and normalisation lower it at the cost of a bias.
 
     Args:
-        advantages: A, (N, T).
-        log_ratio: log ρ, (N, T).
-        batch: the completions.
         eps_low: with A < 0, completions are clipped below ρ_i = 1 − ε_low: PPO's min(ρA, clip(ρ)A) for whole
             completions. Without it they are not.
         eps_high: with A > 0, completions are clipped above ρ_i = 1 + ε_high.
@@ -161,9 +149,6 @@ def clipped_weight(
     r"""CISPO, 2506.13585: w = stop-grad(clip(ρ))·A, so that no token is dropped.
 
     Args:
-        advantages: A, (N, T).
-        log_ratio: log ρ, (N, T).
-        batch: the completions.
         convention: "verl" clamps ρ to [1−ε_low, 1+ε_high]; "trl" takes min(ρ, ε_high), an absolute cap.
         eps_low: ε_low, used by "verl" only.
         eps_high: ε_high; by default 0.2 for "verl" and 5 for "trl".
@@ -181,9 +166,6 @@ def log_ratio_penalty(advantages: Tokens, log_ratio: Tokens, batch: Batch, tau: 
     Kimi k1.5, 2501.12599.
 
     Args:
-        advantages: A, (N, T).
-        log_ratio: log ρ, (N, T).
-        batch: the completions.
         tau: τ, the same as in the baseline.
     """
     return advantages - tau * log_ratio.sum(axis=1, keepdims=True)

@@ -1,63 +1,62 @@
 """One sequence by an ordinary forward and backward pass: the reference that engines are checked against.
 
 It shares no code with the engines: the sequence is encoded here, log-probabilities come from torch's ``log_softmax``,
-and gradients from autograd.
+and gradients from autograd. The logits of a long sequence are computed a slice at a time, and again in the backward
+pass, by torch's checkpointing.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from gradstats.gradients.attention import forget_lengths, measuring_attention
 from gradstats.gradients.distributed import gathered_gradients
+from gradstats.gradients.head import replaced_forward, sliced_head
 from gradstats.gradients.parameters import ParameterSelection, held_parameters, refuse_replaced
+from gradstats.gradients.recompute import recomputed_layers
 from gradstats.gradients.sketches import CountSketch
-from gradstats.policy.model import output_embedding
+from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
 
 # Number of logits, or of a gradient's coordinates, processed at a time.
 _ELEMENTS = 2**20
+# Logits of a slice of a long sequence.
+_SLICE = 2**24
 # Coordinates of a gradient that are kept, for exact inner products.
 _KEPT_COORDINATES = 2**18
 
 
 @dataclass(frozen=True)
 class PlainGradient:
-    """The gradient of one sequence under one weighting.
+    """The gradient of one sequence under one weighting."""
 
-    Attributes:
-        sq_norms: parameter name → squared norm.
-        sketch: (dim,) in float64, or None.
-        kept: name → coordinates (n,) in float64 of some parameters, small ones first.
-    """
-
-    sq_norms: dict[str, float]
-    sketch: np.ndarray | None
-    kept: dict[str, np.ndarray]
+    sq_norms: dict[str, float]  # parameter name → squared norm
+    sketch: np.ndarray | None  # (dim,) in float64, or None
+    kept: dict[str, np.ndarray]  # name → coordinates (n,) in float64 of some parameters, small ones first
 
 
 @dataclass(frozen=True)
 class PlainPass:
-    """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name.
-
-    Attributes:
-        tokens: name → (completion length,).
-        dtype: the narrower of the dtypes of parameters and of logits, which some models compute in float32 whatever
-            their own dtype: results agree as far as it allows.
-    """
+    """A sequence's gradients, one for each weighting, and the quantities of its completion tokens by name."""
 
     row: int
     gradients: list[PlainGradient]
-    tokens: dict[str, np.ndarray]
+    tokens: dict[str, np.ndarray]  # name → (completion length,)
+    # the narrower of the dtypes of parameters and of logits, which some models compute in float32 whatever their own
+    # dtype: results agree as far as it allows
     dtype: torch.dtype
 
 
@@ -68,55 +67,45 @@ def plain_pass(
     selection: ParameterSelection,
     sketch: CountSketch | None,
     weightings: Sequence[np.ndarray] = (),
+    recompute: bool = False,
 ) -> PlainPass:
-    """Differentiate one sequence.
-
-    Args:
-        policy: the policy.
-        rollouts: the sequences.
-        row: which of them.
-        selection: the differentiated parameters.
-        sketch: the projection, or None.
-        weightings: further token weights, each (completion length,).
-    """
+    """Differentiate one sequence, also under further token weights, each (completion length,)."""
     ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
     kind = torch.promote_types(policy.dtype, torch.float32)
     weights = [mask, *(mask * weighting for weighting in weightings)]
     sharded = is_sharded(policy.model)
     held = held_parameters(policy.model, selection)
     gradients = []
-    with measuring_attention(policy, batched=False), torch.enable_grad():
-        logits, hidden = _forward(policy, ids, n_prompt)
+    given = [torch.from_numpy(values).to(policy.device, kind) for values in weights]
+    with (
+        measuring_attention(policy, batched=False),
+        recomputed_layers(policy.model, recompute),
+        torch.enable_grad(),
+    ):
+        scored = _score(policy, ids, n_prompt, given)
+        result, narrower = scored.result, min(policy.dtype, scored.result.dtype, key=lambda dtype: dtype.itemsize)
         if not sharded:
-            refuse_replaced(policy.model, held, logits)
-        tokens, starts = _tokens(
-            logits,
-            ids[0, n_prompt:],
-            policy.temperature,
-            [torch.from_numpy(values).to(policy.device, kind) for values in weights],
-        )
-        for number, start in enumerate(starts):
+            refuse_replaced(policy.model, held, result)
+        for number, start in enumerate(scored.starts):
             if sharded:
                 # The weights of a pass are released when it ends: each weighting has a forward pass of its own.
-                logits = logits if number == 0 else _forward(policy, ids, n_prompt)[0]
-                found = gathered_gradients(policy.model, selection, logits, start)
+                result = result if number == 0 else _score(policy, ids, n_prompt, []).result
+                found = gathered_gradients(policy.model, selection, result, start)
             else:
-                last = number == len(starts) - 1
+                last = number == len(scored.starts) - 1
                 tensors = list(held.values())
-                of_tensors = torch.autograd.grad(logits, tensors, start, materialize_grads=True, retain_graph=not last)
+                of_tensors = torch.autograd.grad(result, tensors, start, materialize_grads=True, retain_graph=not last)
                 found = dict(zip(held, of_tensors, strict=True))
             gradients.append(_reduced(_preconditioned(found, selection), sketch))
-    narrower = min(policy.dtype, logits.dtype, key=lambda dtype: dtype.itemsize)
-    return PlainPass(row, gradients, tokens | {"hidden_sq_norms": hidden}, narrower)
+    return PlainPass(row, gradients, scored.tokens, narrower)
 
 
-def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.ndarray]:
-    """Return the token quantities of one sequence by a forward pass alone."""
+def plain_tokens(policy: Policy, rollouts: Rollouts, row: int, most: int | None = None) -> dict[str, np.ndarray]:
+    """Return the token quantities of one sequence, or of its first tokens, by a forward pass alone."""
     ids, n_prompt, _ = _encoded(rollouts, row, policy.device)
+    ids = ids if most is None else ids[:, : n_prompt + most]
     with measuring_attention(policy, batched=False), torch.no_grad():
-        logits, hidden = _forward(policy, ids, n_prompt)
-        tokens, _ = _tokens(logits, ids[0, n_prompt:], policy.temperature, [])
-    return tokens | {"hidden_sq_norms": hidden}
+        return _score(policy, ids, n_prompt, []).tokens
 
 
 def plain_sketch(
@@ -175,21 +164,55 @@ def _encoded(rollouts: Rollouts, row: int, device: torch.device) -> tuple[Tensor
     return torch.tensor([prompt + completion], device=device), len(prompt), counted
 
 
-def _forward(policy: Policy, ids: Tensor, n_prompt: int) -> tuple[Tensor, np.ndarray]:
-    """Return the logits that predict the completion, (length, vocabulary), and squared norms of the head's inputs."""
+class _Scored(NamedTuple):
+    """A forward pass: what is differentiated, where the backward pass of each weighting starts, token quantities."""
+
+    result: Tensor
+    starts: list[Tensor]
+    tokens: dict[str, np.ndarray]
+
+
+def _score(policy: Policy, ids: Tensor, n_prompt: int, weights: Sequence[Tensor]) -> _Scored:
+    """Run the model; differentiate its logits, or their log-probabilities where the logits are not to be held."""
+    model, drawn, temperature = policy.model, ids[0, n_prompt:], policy.temperature
+    head = output_embedding(model)
+    of_products = sliced_head(model, len(drawn))
     seen: list[Tensor] = []
+    columns: list[Tensor] = []
 
     def keep(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0].detach())
 
-    handle = output_embedding(policy.model).register_forward_pre_hook(keep)
-    forget_lengths(policy.model)
+    def in_slices(hidden: Tensor) -> Tensor:
+        assert of_products is not None
+        held = head.weight, getattr(head, "bias", None)
+
+        def of_slice(states: Tensor, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            logits = of_products(functional.linear(states, weight, bias)) / temperature
+            return torch.stack(_quantities(logits, tokens), dim=1)
+
+        parts = zip(hidden[0, n_prompt - 1 : -1].split(step), drawn.split(step), strict=True)
+        columns.append(torch.cat([checkpoint(of_slice, *part, *held, use_reentrant=False) for part in parts]))  # pyright: ignore[reportArgumentType]
+        return columns[0][None]
+
+    step = max(1, _SLICE // n_logits(model))
+    handle = head.register_forward_pre_hook(keep)
+    forget_lengths(model)
     try:
-        logits: Tensor = policy.model(ids, use_cache=False)["logits"]
+        with nullcontext() if of_products is None else replaced_forward(head, in_slices):
+            output: Tensor = model(ids, use_cache=False)["logits"]
     finally:
         handle.remove()
-    hidden = seen[-1].reshape(ids.shape[1], -1)[n_prompt - 1 : -1].double().square().sum(dim=1)
-    return logits[0, n_prompt - 1 : -1], hidden.cpu().numpy()
+    hidden = seen[-1].reshape(ids.shape[1], -1)[n_prompt - 1 : -1].double().square().sum(dim=1).cpu().numpy()
+    if of_products is None:
+        logits = output[0, n_prompt - 1 : -1]
+        tokens, starts = _tokens(logits, drawn, temperature, weights)
+        return _Scored(logits, starts, tokens | {"hidden_sq_norms": hidden})
+    # The model may scale what its output embedding returns; wrappers that gather weights watch the model's output.
+    table = output[0] if is_sharded(model) else columns[0]
+    names = ("logprobs", "entropy", "sum_pi_squared")
+    tokens = dict(zip(names, table.detach().double().T.cpu().numpy(), strict=True))
+    return _Scored(table[:, 0], list(weights), tokens | {"hidden_sq_norms": hidden})
 
 
 def _tokens(
@@ -201,15 +224,20 @@ def _tokens(
     for span in _spans(logits):
         part = logits[span].detach().to(torch.promote_types(logits.dtype, torch.float32)).requires_grad_()
         with torch.enable_grad():
-            log_pi = (part / temperature).log_softmax(dim=-1)
-            logprobs = log_pi.gather(-1, drawn[span, None])[:, 0]
+            found = _quantities(part / temperature, drawn[span])
         for start, values in zip(starts, weights, strict=True):
-            start[span] = torch.autograd.grad(logprobs, part, values[span], retain_graph=True)[0].to(start.dtype)
-        pi = log_pi.detach().exp()
-        found = (logprobs.detach(), torch.special.entr(pi).sum(dim=-1), pi.square().sum(dim=-1))
+            start[span] = torch.autograd.grad(found[0], part, values[span], retain_graph=True)[0].to(start.dtype)
         for column, values in zip(columns.values(), found, strict=True):
-            column.append(values.double().cpu().numpy())
+            column.append(values.detach().double().cpu().numpy())
     return {name: np.concatenate(parts) for name, parts in columns.items()}, starts
+
+
+def _quantities(logits: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of each token, entropy and Σπ² of its distribution, of which the first is differentiable."""
+    log_pi = logits.log_softmax(dim=-1)
+    pi = log_pi.detach().exp()
+    logprobs = log_pi.gather(-1, drawn[:, None])[:, 0]
+    return logprobs, torch.special.entr(pi).sum(dim=-1), pi.square().sum(dim=-1)
 
 
 def _spans(logits: Tensor) -> Iterator[slice]:

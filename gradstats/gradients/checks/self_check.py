@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gradstats.config.options import TOKEN_BUDGET
 from gradstats.gradients.attention import own_precision, refusing_lower_precision, same_class
 from gradstats.gradients.checks import self_check as deviations
 from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_sketch, plain_tokens
@@ -20,6 +21,7 @@ from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import Engine
 from gradstats.gradients.objective import TokenStatistics, make_chunk
 from gradstats.gradients.parameters import ParameterSelection, describe
+from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, suitable_threads
@@ -28,6 +30,8 @@ from gradstats.rollouts.table import Rollouts
 
 # Objects that are searched for a reference to the model; beyond, there is taken to be one.
 _MOST_SEARCHED = 10_000
+# Completion tokens that show whether a model gives the same output twice.
+_SCORED_TWICE = 256
 
 
 def with_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
@@ -221,24 +225,16 @@ class SelfCheckError(RuntimeError):
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """Largest relative deviations of an engine from one backward pass per sequence, on a few sequences.
+    """Largest relative deviations of an engine from one backward pass per sequence, on a few sequences."""
 
-    Attributes:
-        squared_norms: of ‖S‖².
-        parameters: of the part of ‖S‖² that is one parameter's.
-        sketches: of the sketches; None where there are none.
-        token_quantities: of the recorded quantities of tokens.
-        tolerance: the largest deviation of ‖S‖² and of token quantities that was accepted.
-        deviation_from_float32: for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the
-            dtype, without a tolerance); None otherwise, and for a sharded model, which cannot be copied.
-    """
-
-    squared_norms: float
-    parameters: float
-    sketches: float | None
-    token_quantities: float
-    tolerance: float
+    squared_norms: float  # of ‖S‖²
+    parameters: float  # of the part of ‖S‖² that is one parameter's
+    sketches: float | None  # of the sketches; None where there are none
+    token_quantities: float  # of the recorded quantities of tokens
+    tolerance: float  # the largest deviation of ‖S‖² and of token quantities that was accepted
     tolerance_of_parts: float
+    # for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the dtype, without a tolerance);
+    # None otherwise, and for a sharded model, which cannot be copied
     deviation_from_float32: float | None = None
 
 
@@ -253,10 +249,16 @@ class CheckedSequences:
     padded: list[PlainPass]
     alone: list[PlainPass]
     deviation_from_float32: float | None
+    recompute: RecomputeRule
 
     @classmethod
     def make(
-        cls, policy: Policy, rollouts: Rollouts, selection: ParameterSelection, sketch: CountSketch | None
+        cls,
+        policy: Policy,
+        rollouts: Rollouts,
+        selection: ParameterSelection,
+        sketch: CountSketch | None,
+        recompute: RecomputeRule,
     ) -> CheckedSequences:
         """Make the plain passes, and check the forward pass and that the sketches keep inner products."""
         rows = two_rows(rollouts)
@@ -264,7 +266,15 @@ class CheckedSequences:
         refuse_unfit_forward(policy, rollouts.select(rows[:1]))
         with suitable_threads(policy):
             passes = {
-                row: plain_pass(policy, rollouts, row, selection, sketch) for row in dict.fromkeys([*rows, longest])
+                row: plain_pass(
+                    policy,
+                    rollouts,
+                    row,
+                    selection,
+                    sketch,
+                    recompute=recompute(1, int(rollouts.times[row])),
+                )
+                for row in dict.fromkeys([*rows, longest])
             }
         made = cls(
             policy,
@@ -273,12 +283,33 @@ class CheckedSequences:
             sketch,
             [passes[row] for row in dict.fromkeys(rows)],
             [passes[longest]],
-            _deviation_from_float32(policy, rollouts, [passes[row] for row in rows], selection),
+            _deviation_from_float32(
+                policy, rollouts, [passes[row] for row in dict.fromkeys(rows)], selection, recompute
+            ),
+            recompute,
         )
         if sketch is not None:
             of_finite = [one for one in passes.values() if _is_finite(one)]
             _refuse(deviations.of_projection(sketch, of_finite), "the projection", policy, "another sketch_seed")
         return made
+
+    def plain_of(self, rollouts: Rollouts, row: int) -> PlainPass | None:
+        """Return the plain pass over a sequence of other rollouts, if it is one of these."""
+        columns = [name for name in ("prompt_tokens", "completion_tokens", "completion_mask") if name in rollouts.frame]
+        wanted = [list(rollouts.frame[name].iloc[row]) for name in columns]
+        for one in (*self.padded, *self.alone):
+            if [list(self.rollouts.frame[name].iloc[one.row]) for name in columns] == wanted:
+                return one
+        return None
+
+    def chunks(self) -> list[list[PlainPass]]:
+        """Return what an engine measures together: the first two sequences, if they fit a chunk, and the longest."""
+        passes = {one.row: one for one in self.padded}
+        together = same_class(self.policy.model, self.rollouts, list(passes))
+        if len(passes) * self.rollouts.times[list(passes)].max() > TOKEN_BUDGET:
+            together = [[row] for row in passes]
+        chunks = [[passes[row] for row in rows] for rows in together]
+        return chunks if self.alone in chunks else [*chunks, self.alone]
 
 
 def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfCheck:
@@ -291,10 +322,9 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
     norms: list[Deviation] = []
     sketches: list[Deviation] = []
     tokens: list[Deviation] = []
-    places = {one.row: one for one in checked.padded}
-    padded = same_class(policy.model, checked.rollouts, list(places))
-    for passes in (*([places[row] for row in rows] for rows in padded), checked.alone):
+    for passes in checked.chunks():
         chunk = make_chunk(checked.rollouts, [one.row for one in passes], policy.device, policy.dtype)
+        chunk = replace(chunk, recompute=checked.recompute(*chunk.input_ids.shape))
         with suitable_threads(policy):
             result = engine(policy, chunk, by_parameter, checked.sketch)
         for place, plain in enumerate(passes):
@@ -323,11 +353,14 @@ def check_result(
     sketch: CountSketch | None,
     weightings: Sequence[Sequence[np.ndarray]] = (),
     further_tokens: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+    plain: PlainPass | None = None,
 ) -> None:
-    """Compare one sequence of a measured chunk with a plain pass."""
+    """Compare one sequence of a measured chunk with a plain pass, which is made where it is not given."""
     row = int(result.chunk.rows[place])
-    with suitable_threads(policy):
-        plain = plain_pass(policy, rollouts, row, selection, sketch, [weighting[row] for weighting in weightings])
+    if plain is None:
+        of_row = [weighting[row] for weighting in weightings]
+        with suitable_threads(policy):
+            plain = plain_pass(policy, rollouts, row, selection, sketch, of_row, result.chunk.recompute)
     if not _is_finite(plain):
         return
     found = [
@@ -391,9 +424,9 @@ def checked_rows(rollouts: Rollouts) -> list[int]:
 
 
 def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
-    """Score the first sequence twice."""
+    """Score the first tokens of the first sequence twice."""
     with suitable_threads(policy), refusing_lower_precision(policy):
-        first, second = (plain_tokens(policy, rollouts, 0)["logprobs"] for _ in range(2))
+        first, second = (plain_tokens(policy, rollouts, 0, _SCORED_TWICE)["logprobs"] for _ in range(2))
     if not np.array_equal(first, second, equal_nan=True) and not np.abs(first - second).max() <= 1e-4:
         raise ValueError(
             f"{policy.name} gives different outputs for the same input (dropout is on): call model.eval() before "
@@ -428,7 +461,11 @@ def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) 
 
 
 def _deviation_from_float32(
-    policy: Policy, rollouts: Rollouts, passes: Sequence[PlainPass], selection: ParameterSelection
+    policy: Policy,
+    rollouts: Rollouts,
+    passes: Sequence[PlainPass],
+    selection: ParameterSelection,
+    recompute: RecomputeRule,
 ) -> float | None:
     if policy.dtype.itemsize >= 4 or is_sharded(policy.model):
         return None
@@ -437,7 +474,8 @@ def _deviation_from_float32(
     chosen = replace(selection, parameters={name: parameters[name] for name in selection.parameters})
     values = []
     for plain in passes:
-        exact = plain_pass(wide, rollouts, plain.row, chosen, None).gradients[0]
+        again = recompute(1, int(rollouts.times[plain.row]))
+        exact = plain_pass(wide, rollouts, plain.row, chosen, None, recompute=again).gradients[0]
         total = sum(exact.sq_norms.values())
         values.append(abs(sum(plain.gradients[0].sq_norms.values()) - total) / (total or 1.0))
     return float(max(values))

@@ -70,23 +70,14 @@ _ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class RoutedProducts:
-    """The gradient of the experts' weight for each sequence: outer products, each in the matrix of one expert.
+    """The gradient of the experts' weight for each sequence: outer products, each in the matrix of one expert."""
 
-    Attributes:
-        owners: (pairs,), the sequence of each pair of a token and an expert.
-        experts: (pairs,), its expert.
-        inputs: (rows, inputs), from which the pairs take their inputs.
-        places: (pairs,), the row of each pair in ``inputs``.
-        gradients: (pairs, outputs), the gradients of the expert's outputs.
-        transposed: False for a weight (experts, outputs, inputs), True for (experts, inputs, outputs).
-    """
-
-    owners: Tensor
-    experts: Tensor
-    inputs: Tensor
-    places: Tensor
-    gradients: Tensor
-    transposed: bool = False
+    owners: Tensor  # (pairs,), the sequence of each pair of a token and an expert
+    experts: Tensor  # (pairs,), its expert
+    inputs: Tensor  # (rows, inputs), from which the pairs take their inputs
+    places: Tensor  # (pairs,), the row of each pair in inputs
+    gradients: Tensor  # (pairs, outputs), the gradients of the expert's outputs
+    transposed: bool = False  # False for a weight (experts, outputs, inputs), True for (experts, inputs, outputs)
 
     @classmethod
     def join(cls, terms: list[RoutedProducts]) -> RoutedProducts:
@@ -150,19 +141,12 @@ class RoutedProducts:
 
 @dataclass(frozen=True)
 class _Segments:
-    """Pairs with the same key, sorted.
+    """Pairs with the same key, sorted."""
 
-    Attributes:
-        order: (pairs,), the pairs in the order of their keys.
-        keys: (segments,), the key of each segment, ascending.
-        begins: (segments,), the place of its first pair in ``order``.
-        counts: (segments,), its number of pairs.
-    """
-
-    order: Tensor
-    keys: Tensor
-    begins: Tensor
-    counts: Tensor
+    order: Tensor  # (pairs,), the pairs in the order of their keys
+    keys: Tensor  # (segments,), the key of each segment, ascending
+    begins: Tensor  # (segments,), the place of its first pair in order
+    counts: Tensor  # (segments,), its number of pairs
 
     @classmethod
     def of(cls, keys: Tensor) -> _Segments:
@@ -201,19 +185,12 @@ _FLAGS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_is_
 
 @dataclass(frozen=True)
 class RoutedInputs:
-    """The inputs of one projection of the experts.
+    """The inputs of one projection of the experts."""
 
-    Attributes:
-        owners: (pairs,), the sequence of each pair of a token and an expert; pairs are sorted by expert.
-        experts: (pairs,), its expert.
-        inputs: (rows, inputs), from which the pairs take their inputs.
-        places: (pairs,), the row of each pair in ``inputs``.
-    """
-
-    owners: Tensor
-    experts: Tensor
-    inputs: Tensor
-    places: Tensor
+    owners: Tensor  # (pairs,), the sequence of each pair of a token and an expert; pairs are sorted by expert
+    experts: Tensor  # (pairs,), its expert
+    inputs: Tensor  # (rows, inputs), from which the pairs take their inputs
+    places: Tensor  # (pairs,), the row of each pair in inputs
 
 
 @dataclass(frozen=True)
@@ -222,9 +199,6 @@ class ExpertsLayer:
 
     Their forward pass is computed here, with the rows grouped by expert: no implementation shows the output of each
     projection. It differs from all of them in rounding only.
-
-    Attributes:
-        names: name of each selected parameter in the module → its name in the model.
     """
 
     path: str
@@ -266,13 +240,9 @@ class ExpertsLayer:
     ) -> Tensor:
         """Compute the module's output.
 
-        Args:
-            args: positional arguments of the module: hidden states (tokens, width), and the experts and weights to
-                which the router sends each token, (tokens, k) both.
-            kwargs: those given by name.
-            batch: number of sequences.
-            times: the possible numbers of positions.
-            record: gets the number of a projection, its inputs and its output (pairs, outputs), and returns the output.
+        ``args`` are hidden states (tokens, width), and the experts and weights to which the router sends each token,
+        (tokens, k) both; ``record`` gets the number of a projection, its inputs and its output (pairs, outputs), and
+        returns the output.
         """
         module = self.module
         given = {**dict(zip(_arguments(module), args, strict=False)), **kwargs}
@@ -311,11 +281,7 @@ class ExpertsLayer:
     ) -> Iterator[tuple[str, RoutedProducts | Tensor]]:
         """Yield the gradients of the selected parameters of one projection, for each sequence.
 
-        Args:
-            number: which projection.
-            inputs: its inputs.
-            gradient: (pairs, outputs), the gradient of its outputs.
-            batch: number of sequences.
+        ``gradient``, (pairs, outputs), is that of the projection's outputs.
         """
         weight, bias = list(self.projections)[number]
         if weight in self.names:

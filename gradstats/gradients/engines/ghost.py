@@ -20,6 +20,7 @@ from gradstats.gradients.engines.experts import ExpertsLayer, RoutedInputs
 from gradstats.gradients.engines.layers import (
     BroadcastLayer,
     EmbeddingLayer,
+    HeadReduction,
     Layer,
     LayerReduction,
     LinearLayer,
@@ -33,6 +34,7 @@ from gradstats.gradients.engines.layers import (
 )
 from gradstats.gradients.engines.recomputed import OtherModule, Recomputation, refuse_interacting_tokens
 from gradstats.gradients.engines.reduction import ChunkResult, Reduction, stack_weightings
+from gradstats.gradients.head import sliced_head
 from gradstats.gradients.objective import Chunk, Objective
 from gradstats.gradients.parameters import (
     ParameterSelection,
@@ -41,8 +43,9 @@ from gradstats.gradients.parameters import (
     owners,
     refuse_dispatched,
 )
+from gradstats.gradients.recompute import recomputed_layers
 from gradstats.gradients.sketches import CountSketch
-from gradstats.policy.model import CausalModel, vocabulary_size
+from gradstats.policy.model import CausalModel, output_embedding, vocabulary_size
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded
 
@@ -144,11 +147,8 @@ def _ids(model: CausalModel) -> Tensor:
 class _Calls(TorchDispatchMode):
     """Within this context, watches who reads the parameters of some modules, and repeats the calls of some of them.
 
-    Args:
-        units: the modules; those of no known kind are run again for one sequence alone.
-
-    Attributes:
-        failed: path of each module that does not suffice → why.
+    Modules of no known kind are run again for one sequence alone; ``failed`` says why a module, by its path, does not
+    suffice.
     """
 
     def __init__(self, units: Sequence[_Unit]) -> None:
@@ -228,22 +228,23 @@ def ghost_engine(
     model = policy.model
     refuse_mixed_lengths(model, chunk.times)
     refuse_dispatched(model)
-    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        raise UnsupportedModuleError(
-            'engine="ghost" cannot go through gradient checkpointing: call model.eval(), or use engine="loop"'
-        )
     by_weighting = []
     with (
         Objective(model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
         without_weight_gradients(model),
         _Recorder(model, *probed_layers(model, selection), chunk) as recorder,
+        recorder.recomputed_layers(chunk.recompute),
         torch.enable_grad(),
     ):
-        logprobs, statistics = objective(model, chunk.input_ids, chunk.kept)
+        of_head = recorder.of_head
         for number, weights in enumerate(chunk.weights):
             last = number == len(chunk.weights) - 1
-            reduction = Reduction(selection, sketch, len(chunk.rows), logprobs.dtype, logprobs.device)
+            reduction = Reduction(selection, sketch, len(chunk.rows), weights.dtype, weights.device)
+            if of_head is not None:
+                of_head.begin(reduction, weights)
+            if number == 0:
+                logprobs, statistics = objective(model, chunk.input_ids, chunk.kept, of_head)
             with recorder.passing_to(reduction, last=last):
                 if logprobs.requires_grad:
                     torch.autograd.backward(logprobs, weights, retain_graph=not last)
@@ -273,18 +274,23 @@ def without_weight_gradients(model: nn.Module) -> Iterator[None]:
 
 
 class _Recorder:
-    """Hooks on layers that keep the inputs of each layer and pass on the gradients of its parameters."""
+    """Hooks on layers that keep the inputs of each layer and pass on the gradients of its parameters.
+
+    Attributes:
+        of_head: what reduces the gradient of an output embedding in slices; None where there is none.
+    """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: CausalModel,
         layers: list[Layer],
         experts: list[ExpertsLayer],
         others: list[OtherModule],
         stand_ins: list[StandIns],
         chunk: Chunk,
     ) -> None:
-        self._layers = layers
+        sliced = None if sliced_head(model, len(chunk.rows) * chunk.kept) is None else output_embedding(model)
+        self._layers = [layer for layer in layers if layer.module is not sliced]
         self._experts = experts
         self._stand_ins = stand_ins
         self._standing = ExitStack()
@@ -301,6 +307,8 @@ class _Recorder:
         self._replaced: list[nn.Module] = []
         self._is_linear: dict[str, bool] = {}
         self.uses = Uses()
+        heads = [HeadReduction(layer, self.uses) for layer in layers if layer.module is sliced]
+        self.of_head = heads[0] if heads else None
 
     def __enter__(self) -> _Recorder:
         for layer in self._layers:
@@ -326,12 +334,27 @@ class _Recorder:
             self._stand_in(one)
         return self
 
+    @contextmanager
+    def recomputed_layers(self, wanted: bool) -> Iterator[None]:
+        """Let layers run again in the backward pass: the first pass counts, and the second one records.
+
+        Stand-ins are used by every layer, and their gradients are complete only where all layers run once.
+        """
+        units = [*self._layers, *self._experts, *(other for other, _ in self._recomputed)]
+        selected = {unit.module for unit in units}
+        wanted = wanted and not self._stand_ins
+        with recomputed_layers(self._model, wanted, selected=selected, bypassed=lambda: self._recomputing):
+            yield
+
+    @property
+    def _is_first_pass(self) -> bool:
+        return self._target is None
+
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         for layer in self._layers:
-            if layer.path in self._own_weights:
-                self._restore_weight(layer)()
+            self._restore_weight(layer)()
         for module in self._replaced:
             del module.forward
         self._standing.close()
@@ -353,7 +376,7 @@ class _Recorder:
     @contextmanager
     def passing_to(self, reduction: Reduction, *, last: bool) -> Iterator[None]:
         """Add the gradients of the backward pass inside to ``reduction``; the last pass releases the inputs."""
-        target = LayerReduction(reduction, self.uses)
+        target = LayerReduction(reduction, self.uses, self.of_head)
         self._target, self._last = target, last
         yield
         target.finish()
@@ -367,7 +390,9 @@ class _Recorder:
 
     def _record_call(self, recomputation: Recomputation) -> Callable[..., object]:
         def after(_module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
-            return output if self._recomputing else recomputation.record(args, kwargs, output)
+            if self._recomputing or not torch.is_grad_enabled():
+                return output
+            return recomputation.record(args, kwargs, output, once=not self._is_first_pass)
 
         return after
 
@@ -381,6 +406,8 @@ class _Recorder:
                 kept = entered.pop() if self._last else entered[0]
                 self._add(experts.terms(number, kept, gradient, self._batch))
 
+            if not torch.is_grad_enabled():
+                return output
             if not output.requires_grad:
                 output.requires_grad_()
             output.register_hook(pass_on)
@@ -391,7 +418,8 @@ class _Recorder:
                 return experts.forward(args, kwargs, 1, self._times, lambda _number, _inputs, output: output)
             if self._recomputing:
                 return own(*args, **kwargs)
-            self.uses.n_terms.update(experts.term_kinds())
+            if self._is_first_pass:
+                self.uses.n_terms.update(experts.term_kinds())
             return experts.forward(args, kwargs, self._batch, self._times, record)
 
         return forward
@@ -399,7 +427,7 @@ class _Recorder:
     def _check_block(self, path: str) -> Callable[..., None]:
         def after(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
             # A block with further inputs does more than a mixture: the layer of the model, with its attention.
-            if self._recomputing or len(args) + len(kwargs) > 1:
+            if self._recomputing or not self._is_first_pass or len(args) + len(kwargs) > 1:
                 return
             self._alone = self._recomputing = True
             try:
@@ -421,7 +449,9 @@ class _Recorder:
                 output = own(*args, **kwargs)
             is_linear = bool(watched.products) and not watched.other_use
             if not self._is_linear.setdefault(other.path, is_linear):
-                return recomputation.record(args, kwargs, output)
+                if not torch.is_grad_enabled():
+                    return output
+                return recomputation.record(args, kwargs, output, once=not self._is_first_pass)
             if not is_linear:
                 raise UnsupportedModuleError(
                     f'engine="ghost" cannot differentiate {describe(other.path, other.module)}, which uses its weight '
@@ -429,7 +459,8 @@ class _Recorder:
                 )
             for inputs, found in watched.products:
                 self._record_output(layer, inputs, found)
-            refuse_interacting_tokens(other.path, other.module, args, kwargs, output, self._batch, self._times, own)
+            if self._is_first_pass:
+                refuse_interacting_tokens(other.path, other.module, args, kwargs, output, self._batch, self._times, own)
             return output
 
         return forward
@@ -440,8 +471,8 @@ class _Recorder:
                 return output
             if isinstance(layer, EmbeddingLayer):
                 output = layer.per_token(output, self._batch, self._times)
-            if not output.requires_grad:  # the first layer that the backward pass has to reach
-                output = output.requires_grad_()
+            if torch.is_grad_enabled() and not output.requires_grad:
+                output = output.requires_grad_()  # the first layer that the backward pass has to reach
             self._record_output(layer, first_input(args, kwargs).detach(), output)
             # What follows may change the output in place, which autograd forbids for a leaf.
             return output.clone() if output.is_leaf else output
@@ -450,7 +481,9 @@ class _Recorder:
 
     def _record_output(self, layer: Layer, inputs: Tensor, output: Tensor) -> None:
         entered: list[Tensor] = [layer.per_token(inputs, self._batch, self._times)]
-        self.uses.count(layer, entered[0])
+        self._count(layer, entered[0])
+        if not torch.is_grad_enabled():
+            return
 
         def pass_on(gradient: Tensor) -> None:
             left = layer.per_token(gradient, self._batch, self._times)
@@ -458,24 +491,31 @@ class _Recorder:
 
         output.register_hook(pass_on)
 
+    def _count(self, layer: Layer, inputs: Tensor) -> None:
+        if self._is_first_pass:
+            self.uses.count(layer, inputs)
+        if torch.is_grad_enabled():
+            (self.uses.sharing if self._target is None else self._target.sharing).count(layer, inputs)
+
     def _replace_weight(self, layer: BroadcastLayer) -> Callable[..., None]:
         def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
             if self._recomputing:
                 return
             inputs = first_input(args, kwargs)
+            self._count(layer, inputs)
+            if not torch.is_grad_enabled():
+                return
             stand_in = layer.stand_in(inputs, self._batch, self._times)
             stand_in.register_hook(lambda gradient: self._add(layer.terms(inputs, gradient)))
             self._own_weights[layer.path] = module._parameters["weight"]  # pyright: ignore[reportArgumentType]
             module._parameters["weight"] = stand_in  # pyright: ignore[reportArgumentType]
-            self.uses.count(layer, inputs)
 
         return before
 
     def _restore_weight(self, layer: Layer) -> Callable[..., None]:
         def after(*_: object) -> None:
-            if self._recomputing:
-                return
-            layer.module._parameters["weight"] = self._own_weights.pop(layer.path)
+            if layer.path in self._own_weights:
+                layer.module._parameters["weight"] = self._own_weights.pop(layer.path)
 
         return after
 

@@ -19,7 +19,14 @@ from transformers.pytorch_utils import Conv1D
 
 from gradstats.gradients.engines.experts import ExpertsLayer, RoutedProducts
 from gradstats.gradients.engines.recomputed import TOLERANCES, OtherModule, other_modules
-from gradstats.gradients.engines.reduction import OuterProducts, Reduction, contract, gram_strips, sq_norms
+from gradstats.gradients.engines.reduction import (
+    OuterProducts,
+    Reduction,
+    contract,
+    gram_strips,
+    rows_at_once,
+    sq_norms,
+)
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, describe, owners
 from gradstats.policy.model import CausalModel
 
@@ -37,12 +44,8 @@ def may_be_linear(module: nn.Module) -> bool:
 class WatchedParameters(TorchFunctionMode):
     """Within this context, watches what is computed from the parameters of a linear map.
 
-    Args:
-        module: a module for which :func:`may_be_linear` holds.
-
-    Attributes:
-        products: input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
-            dtype or cast to another.
+    ``products`` are input and output of each call of ``torch.nn.functional.linear`` with the parameters, in their own
+    dtype or cast to another.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -67,7 +70,8 @@ class WatchedParameters(TorchFunctionMode):
             return found
         if func is functional.linear and self._is_whole(*args, **kwargs):
             inputs = args[0] if args else kwargs["input"]
-            found = found if found.requires_grad else found.requires_grad_()
+            if torch.is_grad_enabled() and not found.requires_grad:
+                found.requires_grad_()
             self.products.append((inputs.detach(), found))
         elif func in _CASTS and _is_one_of(args[0], watched):
             (self._weights if _is_one_of(args[0], self._weights) else self._biases).append(found)
@@ -87,15 +91,10 @@ def _is_one_of(value: object, tensors: list[Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class EmbeddingRows:
-    """The gradient of an embedding, for each sequence: rows of it, by token.
+    """The gradient of an embedding, for each sequence: rows of it, by token."""
 
-    Attributes:
-        ids: (batch, time), the row to which each position adds.
-        values: (batch, time, columns), the values that it adds.
-    """
-
-    ids: Tensor
-    values: Tensor
+    ids: Tensor  # (batch, time), the row to which each position adds
+    values: Tensor  # (batch, time, columns), the values that it adds
 
 
 Term = OuterProducts | EmbeddingRows | RoutedProducts | Tensor
@@ -103,15 +102,11 @@ Term = OuterProducts | EmbeddingRows | RoutedProducts | Tensor
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """A module that owns selected parameters.
-
-    Attributes:
-        names: name of each selected parameter in the module ("weight", "bias") → its name in the model.
-    """
+    """A module that owns selected parameters."""
 
     path: str
     module: Any
-    names: dict[str, str]
+    names: dict[str, str]  # name of each selected parameter in the module ("weight", "bias") → its name in the model
 
     #: The form of the gradient of ``weight``; the gradient of ``bias`` is always a plain tensor.
     weight_term: ClassVar[type] = Tensor
@@ -310,15 +305,11 @@ def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StandIns:
-    """A module whose own parameters are replaced during the forward pass.
-
-    Attributes:
-        names: name of each selected parameter in the module → its name in the model.
-    """
+    """A module whose own parameters are replaced during the forward pass."""
 
     path: str
     module: nn.Module
-    names: dict[str, str]
+    names: dict[str, str]  # name of each selected parameter in the module → its name in the model
 
     @property
     def are_vectors(self) -> bool:
@@ -349,13 +340,7 @@ class StandIns:
 
 
 def broadcasts(model: CausalModel, stand_ins: Sequence[StandIns], ids: Tensor) -> bool:
-    """Return whether vectors that differ between sequences give each sequence the output that its own vectors give.
-
-    Args:
-        model: the model.
-        stand_ins: the modules whose vectors are replaced.
-        ids: (batch, time), a few tokens.
-    """
+    """Return whether vectors that differ between sequences give each sequence the output that its own vectors give."""
     generator = torch.Generator().manual_seed(0)
 
     def different(vector: Tensor) -> Tensor:
@@ -387,42 +372,136 @@ def broadcasts(model: CausalModel, stand_ins: Sequence[StandIns], ids: Tensor) -
 Place = tuple[int, torch.Size, tuple[int, ...]]
 
 
-class Uses:
-    """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete.
+class Sharing:
+    """Counts of layers with the same input, by :func:`_place`."""
 
-    Attributes:
-        ids: for each embedding, the ids of each use, (batch, time).
-        n_sharing: number of layers with the same input, by :func:`_place`.
-    """
+    def __init__(self, total: Counter[Place] | None = None) -> None:
+        self._total: Counter[Place] = Counter(total)
+        self._left = self._total.copy()
+
+    def count(self, layer: Layer, inputs: Tensor) -> None:
+        """Count one layer."""
+        if layer.weight_term is OuterProducts and "weight" in layer.names:
+            place = _place(inputs.flatten(1, -2))
+            if self._left[place] <= 0:  # an earlier tensor was there
+                self._total[place] = self._left[place] = 0
+            self._total[place] += 1
+            self._left[place] += 1
+
+    def leave(self, place: Place) -> tuple[int, bool]:
+        """Return how many layers have the input, and whether more of them are to come after this one."""
+        self._left[place] -= 1
+        return self._total[place] or 1, self._left[place] > 0
+
+    def copy(self) -> Sharing:
+        """Return the same counts for one backward pass."""
+        return Sharing(self._total)
+
+
+class Uses:
+    """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete."""
 
     def __init__(self) -> None:
         self.n_terms: Counter[tuple[str, type]] = Counter()
-        self.ids: dict[str, list[Tensor]] = defaultdict(list)
-        self.n_sharing: Counter[Place] = Counter()
+        self.ids: dict[str, list[Tensor]] = defaultdict(list)  # for each embedding, the ids of each use, (batch, time)
+        self.sharing = Sharing()  # layers with the same input, as far as the forward pass records inputs
 
     def count(self, layer: Layer, inputs: Tensor) -> None:
-        """Record one call of a layer's module."""
+        """Count one call of a layer's module."""
         self.n_terms.update(layer.term_kinds())
         if isinstance(layer, EmbeddingLayer):
             self.ids[layer.names["weight"]].append(inputs)
-        elif layer.weight_term is OuterProducts and "weight" in layer.names:
-            self.n_sharing[_place(inputs.flatten(1, -2))] += 1
+
+
+class HeadReduction:
+    """Reduces the gradient of an output embedding in slices, one sequence at a time.
+
+    It holds one gradient of the weight where a sequence takes several slices, or the weight is tied. Otherwise, the
+    outer products of the slice are reduced as those of any layer.
+
+    Args:
+        layer: the output embedding.
+        uses: the counts of the forward pass.
+
+    Attributes:
+        rows: for each sequence, where the weight is tied to the input embedding: the tokens that occur, ascending, and
+            the rows of the gradient (multiplied by P) at them.
+    """
+
+    def __init__(self, layer: Layer, uses: Uses) -> None:
+        self._names = layer.names
+        self._uses = uses
+        self._buffer: Tensor | None = None
+        self.waiting = False
+
+    @property
+    def tied(self) -> Collection[str]:
+        """The weight, if it is that of an embedding as well."""
+        return {self._names.get("weight")} & set(self._uses.ids)
+
+    def begin(self, reduction: Reduction, weights: Tensor) -> None:
+        """Take the next pass over the slices for one weighting, (batch, kept)."""
+        self._reduction = reduction
+        self.weights = weights
+        self.waiting = True
+        self.rows: list[tuple[Tensor, Tensor]] = []
+
+    def take(self, row: int, slices: Iterator[tuple[Tensor, Tensor, Tensor]], n_slices: int) -> None:
+        """Take the slices of a sequence, see :class:`gradstats.gradients.head.HeadSum`."""
+        reduction = self._reduction.of_row(row)
+        name, bias = self._names.get("weight"), self._names.get("bias")
+        in_parts = name is not None and (n_slices > 1 or name in self.tied)
+        of_weight = self._zeros(name) if in_parts else None
+        of_bias = None
+        with torch.no_grad():
+            for states, gradients, weights in slices:
+                weighted = states.to(reduction.dtype) * weights[:, None]
+                if bias is not None:
+                    part = gradients.T @ weights
+                    of_bias = part if of_bias is None else of_bias + part
+                if of_weight is not None:
+                    of_weight.addmm_(gradients.T, weighted)
+                elif name is not None:
+                    _add_outer_products(reduction, name, OuterProducts(weighted[None], gradients[None]))
+            if bias is not None and of_bias is not None:
+                reduction.add(bias, of_bias[None])
+            if name is not None and of_weight is not None:
+                self._add_weight(reduction, row, name, of_weight)
+
+    def _zeros(self, name: str) -> Tensor:
+        """Return the buffer of one gradient."""
+        if self._buffer is None:
+            self._buffer = self.weights.new_empty(self._reduction.shape_of(name))
+        return self._buffer.zero_()
+
+    def _add_weight(self, reduction: Reduction, row: int, name: str, gradient: Tensor) -> None:
+        preconditioner = reduction.preconditioner_of(name)
+        step = rows_at_once(1, gradient.shape[1])
+
+        def parts() -> Iterator[tuple[int, Tensor]]:
+            for first in range(0, len(gradient), step):
+                part = gradient[first : first + step]
+                yield first, (part if preconditioner is None else part * preconditioner[first : first + step])[None]
+
+        reduction.add_products(name, parts())
+        if name in self.tied:
+            tokens = torch.unique(torch.cat([ids[row if len(ids) > 1 else 0] for ids in self._uses.ids[name]]))
+            rows = gradient[tokens]
+            self.rows.append((tokens, rows if preconditioner is None else rows * preconditioner[tokens]))
 
 
 class LayerReduction:
-    """Reduces each parameter's gradient as soon as all its terms are available.
+    """Reduces each parameter's gradient as soon as all its terms are available."""
 
-    Args:
-        reduction: accumulates norms and sketches.
-        uses: the counts of the forward pass.
-    """
+    # `head` has reduced the gradient of an output embedding in slices; None where it is a layer like others
 
-    def __init__(self, reduction: Reduction, uses: Uses) -> None:
+    def __init__(self, reduction: Reduction, uses: Uses, head: HeadReduction | None = None) -> None:
         self._reduction = reduction
         self._uses = uses
+        self._head = head
         self._pending: dict[tuple[str, type], list[Term]] = defaultdict(list)
-        self._n_sharing = uses.n_sharing.copy()
-        self._input_grams: dict[Place, list[Tensor]] = {}
+        self.sharing = uses.sharing.copy()
+        self._input_grams: dict[Place, tuple[Tensor, list[Tensor]]] = {}
         self._heads: dict[str, tuple[Tensor, Tensor]] = {}
 
     def add(self, name: str, term: Term) -> None:
@@ -454,16 +533,13 @@ class LayerReduction:
 
     def _reduce_outer_products(self, name: str, term: OuterProducts) -> None:
         place = _place(term.inputs)
-        n_sharing = self._uses.n_sharing[place] or 1
-        self._n_sharing[place] -= 1
-        # Inner products of inputs and of gradients do not give those of P∘(Σ_t g_t x_tᵀ), which has to be formed.
-        formed = self._reduction.sketch is not None or self._reduction.preconditioner_of(name) is not None
-        if formed or not term.prefers_gram(n_sharing):
-            self._reduce_products(name, term.without_idle_ends())
+        n_sharing, more = self.sharing.leave(place)
+        if _forms_products(self._reduction, name) or not term.prefers_gram(n_sharing):
+            _add_products(self._reduction, name, term)
         else:
-            shared = self._input_grams.pop(place, None) or gram_strips(term.inputs, self._reduction.dtype)
-            if self._n_sharing[place] > 0:
-                self._input_grams[place] = shared
+            _, shared = self._input_grams.pop(place, None) or (None, gram_strips(term.inputs, self._reduction.dtype))
+            if more:  # with the inputs, so that nothing else comes to lie in their place
+                self._input_grams[place] = term.inputs, shared
             self._reduction.add_sq_norms(name, contract(gram_strips(term.gradients, self._reduction.dtype), shared))
         if name in self._uses.ids:
             # Tied to an embedding: ‖H + E‖² = ‖H‖² + 2⟨E, H⟩ + ‖E‖² for the gradients of head and embedding, and ⟨E, H⟩
@@ -473,24 +549,14 @@ class LayerReduction:
             if (name, EmbeddingRows) in self._pending:
                 self._reduce(name, EmbeddingRows)
 
-    def _reduce_products(self, name: str, term: OuterProducts) -> None:
-        reduction = self._reduction
-        preconditioner = reduction.preconditioner_of(name)
-        columns = term.right.shape[2]
-        size = term.left.shape[2] * columns
-        sketches = reduction.sketches_of(name)
-        for first, product in term.products(reduction.dtype, preconditioner):
-            flat = product.flatten(start_dim=1)
-            reduction.add_sq_norms(name, sq_norms(flat))
-            if reduction.sketch is not None and sketches is not None:
-                reduction.sketch.add_slice(sketches, name, size, first * columns, flat)
-
     def _reduce_rows(self, name: str, terms: list[EmbeddingRows]) -> None:
         reduction = self._reduction
         ids = torch.cat([term.ids for term in terms], dim=1)
         values = torch.cat([term.values for term in terms], dim=1).to(reduction.dtype)
         batch, _, columns = values.shape
         n_rows = int(ids.max()) + 1
+        if self._head is not None and name in self._head.tied:
+            n_rows = self._reduction.size_of(name) // columns
         owner = torch.arange(batch, device=ids.device)[:, None]
         keys, places = torch.unique(owner * n_rows + ids, return_inverse=True)
         rows = values.new_zeros(len(keys), columns).index_add_(0, places.flatten(), values.flatten(0, 1))
@@ -506,11 +572,37 @@ class LayerReduction:
                 values = values * preconditioner[ids].square()
             products = torch.bmm(inputs.to(reduction.dtype), values.transpose(1, 2))
             total += 2 * products.mul_(gathered).sum(dim=(1, 2)).double()
+        elif self._head is not None and name in self._head.tied:
+            # The rows of H were kept at all tokens that occur, those of E may lack some.
+            known = torch.cat([row * n_rows + tokens for row, (tokens, _) in enumerate(self._head.rows)])
+            of_head = torch.cat([values for _, values in self._head.rows])[torch.searchsorted(known, keys)]
+            total.index_add_(0, keys // n_rows, 2 * (rows * of_head.to(rows)).sum(dim=1).double())
         reduction.add_sq_norms(name, total)
         sketches = reduction.sketches_of(name)
         if reduction.sketch is not None and sketches is not None:
             size = reduction.size_of(name)
             reduction.sketch.add_rows(sketches, name, size, keys // n_rows, keys % n_rows, rows)
+
+
+def _forms_products(reduction: Reduction, name: str) -> bool:
+    """Return whether a gradient has to be formed, whatever is cheaper.
+
+    Inner products of inputs and of gradients give neither a sketch nor those of P∘(Σ_t g_t x_tᵀ).
+    """
+    return reduction.sketch is not None or reduction.preconditioner_of(name) is not None
+
+
+def _add_products(reduction: Reduction, name: str, term: OuterProducts) -> None:
+    products = term.without_idle_ends().products(reduction.dtype, reduction.preconditioner_of(name))
+    reduction.add_products(name, products)
+
+
+def _add_outer_products(reduction: Reduction, name: str, term: OuterProducts) -> None:
+    """Add outer products that share their inputs with no other layer."""
+    if _forms_products(reduction, name):
+        _add_products(reduction, name, term)
+    else:
+        reduction.add_sq_norms(name, term.without_idle_ends().sq_norms(reduction.dtype))
 
 
 def _place(tensor: Tensor) -> Place:

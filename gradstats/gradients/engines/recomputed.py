@@ -84,14 +84,11 @@ def _tokens(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class OtherModule:
-    """A module with selected parameters that is of no known kind.
-
-    Attributes:
-        names: name of each selected parameter in the module, modules inside it included → its name in the model.
-    """
+    """A module with selected parameters that is of no known kind."""
 
     path: str
     module: nn.Module
+    # name of each selected parameter in the module, modules inside it included → its name in the model
     names: dict[str, str]
 
 
@@ -136,21 +133,23 @@ def other_modules(
 
 @dataclass
 class _Call:
-    """One call of the module: what went in, what came out, and the gradients of the latter (None: no influence)."""
+    """One call of the module: what went in, what came out, and the gradients of the latter (None: no influence).
+
+    Attributes:
+        once: whether it belongs to one backward pass alone, in which the layer around the module runs again.
+    """
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
     outputs: list[Tensor | None]
+    once: bool
     gradients: list[Tensor | None] = field(default_factory=list)
 
 
 class Recomputation:
     """Records the calls of a module in a forward pass, and differentiates them after the backward pass.
 
-    Args:
-        other: the module.
-        batch: number of sequences.
-        times: the possible numbers of positions, by which the axes batch and time may have been merged.
+    ``times`` are the possible numbers of positions, by which the axes batch and time may have been merged.
     """
 
     def __init__(self, other: OtherModule, batch: int, times: tuple[int, ...]) -> None:
@@ -159,7 +158,9 @@ class Recomputation:
         self._times = times
         self._calls: list[_Call] = []
 
-    def record(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
+    def record(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object, *, once: bool = False
+    ) -> object:
         """Record a call; return its output, whose gradients will be those of what follows the module only."""
         leaves, structure = tree_flatten(output)
         leaves = [self._by_sequence(leaf) for leaf in leaves]
@@ -168,6 +169,7 @@ class Recomputation:
             given,
             named,
             [leaf.detach() if _carries_gradient(leaf) else None for leaf in leaves],
+            once,
         )
         if all(leaf is None for leaf in call.outputs):
             raise self._unsupported("returns no tensor that could be differentiated")
@@ -193,10 +195,9 @@ class Recomputation:
                     total[name] = gradient if name not in total else total[name] + gradient
             for name, gradient in total.items():
                 reduction.add_row(name, row, gradient)
+        self._calls = [] if last else [call for call in self._calls if not call.once]
         for call in self._calls:
             call.gradients = [None] * len(call.outputs)
-        if last:
-            self._calls.clear()
 
     def check_alone(self, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
         """Run the module again for the last sequence, without its hooks and without gradients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,19 +20,14 @@ _SPAN = 2**12
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """The result of an engine for one chunk.
-
-    Attributes:
-        sq_norms_by_block: (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole.
-        sketches: (weightings, batch, sketch_dim) or None.
-        statistics: per kept position, (batch, kept) each.
-        sketches_by_block: (weightings, batch, blocks, sketch_dim), whose sum over blocks are ``sketches``; or None.
-    """
+    """The result of an engine for one chunk."""
 
     chunk: Chunk
+    # (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole
     sq_norms_by_block: np.ndarray
-    sketches: np.ndarray | None
-    statistics: TokenStatistics
+    sketches: np.ndarray | None  # (weightings, batch, sketch_dim) or None
+    statistics: TokenStatistics  # per kept position, (batch, kept) each
+    # (weightings, batch, blocks, sketch_dim), whose sum over blocks are sketches; or None
     sketches_by_block: np.ndarray | None = None
 
 
@@ -39,18 +35,8 @@ class Reduction:
     """Accumulates squared norms by block and sketches of a batch of gradients, parameter by parameter.
 
     In a metric, norms and sketches are those of P·S. :meth:`add` and :meth:`add_row` multiply by P; whoever calls
-    :meth:`add_sq_norms` or adds to :meth:`sketches_of` has done so, see :meth:`preconditioner_of`.
-
-    Args:
-        selection: the parameters and their blocks.
-        sketch: the projection, or None for none.
-        batch: number of sequences.
-        dtype: dtype of the gradients; norms and sketches are at least float32.
-        device: device of the gradients.
-
-    Attributes:
-        dtype: dtype of sketches and of intermediate sums.
-        sketch: the projection, or None.
+    :meth:`add_sq_norms` or adds to :meth:`sketches_of` has done so, see :meth:`preconditioner_of`. Norms, sketches and
+    intermediate sums are at least float32.
     """
 
     def __init__(
@@ -91,6 +77,13 @@ class Reduction:
         if self.sketch is not None and sketches is not None:
             self.sketch.add(sketches[row : row + 1], name, flat)
 
+    def of_row(self, row: int) -> Reduction:
+        """Return the part of one sequence, which adds to this one."""
+        part = copy.copy(self)
+        part._sq_norms = self._sq_norms[row : row + 1]
+        part._sketches = None if self._sketches is None else self._sketches[:, row : row + 1]
+        return part
+
     @property
     def n_sequences(self) -> int:
         """Number of sequences of the batch."""
@@ -111,9 +104,22 @@ class Reduction:
         preconditioner = self._selection.preconditioner.get(name)
         return None if preconditioner is None else preconditioner.to(self.dtype)
 
+    def add_products(self, name: str, products: Iterator[tuple[int, Tensor]]) -> None:
+        """Add a matrix, already multiplied by P, a few rows at a time: the first of them, (batch, rows, columns)."""
+        sketches = self.sketches_of(name)
+        for first, product in products:
+            flat = product.flatten(start_dim=1)
+            self.add_sq_norms(name, sq_norms(flat))
+            if self.sketch is not None and sketches is not None:
+                self.sketch.add_slice(sketches, name, self.size_of(name), first * product.shape[2], flat)
+
     def size_of(self, name: str) -> int:
         """Return the number of a parameter's coordinates."""
         return self._selection.parameters[name].numel()
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Return the shape of a parameter."""
+        return self._selection.parameters[name].shape
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Return (batch, blocks) squared norms in float64, and sketches or None.
@@ -174,17 +180,11 @@ _PRODUCT_ELEMENTS = 2**21
 
 @dataclass(frozen=True)
 class OuterProducts:
-    r"""The gradient of a linear layer's weight for each sequence, a sum over time of outer products.
+    """The gradient of a linear layer's weight for each sequence, a sum over time of outer products."""
 
-    Attributes:
-        inputs: (batch, time, inputs), the layer's inputs.
-        gradients: (batch, time, outputs), the gradients of its outputs.
-        transposed: False for a weight (outputs, inputs), True for (inputs, outputs).
-    """
-
-    inputs: Tensor
-    gradients: Tensor
-    transposed: bool = False
+    inputs: Tensor  # (batch, time, inputs), the layer's inputs
+    gradients: Tensor  # (batch, time, outputs), the gradients of its outputs
+    transposed: bool = False  # False for a weight (outputs, inputs), True for (inputs, outputs)
 
     @classmethod
     def join(cls, terms: list[OuterProducts]) -> OuterProducts:
@@ -239,13 +239,11 @@ class OuterProducts:
     def products(self, dtype: torch.dtype, preconditioner: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Yield a few rows of the gradient at a time: the index of the first, and (batch, rows, columns).
 
-        Args:
-            dtype: dtype of the products.
-            preconditioner: (all rows, columns), by which they are multiplied; None for none.
+        Multiplied by a preconditioner, (all rows, columns), where there is one.
         """
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)
-        step = max(1, _PRODUCT_ELEMENTS // (batch * right.shape[2]))
+        step = rows_at_once(batch, right.shape[2])
         buffer = torch.empty(batch, min(step, rows), right.shape[2], dtype=dtype, device=right.device)
         for first in range(0, rows, step):
             left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
@@ -253,6 +251,11 @@ class OuterProducts:
             out = buffer if left.shape[1] == buffer.shape[1] else None
             product = torch.bmm(left, right, out=out)
             yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
+
+
+def rows_at_once(batch: int, columns: int) -> int:
+    """Return how many rows of a matrix of each sequence are processed at a time."""
+    return max(1, _PRODUCT_ELEMENTS // (batch * columns))
 
 
 def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:

@@ -16,6 +16,7 @@ from gradstats.gradients.engines.reduction import ChunkResult, reduce_gradients,
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, refuse_replaced, whole_parameters
+from gradstats.gradients.recompute import recomputed_layers
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 
@@ -34,6 +35,7 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     with (
         Objective(policy.model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
+        recomputed_layers(policy.model, chunk.recompute),
         torch.enable_grad(),
     ):
         for row, (start, length) in enumerate(zip(chunk.starts, chunk.lengths, strict=True)):
@@ -60,6 +62,7 @@ def sequence_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelectio
     with (
         Objective(policy.model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),
+        recomputed_layers(policy.model, chunk.recompute),
         torch.enable_grad(),
     ):
         logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)
@@ -80,10 +83,6 @@ def vmap_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     """
     model = policy.model
     refuse_mixed_lengths(model, chunk.times)
-    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        raise UnsupportedModuleError(
-            'engine="vmap" cannot go through gradient checkpointing: switch it off on the model, or use engine="loop"'
-        )
     everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
     parameters = {name: tensor.detach() for name, tensor in whole_parameters(model, selection).items()}
     n_weightings = len(chunk.weights)

@@ -34,11 +34,12 @@ from gradstats.gradients.attention import (
 from gradstats.gradients.engines.ghost import first_input, without_weight_gradients
 from gradstats.gradients.engines.layers import EmbeddingLayer, Layer, LinearLayer, TransposedLinearLayer
 from gradstats.gradients.engines.registry import is_tracing_failure
+from gradstats.gradients.head import Head, sliced_head
 from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, owners
 from gradstats.measurement.disk_size import GIB
-from gradstats.policy.model import output_embedding
+from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
 
 #: Rank of a matrix's direction.
@@ -47,15 +48,10 @@ RANK = 16
 
 @dataclass(frozen=True)
 class Factors:
-    r"""Directions of one matrix, :math:`V_k = A_k B_k^\top`.
+    r"""Directions of one matrix, :math:`V_k = A_k B_k^\top`."""
 
-    Attributes:
-        left: (directions, rows, rank), :math:`A_k`.
-        right: (directions, columns, rank), :math:`B_k`.
-    """
-
-    left: Tensor
-    right: Tensor
+    left: Tensor  # (directions, rows, rank), A_k
+    right: Tensor  # (directions, columns, rank), B_k
 
 
 @dataclass(frozen=True)
@@ -123,18 +119,10 @@ _KINDS = (LinearLayer, TransposedLinearLayer, EmbeddingLayer)
 
 
 class FactoredLayers:
-    """The layers whose weights move along products of two thin factors.
+    """The layers whose weights move along products of two thin factors, by the names and shapes of these weights.
 
     Inside :meth:`moving`, forward-mode differentiation with respect to ``epsilon`` moves each of these weights along
     its direction.
-
-    Args:
-        model: the model.
-        selection: the parameters that move.
-        tangents: the directions.
-
-    Attributes:
-        shapes: parameter name → shape of each of these weights.
     """
 
     def __init__(self, model: nn.Module, selection: ParameterSelection, tangents: Tangents) -> None:
@@ -152,12 +140,9 @@ class FactoredLayers:
 
     @contextmanager
     def moving(self, factors: dict[str, Factors], epsilon: Tensor) -> Iterator[None]:
-        """Move the weights while the context is open.
+        """Move the weights along one direction while the context is open; those without factors are fixed.
 
-        Args:
-            factors: parameter name → factors of one direction, (rows, rank) and (columns, rank); other weights are
-                fixed.
-            epsilon: scalar, differentiated forward with tangent 1.
+        ``epsilon``, a scalar, is differentiated forward with tangent 1.
         """
         handles = [
             module.register_forward_hook(_moved(module, kind, pair, epsilon), with_kwargs=True)
@@ -231,19 +216,12 @@ _HEAD_ELEMENTS = 2**25
 
 @dataclass(frozen=True)
 class HeadGradients:
-    r"""Results of one forward pass of a chunk and one backward pass through the output embedding.
+    """Results of one forward pass of a chunk and one backward pass through the output embedding."""
 
-    Attributes:
-        statistics: per kept position, (batch, kept) each.
-        hidden: (batch, kept, width), the input of the output embedding where each kept token is predicted.
-        of_hidden: (batch, kept, width), :math:`\partial\log\pi(y_t)/\partial h_t`.
-        of_output: (batch, kept, vocabulary), the gradient of the output embedding's output.
-    """
-
-    statistics: TokenStatistics
-    hidden: Tensor
-    of_hidden: Tensor
-    of_output: Tensor
+    statistics: TokenStatistics  # per kept position, (batch, kept) each
+    hidden: Tensor  # (batch, kept, width), the input of the output embedding where each kept token is predicted
+    of_hidden: Tensor  # (batch, kept, width), ∂log π(y_t)/∂ h_t
+    of_output: Callable[[slice], Tensor]  # positions → (batch, n, vocabulary), the gradient of its output there
 
 
 def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:
@@ -266,10 +244,23 @@ def head_gradients(policy: Policy, chunk: Chunk) -> HeadGradients:
         _hooks(head.register_forward_pre_hook(enter), head.register_forward_hook(leave)),
         torch.enable_grad(),
     ):
+        sliced = sliced_head(policy.model, len(chunk.rows) * chunk.kept)
         logprobs, statistics = objective(policy.model, chunk.input_ids, chunk.kept)
-        gradients = torch.autograd.grad(logprobs, (seen["hidden"], seen["output"]), torch.ones_like(logprobs))
-    hidden, of_hidden, of_output = (_predicting(values, chunk.kept) for values in (seen["hidden"].detach(), *gradients))
-    return HeadGradients(statistics, hidden, of_hidden, of_output)
+        wanted = [seen["hidden"]] if sliced is not None else [seen["hidden"], seen["output"]]
+        of_hidden, *of_output = torch.autograd.grad(logprobs, wanted, torch.ones_like(logprobs))
+    hidden, of_hidden, *whole = (
+        _predicting(values, chunk.kept) for values in (seen["hidden"].detach(), of_hidden, *of_output)
+    )
+    if sliced is None:
+        return HeadGradients(statistics, hidden, of_hidden, lambda span: whole[0][:, span])
+    weight, bias = head.get_parameter("weight").detach(), getattr(head, "bias", None)
+    again = Head(hidden, weight, bias, chunk.input_ids[:, -chunk.kept :], policy.temperature, sliced)
+
+    def in_slices(span: slice) -> Tensor:
+        with torch.no_grad():
+            return torch.stack([again.slice(row, span)[1].to(hidden.dtype) for row in range(len(hidden))])
+
+    return HeadGradients(statistics, hidden, of_hidden, in_slices)
 
 
 def project_tokens(
@@ -404,12 +395,17 @@ class _Projector:
             return total
         pairs = {name: pair for name, pair in pairs.items() if name in of_head}
         written_out = {name: tensor for name, tensor in written_out.items() if name in of_head}
-        step = max(1, _HEAD_ELEMENTS // (len(some) * gradients.of_output.shape[0] * gradients.of_output.shape[2]))
-        for first in range(0, gradients.hidden.shape[1], step):
-            span = slice(first, first + step)
+        batch, kept, _ = gradients.hidden.shape
+        step = max(1, _HEAD_ELEMENTS // (len(some) * batch * n_logits(self._policy.model)))
+        for first in range(0, kept, step):
+            span = slice(first, min(first + step, kept))
+            of_output = gradients.of_output(span).to(self._kind)
 
             def of_span(
-                pairs: dict[str, tuple[Tensor, Tensor]], written_out: dict[str, Tensor], span: slice = span
+                pairs: dict[str, tuple[Tensor, Tensor]],
+                written_out: dict[str, Tensor],
+                span: slice = span,
+                of_output: Tensor = of_output,
             ) -> Tensor:
                 def output(epsilon: Tensor, at: dict[str, Tensor]) -> Tensor:
                     factors = {name: Factors(*pair) for name, pair in pairs.items()}
@@ -418,7 +414,7 @@ class _Projector:
                         return functional_call(self._head, moved, (gradients.hidden[:, span],))
 
                 derivative = self._derivative(output, {name: written_out[name] for name in written_out})
-                return (derivative.to(self._kind) * gradients.of_output[:, span].to(self._kind)).sum(dim=-1)
+                return (derivative.to(self._kind) * of_output).sum(dim=-1)
 
             total[:, :, span] = vmap(of_span)(pairs, written_out)
         return total

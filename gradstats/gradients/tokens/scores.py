@@ -56,13 +56,10 @@ def _checked(name: str, rows: Sequence[ArrayLike], rollouts: Rollouts) -> list[n
 
 @dataclass(frozen=True)
 class TokenSettings:
-    """How token scores are measured.
-
-    Attributes:
-        exact: number of tokens of each sequence measured exactly, or the share of the proxy's sum that they hold.
-    """
+    """How token scores are measured."""
 
     n_probes: int
+    # number of tokens of each sequence measured exactly, or the share of the proxy's sum that they hold
     exact: int | float
     seed: int
 
@@ -149,12 +146,9 @@ def measure_tokens(
 def heaviest_tokens(statistics: TokenStatistics, chunk: Chunk, exact: int | float) -> list[np.ndarray]:
     r"""Return the sorted positions in each completion of the tokens with the largest values of the forward-only proxy.
 
-    :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2` is the squared norm of the gradient with respect to the logits.
-
-    Args:
-        statistics: statistics of the chunk.
-        chunk: the sequences; masked-out tokens are never chosen.
-        exact: a number of tokens, or the least share of :math:`\sum_t w_t` that they have to hold.
+    :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2` is the squared norm of the gradient with respect to the logits. ``exact`` is
+    a number of tokens, or the least share of :math:`\sum_t w_t` that they have to hold; masked-out tokens are never
+    chosen.
     """
     weights = 1 - 2 * statistics.logprobs.exp() + statistics.sum_pi_squared
     chosen = []
@@ -212,12 +206,11 @@ _LEAST_TOLERANCE = 1e-5
 
 
 def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSelection, seed: int) -> float:
-    r"""Compare :math:`\sum_t \langle s_t, v\rangle` with :math:`\langle S, v\rangle` of one backward pass.
+    r"""Return the largest deviation of :math:`\sum_t \langle s_t, v\rangle` from one backward pass's :math:`\langle S,
+    v\rangle`.
 
-    The sequences are the shortest (padded) and the one of median length; there are two directions.
-
-    Returns:
-        The largest deviation, in units of :math:`\lVert S\rVert`.
+    It is in units of :math:`\lVert S\rVert`. The sequences are the shortest (padded) and the one of median length;
+    there are two directions.
     """
     whole_parameters(policy.model, selection)
     rows = two_rows(rollouts)

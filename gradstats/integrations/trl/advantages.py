@@ -38,31 +38,20 @@ OF_COMPLETIONS = ("truncated",)
 
 @dataclass(frozen=True)
 class ScoredCompletions:
-    """Completions with what an estimator needs of them, one entry per completion.
-
-    Attributes:
-        rollouts: the completions.
-        fields: name → one number, or one array :math:`(T_i,)`, for each.
-    """
+    """Completions with what an estimator needs of them, one entry per completion."""
 
     rollouts: Rollouts
-    fields: dict[str, list[np.ndarray]]
+    fields: dict[str, list[np.ndarray]]  # name → one number, or one array (T_i,), for each
 
 
 @dataclass
 class EstimatorInUse:
-    """The estimator that a trainer takes its advantages from.
-
-    Attributes:
-        estimator: a baseline or a recipe.
-        section: how gradients are measured, where the estimator needs them.
-        n_replaced: batches whose advantages it gave.
-        n_kept: batches that kept the trainer's own, since it could not be computed; each reason is warned of once.
-    """
+    """The estimator that a trainer takes its advantages from."""
 
     estimator: Estimator | Recipe
-    section: MeasurementSection
-    n_replaced: int = 0
+    section: MeasurementSection  # how gradients are measured, where the estimator needs them
+    n_replaced: int = 0  # batches whose advantages it gave
+    # batches that kept the trainer's own, since it could not be computed; each reason is warned of once
     n_kept: int = 0
     _session: MeasuringSession | None = None
     _complaints: Complaints = field(default_factory=Complaints)

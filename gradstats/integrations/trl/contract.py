@@ -108,18 +108,12 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Generation:
-    """What one process drew, with the rewards of all processes.
-
-    Attributes:
-        trainer: the trainer.
-        output: what the trainer made of its own completions: padded tokens, masks and advantages, which may be
-            replaced.
-        rewards_per_function: (N, functions), of all processes, NaN where a function returned None.
-    """
+    """What one process drew, with the rewards of all processes."""
 
     trainer: Trainer
+    # what the trainer made of its own completions: padded tokens, masks and advantages, which may be replaced
     output: dict[str, Tensor]
-    rewards_per_function: Tensor
+    rewards_per_function: Tensor  # (N, functions), of all processes, NaN where a function returned None
 
     @property
     def first(self) -> int:

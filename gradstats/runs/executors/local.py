@@ -22,17 +22,11 @@ Part = Callable[[Context, Report], Value]
 
 @dataclass
 class Spent:
-    """What the workers of a run have done.
+    """What the workers of a run have done."""
 
-    Attributes:
-        n_parts: parts that they finished.
-        loading: processor seconds, of all threads, in which they loaded what the parts need.
-        parts: processor seconds of the parts.
-    """
-
-    n_parts: int = 0
-    loading: float = 0.0
-    parts: float = 0.0
+    n_parts: int = 0  # that they finished
+    loading: float = 0.0  # processor seconds, of all threads, in which they loaded what the parts need
+    parts: float = 0.0  # processor seconds of the parts
 
     def add(self, loading: float, part: float) -> None:
         """Count a part, and what was loaded for it."""
@@ -107,14 +101,9 @@ def ask(crew: Crew[Context], part: Part[Context, Value], what: str) -> Value:
 
 @dataclass
 class LocalExecutor:
-    """Does all work in this process.
+    """Does all work in this process."""
 
-    Attributes:
-        threads: of torch; its own choice when None.
-        spent: what was done so far.
-    """
-
-    threads: int | None = None
+    threads: int | None = None  # of torch; its own choice when None
     spent: Spent = field(default_factory=Spent)
 
     @contextmanager
@@ -137,14 +126,9 @@ class LocalExecutor:
 
 @dataclass(frozen=True)
 class LocalCrew(Generic[Context]):
-    """This process, see :class:`gradstats.runs.executors.local.Crew`.
+    """This process, see :class:`gradstats.runs.executors.local.Crew`."""
 
-    Attributes:
-        context: what the parts are called with.
-        spent: where parts are counted.
-    """
-
-    context: Context
+    context: Context  # what the parts are called with
     spent: Spent
 
     def work(

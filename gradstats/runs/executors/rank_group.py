@@ -37,12 +37,7 @@ _GRACE = 2.0
 
 @dataclass(frozen=True)
 class RankedExecutor:
-    """Gives each worker of another executor a group of ranks.
-
-    Attributes:
-        executor: the other executor.
-        n_ranks: ranks of each group.
-    """
+    """Gives each worker of another executor a group of ranks."""
 
     executor: Executor
     n_ranks: int
@@ -73,13 +68,9 @@ class RankedExecutor:
 
 @dataclass(frozen=True)
 class RankedCrew(Generic[Context]):
-    """Groups of ranks, see :class:`gradstats.runs.executors.local.Crew`.
+    """Groups of ranks, see :class:`gradstats.runs.executors.local.Crew`."""
 
-    Attributes:
-        crew: the workers that have started them.
-    """
-
-    crew: Crew[RankGroup[Context]]
+    crew: Crew[RankGroup[Context]]  # the workers that have started them
 
     def work(
         self,
@@ -94,13 +85,9 @@ class RankedCrew(Generic[Context]):
 
 @dataclass(frozen=True)
 class OnRanks(Generic[Context, Value]):
-    """A part for all ranks of a group.
+    """A part for all ranks of a group."""
 
-    Attributes:
-        part: the part of each rank, which passes through the model as often as that of the others.
-    """
-
-    part: Part[Context, Value]
+    part: Part[Context, Value]  # the part of each rank, which passes through the model as often as that of the others
 
     def __call__(self, group: RankGroup[Context], report: Report) -> Value:
         """Return the value of the first rank."""
@@ -109,14 +96,9 @@ class OnRanks(Generic[Context, Value]):
 
 @dataclass
 class RankedWork(Generic[Context]):
-    """The work of a worker that is a group.
+    """The work of a worker that is a group."""
 
-    Attributes:
-        work: what each rank opens.
-        n_ranks: how many there are.
-    """
-
-    work: Work[Context]
+    work: Work[Context]  # what each rank opens
     n_ranks: int
     _opened: list[RankGroup[Context]] = field(default_factory=list)
 
@@ -171,18 +153,10 @@ class RankGroup(Generic[Context]):
 
     Where one of them dies, all others are killed, since they wait for it, and new ones do the part again. Where memory
     runs out on one, new ones do it with half as many tokens at once.
-
-    Args:
-        work: what each rank opens.
-        n_ranks: how many there are.
-
-    Attributes:
-        processor_seconds: those of all ranks in what they have answered, see
-            :func:`gradstats.runs.executors.local.processor_seconds`.
     """
 
     def __init__(self, work: Work[Context], n_ranks: int) -> None:
-        self.processor_seconds = 0.0
+        self.processor_seconds = 0.0  # of all ranks, in what they have answered
         self._work, self._n_ranks = work, n_ranks
         self._ranks: list[_Rank] = []
         self._folder: Path | None = None

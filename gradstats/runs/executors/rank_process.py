@@ -28,22 +28,14 @@ _LONGEST_WAIT = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class Opening:
-    """What a rank needs to know.
+    """What a rank needs to know."""
 
-    Attributes:
-        work: what each rank opens, pickled.
-        rank: which one it is.
-        size: number of ranks.
-        store: the file through which they find each other.
-        surroundings: what it takes over from the worker.
-        token_budget: most tokens to measure at once, where memory ran out before; None for that of the settings.
-    """
-
-    work: bytes
+    work: bytes  # what each rank opens, pickled
     rank: int
     size: int
-    store: str
-    surroundings: Surroundings
+    store: str  # the file through which they find each other
+    surroundings: Surroundings  # what it takes over from the worker
+    # most tokens to measure at once, where memory ran out before; None for that of the settings
     token_budget: int | None
 
 
@@ -57,19 +49,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a part ended.
+    """How a part ended."""
 
-    Attributes:
-        pickled: the value of the first rank, None of the others; or the error.
-        failed: whether it is an error.
-        remarks: the warnings of the first rank: whether each is a RuntimeWarning, and its sentence.
-        processor_seconds: those of the rank, of all threads.
-    """
-
-    pickled: bytes
+    pickled: bytes  # the value of the first rank, None of the others; or the error
     failed: bool = False
+    # the warnings of the first rank: whether each is a RuntimeWarning, and its sentence
     remarks: list[tuple[bool, str]] = field(default_factory=list)
-    processor_seconds: float = 0.0
+    processor_seconds: float = 0.0  # those of the rank, of all threads
 
 
 @dataclass(frozen=True)

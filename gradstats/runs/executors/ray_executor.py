@@ -39,13 +39,9 @@ Handle = Any
 
 @dataclass
 class Connection:
-    """Ray, as started by this process or by its user.
+    """Ray, as started by this process or by its user."""
 
-    Attributes:
-        own: whether this process started ray, or connected to it, and ends that.
-    """
-
-    own: bool = False
+    own: bool = False  # whether this process started ray, or connected to it, and ends that
 
     def open(self, section: ExecutionSection) -> None:
         """Start ray, or connect to a cluster, unless that was done before."""
@@ -98,21 +94,13 @@ def processors_of(section: ExecutionSection) -> int:
 
 @dataclass
 class RayExecutor:
-    """Starts ray, or connects to a cluster, when the first workers are needed.
-
-    Attributes:
-        section: the settings.
-        spent: what the workers have done so far.
-        deaths: workers that died with a part.
-        hosts: parts by machine.
-        connection: to ray, which executors of several runs may share.
-    """
+    """Starts ray, or connects to a cluster, when the first workers are needed."""
 
     section: ExecutionSection
     spent: Spent = field(default_factory=Spent)
-    deaths: int = 0
-    hosts: Counter[str] = field(default_factory=Counter)
-    connection: Connection = field(default_factory=Connection)
+    deaths: int = 0  # workers that died with a part
+    hosts: Counter[str] = field(default_factory=Counter)  # parts by machine
+    connection: Connection = field(default_factory=Connection)  # to ray, which executors of several runs may share
 
     @property
     def threads(self) -> int:

@@ -48,18 +48,10 @@ class MailboxHandle(Protocol):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a worker takes over from the process that started the run.
+    """What a worker takes over from the process that started the run."""
 
-    Attributes:
-        folder: the working directory, which relative paths of an experiment refer to.
-        paths: where modules are searched for.
-        code_folders: where a user's functions are searched for.
-        threads: of torch.
-        without_gpu: whether the worker leaves the machine's GPUs to others.
-    """
-
-    folder: str
-    paths: list[str]
+    folder: str  # the working directory, which relative paths of an experiment refer to
+    paths: list[str]  # where modules are searched for
     code_folders: list[Path]
     threads: int
     without_gpu: bool
@@ -89,26 +81,15 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part.
+    """What became of a part."""
 
-    Attributes:
-        pickled: the value, or the error.
-        failed: whether it is an error.
-        remarks: the warnings: whether each is a RuntimeWarning, and its sentence.
-        steps: sequences that the part counted as finished.
-        tokens: tokens that it counted as processed.
-        loading: processor seconds, of all threads, in which the worker loaded what its parts need.
-        processor_seconds: those of the part.
-        host: the machine.
-    """
-
-    pickled: bytes
+    pickled: bytes  # the value, or the error
     failed: bool
-    remarks: list[tuple[bool, str]]
-    steps: int
-    tokens: int
-    loading: float
-    processor_seconds: float
+    remarks: list[tuple[bool, str]]  # the warnings: whether each is a RuntimeWarning, and its sentence
+    steps: int  # sequences that the part counted as finished
+    tokens: int  # tokens that it counted as processed
+    loading: float  # processor seconds, of all threads, in which the worker loaded what its parts need
+    processor_seconds: float  # those of the part
     host: str
 
 

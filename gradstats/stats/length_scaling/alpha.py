@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
@@ -27,6 +26,7 @@ from gradstats.stats.length_scaling.regression import (
 )
 from gradstats.stats.measured import MeasuredNorms
 from gradstats.stats.printed import Printed
+from gradstats.system.late import pd
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
-import pandas as pd
-from scipy.linalg import block_diag
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import metric_label
@@ -16,10 +15,34 @@ from gradstats.stats.length_scaling.regression import RegressionLine, least_squa
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
 from gradstats.stats.printed import Printed
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
+from gradstats.system.late import linalg, pd
+
+
+class Tested(Printed):
+    """A number that is tested against 0, with Student's interval."""
+
+    tested: ClassVar[str] = "difference"
+    stderr: float
+    degrees: float
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval of the number that is tested."""
+        estimate = Estimate(getattr(self, self.tested), self.stderr, "raw", self.degrees)
+        return estimate.confidence_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return a frame of one row: what was estimated, the interval of what is tested, and the p-value."""
+        row: dict[str, object] = {}
+        for name, value in vars(self).items():
+            if name not in ("stderr", "degrees"):
+                row[name] = value
+            if name == self.tested:
+                row[f"{name}_low"], row[f"{name}_high"] = self.confidence_interval(confidence_level)
+        return pd.DataFrame([row])
 
 
 @dataclass(frozen=True, repr=False)
-class CurvatureTest(Printed):
+class CurvatureTest(Tested):
     r"""The curvature of log‖S‖² as a function of log T.
 
     Attributes:
@@ -30,20 +53,12 @@ class CurvatureTest(Printed):
         pvalue: of no curvature, two-sided.
     """
 
+    tested: ClassVar[str] = "curvature"
+
     curvature: float
     stderr: float
     degrees: float
     pvalue: float
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the curvature."""
-        return Estimate(self.curvature, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: the curvature with its interval and the p-value."""
-        low, high = self.confidence_interval(confidence_level)
-        row = {"curvature": self.curvature, "curvature_low": low, "curvature_high": high, "pvalue": self.pvalue}
-        return pd.DataFrame([row])
 
 
 def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
@@ -79,7 +94,7 @@ def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
 
 
 @dataclass(frozen=True, repr=False)
-class MundlakTest(Printed):
+class MundlakTest(Tested):
     r"""The exponents within and between prompts, and whether they differ.
 
     Attributes:
@@ -97,23 +112,6 @@ class MundlakTest(Printed):
     stderr: float
     degrees: float
     pvalue: float
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the difference."""
-        return Estimate(self.difference, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: both exponents, their difference with its interval and the p-value."""
-        low, high = self.confidence_interval(confidence_level)
-        row = {
-            "alpha_within": self.alpha_within,
-            "alpha_between": self.alpha_between,
-            "difference": self.difference,
-            "difference_low": low,
-            "difference_high": high,
-            "pvalue": self.pvalue,
-        }
-        return pd.DataFrame([row])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """Return the answer in words."""
@@ -285,7 +283,7 @@ _COLUMNS = ("prompt_id", "length", "sq_norm")
 
 
 @dataclass(frozen=True, repr=False)
-class AlphaDifference(Printed):
+class AlphaDifference(Tested):
     r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.stats.alpha_difference`.
 
     Attributes:
@@ -305,24 +303,6 @@ class AlphaDifference(Printed):
     degrees: float
     pvalue: float
     n_prompts: int
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the difference."""
-        return Estimate(self.difference, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: both exponents, their difference with its interval, and the p-value."""
-        low, high = self.confidence_interval(confidence_level)
-        row = {
-            "alpha": self.alpha,
-            "other_alpha": self.other_alpha,
-            "difference": self.difference,
-            "difference_low": low,
-            "difference_high": high,
-            "pvalue": self.pvalue,
-            "n_prompts": self.n_prompts,
-        }
-        return pd.DataFrame([row])
 
 
 def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
@@ -361,7 +341,7 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
     # As text, since a reader of CSV may take the ids of one sample for numbers.
     prompts = [frame["prompt_id"].astype(str).to_numpy() for frame in (one, other)]
     clusters = np.unique(np.concatenate(prompts), return_inverse=True)[1]
-    design = np.asarray(block_diag(*(np.column_stack([np.ones(fit.n), np.log(fit.lengths)]) for fit in fits)))
+    design = np.asarray(linalg.block_diag(*(np.column_stack([np.ones(fit.n), np.log(fit.lengths)]) for fit in fits)))
     regression = least_squares(design, np.log(np.concatenate([fit.sq_norms for fit in fits])))
     found = regression.contrast(np.array([0.0, 0.5, 0.0, -0.5]), clusters)
     if max(abs(found.value), found.stderr) < _ROUNDING:  # the same completions twice

@@ -7,18 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import optimize
-from scipy.special import ndtri, stdtrit
 
 from gradstats.stats.jackknife import Estimate
+from gradstats.system.late import optimize, special
 
 
 def r_squared(residuals: Float[np.ndarray, " n"], deviations: Float[np.ndarray, " n"]) -> float:
     r"""Return :math:`R² = 1 - \sum_i e_i²/\sum_i d_i²`; NaN where nothing varies.
 
-    Args:
-        residuals: (n,) e, of the line.
-        deviations: (n,) d, of the values from what the line without its slope gives: their mean, or prompts' means.
+    The deviations d are those of the values from what the line without its slope gives: their mean, or prompts' means.
     """
     total = float(deviations @ deviations)
     return 1.0 - float(residuals @ residuals) / total if total > 0 else float("nan")
@@ -35,21 +32,14 @@ EIGENVALUE_FLOOR = 1e-10
 
 @dataclass(frozen=True)
 class LeastSquares:
-    r"""An ordinary least-squares fit, with the pieces every covariance estimator needs.
+    """An ordinary least-squares fit, with the pieces every covariance estimator needs."""
 
-    Attributes:
-        design: the regressors X, (n, k).
-        coefficients: β̂ = (XᵀX)⁻¹Xᵀy, (k,).
-        residuals: y − Xβ̂, (n,).
-        bread: (XᵀX)⁻¹, (k, k).
-        absorbed: (n,) leverages of the parameters eliminated before the fit (1/n_g of the means of a fixed-effects
-            fit); they add to those of X, and their sum reduces the residual degrees of freedom. None for none.
-    """
-
-    design: Float[np.ndarray, "n k"]
-    coefficients: Float[np.ndarray, " k"]
-    residuals: Float[np.ndarray, " n"]
-    bread: Float[np.ndarray, "k k"]
+    design: Float[np.ndarray, "n k"]  # the regressors X
+    coefficients: Float[np.ndarray, " k"]  # β̂ = (XᵀX)⁻¹Xᵀy
+    residuals: Float[np.ndarray, " n"]  # y − Xβ̂
+    bread: Float[np.ndarray, "k k"]  # (XᵀX)⁻¹
+    # (n,) leverages of the parameters eliminated before the fit (1/n_g of the means of a fixed-effects fit); they add
+    # to those of X, and their sum reduces the residual degrees of freedom. None for none
     absorbed: Float[np.ndarray, " n"] | None = None
 
     @property
@@ -80,12 +70,7 @@ class LeastSquares:
         return np.sqrt(variance), np.full(len(contrasts), float(self.residual_df))
 
     def cr0(self, contrasts: Float[np.ndarray, "c k"], clusters: Int[np.ndarray, " n"]) -> Float[np.ndarray, " c"]:
-        r"""Cluster-robust standard errors without a correction for few clusters: :math:`M\,(\sum_g X_gᵀe_ge_gᵀX_g)\,M`.
-
-        Args:
-            contrasts: (c, k) linear combinations of the coefficients.
-            clusters: (n,) cluster of each row, numbered from 0.
-        """
+        r"""Return standard errors (c,) without correction for few clusters: :math:`M\,(\sum_g X_gᵀe_ge_gᵀX_g)\,M`."""
         scores = np.zeros((int(clusters.max()) + 1, self.design.shape[1]))
         np.add.at(scores, clusters, self.design * self.residuals[:, None])
         return np.sqrt(((contrasts @ self.bread @ scores.T) ** 2).sum(axis=1))
@@ -93,19 +78,12 @@ class LeastSquares:
     def cr2(
         self, contrasts: Float[np.ndarray, "c k"], clusters: Int[np.ndarray, " n"]
     ) -> tuple[np.ndarray, np.ndarray]:
-        r"""Return the CR2 cluster-robust standard errors with Satterthwaite degrees of freedom.
+        r"""Return the CR2 cluster-robust standard errors (c,) with Satterthwaite degrees of freedom (c,).
 
         :math:`V = M\,(\sum_g X_gᵀ A_g e_g e_gᵀ A_g X_g)\,M` with :math:`A_g = (I - H_{gg})^{-1/2}`, unbiased when the
-        errors are independent with equal variances; the degrees of freedom match the first two moments of the
-        variance estimate under that working model (Bell and McCaffrey, Survey Methodology 28, 2002;
-        Pustejovsky and Tipton, JBES 36, 2018).
-
-        Args:
-            contrasts: (c, k) linear combinations of the coefficients.
-            clusters: (n,) cluster of each row, numbered from 0.
-
-        Returns:
-            (c,) standard errors and (c,) degrees of freedom.
+        errors are independent with equal variances; the degrees of freedom match the first two moments of the variance
+        estimate under that working model (Bell and McCaffrey, Survey Methodology 28, 2002; Pustejovsky and Tipton, JBES
+        36, 2018).
         """
         k = self.design.shape[1]
         root = np.linalg.cholesky(self.bread)
@@ -136,21 +114,12 @@ class LeastSquares:
         return np.sqrt(variance.sum(axis=1)), degrees
 
     def contrast(self, contrast: Float[np.ndarray, " k"], clusters: Int[np.ndarray, " n"]) -> Estimate:
-        """Estimate one linear combination of the coefficients, with the error and degrees of freedom of :meth:`cr2`.
-
-        Args:
-            contrast: (k,) the factors of the coefficients.
-            clusters: (n,) cluster of each row, numbered from 0.
-        """
+        """Estimate one linear combination of the coefficients, with the error and degrees of freedom of :meth:`cr2`."""
         stderr, degrees = self.cr2(contrast[None], clusters)
         return Estimate(float(contrast @ self.coefficients), float(stderr[0]), "raw", float(degrees[0]))
 
     def without_each(self, clusters: Int[np.ndarray, " n"]) -> Float[np.ndarray, "g k"]:
-        r"""Return the coefficients without each cluster in turn: :math:`β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g`.
-
-        Args:
-            clusters: (n,) cluster of each row, numbered from 0.
-        """
+        """Return the coefficients without each cluster in turn: :math:`β̂ - (XᵀX - X_gᵀX_g)^{-1} X_gᵀ e_g`."""
         k = self.design.shape[1]
         root = np.linalg.cholesky(self.bread)
         z = self.design @ root
@@ -169,12 +138,9 @@ def least_squares(
     response: Float[np.ndarray, " n"],
     absorbed: Float[np.ndarray, " n"] | None = None,
 ) -> LeastSquares:
-    """Fit ``response`` on ``design`` by ordinary least squares.
+    """Fit ``response`` on ``design``, of full column rank, by ordinary least squares.
 
-    Args:
-        design: (n, k) regressors of full column rank.
-        response: (n,) values to be explained.
-        absorbed: (n,) leverages of the parameters already eliminated from both.
+    ``absorbed`` are leverages of the parameters already eliminated from both.
     """
     q, r = np.linalg.qr(design)
     diagonal = np.abs(np.diag(r))
@@ -209,15 +175,6 @@ def bootstrap_t_quantiles(
     the resample (CR0). Because only sums over clusters enter, all resamples are matrix products. Resamples in
     which the slope is not determined (for example, one cluster drawn throughout) carry no information and are left
     out.
-
-    Args:
-        x: (n,) regressor.
-        y: (n,) response.
-        clusters: (n,) cluster of each row, numbered from 0.
-        probabilities: of the two quantiles.
-        n_resamples: number of resamples.
-        rng: source of randomness.
-        fit_intercept: False for data whose means have been subtracted already.
     """
     n_clusters = int(clusters.max()) + 1
 
@@ -262,27 +219,17 @@ REGRESSION_INTERVALS = ("t", "hc3", "cluster", "bootstrap")
 
 @dataclass(frozen=True)
 class RegressionLine:
-    """A fitted line with the (working) regression its errors come from.
+    """A fitted line with the (working) regression its errors come from."""
 
-    Attributes:
-        slope: change of log‖S‖² with log T.
-        intercept: value at log T = 0.
-        r_squared: share of the variance explained; NaN when there is none to explain.
-        centre: the log T at which the design was centred.
-        regression: the least-squares fit; the last column of its design is log T.
-        clusters: (rows,) prompt of each row of it, numbered from 0.
-        exact: whether the line is this regression, so that leaving rows out of it refits the line; elsewhere weights or
-            variances would have to be estimated again.
-        default_interval: the interval method used by default.
-    """
-
-    slope: float
-    intercept: float
-    r_squared: float
-    centre: float
-    regression: LeastSquares
-    clusters: Int[np.ndarray, " rows"]
+    slope: float  # change of log‖S‖² with log T
+    intercept: float  # value at log T = 0
+    r_squared: float  # share of the variance explained; NaN when there is none to explain
+    centre: float  # the log T at which the design was centred
+    regression: LeastSquares  # the least-squares fit; the last column of its design is log T
+    clusters: Int[np.ndarray, " rows"]  # prompt of each row of it, numbered from 0
     intervals: tuple[str, ...] = REGRESSION_INTERVALS
+    # whether the line is this regression, so that leaving rows out of it refits the line; elsewhere weights or
+    # variances would have to be estimated again
     exact: bool = True
     default_interval: str = "cluster"
 
@@ -303,7 +250,7 @@ class RegressionLine:
         if method == "bootstrap":
             return self._bootstrap(level, n_resamples, rng)
         stderr, degrees = self._errors(self._slope_contrast(), method)
-        margin = float(stdtrit(degrees[0], 0.5 + level / 2.0) * stderr[0])
+        margin = float(special.stdtrit(degrees[0], 0.5 + level / 2.0) * stderr[0])
         return self.slope - margin, self.slope + margin
 
     def band(
@@ -315,7 +262,7 @@ class RegressionLine:
             contrasts = np.column_stack([np.ones(len(x)), contrasts])
         stderr, degrees = self._errors(contrasts, method)
         value = self.intercept + self.slope * x
-        margin = stdtrit(degrees, 0.5 + level / 2.0) * stderr
+        margin = special.stdtrit(degrees, 0.5 + level / 2.0) * stderr
         return value, value - margin, value + margin
 
     def _slope_contrast(self) -> Float[np.ndarray, "1 k"]:
@@ -422,32 +369,22 @@ LARGEST = 5000
 
 @dataclass(frozen=True)
 class TheilSenLine:
-    """The Theil–Sen line, with intervals from the ranks of the pairwise slopes.
+    """The Theil–Sen line, with intervals from the ranks of the pairwise slopes."""
 
-    Attributes:
-        slope: median of the slopes of all pairs of different log T.
-        intercept: median of log‖S‖² − slope·log T.
-        r_squared: NaN: a median explains no share of a variance.
-        x: (n,) log T.
-        y: (n,) log‖S‖².
-        clusters: (n,) prompt of each sequence.
-        intervals: ``"cluster"`` and ``"rank"`` (Sen 1968; independent sequences, equal noise at all lengths).
-        default_interval: ``"cluster"``, with each sequence a cluster where every prompt has one completion.
-    """
-
-    slope: float
-    intercept: float
-    x: Float[np.ndarray, " n"]
-    y: Float[np.ndarray, " n"]
-    clusters: Int[np.ndarray, " n"]
-    default_interval: str = "cluster"
+    slope: float  # median of the slopes of all pairs of different log T
+    intercept: float  # median of log‖S‖² − slope·log T
+    x: Float[np.ndarray, " n"]  # log T
+    y: Float[np.ndarray, " n"]  # log‖S‖²
+    clusters: Int[np.ndarray, " n"]  # prompt of each sequence
+    default_interval: str = "cluster"  # "cluster", with each sequence a cluster where every prompt has one completion
+    # "cluster" and "rank" (Sen 1968; independent sequences, equal noise at all lengths)
     intervals: tuple[str, ...] = ("rank", "cluster")
-    r_squared: float = float("nan")
+    r_squared: float = float("nan")  # NaN: a median explains no share of a variance
 
     def slope_stderr(self, method: str) -> float:
         """Return the half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
         low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
-        return (high - low) / (2.0 * float(ndtri(0.975)))
+        return (high - low) / (2.0 * float(special.ndtri(0.975)))
 
     def degrees(self) -> float:
         """Return the degrees of freedom of the standard error by the default interval method."""
@@ -488,7 +425,7 @@ class TheilSenLine:
         variance = float(by_prompt @ by_prompt) * n_clusters / max(n_clusters - 1.0, 1.0)
         later = dx > 0
         slopes = np.sort(dy[later] / dx[later])
-        half_width = float(stdtrit(max(n_clusters - 1, 1), 0.5 + level / 2.0) * np.sqrt(variance))
+        half_width = float(special.stdtrit(max(n_clusters - 1, 1), 0.5 + level / 2.0) * np.sqrt(variance))
         low = int(np.floor((len(slopes) - half_width) / 2.0))
         high = int(np.ceil((len(slopes) + half_width) / 2.0))
         if low < 0 or high >= len(slopes):
@@ -523,11 +460,6 @@ def gamma_line(
     1984), and efficient where the spread of ‖S‖² is proportional to its mean, as that of norms about is: each
     sequence enters by ‖S‖² *relative* to the line, so that the longest ones do not decide alone. Errors are those of
     the working regression of ‖S‖²/μ − 1 on (1, log T): cluster-robust (CR2), or HC3.
-
-    Args:
-        x: (n,) log T.
-        y: (n,) log‖S‖².
-        clusters: (n,) prompt of each sequence.
     """
     return _mean_line(x, y, clusters, 2)
 
@@ -614,11 +546,6 @@ def random_prompt_line(
     θ_m = 1 − 1/√(1 + n_m ρ) of each prompt's means. Between ``"ols"`` (ρ = 0) and ``"within_prompt"`` (ρ = ∞), it
     has the least error of the three where the slopes within and between prompts are equal
     (:func:`gradstats.stats.mundlak_test`); where they are not, α is an average of the two.
-
-    Args:
-        x: (n,) log T.
-        y: (n,) log‖S‖².
-        clusters: (n,) prompt of each sequence; with one per prompt, this is ordinary least squares.
     """
     centre = float(x.mean())
     sizes = np.bincount(clusters)
@@ -644,13 +571,7 @@ def random_prompt_line(
 
 
 def variance_ratio(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]) -> float:
-    """Var u/Var e by restricted maximum likelihood; 0 where every prompt has one completion, or the line is exact.
-
-    Args:
-        x: (n,) regressor next to the intercept.
-        y: (n,) response.
-        clusters: (n,) cluster of each row, numbered from 0.
-    """
+    """Var u/Var e by restricted maximum likelihood; 0 where every prompt has one completion, or the line is exact."""
     sizes = np.bincount(clusters)
     columns = np.column_stack([np.ones_like(x), x, y - y.mean()])
     products = columns.T @ columns

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -26,6 +25,7 @@ from gradstats.stats.variance.inputs import PoolsBySize, TargetChoice, moments_o
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
 from gradstats.stats.variance.quantities import with_ends
+from gradstats.system.late import pd
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtri
 
 from gradstats.stats.intervals import (
     EXACT,
@@ -20,6 +19,7 @@ from gradstats.stats.intervals import (
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import effective_sample_size
+from gradstats.system.late import special
 
 
 @dataclass(frozen=True)
@@ -228,21 +228,25 @@ def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: f
 
 
 @dataclass(frozen=True)
-class Cosine:
-    """The estimate as a quotient."""
+class BoundedQuotient:
+    """A cosine or a share: a quotient that cannot lie outside [lowest, 1]."""
 
-    quotient: FiellerRatio  # ⟨E g, G⟩ over ‖E g‖‖G‖
+    quotient: FiellerRatio
+    lowest: float
+    unknown: Interval = UNKNOWN  # where the statistics are not known
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """Return ``(value, low, high)``, the ends between −1 and 1; no value where a norm is not resolved."""
+        """Return ``(value, low, high)``, the ends inside; no value where the denominator is not resolved."""
         if not self.quotient.is_known:
-            return np.nan, -1.0, 1.0
-        pieces = self.quotient.solution(confidence_level)
-        if self.quotient.is_bounded(confidence_level):
-            # What lies beyond ±1 by rounding, or by its error, is put at the end that it is nearest to.
-            low, high = (float(np.clip(end, -1.0, 1.0)) for end in pieces[0])
-            return self.quotient.value, low, high
-        return np.nan, *self.quotient.within(confidence_level, -1.0, 1.0)
+            return self.unknown
+        if not self.quotient.is_bounded(confidence_level):
+            return np.nan, *self.quotient.within(confidence_level, self.lowest, 1.0)
+        return self.quotient.value, *self.inside(self.quotient.solution(confidence_level)[0])
+
+    def inside(self, ends: tuple[float, float]) -> tuple[float, float]:
+        """Put what lies beyond the possible values, by rounding or by its error, at the end that it is nearest to."""
+        low, high = np.clip(ends, self.lowest, 1.0)
+        return float(low), float(high)
 
 
 def cosine(gradient: GradientStatistics) -> Estimated:
@@ -262,22 +266,7 @@ def cosine(gradient: GradientStatistics) -> Estimated:
     # √((1 + a)(1 + b)) = 1 + (a + b)/2 − (a − b)²/8 + …, a and b the relative errors of the two squares.
     relative = own.in_units_of_itself() - target.in_units_of_itself()
     norms = norms.without_bias(-norms.value * relative.surplus_over_deals / 8)
-    return Cosine(fieller_ratio(gradient.target.cross, norms))
-
-
-@dataclass(frozen=True)
-class BiasShare:
-    """The estimate as a quotient."""
-
-    quotient: FiellerRatio  # squared bias over the mean squared error of a batch
-
-    def with_interval(self, confidence_level: float) -> Interval:
-        """Return ``(value, low, high)``, the ends between 0 and 1; no value where the error is not resolved."""
-        if not self.quotient.is_bounded(confidence_level):
-            return np.nan, *self.quotient.within(confidence_level, 0.0, 1.0)
-        # What lies below 0 by its error is put at 0.
-        low, high = (float(np.clip(end, 0.0, 1.0)) for end in self.quotient.solution(confidence_level)[0])
-        return self.quotient.value, low, high
+    return BoundedQuotient(fieller_ratio(gradient.target.cross, norms), -1.0, unknown=(np.nan, -1.0, 1.0))
 
 
 def bias_share(gradient: GradientStatistics) -> Estimated:
@@ -290,7 +279,7 @@ def bias_share(gradient: GradientStatistics) -> Estimated:
         return NOT_ESTIMATED
     bias_sq = gradient.signal - gradient.target.cross.scaled(2.0) + gradient.target.signal
     error = bias_sq + gradient.trace_cov.scaled(1.0 / gradient.prompts_per_batch)
-    return BiasShare(fieller_ratio(bias_sq, error))
+    return BoundedQuotient(fieller_ratio(bias_sq, error), 0.0)
 
 
 def matched_bias_share(gradient: GradientStatistics) -> Estimated:
@@ -321,7 +310,8 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
     unit = gradient.second_moment.value * (1.0 if known is not None else target_signal.value)
     if max(abs(turned.value), float(np.abs(turned.replicates).max())) <= EXACT * abs(unit):
         turned = turned.scaled(0.0)  # a multiple of the target: what is left is rounding
-    return BiasShare(fieller_ratio(turned, turned + noise.scaled(1.0 / gradient.prompts_per_batch)))
+    error = turned + noise.scaled(1.0 / gradient.prompts_per_batch)
+    return BoundedQuotient(fieller_ratio(turned, error), 0.0)
 
 
 def fieller_simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
@@ -331,21 +321,16 @@ def fieller_simultaneous(estimates: Sequence[Estimated], confidence_level: float
     place of Student's (max-t, as in :func:`ratio_simultaneous`), cut to what is possible. Rows that are known exactly
     take no part; the interval of one that is not estimated is NaN.
     """
-    quotients = [one.quotient if isinstance(one, Cosine | BiasShare) else None for one in estimates]
-    draws = [one.draws for one in quotients if one is not None and one.is_known and not one.is_exact]
+    quotients = [one.quotient for one in estimates if isinstance(one, BoundedQuotient)]
+    draws = [one.draws for one in quotients if one.is_known and not one.is_exact]
     quantile = largest_deviation(draws, confidence_level)
     ends: list[tuple[float, float]] = []
-    for one, quotient in zip(estimates, quotients, strict=True):
-        if quotient is None:
+    for one in estimates:
+        if not isinstance(one, BoundedQuotient):
             ends.append((np.nan, np.nan))
             continue
-        lowest = -1.0 if isinstance(one, Cosine) else 0.0
-        low, high = -np.inf, np.inf
-        if quotient.is_known:
-            pieces = quotient.solution(confidence_level, quantile)
-            low, high = pieces[0][0], pieces[-1][1]
-        # What lies beyond the possible values by its error is put at the end that it is nearest to.
-        ends.append((float(np.clip(low, lowest, 1.0)), float(np.clip(high, lowest, 1.0))))
+        pieces = one.quotient.solution(confidence_level, quantile) or [(-np.inf, np.inf)]
+        ends.append(one.inside((pieces[0][0], pieces[-1][1])))
     return ends
 
 
@@ -367,7 +352,7 @@ class KeptShare:
             return UNKNOWN
         if self.share.stderr > 0:
             n = p * (1.0 - p) / self.share.stderr**2
-        z_sq = ndtri(0.5 + confidence_level / 2.0) ** 2
+        z_sq = special.ndtri(0.5 + confidence_level / 2.0) ** 2
         centre = (p + z_sq / (2.0 * n)) / (1.0 + z_sq / n)
         margin = np.sqrt(z_sq * (p * (1.0 - p) / n + z_sq / (4.0 * n**2))) / (1.0 + z_sq / n)
         return p, float(max(centre - margin, 0.0)), float(min(centre + margin, 1.0))

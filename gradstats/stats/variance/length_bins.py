@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 
@@ -28,6 +27,7 @@ from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.result import VarianceComparison, pairwise_differences
 from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
+from gradstats.system.late import pd
 
 
 @dataclass(frozen=True)

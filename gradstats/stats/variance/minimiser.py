@@ -9,8 +9,6 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
-from scipy import interpolate, optimize
-from scipy.special import stdtrit
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import (
@@ -23,6 +21,7 @@ from gradstats.stats.jackknife import (
     satterthwaite_degrees,
 )
 from gradstats.stats.variance.result import pairwise_differences
+from gradstats.system.late import interpolate, optimize, special
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
 FEWEST_OF_A_CURVE = 5
@@ -166,7 +165,7 @@ class Minimiser:
         variance = np.einsum("pk,kl,pl->p", coefficients, self._covariance, coefficients)
         m = self._replicates.shape[1]
         of_error = satterthwaite_degrees(influential_prompts(coefficients @ self._replicates), m)
-        quantile = np.asarray(stdtrit(np.minimum(of_error, m - 1.0), 0.5 + level / 2.0))
+        quantile = np.asarray(special.stdtrit(np.minimum(of_error, m - 1.0), 0.5 + level / 2.0))
         return quantile * np.sqrt(np.maximum(variance, 0.0))
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import sparse
-from scipy.special import ndtri
 
 from gradstats.stats.jackknife import Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.scores import CombinedScores, Scores
 from gradstats.stats.variance.sketch_error import SketchError
+from gradstats.system.late import sparse, special
 
 
 @dataclass(frozen=True)
@@ -287,7 +286,7 @@ class SignalComponents:
         """
         if not of > 0:
             return math.inf
-        z, z_80 = (float(ndtri(at)) for at in (0.5 + require_level(confidence_level) / 2.0, ASSURANCE))
+        z, z_80 = (float(special.ndtri(at)) for at in (0.5 + require_level(confidence_level) / 2.0, ASSURANCE))
         first = 4.0 * max(self.linear, 0.0) * (of / estimate if estimate > 0 else 1.0)
         second = 2.0 * max(self.quadratic, 0.0)
 
@@ -365,9 +364,8 @@ class DealtDifferences:
 
     def __init__(
         self,
-        weights_of: Callable[
-            [Int[np.ndarray, " rows"]], np.ndarray
-        ],  # of a batch with these rows: (rows,) or (rows, T)
+        # Of a batch with these rows: (rows,) or (rows, T).
+        weights_of: Callable[[Int[np.ndarray, " rows"]], np.ndarray],
         fixed: np.ndarray,  # the weights of all completions that are dealt alike: (n,), (n, T) or (3, n, T)
         scores: Scores | CombinedScores,
         groups: Groups,

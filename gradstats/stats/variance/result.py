@@ -8,7 +8,6 @@ from itertools import combinations
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Bool, Float
 
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -20,6 +19,7 @@ from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio
 from gradstats.stats.variance.inputs import ON_POLICY, TargetChoice
 from gradstats.stats.variance.notes import notes_of_each
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, EstimatorVariance, with_ends
+from gradstats.system.late import pd
 
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"
@@ -366,13 +366,11 @@ class VarianceByBlock(Printed):
     With the gradient in blocks, :math:`\mathrm{tr\,Cov}(ĝ) = \sum_b \mathrm{tr\,Cov}(ĝ_b)`: ``trace_cov`` says
     where an estimator's noise lies, and ``ratio`` which blocks' noise it reduces. The weights of completions are those
     of the whole in every block.
-
-    Attributes:
-        comparisons: block → the comparison of the estimators on it, in the order of the measurement's blocks.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", JUDGED.name, "cosine")
 
+    # block → the comparison of the estimators on it, in the order of the measurement's blocks
     comparisons: Mapping[str, VarianceComparison]
 
     @property

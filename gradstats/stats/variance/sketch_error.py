@@ -12,11 +12,10 @@ from typing import cast
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy import linalg
-from scipy.linalg import lapack
 
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.scores import Scores, probe_blocks
+from gradstats.system.late import linalg
 
 N_DIRECTIONS = 16
 N_FOLDS = 4
@@ -216,7 +215,7 @@ class SpannedCoordinates:
     def turned(self, directions: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "e r"]:
         """Return directions in n + r coordinates: those along the scores, then what is left of them outside."""
         n = len(self.coordinates)
-        (multiply,) = lapack.get_lapack_funcs(("ormqr",), (self.reflectors,))
+        (multiply,) = linalg.lapack.get_lapack_funcs(("ormqr",), (self.reflectors,))
         work = int(multiply("L", "T", self.reflectors, self.factors, directions, -1)[1][0])
         along = multiply("L", "T", self.reflectors, self.factors, directions, work)[0]
         outside = linalg.qr(along[n:], mode="r", overwrite_a=True, check_finite=False)[0]

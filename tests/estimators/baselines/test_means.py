@@ -1,16 +1,168 @@
-"""Plain means and constants: by hand, in their limits, and the constant of least variance."""
-
-from __future__ import annotations
+"""Plain means as baselines, and the groups that every baseline is formed over."""
 
 import numpy as np
 import pytest
-from estimator_batches import FEW, batches
+from estimator_batches import FEW, batches, expected_gradient
 from hypothesis import given
-from numpy.testing import assert_allclose
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import minimize_scalar
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
+from gradstats.estimators.baselines.grouping import (
+    discounted_sums,
+    first_of_group,
+    is_batch_level,
+    mean_scale,
+    pack,
+    packed_rewards,
+    reduce_by_group,
+    reduce_others,
+    reference_sets,
+    rewards_to_go,
+    unbiased,
+    unbiased_if_loo,
+    unpack,
+    weighted_mean_advantages,
+)
+
+VALUES = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0])
+INDEX = np.array([1, 0, 1, 2, 1, 0])
+MASK = np.array([[True, False, True, False], [False, True, True, True]])
+
+
+def test_groups_and_the_others_of_a_group_are_reduced_in_the_order_of_their_index():
+    assert_array_equal(reduce_by_group(VALUES, INDEX, 3), [1 + 9, 3 + 4 + 5, 1])
+    assert_array_equal(reduce_by_group(VALUES, INDEX, 3, np.maximum), [9, 5, 1])
+    rows = np.stack([VALUES, -VALUES], axis=1)
+    assert_array_equal(reduce_by_group(rows, INDEX, 3), [[10, -10], [12, -12], [1, -1]])
+    assert_array_equal(reduce_others(VALUES, INDEX, 3), [9, 9, 8, 0, 7, 1])
+    assert_array_equal(reduce_others(VALUES, INDEX, 3, np.maximum, -np.inf), [5, 9, 5, -np.inf, 4, 1])
+    assert_array_equal(first_of_group(VALUES, INDEX, 3), [3, 1, 3, 1, 3, 1])
+
+
+@FEW
+@given(batch=batches(), operation=st.sampled_from([np.add, np.maximum, np.logaddexp]))
+def test_the_others_of_a_group_against_a_loop(batch: Batch, operation: np.ufunc):
+    index, n_groups = batch.group_index, batch.n_groups
+    identity = 0.0 if operation is np.add else -np.inf
+    reduced = reduce_others(batch.logprobs, index, n_groups, operation, identity)
+    for row in range(len(index)):
+        expected = np.full(batch.mask.shape[1], identity)
+        for other in np.flatnonzero(index == index[row]):
+            expected = operation(expected, batch.logprobs[other]) if other != row else expected
+        assert_allclose(reduced[row], expected, atol=1e-12)
+
+
+def test_sets_are_groups_or_the_batch():
+    batch = Batch(VALUES, [1] * 6, INDEX)
+    for scope, expected, number in (("group", INDEX, 3), ("batch", [0] * 6, 1)):
+        index, n_sets = reference_sets(batch, scope)
+        assert_array_equal(index, expected)
+        assert n_sets == number
+
+
+def test_the_weighted_mean_by_hand():
+    batch = Batch([1, 0, 4], [1, 1, 1], ["a", "a", "b"])
+    weights = np.array([3.0, 1.0, 2.0])
+    by_group = weighted_mean_advantages(batch, weights, False, "group", "nan")
+    assert_allclose(by_group, [1 - 0.75, -0.75, np.nan])
+    assert_allclose(weighted_mean_advantages(batch, weights, False, "batch", "nan"), np.array([1, 0, 4]) - 11 / 6)
+    others = weighted_mean_advantages(batch, weights, True, "batch", "nan")
+    assert_allclose(others, [1 - 8 / 3, 0 - 11 / 5, 4 - 3 / 4])
+
+
+def test_leave_one_out_keeps_its_digits_beside_a_dominant_sample():
+    batch = Batch([0.0, 1.0, 0.3], [1_000_000, 1, 2], ["a"] * 3)
+    advantages = est.length_weighted(alpha=2.0, loo=True).advantages(batch)
+    assert advantages[0] == pytest.approx(0 - (1 * 1 + 0.3 * 16) / 17, rel=1e-12)
+
+
+WITH_SINGLETON = (
+    "batch_mean group_mean rloo dr_grpo asymmetric token_mean norm_weighted grpo pass_at_k max_rl james_stein"
+)
+
+
+@pytest.mark.parametrize("name", WITH_SINGLETON.split())
+def test_singletons(name: str):
+    batch = Batch([0.7], [3], ["a"], sq_norms=[2.0])
+    for singleton, expected in {"zero": 0.0, "reward": 0.7, "nan": np.nan}.items():
+        assert_allclose(est.get(name, singleton=singleton).advantages(batch), [expected])
+
+
+def test_counted_tokens_move_to_the_left_and_back():
+    values = np.array([[1.0, 8.0, 2.0, 9.0], [7.0, 3.0, 4.0, 5.0]])
+    packed = pack(values, MASK)
+    assert_array_equal(packed, [[1, 2, 8, 9], [3, 4, 5, 7]])
+    assert_array_equal(unpack(packed, MASK), values)
+
+
+def test_discounted_sums_by_hand():
+    values = np.array([[1.0, 2.0, 4.0]])
+    assert_array_equal(discounted_sums(values, 0.5), [[1 + 1 + 1, 2 + 2, 4]])
+    assert_array_equal(discounted_sums(values, 1.0), [[7, 6, 4]])
+    assert_array_equal(discounted_sums(values, 0.0), values)
+    assert_array_equal(values, [[1, 2, 4]])
+
+
+def test_returns_discount_by_counted_token():
+    """A reward without tokens stands on the last counted token, and masked rewards are skipped."""
+    batch = Batch([3, 5], [2, 3], ["a", "b"], mask=MASK)
+    assert_array_equal(packed_rewards(batch), [[0, 3, 0, 0], [0, 0, 5, 0]])
+    assert_array_equal(rewards_to_go(batch), [[3, 0, 3, 0], [0, 5, 5, 5]])
+    assert_array_equal(rewards_to_go(batch, 0.5), [[1.5, 0, 3, 0], [0, 1.25, 2.5, 5]])
+    dense = batch.with_fields(token_rewards=np.array([[1.0, 100.0, 2.0, 100.0], [100.0, 1.0, 0.0, 4.0]]))
+    assert_array_equal(rewards_to_go(dense, 0.5), [[1 + 1, 0, 2, 0], [0, 1 + 0 + 1, 2, 4]])
+
+
+@pytest.mark.parametrize(
+    ("label", "scale"),
+    [
+        ("reinforce", 1.0),
+        ("constant(b=0.3)", 1.0),
+        ("constant", None),
+        ("group_mean", 0.75),
+        ("group_mean(loo=True)", 1.0),
+        ("length_weighted(alpha=0.8)", None),
+        ("length_weighted(alpha=0.8, loo=True)", 1.0),
+        ("grpo", None),
+        ("james_stein", 1.0),
+        ("gae", 1.0),
+        ("gae(lam=0.9)", None),
+    ],
+)
+def test_the_scale_in_groups_of_four(label, scale):
+    assert est.get(label).expected_scale(4) == scale
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize(
+    "label", ["group_mean", "rloo", "dr_grpo", "asymmetric(delta=0.3)", "reinforce", "constant(b=0.7)"]
+)
+def test_the_stated_factor_is_the_enumerated_one(label: str, n: int):
+    estimator = est.get(label)
+    for p in (0.2, 0.5):
+        assert expected_gradient(estimator.weights, p, n) == pytest.approx(estimator.expected_scale(n))
+
+
+@pytest.mark.parametrize(("singleton", "factor"), [("zero", 0.0), ("reward", 1.0), ("nan", None)])
+def test_a_group_of_one_has_the_factor_of_its_rule(singleton: str, factor: float | None):
+    parameters = {"singleton": singleton, "loo": False}
+    assert unbiased(1, parameters) == mean_scale(1, parameters) == unbiased_if_loo(1, parameters) == factor
+    assert est.rloo(singleton=singleton).expected_scale(1) == factor
+    if factor is not None:
+        assert expected_gradient(est.group_mean(singleton=singleton).weights, 0.3, 1) == pytest.approx(factor)
+
+
+def test_with_the_own_sample_the_factor_is_known_for_the_mean_only():
+    included, left_out = {"singleton": "zero", "loo": False}, {"singleton": "zero", "loo": True}
+    assert (mean_scale(5, included), mean_scale(5, left_out)) == (0.8, 1.0)
+    assert (unbiased_if_loo(5, included), unbiased_if_loo(5, left_out)) == (None, 1.0)
+    # over a batch, the size of the group does not decide
+    assert unbiased_if_loo(1, {**included, "scope": "batch"}) is None
+    assert is_batch_level({"scope": "batch"})
+    assert not is_batch_level({"scope": "group"})
 
 
 def test_worked_example():

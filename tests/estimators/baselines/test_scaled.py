@@ -1,7 +1,5 @@
 """GRPO, pass@k, Kimi, MaxRL, James–Stein and REINFORCE++: by hand, in their limits and by enumeration."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from estimator_batches import FEW, batches, expected_gradient

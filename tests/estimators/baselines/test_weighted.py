@@ -1,7 +1,5 @@
 """Baselines weighted by length or norm: by hand, off-policy, and with exponents fitted on the other prompts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly

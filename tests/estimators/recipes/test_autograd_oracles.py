@@ -1,7 +1,5 @@
 """Each published method's weights against autograd of its objective, written here from the paper, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

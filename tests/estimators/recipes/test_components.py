@@ -1,7 +1,5 @@
 """Each component against loops over tokens, by hand, and masks against autograd of the masked loss, in float64."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ratios and clips against their naive twins, by hand, and their expectation off-policy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,14 +1,15 @@
-"""Components composed into the weights of token scores."""
-
-from __future__ import annotations
+"""Recipes: the published ones, their composition, and their weights as combinations of measured weightings."""
 
 import numpy as np
 import pytest
 from estimator_batches import FEW, GIVEN, batches
-from hypothesis import given
+from hypothesis import assume, given
 from numpy.testing import assert_allclose, assert_array_equal
 
+from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
+from gradstats.estimators.recipes.named import RECIPES
+from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings, weightings_by_name
 
 
 def test_weights_by_hand():
@@ -85,3 +86,183 @@ def test_a_label_names_what_does_something():
     assert repr(recipe) == f"{recipe.label} [{components}]"
     assert Recipe("rloo").label == "recipe:custom(advantage=rloo)"
     assert len({Recipe("rloo"), Recipe("rloo"), Recipe("group_mean")}) == 2
+
+
+def test_the_table_of_recipes_is_what_the_papers_say():
+    clip = "token_clip"
+    expected = {
+        "reinforce": ("reinforce", "none", "none", "sequence_sum", "none"),
+        "rloo": ("rloo", "none", "none", "sequence_sum", "none"),
+        "ppo": ("gae", "none", clip, "token_mean", "none"),
+        "grpo": ("group_mean", "group_std", clip, "sequence_mean", "none"),
+        "dr_grpo": ("group_mean", "none", clip, "constant", "none"),
+        "dapo": ("group_mean", "group_std", "token_clip(eps_high=0.28)", "token_mean", "dynamic_sampling"),
+        "gspo": ("group_mean", "group_std", "sequence_clip", "sequence_mean", "none"),
+        "cispo": ("group_mean", "group_std", "clipped_weight", "token_mean", "none"),
+        "kimi_k15": ("kimi", "none", "log_ratio_penalty(tau=1)", "sequence_sum", "none"),
+        "opo": ("token_mean", "none", "none", "sequence_sum", "none"),
+        "otb": ("otb", "none", "none", "sequence_sum", "none"),
+    }
+    found = {
+        name: (one.advantage.name, one.scale.name, one.ratio.label, one.aggregation.name, one.filter.name)
+        for name in expected
+        for one in [recipes.get(name, **GIVEN.get(name, {}))]
+    }
+    assert found == expected
+
+
+def test_every_recipe_composes_and_has_a_row():
+    batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], logprobs=-np.ones((4, 3)),
+                  entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5),
+                  values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
+                  sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)))  # fmt: skip
+    table = recipes.table()
+    assert list(table["name"]) == recipes.names()
+    assert list(table.columns) == [
+        "name", "baseline", "advantage unit", "ratio and clip unit", "length handling", "KL placement", "filter",
+        "needs", "bias", "source",
+    ]  # fmt: skip
+    assert not table.isna().any().any()
+    assert len(set(recipes.names())) == len(recipes.names())
+    for name in recipes.names():
+        recipe = recipes.get(name, **GIVEN.get(name, {}))
+        weights = recipe.token_weights(batch)
+        assert weights.shape == (4, 3)
+        assert np.isfinite(weights).all()
+        assert not weights[~batch.mask].any()
+        if recipe.level == "sequence":
+            assert_allclose(np.where(batch.mask, recipe.weights(batch)[:, None], 0), weights)
+
+
+def test_the_table_states_a_published_kl_term_that_the_recipe_leaves_out():
+    placement = recipes.table().set_index("name")["KL placement"]
+    assert placement["grpo"] == "none (published: in_loss(kind=k3))"
+    assert placement["rloo"] == "none (published: in_reward(kind=k1))"
+    assert placement["gspo"] == "none (published: left out of the objective for brevity)"
+    assert placement["kimi_k15"] == "none (published: to the sampler, in log_ratio_penalty)"
+    assert set(placement.drop(["grpo", "rloo", "gspo", "kimi_k15"])) == {"none"}
+    assert [name for name, row in RECIPES.items() if "published_kl" not in row] == []
+    for name in ("grpo", "rloo"):  # what is published can be had
+        kl = placement[name].partition("published: ")[2][:-1]
+        assert recipes.get(f"recipe:{name}(kl={kl})").kl.parameters["kind"] in kl
+
+
+def test_the_published_methods_are_labels():
+    frame = recipes.published()
+    for label, components in zip(frame["label"], frame["components"], strict=True):
+        filled = label.replace("…", "1")
+        assert est.get(filled).label == filled
+        assert components
+    assert [label for label in frame["label"] if "…" in label] == ["recipe:kimi_k15(tau=…)"]
+    assert frame.set_index("label").loc["recipe:gspo", "ratio and clip unit"] == "completion: sequence_clip"
+    assert "scope=" not in "".join(frame["length handling"])
+
+
+def test_overrides():
+    assert recipes.get("grpo", eps=1e-4, loo=True, eps_high=0.28).parameters == {
+        "advantage": "group_mean(loo=True)", "scale": "group_std(eps=0.0001)", "ratio": "token_clip(eps_high=0.28)",
+        "aggregation": "sequence_mean", "kl": "none", "filter": "none", "reward": "none", "mask": "none",
+    }  # fmt: skip
+    kimi = recipes.get("kimi_k15", tau=0.5)
+    assert (kimi.advantage.parameters["tau"], kimi.ratio.parameters["tau"]) == (0.5, 0.5)
+    assert recipes.get("dapo", aggregation="constant", max_tokens=8).aggregation.label == "constant(max_tokens=8)"
+    assert recipes.get(kimi) is kimi
+    assert est.get(kimi) is kimi
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "recipe:grpo",
+        "recipe:dapo(loo=True)",
+        "recipe:grpo(kl=in_loss(beta=0.01), eps=1e-4)",
+        "recipe:custom(advantage=rloo, aggregation=token_mean)",
+        "recipe:rloo",
+    ],
+)
+def test_a_label_is_kept_as_given_and_found_again(label: str):
+    recipe = recipes.get(label)
+    assert recipe.label == label
+    assert recipes.get(label.removeprefix("recipe:")) == recipe
+    assert est.get(label) == recipe
+    assert recipes.named.unit_of_label(label) == recipe.unit
+
+
+def test_overrides_and_compositions_have_labels_that_give_them_back():
+    changed = recipes.get("dapo", eps_high=0.3, loo=True, kl=recipes.get("grpo", kl="in_loss").kl)
+    assert changed.label == "recipe:dapo(eps_high=0.3, loo=True, kl=in_loss)"
+    composed = est.Recipe("length_weighted(alpha=0.8)", scale="group_std", ratio="clipped_weight(convention=trl)")
+    for recipe in (changed, composed):
+        assert est.get(recipe.label) == recipe
+    assert changed != recipes.get("dapo")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "error", "message"),
+    [
+        ("grop", {}, KeyError, "no recipe is called 'grop': did you mean 'recipe:grpo'"),
+        ("zzzz", {}, KeyError, "known are reinforce, rloo"),
+        ("grpo", {"epshigh": 1}, TypeError, "no component or parameter 'epshigh': did you mean 'eps_high'"),
+        ("recipe:custom(advantage=otb(loo=True), nothing=1)", {}, TypeError, "custom has no component .* 'nothing'"),
+        ("kimi_k15", {}, TypeError, r"recipe:kimi_k15 needs a value for tau: write it as recipe:kimi_k15"),
+        ("custom", {}, TypeError, "recipe:custom needs a value for advantage"),
+        (recipes.get("rloo"), {"loo": True}, TypeError, "build a variant of rloo with Recipe"),
+        (
+            "recipe:kimi_k15(tau=-1)",
+            {},
+            ValueError,
+            r"^recipe:kimi_k15\(tau=-1\): estimator kimi: tau must be .* got -1",
+        ),
+        ("grpo", {"eps_high": -1}, ValueError, r"^recipe:grpo\(eps_high=-1\): ratio token_clip: eps_high must be"),
+    ],
+)
+def test_bad_calls(name, overrides: dict, error: type, message: str):
+    with pytest.raises(error, match=message):
+        recipes.get(name, **overrides)
+
+
+def test_the_unit_of_a_label_imports_nothing(monkeypatch):
+    monkeypatch.setattr("gradstats.estimators.registry.user_definition", lambda *_: pytest.fail("imported"))
+    assert recipes.named.unit_of_label("absent:f(x=1)") == "sequence_sum"
+    assert recipes.named.unit_of_label("recipe:grpo(advantage='absent:f')") == "sequence_sum"
+
+
+LABELS = [
+    "recipe:grpo",
+    "recipe:dapo(loo=True)",
+    "recipe:cispo",
+    "recipe:grpo(kl=in_loss(beta=0.5), dual_clip=1.5)",
+    "recipe:dr_grpo(kl=in_reward)",
+    "recipe:grpo(advantage=reinforce_pp_baseline)",
+    "recipe:grpo(mask=top_entropy(threshold=0.5), kl=in_loss(beta=0.5))",
+    "recipe:dapo(mask=reject_tokens(kind=k3, high=0.1))",
+]
+
+
+@FEW
+@given(batch=batches())
+@pytest.mark.parametrize("label", LABELS)
+def test_the_combination_is_the_weight_of_every_token(batch: Batch, label: str):
+    assume(batch.lengths.sum() > 1)  # the variance over tokens that whitening divides by
+    recipe = recipes.get(label)
+    patterns = weightings(recipe, batch)
+    assert tuple(patterns) == weighting_names(recipe)
+    for name, values in weightings_by_name(patterns, batch).items():
+        assert_allclose(values, patterns[name])
+    with np.errstate(all="ignore"):
+        coefficients = ByWeightings(recipe, ("another", *patterns)).weights(batch)
+        expected = recipe.token_weights(batch)
+    assert not coefficients[:, 0].any()
+    combined = np.einsum("nk,knt->nt", coefficients[:, 1:], np.stack(list(patterns.values())))
+    assert_allclose(combined, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_clips_of_the_same_widths_share_their_weightings():
+    assert weighting_names(recipes.get("grpo")) == weighting_names(recipes.get("dr_grpo"))
+    assert weighting_names(recipes.get("grpo")) != weighting_names(recipes.get("dapo"))
+    assert weighting_names(recipes.get("grpo", kl="in_loss")) == ("token_clip[+]", "token_clip[-]", "in_loss")
+
+
+def test_an_advantage_of_each_token_or_a_mask_by_quantiles_leaves_nothing_to_measure_once():
+    assert weighting_names(recipes.get("ppo")) == weighting_names(recipes.get("dapo_top_entropy")) == ()
+    assert weightings(Recipe("otb", ratio="token_clip"), Batch([1], [1], ["a"])) == {}

@@ -1,4 +1,4 @@
-"""Every engine against plain autograd, over architectures, tied weights, ragged lengths and dtypes."""
+"""Every engine gives the same numbers, and which one auto takes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import ARCHITECTURES, any_model, oracle
+from gradient_models import ARCHITECTURES, any_model, oracle, with_own_parameter
 
 import gradstats as gs
 import gradstats.gradients as gradients
+from gradstats.gradients.engines.registry import loop_engine, sequence_gradient
+from gradstats.gradients.objective import make_chunk
 from gradstats.policy.policy import Policy
+from gradstats.reference.naive_estimators import sequence_gradients
 
 
 def oracle_sq_norms(model, rollouts, temperature=1.0):
@@ -68,3 +71,79 @@ def test_ghost_gives_the_numbers_of_vmap():
         np.testing.assert_allclose(ghost.sq_norms_by_block[name], norms, rtol=1e-5, err_msg=name)
     inner, expected = (one.sketches @ one.sketches.T for one in (ghost, vmap))
     np.testing.assert_allclose(inner, expected, atol=1e-5 * float(vmap.sq_norms.max()))
+
+
+def test_a_mixture_of_experts_is_measured_by_the_loop_in_auto(rollouts):
+    model = with_own_parameter(any_model("qwen2_moe"))
+    with pytest.warns(UserWarning, match='measuring with engine "loop"') as caught:
+        measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
+    said = [str(warning.message) for warning in caught]
+    assert any("Qwen2MoeForCausalLM" in sentence for sentence in said)
+    assert any('set_experts_implementation("batched_mm")' in sentence for sentence in said)
+    assert measured.metadata["engine"] == "loop"
+    assert set(measured.metadata["engines_passed_over"]) == {"ghost", "vmap"}
+    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
+
+
+def test_sequences_are_differentiated_without_their_padding():
+    model, rollouts = tiny_model("llama"), ragged_rollouts(4, masked=True)
+    chunk = make_chunk(rollouts, [2, 0, 3], torch.device("cpu"), torch.float64)
+    widths = []
+    handle = model.lm_head.register_forward_pre_hook(lambda _module, inputs: widths.append(inputs[0].shape[:2]))
+    result = loop_engine(Policy(model), chunk, gradients.select_parameters(model), None)
+    handle.remove()
+    assert [width[0] for width in widths] == [1, 1, 1]
+    assert len({width[1] for width in widths}) > 1
+    expected = sum(oracle(model, rollouts).values())[[2, 0, 3]]
+    np.testing.assert_allclose(result.sq_norms_by_block[0].sum(axis=1), expected, rtol=1e-9)
+    assert result.statistics.logprobs.shape == (3, chunk.kept)
+
+
+def test_the_whole_gradient_of_one_sequence_is_that_of_autograd():
+    model, rollouts = tiny_model("qwen2", tied=True), ragged_rollouts(3, masked=True)
+    expected = sequence_gradients(model, rollouts, 0.7)
+    chunk = make_chunk(rollouts, [1], torch.device("cpu"), torch.float64)
+    gradient = sequence_gradient(Policy(model, temperature=0.7), chunk, gradients.select_parameters(model))
+    assert list(gradient) == [name for name, _ in model.named_parameters()]
+    for name, values in gradient.items():
+        torch.testing.assert_close(values, expected[1][name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
+def test_a_model_that_checkpoints_its_layers_itself_is_measured_like_any_other(rollouts, engine):
+    model = tiny_model("qwen2").train()
+    for layer in model.model.layers:
+        layer.gradient_checkpointing = True
+    measured = gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False)
+    np.testing.assert_allclose(measured.sq_norms, oracle_sq_norms(tiny_model("qwen2"), rollouts), rtol=1e-9)
+    assert all(layer.gradient_checkpointing for layer in model.model.layers)
+
+
+def test_a_mixture_of_experts_that_can_be_traced_is_measured_by_vmap_in_auto(rollouts):
+    model = with_own_parameter(any_model("qwen2_moe"))
+    model.set_experts_implementation("batched_mm")
+    with pytest.warns(UserWarning, match='measuring with engine "vmap": engine="ghost" does not know the module'):
+        measured = gradients.measure(model, rollouts, sketch_dim=None, progress=False)
+    assert measured.metadata["engine"] == "vmap"
+    np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-9)
+
+
+def test_auto_takes_the_loop_where_memory_has_room_for_one_gradient_alone(rollouts):
+    model = with_own_parameter(any_model("qwen2_moe"))
+    model.set_experts_implementation("batched_mm")
+    room = 2 * 8 * sum(one.numel() for one in model.parameters()) / 1024**3  # a gradient, and its signed copy
+    chosen = {}
+    for n_gradients in (1.5, 2.5):
+        with pytest.warns(UserWarning, match="measuring with engine"):
+            measured = gradients.measure(
+                model, rollouts, sketch_dim=None, memory_gib=n_gradients * room, progress=False
+            )
+        chosen[n_gradients] = measured.metadata["engine"]
+    assert chosen == {1.5: "loop", 2.5: "vmap"}
+
+
+def test_vmap_names_the_remedy_for_a_mixture_of_experts(rollouts):
+    with pytest.raises(
+        gradients.UnsupportedModuleError, match=r'cannot trace .*model\.set_experts_implementation\("batched'
+    ):
+        gradients.measure(any_model("qwen2_moe"), rollouts, engine="vmap", progress=False)

@@ -1,7 +1,5 @@
 """TRL's trainers on a random two-layer model of five words, and rewards that a test can compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import datasets

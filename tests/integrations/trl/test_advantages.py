@@ -1,7 +1,5 @@
 """Another estimator's advantages in place of the trainer's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

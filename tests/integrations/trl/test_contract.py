@@ -1,7 +1,5 @@
 """One generated batch: rewards of all processes, completions of one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

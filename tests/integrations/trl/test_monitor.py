@@ -1,7 +1,5 @@
 """The variance monitor: what it logs is what measuring offline gives, and training does not notice it."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import warnings

@@ -1,7 +1,5 @@
 """Two DDP processes whose groups straddle them, against one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

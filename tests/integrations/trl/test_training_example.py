@@ -1,7 +1,5 @@
 """The worked example: every arm is trained once, interrupted runs go on, and the curves compare equal tokens."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from pathlib import Path

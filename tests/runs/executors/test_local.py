@@ -1,7 +1,5 @@
 """Parts in this process: one after another, each given to the caller before the next begins."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import dataclass, field

@@ -1,21 +1,25 @@
-"""Groups of ranks: what they return, raise and survive, and runs whose files are those of one process."""
-
-from __future__ import annotations
+"""Groups of ranks: what they return, raise and survive, and what one rank does with what arrives."""
 
 import os
+import pickle
 import shutil
 import warnings
+from multiprocessing.connection import Pipe
 
 import numpy as np
 import pytest
+import torch
 from killed_runs import contents
-from ranked_parts import Alone, Budget, ChangedExecutor, DiesOnSecond, Pair, Refuses, RunsOut, Total
+from ranked_parts import Alone, Budget, ChangedExecutor, Context, DiesOnSecond, Pair, Refuses, RunsOut, Total
+from torch import distributed
 
 from gradstats import read_measurement
 from gradstats.config.sections import ExecutionSection
 from gradstats.config.validation import WrongSettingsError
 from gradstats.runs.executors.local import LocalExecutor
 from gradstats.runs.executors.rank_group import RankedExecutor, RankGroup
+from gradstats.runs.executors.rank_process import Opening, Progress, SentReport, answer, done, opened
+from gradstats.runs.executors.ray_worker import Surroundings, error_of
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.progress import ProgressReport, progress_bar
 
@@ -38,7 +42,6 @@ def is_running(pid):
     return True
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_group_returns_the_value_of_the_first_rank_and_survives_a_lack_of_memory(tmp_path, monkeypatch):
     seen = []
@@ -93,7 +96,6 @@ def test_what_passes_through_no_weights_is_done_by_the_first_rank(tmp_path):
     assert (tmp_path / f"opened-0-{pid}").exists()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:rank 1 of 2 died")
 def test_a_run_whose_second_rank_is_killed_leaves_the_files_of_one_process(experiment, finished, tmp_path):
     marks = tmp_path / "marks"
@@ -137,3 +139,50 @@ def test_workers_of_ray_can_be_groups(experiment, finished, tmp_path):
         ray.close()
     assert len(list(marks.glob("died-*"))) == 1
     assert contents(tmp_path / "run") == contents(finished.run.path)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """What a rank takes over from this process."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("gradstats.system.user_code._folders", [])  # which it takes over for good
+    return Surroundings.here(torch.get_num_threads(), without_gpu=False)
+
+
+@pytest.mark.filterwarnings("ignore:opened")
+def test_a_rank_joins_its_group_and_opens_the_work_with_the_budget_that_is_left(here, tmp_path):
+    opening = Opening(pickle.dumps(Pair(tmp_path)), 0, 1, str(tmp_path / "store"), here, 50)
+    try:
+        context = opened(opening)
+        assert (distributed.get_world_size(), context.token_budget) == (1, 50)
+        own, other = Pipe()
+        assert done(pickle.dumps(Total(4)), context, SentReport(other, 0)) == 4
+        assert own.recv() == Progress("chunk", (2, 7))
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_later_ranks_report_nothing_and_leave_out_what_needs_no_weights():
+    own, other = Pipe()
+    report = SentReport(other, 1)
+    report.tokens(5)
+    assert not own.poll()
+    part = pickle.dumps(Alone())
+    assert done(part, Context(1), report)[0] == 1
+    assert done(part, Context(1, in_step=False), report) is None
+    assert done(part, Context(0, in_step=False), SentReport(other, 0))[0] == 0
+
+
+def test_an_answer_holds_the_value_and_the_warnings_of_the_first_rank_or_an_error():
+    def warns():
+        warnings.warn("as expected", RuntimeWarning, stacklevel=1)
+        return 7
+
+    first, second = answer(warns, 0), answer(warns, 1)
+    assert (pickle.loads(first.pickled), first.remarks, first.failed) == (7, [(True, "as expected")], False)
+    assert (pickle.loads(second.pickled), second.remarks) == (None, [])
+    assert 0 < second.processor_seconds < 10
+    failed = answer(lambda: 1 / 0, 1)
+    assert failed.failed
+    assert isinstance(error_of(failed.pickled), ZeroDivisionError)

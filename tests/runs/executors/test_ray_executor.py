@@ -1,7 +1,5 @@
 """Workers of ray: their values, deaths, errors and interrupts, and runs whose files are those of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import warnings
@@ -55,7 +53,6 @@ def done(part, folder, n=4, section=TWO):
     return dict(found), raised, executor
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:opened")
 def test_killed_workers_are_replaced_and_their_parts_done_again(connected, tmp_path, counted, capsys):
     doomed = (0, 1)  # both workers at once
@@ -80,7 +77,6 @@ def test_killed_workers_are_replaced_and_their_parts_done_again(connected, tmp_p
     assert "a worker died while it made shard 0: ray starts it again, and the shard is made again" in said
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:opened")
 def test_a_part_that_ends_every_worker_is_an_error_that_names_it(connected, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_executor, "MOST_DEATHS", 2)
@@ -94,7 +90,6 @@ def test_a_part_that_ends_every_worker_is_an_error_that_names_it(connected, tmp_
     assert "shard 2 ended 2 workers, one after another: if their memory ran out" in str(raised)
 
 
-@pytest.mark.timeout(300)
 def test_errors_and_warnings_of_workers_arrive_as_themselves(connected, tmp_path):
     with pytest.warns(UserWarning, match="^opened$"):
         found, raised, _ = done(Fails, tmp_path, 30)
@@ -106,7 +101,6 @@ def test_errors_and_warnings_of_workers_arrive_as_themselves(connected, tmp_path
     assert len(found) < 29  # and nothing more is begun
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:opened")
 def test_ctrl_c_finishes_what_the_workers_are_doing(connected, tmp_path, capsys):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -121,7 +115,6 @@ def test_ctrl_c_finishes_what_the_workers_are_doing(connected, tmp_path, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_run_with_killed_workers_leaves_the_files_of_one_process(connected, experiment, finished, tmp_path):
     executor = KillingExecutor(TWO)
     executor.doomed, executor.folder = {("shard", 0), ("shard", 1)}, tmp_path
@@ -135,7 +128,6 @@ def test_a_run_with_killed_workers_leaves_the_files_of_one_process(connected, ex
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_sweep_by_workers_of_ray_leaves_the_files_of_one_process(connected, experiment, tmp_path):
     data = experiment.model_dump() | {"name": "tiny sweep", "vary": {"sampling.temperature": [0.7, 1.0]}}
     path = tmp_path / "sweep.yaml"

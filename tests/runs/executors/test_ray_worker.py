@@ -1,7 +1,5 @@
 """The other side of an actor, without ray: errors, surroundings, progress."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

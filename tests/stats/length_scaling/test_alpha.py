@@ -125,16 +125,8 @@ def test_norms_that_do_not_vary_have_no_r_squared():
         ({}, TypeError, "both lengths= and sq_norms="),
         ({"lengths": [1, 2, 3]}, TypeError, "both lengths= and sq_norms="),
         ({"lengths": [5, 5, 9, 9], "sq_norms": [1, 2, 3, 4]}, ValueError, "2 distinct value.* at least 3"),
-        (
-            {"lengths": [1, 2, 3], "sq_norms": [1, 0, 3]},
-            ValueError,
-            "sq_norms must be finite and positive.*position 1",
-        ),
-        (
-            {"lengths": [1, 2, 3], "sq_norms": [1, 2, np.nan]},
-            ValueError,
-            "sq_norms must be finite.*first is nan",
-        ),
+        ({"lengths": [1, 2, 3], "sq_norms": [1, 0, 3]}, ValueError, "sq_norms must be finite and positive.*position 1"),
+        ({"lengths": [1, 2, 3], "sq_norms": [1, 2, np.nan]}, ValueError, "sq_norms must be finite.*first is nan"),
         ({"lengths": [0, 2, 3], "sq_norms": [1, 2, 3]}, ValueError, "lengths must be finite and positive"),
         ({"lengths": [1, 2, 3], "sq_norms": [1, 2]}, ValueError, "one entry per sequence, got 3, 2, 3 and 3"),
         ({"lengths": [1, 2, 3], "sq_norms": [1, 2, 3], "groups": [1, 1]}, ValueError, "got 3, 3, 2 and 3"),

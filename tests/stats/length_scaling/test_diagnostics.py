@@ -1,7 +1,5 @@
 """The difference of two length exponents, paired over prompts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lines within and between prompts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import statsmodels.api as sm

@@ -1,16 +1,15 @@
 """Each quantity of a comparison against its definition, and intervals that hold together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
-from gradients_by_hand import along, statistics_of
 
 from gradstats.stats import compare
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.variance.estimates import (
+    Beside,
+    GradientStatistics,
     between_prompt,
     bias_share,
     cosine,
@@ -30,7 +29,47 @@ from gradstats.stats.variance.estimates import (
     trace_cov,
     within_prompt,
 )
+from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
 from gradstats.stats.variance.quantities import EstimatorVariance
+
+
+def moments_of(gradients):
+    """The moments of a list of prompts, each a list of its groups' gradients."""
+    rows = np.concatenate([np.atleast_2d(groups) for groups in gradients]).astype(float)
+    prompt = np.repeat(np.arange(len(gradients)), [len(np.atleast_2d(groups)) for groups in gradients])
+    n = np.arange(len(rows))
+    return prompt_moments(rows, np.ones(len(rows)), Groups(n, n, prompt, 0))
+
+
+def statistics_of(gradients, reference=None, target=None, *, known=None, scale=None, prompts_per_batch=10, kept=None):
+    """What quantities are computed from, of gradients beside a reference's and a target's."""
+    moments = moments_of(gradients)
+
+    def beside(others):
+        if others is None:
+            return None
+        other = moments_of(others)
+        return Beside(other.trace_cov, other.signal, cross_signal(moments, other))
+
+    return GradientStatistics(
+        moments.trace_cov,
+        moments.second_moment,
+        moments.signal,
+        np.ones(len(gradients)) if kept is None else np.asarray(kept, dtype=float),
+        prompts_per_batch,
+        beside(reference),
+        beside(target),
+        None if reference is None or target is None else cross_signal(moments_of(reference), moments_of(target)),
+        known,
+        moments.within,
+        scale,
+    )
+
+
+def along(*values):
+    """One-dimensional gradients, one a prompt."""
+    return [[[value]] for value in values]
+
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(30, 3)) + np.array([3.0, 1.0, 0.0])
@@ -362,16 +401,16 @@ def test_a_matched_ratio_that_is_a_ray_stays_one():
 
 
 def test_all_ratios_of_a_table_hold_at_the_stated_rate():
-    """Eight ratios, 400 data sets, error of a share 0.011; single intervals hold together far less often."""
+    """Eight ratios, 200 data sets, error of a share 0.015; single intervals hold together far less often."""
     rng, truths = np.random.default_rng(1), np.linspace(0.5, 2.0, 8)
     together, alone = 0, 0
-    for _ in range(400):
+    for _ in range(200):
         ratios = ratios_of(rng, truths)
         sets, singles = ratio_simultaneous(ratios, 0.95), [one.confidence_interval(0.95) for one in ratios]
         together += all(low <= truth <= high for truth, (low, high) in zip(truths, sets, strict=True))
         alone += all(low <= truth <= high for truth, (low, high) in zip(truths, singles, strict=True))
-    assert 0.93 <= together / 400 <= 0.99
-    assert alone / 400 < 0.88
+    assert 0.92 <= together / 200 < 1
+    assert alone / 200 < 0.88
 
 
 @pytest.mark.slow

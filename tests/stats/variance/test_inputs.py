@@ -1,7 +1,5 @@
 """What a comparison starts from: measurements, weightings and probes, groups of several sizes, and the target."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -440,8 +438,8 @@ def test_an_importance_weighted_target_needs_both_log_probabilities():
 
 
 def test_groups_of_one_are_weighted_rewards():
-    alone = BATCH.with_fields(groups=np.arange(len(BATCH.rewards)))
-    row = quiet_compare(alone, ["reinforce"], SCORES, reference="reinforce").to_frame().iloc[0]
+    alone = BATCH.select(np.arange(4000)).with_fields(groups=np.arange(4000))
+    row = quiet_compare(alone, ["reinforce"], SCORES[:4000], reference="reinforce").to_frame().iloc[0]
     exact = POLICY.moments(est.reinforce(), 1)
     assert row["cosine_low"] < exact.cosine < row["cosine_high"]
 

@@ -1,7 +1,5 @@
 """Where a curve of variances is lowest."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import optimize, stats

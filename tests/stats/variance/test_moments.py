@@ -1,7 +1,5 @@
 """Moments of groups against loops, and batch-level estimators against complete enumeration of the deals."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """Token-level estimators from probes: unbiased against exact token scores, and covering enumerated variances."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from dataclasses import replace
@@ -50,7 +48,7 @@ def test_inner_products_of_weighted_sums_are_unbiased(n_heavy):
     weights = rng.normal(size=batch.mask.shape) * batch.mask
     exact = np.einsum("nt,ntd->nd", weights, scores)
     found = []
-    for _ in range(120 if n_heavy < 4 else 2):
+    for _ in range(60 if n_heavy < 4 else 2):
         tokens = prepared(probed(batch, scores, 8, n_heavy, rng), "otb")[1]
         n = np.arange(len(weights))
         features, surplus = tokens.sums(weights, n, n, len(n))
@@ -68,7 +66,7 @@ def test_noise_of_estimated_weights_does_not_count():
     mean = rng.normal(size=batch.mask.shape) * batch.mask
     exact = (np.einsum("nt,ntd->nd", mean, scores) ** 2).sum(axis=1)
     found, naive = [], []
-    for _ in range(150):
+    for _ in range(80):
         tokens = prepared(probed(batch, scores, 9, 1, rng), "otb")[1]
         weights = mean + rng.normal(size=(3, *mean.shape)) * batch.mask
         n = np.arange(len(mean))
@@ -76,9 +74,9 @@ def test_noise_of_estimated_weights_does_not_count():
         found.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
         features, surplus = tokens.sums(weights[0], n, n, len(n))
         naive.append((features**2) @ tokens.signs[: features.shape[1]] + surplus)
-    error = np.std(found, axis=0) / np.sqrt(150)
+    error = np.std(found, axis=0) / np.sqrt(80)
     assert np.all(np.abs(np.mean(found, axis=0) - exact) < 4.5 * error)
-    assert np.mean(naive) > exact.mean() + 5 * np.std(np.mean(naive, axis=1)) / np.sqrt(150)
+    assert np.mean(naive) > exact.mean() + 5 * np.std(np.mean(naive, axis=1)) / np.sqrt(80)
 
 
 def test_with_every_token_heavy_the_table_is_that_of_exact_scores():
@@ -199,13 +197,13 @@ def test_intervals_from_probes_cover_enumerated_variances(n_probes, n_heavy, ske
 def test_one_large_sample_agrees_with_enumerated_variances():
     """One large sample: 99.9 % intervals from probes hold the exact traces, and are narrow."""
     names = ["otb", "otb(energy=exact)", "gae", "causal_optimal"]
-    batch, scores = drawn(1500, 3, 11)
+    batch, scores = drawn(800, 3, 11)
     measured = probed(batch, scores, 48, 1, np.random.default_rng(11))
     frame = quiet_compare(measured, names, scores_are_sketches=False, values=batch.values).to_frame(0.999)
     for name, row in zip(names, frame.to_dict("records"), strict=True):
         exact = POLICY.moments(est.get(name), 3).trace_cov
         assert row["trace_cov_low"] <= exact <= row["trace_cov_high"], name
-        assert row["trace_cov_high"] < (3.0 if name == "causal_optimal" else 1.6) * row["trace_cov_low"], name
+        assert row["trace_cov_high"] < (4.0 if name == "causal_optimal" else 2.0) * row["trace_cov_low"], name
 
 
 def test_fields_of_a_batch_may_be_ragged():

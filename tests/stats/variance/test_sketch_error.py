@@ -1,7 +1,5 @@
 """The error that a random projection adds to a quadratic form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,0 +1,31 @@
+"""Write the terms of read_results.md, which ``gradstats list terms`` prints.
+
+Run ``python docs/terms_page.py`` after a change of a term.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gradstats.report.glossary import TERMS
+
+PAGE = Path(__file__).with_name("read_results.md")
+
+
+def render(page: str) -> str:
+    """Return the page with the terms between their markers."""
+    terms = "".join(f"\n**{term}.** {meaning}\n" for term, meaning in TERMS.items())
+    written, count = re.subn(
+        r"(<!-- generated: terms -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{terms}\n{match[2]}",
+        page,
+        flags=re.S,
+    )
+    if count != 1:
+        raise ValueError(f"{PAGE.name} must have one pair of markers for the terms, found {count}")
+    return written
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,395 @@
+"""How does the norm of a completion's gradient grow with its length?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.points import load_points
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
+from gradstats.plots.length_scaling import plot_length_scaling
+from gradstats.plots.style import palette
+from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
+from gradstats.stats.length_scaling.diagnostics import (
+    CurvatureTest,
+    MundlakTest,
+    alpha_without_each_prompt,
+    curvature_test,
+    fit_energy_scaling,
+    length_scaling_by_block,
+    mundlak_test,
+)
+from gradstats.stats.length_scaling.regression import RegressionLine
+from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
+from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
+from gradstats.stats.printed import records
+from gradstats.stats.token_profiles import has_token_energies
+from gradstats.stats.variance.quantities import in_metric
+from gradstats.system.late import pd
+
+# Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
+MOST_REFITS = 200
+CURVED_BELOW = 0.01
+# How much wider the interval that allows for unequal and shared noise has to be before a report mentions it.
+NOTICEABLY_WIDER = 1.2
+
+Diagnosis = TypeVar("Diagnosis")
+
+
+@dataclass(frozen=True, repr=False)
+class AlphaReport(Result):
+    r"""A fit of :math:`\log‖S‖² = c + 2α\log T` with the diagnostics to read before relying on its α.
+
+    Attributes:
+        fit: the fit.
+        confidence_level: level of the intervals.
+        interval: method of the interval of α.
+        low: lower end of it.
+        high: upper end of it.
+        stderr: the standard error of α that this interval uses.
+        mean_fit: for ``fit.method == "ols"``, the gamma fit of E[‖S‖² | T], which the baseline needs; else None.
+        within_fit: the fit within prompts, whose α is that of a group baseline; the fit itself where it is that, None
+            without prompts of different lengths.
+        uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
+        curvature: whether one power law fits; None with too few lengths or prompts.
+        within_between: whether α within prompts equals α between them; None without prompts that vary in length.
+        influence: frame of :func:`gradstats.stats.alpha_without_each_prompt`; None where it
+            would take too many refits.
+        by_block: frame of :func:`gradstats.stats.length_scaling_by_block`; None for bare points, or a single block.
+        energy_fit: α of the summed token energies; None where they were not measured.
+        on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
+    """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "r_squared", "method", "interval")
+
+    fit: LengthScalingFit
+    confidence_level: float
+    interval: str
+    low: float
+    high: float
+    stderr: float
+    mean_fit: LengthScalingFit | None
+    within_fit: LengthScalingFit | None
+    uncut_fit: LengthScalingFit | None
+    curvature: CurvatureTest | None
+    within_between: MundlakTest | None
+    influence: pd.DataFrame | None = field(repr=False)
+    by_block: pd.DataFrame | None = field(repr=False)
+    energy_fit: LengthScalingFit | None
+    on_policy: OnPolicyCheck | None
+
+    def confidence_interval(self, confidence_level: float | None = None) -> tuple[float, float]:
+        """Return the interval of α, by default at the report's level."""
+        level = self.confidence_level if confidence_level is None else confidence_level
+        return self.fit.confidence_interval(level, self.interval)
+
+    def to_frame(self, confidence_level: float | None = None) -> pd.DataFrame:
+        """Return a frame of one row, that of the fit, with the report's interval."""
+        level = self.confidence_level if confidence_level is None else confidence_level
+        return self.fit.to_frame(level, self.interval)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the points with the fit; returns the axes."""
+        return plot_length_scaling(self.fit, confidence_level=self.confidence_level, **options)
+
+    def summary(self) -> dict[str, object]:
+        """Return everything as nested numbers and sentences, as in ``alpha.json``; what is not available is None."""
+        level = self.confidence_level
+        influence = self.influence
+        return {
+            **self.to_frame().iloc[0].to_dict(),
+            "mean_scaling": _brief(self.mean_fit, level),
+            "within_prompt": _brief(self.within_fit, level),
+            "without_truncated": _brief(self.uncut_fit, level),
+            "curvature": None if self.curvature is None else self.curvature.to_frame(level).iloc[0].to_dict(),
+            "within_between": (
+                None if self.within_between is None else self.within_between.to_frame(level).iloc[0].to_dict()
+            ),
+            "most_influential_prompt": None if influence is None else records(influence.head(1))[0],
+            "token_energy": _brief(self.energy_fit, level),
+            "by_block": None if self.by_block is None else records(self.by_block),
+            "on_policy": None if self.on_policy is None else records(self.on_policy.to_frame(level)),
+            "metric": self.fit.metric,
+            "sentences": self.sentences(),
+        }
+
+    def beside(self) -> list[str]:
+        """State α within prompts, which a group baseline uses, where it is not the α of the fit; else nothing."""
+        if self.within_fit is None or self.within_fit is self.fit:
+            return []
+        return [f"Among answers to the same prompt, which a group baseline compares, {self._alpha(self.within_fit)}."]
+
+    def sentences(self) -> list[str]:
+        """State what to consider when reading α, one sentence each; the on-policy verdict is the first."""
+        sentences = ["Whether the samples are on-policy is not known: lengths and norms alone do not show it."]
+        if self.on_policy is not None:
+            sentences = [self.on_policy.verdict()]
+        if self.fit.metric != EUCLIDEAN:
+            sentences.append(f"α is the exponent of norms in the metric {self.fit.metric}, not of Euclidean ones.")
+        if self.interval != "cluster":
+            low, high = self.fit.confidence_interval(self.confidence_level, "cluster")
+            if high - low > NOTICEABLY_WIDER * (self.high - self.low):
+                sentences.append(
+                    f"The noise changes with length or is shared by answers to a prompt, which the {self.interval} "
+                    f"interval does not allow for: use the cluster interval, [{low:.3f}, {high:.3f}]."
+                )
+        if self.mean_fit is not None:
+            sentences.append(
+                f"Fitted to the mean of ‖S‖² at each length instead of its logarithm, as length-weighted baselines "
+                f"need it (method gamma), {self._alpha(self.mean_fit)}; this interval is too narrow where single norms "
+                "are very large."
+            )
+        if self.within_between is not None:
+            sentences.append(self.within_between.sentence(self.confidence_level))
+        if self.energy_fit is not None:
+            sentences.append(
+                f"The summed token energies Σ‖s_t‖² have {self._alpha(self.energy_fit)}; the rest of α is correlation "
+                "between tokens."
+            )
+        if self.fit.n_truncated:
+            rest = "too few remain for a fit" if self.uncut_fit is None else self._alpha(self.uncut_fit)
+            sentences.append(
+                f"{self.fit.n_truncated} of {self.fit.n} completions were cut off at the cap; without them: {rest}."
+            )
+        if self.curvature is not None and self.curvature.pvalue < CURVED_BELOW:
+            trend = "steepens" if self.curvature.curvature > 0 else "flattens"
+            sentences.append(
+                f"One power law does not fit: the line {trend} with length (p = {self.curvature.pvalue:.1g}), so α is "
+                "an average over these lengths."
+            )
+        if self.influence is not None:
+            prompt, without, change = (self.influence[name].iloc[0] for name in ("prompt", "alpha", "change"))
+            inside = self.low <= without <= self.high
+            sentences.append(
+                f"Leaving out one prompt moves α by at most {abs(change):.2g} (prompt {prompt}, to {without:.3f})"
+                f"{'' if inside else ', outside the interval'}."
+            )
+        return sentences
+
+    def _alpha(self, fit: LengthScalingFit) -> str:
+        low, high = fit.confidence_interval(self.confidence_level)
+        return f"α = {fit.alpha:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def alpha_report(
+    measured: MeasuredNorms | None = None,
+    *,
+    method: FitMethod = "ols",
+    interval: IntervalMethod | None = None,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    lengths: ArrayLike | None = None,
+    sq_norms: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    truncated: ArrayLike | None = None,
+) -> AlphaReport:
+    r"""Fit the length exponent α of :math:`‖S‖ ∝ T^{α}` and run every diagnostic that bears on it.
+
+    Args:
+        measured: a measurement; or give the arrays.
+        method: least squares in logarithms, the median of pairwise slopes, the scaling of the mean of ‖S‖² (by gamma
+            or Poisson pseudo-likelihood), least squares with a random effect of the prompt, the scaling among answers
+            to one prompt, or that between prompts; see :func:`gradstats.fit_length_scaling`.
+        interval: kind of interval; by default cluster-robust by prompt (CR2), see
+            :meth:`gradstats.stats.LengthScalingFit.confidence_interval`.
+        confidence_level: level of the intervals.
+        lengths: as in :func:`gradstats.fit_length_scaling`, instead of ``measured``.
+        sq_norms: likewise.
+        groups: likewise.
+        truncated: likewise.
+
+    Raises:
+        TypeError: as :func:`gradstats.fit_length_scaling`.
+        ValueError: likewise, or for an interval that this fit does not offer.
+
+    Example:
+        >>> import gradstats as gs
+        >>> points = gs.data.load("gloeckle2026")
+        >>> report = gs.alpha_report(lengths=points.length, sq_norms=points.sq_norm)
+        >>> round(report.fit.alpha, 3), round(report.low, 3), round(report.high, 3)
+        (0.789, 0.474, 1.103)
+        >>> print(report.sentences()[-1])
+        Leaving out one prompt moves α by at most 0.082 (prompt 24, to 0.707).
+    """
+    fit = fit_length_scaling(
+        measured,
+        lengths=lengths,
+        sq_norms=sq_norms,
+        groups=groups,
+        method=method,
+        truncated=truncated,
+    )
+    low, high = fit.confidence_interval(confidence_level, interval)
+    mean_fit = None
+    if method == "ols":
+        mean_fit = fit_length_scaling(
+            lengths=fit.lengths, sq_norms=fit.sq_norms, groups=fit.clusters, method="gamma", truncated=fit.truncated
+        )
+        mean_fit = replace(mean_fit, metric=fit.metric)
+    closed_form = isinstance(fit.line, RegressionLine) and fit.line.exact
+    return AlphaReport(
+        fit=fit,
+        confidence_level=confidence_level,
+        interval=interval or fit.interval,
+        low=low,
+        high=high,
+        stderr=fit.standard_error(interval),
+        mean_fit=mean_fit,
+        within_fit=fit.within_prompts(),
+        uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
+        curvature=_or_none(lambda: curvature_test(fit)),
+        within_between=_or_none(lambda: mundlak_test(fit)),
+        influence=_named_influence(fit, measured, groups) if closed_form or fit.n <= MOST_REFITS else None,
+        by_block=_by_block(measured, method, confidence_level),
+        energy_fit=None
+        if measured is None or not has_token_energies(measured)
+        else fit_energy_scaling(measured, method=method),
+        on_policy=(
+            _or_none(lambda: check_on_policy(cast(MeasuredPolicy, measured))) if hasattr(measured, "entropy") else None
+        ),
+    )
+
+
+def _named_influence(
+    fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
+) -> pd.DataFrame | None:
+    """Return :func:`gradstats.stats.alpha_without_each_prompt`, with the names of the prompts."""
+    frame = _or_none(lambda: alpha_without_each_prompt(fit))
+    groups = groups if measured is None else measured.rollouts.prompt_id
+    if frame is None or groups is None:
+        return frame
+    names = np.unique(np.asarray(groups))
+    return frame.assign(prompt=[str(names[number]) for number in frame["prompt"]])
+
+
+def _by_block(measured: MeasuredNorms | None, method: str, confidence_level: float) -> pd.DataFrame | None:
+    blocks = getattr(measured, "sq_norms_by_block", None)
+    if blocks is None or blocks.shape[1] < 2:
+        return None
+    return length_scaling_by_block(cast(MeasuredBlocks, measured), method=method, confidence_level=confidence_level)
+
+
+def _or_none(action: Callable[[], Diagnosis]) -> Diagnosis | None:
+    """Return None for a diagnostic that a small data set does not allow; the fit itself has succeeded."""
+    try:
+        return action()
+    except ValueError:
+        return None
+
+
+def _brief(fit: LengthScalingFit | None, level: float) -> dict[str, object] | None:
+    if fit is None:
+        return None
+    columns = ["alpha", "alpha_low", "alpha_high", "n", "n_prompts", "method", "interval"]
+    return fit.to_frame(level).iloc[0][columns].to_dict()
+
+
+def fit_of_points(points: pd.DataFrame, column: str = "sq_norm") -> LengthScalingFit:
+    """Return the fit of the points of a run, whose ``.attrs`` state the method and the metric."""
+    fit = fit_length_scaling(
+        lengths=points["length"],
+        sq_norms=points[column],
+        groups=points["prompt_id"],
+        method=points.attrs["method"],
+        truncated=points.get("truncated"),
+    )
+    return replace(fit, metric=points.attrs["metric"])
+
+
+def _fitted(points: pd.DataFrame) -> pd.DataFrame | None:
+    return points if "method" in points.attrs else None
+
+
+def _with_energy(points: pd.DataFrame) -> pd.DataFrame | None:
+    return _fitted(points) if "energy" in points else None
+
+
+def _draw_length_scaling(points: pd.DataFrame) -> None:
+    plot_length_scaling(fit_of_points(points), published=points.attrs.get("published"))
+
+
+def _draw_energies(points: pd.DataFrame) -> None:
+    first, second, *_ = palette()
+    ax = plot_length_scaling(fit_of_points(points), label=r"$\Vert S\Vert^2$", color=first)
+    energies = fit_of_points(points, "energy")
+    plot_length_scaling(energies, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second)
+    ax.set_ylabel(in_metric(r"$\Vert S\Vert^2$ and token energy", points.attrs))
+
+
+_FIT = "stats/length_scaling/alpha.py"
+#: The columns of a fit.
+FIT_COLUMNS = (
+    Column("alpha", "length exponent α, half the slope", "α", estimated=True, file=_FIT),
+    Column("alpha_stderr", "standard error of α by the interval's method", file=_FIT),
+    Column("slope", "slope of log‖S‖² on log T, 2α", file=_FIT),
+    Column("slope_stderr", "its standard error", file=_FIT),
+    Column("intercept", "log‖S‖² at T = 1 on the line", file=_FIT),
+    Column("n", "completions", file=_FIT),
+    Column("n_prompts", "prompts", file=_FIT),
+    Column("n_truncated", "completions cut off at the cap", file=_FIT),
+    Column("method", "how the line was fitted", file=_FIT),
+    Column("interval", "how the interval was made", file=_FIT),
+    Column("confidence_level", "level of the interval", file=_FIT),
+    Column(
+        "r_squared",
+        "share of the variance of log‖S‖² that the line explains",
+        "R²",
+        file="stats/length_scaling/regression.py",
+    ),
+)
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    kinds = " and ".join(
+        dict.fromkeys(
+            f"{method}, {interval} interval"
+            for method, interval in zip(frame["method"], frame["interval"], strict=True)
+        )
+    )
+    prompts = ", ".join(str(number) for number in dict.fromkeys(frame["n_prompts"]))
+    return (
+        f"Length exponent α with {frame['confidence_level'].iloc[0]:.0%} intervals ({kinds}): the norm of a "
+        "completion's gradient grows like the power α of its length; a group baseline uses that within prompts. "
+        f"n completions of {prompts} prompts."
+    )
+
+
+ANALYSIS = Analysis(
+    name="alpha",
+    ask=alpha_report,
+    options=("method", "interval"),
+    columns=FIT_COLUMNS,
+    result=AlphaReport,
+    headings={"alpha": "α", "r_squared": "R²", "n": "n"},
+    row_name=lambda row: row["method"],
+    row_heading="method",
+    caption=_caption,
+    source=load_points,
+    source_help="a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or "
+    ".parquet; - for standard input); a measurement folder or a run directory; or the name of a published data set, "
+    "as in gloeckle2026.",
+    figures=(
+        AnalysisFigure(
+            "length_scaling",
+            "Squared gradient norm of each completion against its length, with the fitted power law.",
+            _draw_length_scaling,
+            link="figure: norms against length",
+            after="variance",
+            table=POINTS,
+            rows=_fitted,
+        ),
+        AnalysisFigure(
+            "alpha_energy",
+            "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
+            _draw_energies,
+            link="figure: norms and token energies",
+            after="length_reward",
+            table=POINTS,
+            rows=_with_energy,
+        ),
+    ),
+)

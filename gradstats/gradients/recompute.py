@@ -1,0 +1,220 @@
+"""Layers that run again in the backward pass, so that the activations of one layer at a time are held."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from gradstats.gradients.attention import measuring_attention
+from gradstats.gradients.head import replaced_forward
+from gradstats.gradients.memory import ACTIVATION_COPIES, activation_size
+from gradstats.gradients.objective import total_memory_gib
+from gradstats.gradients.parameters import UnsupportedModuleError, describe
+from gradstats.measurement.disk_size import GIB
+from gradstats.policy.model import CausalModel, vocabulary_size
+from gradstats.policy.policy import Policy
+from gradstats.policy.sharding import is_sharded, layer_lists, reshard
+
+# Tokens of the probe.
+_PROBE = 8
+
+
+@contextmanager
+def recomputed_layers(
+    model: nn.Module,
+    wanted: bool,
+    *,
+    selected: Collection[nn.Module] | None = None,
+    bypassed: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """Let the layers of a model run again in backward passes.
+
+    Args:
+        model: the model.
+        wanted: False to change nothing.
+        selected: for a backward pass that computes gradients of activations only, the modules whose parameters are
+            selected: the first pass is then without gradients altogether, so that hooks which record inputs do so when
+            the layer runs again. None for ordinary autograd.
+        bypassed: whether a layer is to run as it is, at the time of its call.
+    """
+    with ExitStack() as stack:
+        for _, layer in _layers(model) if wanted else ():
+            holds_selected = selected is not None and not set(layer.modules()).isdisjoint(selected)
+            stack.enter_context(
+                replaced_forward(layer, _run_again(layer.forward, selected is not None, holds_selected, bypassed))
+            )
+        yield
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return path and module of each layer that has modules inside and its own forward method."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for path, layers in layer_lists(model):
+        for number, layer in enumerate(layers):
+            if any(layer.children()) and "forward" not in vars(layer):
+                found.setdefault(id(layer), (f"{path}.{number}", layer))
+    return list(found.values())
+
+
+def _run_again(
+    own: Callable[..., Any], in_two_passes: bool, holds_selected: bool, bypassed: Callable[[], bool]
+) -> Callable[..., Any]:
+    def forward(*args: object, **kwargs: object) -> object:
+        leaves, structure = tree_flatten((args, kwargs))
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        tensors = [leaves[place] for place in places]
+        if bypassed() or not torch.is_grad_enabled() or not tensors:
+            return own(*args, **kwargs)
+        if in_two_passes and not any(tensor.requires_grad for tensor in tensors):
+            if not holds_selected:
+                return own(*args, **kwargs)
+            tensors[0] = tensors[0].detach().requires_grad_()  # the first layer that the backward pass has to reach
+        structures = []
+
+        def run(*given: Tensor) -> tuple[Any, ...]:
+            filled = list(leaves)
+            for place, tensor in zip(places, given, strict=True):
+                filled[place] = tensor
+            own_args, own_kwargs = tree_unflatten(filled, structure)
+            outputs, of_outputs = tree_flatten(own(*own_args, **own_kwargs))
+            structures.append(of_outputs)
+            return tuple(outputs)
+
+        outputs = checkpoint(run, *tensors, use_reentrant=in_two_passes, preserve_rng_state=False)
+        return tree_unflatten(outputs, structures[0])  # pyright: ignore[reportArgumentType]
+
+    return forward
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, dict[bool, str]] = weakref.WeakKeyDictionary()
+
+
+def why_not_twice(model: CausalModel) -> str:
+    """Return why the layers of a model cannot be run twice, from a short probe; empty where they can."""
+    known = _known.setdefault(model, {})
+    if model.training not in known:
+        known[model.training] = _probed(model)
+        if is_sharded(model):
+            reshard(model)
+    return known[model.training]
+
+
+def _probed(model: CausalModel) -> str:
+    layers = _layers(model)
+    if not layers:
+        return "the model has no list of layers"
+    failed: list[str] = []
+
+    def twice(path: str, layer: nn.Module) -> Callable[..., object]:
+        own = layer.forward
+
+        def forward(*args: object, **kwargs: object) -> object:
+            def state() -> list[tuple[int, int]]:
+                tensors = [*layer.buffers(), *tree_leaves((args, kwargs))]
+                return [(id(one), one._version) for one in tensors if isinstance(one, Tensor)]
+
+            before = state()
+            first = own(*args, **kwargs)
+            if state() != before:
+                failed.append(f"{describe(path, layer)} changes its state or its inputs when it runs")
+                return first
+            outputs = zip(tree_leaves(first), tree_leaves(own(*args, **kwargs)), strict=True)
+            if not all(_equal(one, again) for one, again in outputs):
+                failed.append(
+                    f"{describe(path, layer)} gives another output the second time (dropout, or routing with a state)"
+                )
+            return first
+
+        return forward
+
+    ids = torch.arange(_PROBE, device=next(model.parameters()).device)[None] % vocabulary_size(model)
+    with ExitStack() as stack, torch.no_grad():
+        for path, layer in layers:
+            stack.enter_context(replaced_forward(layer, twice(path, layer)))
+        model(ids, use_cache=False)
+    return failed[0] if failed else ""
+
+
+def _equal(one: object, again: object) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(again, Tensor):
+        return True
+    return one.shape == again.shape and torch.allclose(one.double(), again.double(), rtol=1e-4, equal_nan=True)
+
+
+@dataclass(frozen=True)
+class RecomputeRule:
+    """For which chunks the layers run again in the backward pass.
+
+    Attributes:
+        wanted: "auto", "on" or "off".
+        memory_gib: with "auto", the activations that are held; a quarter of the device's memory where it is None.
+    """
+
+    policy: Policy
+    wanted: str = "auto"
+    memory_gib: float | None = None
+
+    @classmethod
+    def of(cls, policy: Policy, wanted: str, memory_gib: float | None, engine: str) -> RecomputeRule:
+        """Return the rule of a measurement; refuse layers that cannot run twice where they would have to."""
+        rule = cls(policy, wanted, memory_gib)
+        if wanted == "on" and engine == "vmap":
+            raise UnsupportedModuleError(
+                'recompute is "on", and engine="vmap" cannot run layers again: use engine="ghost" or engine="loop", or '
+                'recompute="off"'
+            )
+        if wanted == "on" and (why := rule.why_not):
+            raise UnsupportedModuleError(f'recompute is "on", but {why}: use recompute="off"')
+        if is_sharded(policy.model) and wanted == "auto":
+            _ = rule.why_not  # ranks that hold a model together have to probe it together
+        return rule
+
+    @cached_property
+    def why_not(self) -> str:
+        """Why the layers cannot run twice; empty where they can."""
+        with measuring_attention(self.policy, batched=False):
+            return why_not_twice(self.policy.model)
+
+    @cached_property
+    def _activations(self) -> Callable[[int], float]:
+        with measuring_attention(self.policy, batched=False):
+            return activation_size(self.policy)
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes of activations that are held before layers run again."""
+        return (total_memory_gib(self.policy.device) / 4 if self.memory_gib is None else self.memory_gib) * GIB
+
+    def __call__(self, n_sequences: int, time: int) -> bool:
+        """Return whether the layers run again for a chunk of ``n_sequences`` of ``time`` tokens."""
+        if self.wanted == "off":
+            return False
+        needed = self.wanted == "on" or self._checkpoints_itself
+        if not needed and n_sequences * self._bound(time) > self.most_bytes:
+            # Of a sharded model, what autograd keeps cannot be told from gathered weights.
+            kept = self._bound if is_sharded(self.policy.model) else self._activations
+            needed = ACTIVATION_COPIES * n_sequences * kept(time) > self.most_bytes
+        return needed and not self.why_not
+
+    @property
+    def _checkpoints_itself(self) -> bool:
+        model = self.policy.model
+        return model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+    def _bound(self, time: int) -> float:
+        """Return more bytes than the activations of a sequence take, without running the model."""
+        model = self.policy.model
+        widths = sum(sum(parameter.shape) for parameter in model.parameters() if parameter.ndim > 1)
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", None) or 0
+        rows = (getattr(config, "num_hidden_layers", None) or 0) * (heads if isinstance(heads, int) else max(heads))
+        return 4.0 * max(self.policy.dtype.itemsize, 4) * time * (widths + rows * time)

@@ -1,0 +1,66 @@
+"""Blocks of parameters: labels, cells of the map, which tables have a map."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from fixture_frames import blocks, parameter_blocks
+
+from gradstats import analyses
+from gradstats.analyses.alpha_by_block import has_kinds
+
+
+def test_the_map_puts_each_block_in_its_cell():
+    frame = pd.DataFrame(
+        {
+            "block": [
+                "model.embed_tokens.weight",
+                "model.layers.0.mlp.up.weight",
+                "model.layers.1.mlp.up.weight",
+                "total",
+            ],
+            "share_of_sq_norm": [0.5, 0.2, 0.3, 1.0],
+        }
+    )
+    ax = analyses.plot_block_heatmap(frame)
+    drawn = np.ma.filled(ax.collections[0].get_array(), np.nan)
+    np.testing.assert_array_equal(drawn, [[0.5, np.nan, np.nan], [np.nan, 0.2, 0.3]])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["–", "0", "1"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["embed_tokens", "up"]
+    with pytest.raises(ValueError, match="value='norm' cannot be drawn: choose from share_of_sq_norm, alpha"):
+        analyses.plot_block_heatmap(frame, value="norm")
+
+
+def test_blocks_with_the_same_ending_stay_apart():
+    labels = [label.get_text() for label in analyses.plot_alpha_by_block(blocks("long names")).get_yticklabels()]
+    assert len(set(labels)) == 3
+
+
+def test_the_whole_gradient_is_a_diamond_beside_round_blocks():
+    frame = blocks("ordinary")
+    ax = analyses.plot_alpha_by_block(frame)
+    points = [line for line in ax.lines if line.get_linestyle() == "None"]
+    assert [point.get_marker() for point in points] == ["o"] * (len(frame) - 1) + ["D"]
+    np.testing.assert_array_equal([point.get_xdata()[0] for point in points], frame["alpha"])
+    assert [list(line.get_xdata()) for line in ax.lines[:2]] == [[0.5, 0.5], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["embedding", "layers.0", "layers.1", "total"], False),
+        (["model.layers.0.mlp.up_proj.weight", "total"], True),
+        (["transformer.h.3.attn.c_proj", "total"], True),
+        ([], False),
+    ],
+)
+def test_a_map_needs_kinds_of_parameter_within_layers(names, expected):
+    assert has_kinds(pd.DataFrame({"block": names})) is expected
+
+
+def test_a_long_kind_is_shortened_in_the_middle():
+    ax = analyses.plot_block_heatmap(parameter_blocks("long names"))
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert "an_expert_wi…ength.up_proj" in labels
+    assert max(map(len, labels)) <= 26

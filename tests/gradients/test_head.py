@@ -1,0 +1,169 @@
+"""The output embedding in slices: equal to autograd through whole logits, for every way in which logits are made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+from gradient_models import any_model, assert_same, lora_model, random_weightings, small_model
+from metrics import random_metric
+
+import gradstats.gradients as gradients
+from gradstats.gradients import head
+from gradstats.gradients.checks import plain_pass
+from gradstats.gradients.head import HeadLogprobs, HeadMap, head_map
+from gradstats.policy.policy import Policy
+
+PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+SCALED = {
+    "gemma2": ({"final_logit_softcapping": 3.0}, HeadMap(cap=3.0)),
+    "cohere": ({"logit_scale": 0.3}, HeadMap(scale=0.3)),
+    "granite": ({"logits_scaling": 6.0}, HeadMap(scale=1 / 6)),
+    "phi": ({}, HeadMap()),
+}
+MODELS = {
+    "untied": lambda: any_model("qwen2"),
+    "tied": lambda: any_model("gpt2", tied=True),
+    "scaled embedding": lambda: any_model("gemma", tied=True),
+    "mixture": lambda: any_model("qwen2_moe"),
+    "adapters": lora_model,
+    "adapter of the head": lambda: lora_model(target_modules=["q_proj", "lm_head"]),
+    **{name: lambda name=name: small_model(name, SCALED[name][0]) for name in SCALED},
+}
+
+
+def take_slices(monkeypatch, n_logits):
+    """No logits are held whole; a slice has so many."""
+    monkeypatch.setattr(head, "MOST_LOGITS", 0)
+    monkeypatch.setitem(head._SLICE, "cpu", n_logits)
+    monkeypatch.setattr(plain_pass, "_SLICE", n_logits)
+
+
+@pytest.fixture(params=[10**9, 150], ids=["one slice", "several slices"])
+def sliced(request, monkeypatch):
+    """Slices have all tokens of a sequence, or three."""
+    take_slices(monkeypatch, request.param)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_head_is_known_by_its_logits(name):
+    options, expected = SCALED[name]
+    assert head_map(small_model(name, options)) == expected
+
+
+@PEFT_WARNINGS
+def test_a_head_that_computes_something_else_is_not_known(monkeypatch):
+    assert head_map(lora_model(target_modules=["q_proj", "lm_head"])) is None
+    model = tiny_model("qwen2")
+    forward = model.forward
+
+    def masked(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output["logits"][..., 3] = -1e4
+        return output
+
+    monkeypatch.setattr(model, "forward", masked)
+    assert head_map(model) is None
+
+
+def test_a_configuration_that_changes_is_looked_at_again():
+    model = small_model("granite", {"logits_scaling": 6.0})
+    assert head_map(model) == HeadMap(scale=1 / 6)
+    model.config.logits_scaling = 2.0
+    model.logits_scaling = 2.0
+    assert head_map(model) == HeadMap(scale=0.5)
+
+
+@PEFT_WARNINGS
+@pytest.mark.parametrize(("engine", "n_logits"), [("ghost", 10**9), ("ghost", 150), ("loop", 150)])
+@pytest.mark.parametrize("name", MODELS)
+def test_measurements_in_slices_equal_those_of_whole_logits(monkeypatch, name, engine, n_logits):
+    rollouts = ragged_rollouts(4, masked=True)
+    options = {
+        "blocks": "parameter",
+        "sketch_dim": 64,
+        "token_weights": random_weightings(rollouts),
+        "token_exact": 2,
+        "progress": False,
+    }
+    policy = Policy(MODELS[name](), temperature=0.8)
+    reference = Policy(any_model("qwen2"), temperature=1.2)
+    options["reference_policy"] = replace(policy, temperature=1.2) if name != "untied" else reference
+    expected = gradients.measure(policy, rollouts, engine="loop", **options)
+    take_slices(monkeypatch, n_logits)
+    found = gradients.measure(policy, rollouts, engine=engine, **options)
+    rtol = 1e-6 if name in ("scaled embedding", "gemma2", "cohere") else 1e-9  # norms that compute in float32
+    for column, values in expected.sq_norms_by_block.items():
+        np.testing.assert_allclose(found.sq_norms_by_block[column], values, rtol=rtol, atol=1e-12, err_msg=column)
+    np.testing.assert_allclose(found.sketches, expected.sketches, rtol=rtol, atol=1e-6 if rtol > 1e-8 else 1e-10)
+    if rtol < 1e-8:
+        assert_same(found, expected)
+        for one, other in zip(found.heavy_sq_norms, expected.heavy_sq_norms, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9)
+    assert not any("forward" in vars(module) for module in policy.model.modules())
+
+
+@pytest.mark.parametrize("build", [lambda: any_model("qwen2"), lambda: small_model("gemma2", SCALED["gemma2"][0])])
+@pytest.mark.parametrize("n_logits", [10**9, 150])
+def test_projections_of_token_scores_are_those_of_whole_logits(monkeypatch, build, n_logits):
+    policy, rollouts = Policy(build(), temperature=0.8), ragged_rollouts(4)
+    options = {"token_probes": 3, "token_exact": 2, "sketch_dim": 64, "progress": False}
+    expected = gradients.measure(policy, rollouts, **options)
+    take_slices(monkeypatch, n_logits)
+    found = gradients.measure(policy, rollouts, **options)
+    for one, other in zip(found.token_projections, expected.token_projections, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.usefixtures("sliced")
+@pytest.mark.parametrize("sketch_dim", [None, 64])
+@pytest.mark.parametrize("tied", [False, True])
+def test_norms_in_a_metric_are_those_of_the_loop(tied, sketch_dim, monkeypatch):
+    model, rollouts = any_model("qwen2", tied=tied), ragged_rollouts(4)
+    options = {"metric": random_metric(model), "blocks": "parameter", "sketch_dim": sketch_dim, "progress": False}
+    found = gradients.measure(model, rollouts, engine="ghost", **options)
+    monkeypatch.setattr(head, "MOST_LOGITS", 2**26)
+    expected = gradients.measure(model, rollouts, engine="loop", **options)
+    for column, values in expected.sq_norms_by_block.items():
+        np.testing.assert_allclose(found.sq_norms_by_block[column], values, rtol=1e-9, err_msg=column)
+
+
+@pytest.mark.usefixtures("sliced")
+@pytest.mark.parametrize("params", ["lm_head", "^model"])
+def test_the_head_alone_and_everything_but_the_head(params):
+    model, rollouts = any_model("qwen2"), ragged_rollouts(3)
+    options = {
+        "params": params,
+        "blocks": "parameter",
+        "token_weights": random_weightings(rollouts, 1),
+        "reference_policy": model,
+        "progress": False,
+    }
+    assert_same(
+        gradients.measure(model, rollouts, engine="ghost", **options),
+        gradients.measure(model, rollouts, engine="loop", **options),
+    )
+
+
+@pytest.mark.usefixtures("sliced")
+@pytest.mark.parametrize("of_products", [HeadMap(), HeadMap(scale=0.4), HeadMap(cap=2.0)])
+def test_gradients_of_hidden_states_weight_and_bias_are_those_of_autograd(of_products):
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=rng, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 9, 5), (41, 5), (41,))
+    )
+    drawn = torch.randint(0, 41, (2, 9), generator=rng)
+    token_weights = torch.randn(2, 9, generator=rng, dtype=torch.float64) * (torch.arange(9) > 3)
+    logprobs, entropy, sum_pi_squared = HeadLogprobs.apply(hidden, weight, bias, drawn, 0.7, of_products, None)
+    found = torch.autograd.grad(logprobs, (hidden, weight, bias), token_weights)
+    log_pi = (of_products(hidden @ weight.T + bias) / 0.7).log_softmax(-1)
+    expected = log_pi.gather(2, drawn[..., None])[..., 0]
+    torch.testing.assert_close(logprobs, expected)
+    torch.testing.assert_close(entropy, torch.special.entr(log_pi.exp()).sum(-1))
+    torch.testing.assert_close(sum_pi_squared, log_pi.exp().square().sum(-1))
+    for one, other in zip(found, torch.autograd.grad(expected, (hidden, weight, bias), token_weights), strict=True):
+        torch.testing.assert_close(one, other)

@@ -1,0 +1,110 @@
+"""Layers that run again in the backward pass: the same numbers, and which layers and chunks they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from architectures import architecture_model
+from conftest import ragged_rollouts, tiny_model
+from gradient_models import any_model, assert_same, lora_model, random_weightings
+
+import gradstats.gradients as gradients
+from gradstats.gradients.recompute import RecomputeRule, recomputed_layers, why_not_twice
+from gradstats.policy.policy import Policy
+
+MODELS = {
+    "untied": (lambda: any_model("qwen2"), None),
+    "tied": (lambda: any_model("gpt2", tied=True), None),
+    "scaled norms": (lambda: any_model("gemma", tied=True), None),
+    "mixture": (lambda: any_model("qwen2_moe"), None),
+    "adapters": (lora_model, None),
+    "last norms": (lambda: any_model("qwen2"), r"layers\.1.*norm"),
+    "recurrent": (lambda: architecture_model("mamba2"), None),  # modules of no known kind
+    "shared layers": (lambda: architecture_model("zamba2"), None),
+    "hybrid": (lambda: architecture_model("qwen3_next"), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize(("engine", "sketch_dim"), [("ghost", None), ("ghost", 64), ("loop", 64)])
+@pytest.mark.parametrize("name", MODELS)
+def test_measurements_are_the_same(name, engine, sketch_dim):
+    build, params = MODELS[name]
+    model, rollouts = build(), ragged_rollouts(4, masked=True)
+    options = {"params": params, "blocks": "parameter", "engine": engine, "sketch_dim": sketch_dim, "progress": False}
+    options |= {"token_weights": random_weightings(rollouts), "reference_policy": model}
+    found = gradients.measure(model, rollouts, recompute="on", **options)
+    expected = gradients.measure(model, rollouts, recompute="off", **options)
+    if sketch_dim:
+        assert_same(found, expected)
+    for column, values in expected.sq_norms_by_block.items():
+        np.testing.assert_allclose(found.sq_norms_by_block[column], values, rtol=1e-9, atol=1e-15, err_msg=column)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_activations_of_one_layer_at_a_time_are_kept():
+    model = tiny_model("qwen2")
+    ids = torch.arange(20)[None]
+    kept = {}
+    for wanted in (False, True):
+        sizes: list[int] = []
+
+        def count(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with recomputed_layers(model, wanted), torch.autograd.graph.saved_tensors_hooks(count, lambda one: one):
+            model.model(ids, use_cache=False)
+        kept[wanted] = sum(sizes)
+    assert kept[True] < 0.2 * kept[False]
+
+
+class Counting(torch.nn.Module):
+    """A module that counts its calls."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(hidden)
+
+
+def test_a_layer_that_cannot_run_twice_is_refused_by_name(rollouts):
+    model = tiny_model("qwen2")
+    model.model.layers[1].mlp = Counting(model.model.layers[1].mlp)
+    assert why_not_twice(model).startswith("model.layers.1 (Qwen2DecoderLayer) changes its state")
+    with pytest.raises(
+        gradients.UnsupportedModuleError, match=r'is "on", but model\.layers\.1 .*: use recompute="off"'
+    ):
+        gradients.measure(model, rollouts, recompute="on", progress=False)
+    assert not RecomputeRule(Policy(model), memory_gib=1e-12)(1, 50)
+    gradients.measure(model, rollouts, memory_gib=1e-6, engine="ghost", progress=False)
+
+
+def test_dropout_that_is_on_is_refused():
+    model = tiny_model("gpt2").train()
+    model.transformer.h[0].mlp.dropout.p = 0.5
+    assert "model gives" not in why_not_twice(model)
+    assert "transformer.h.0 (GPT2Block) gives another output the second time (dropout" in why_not_twice(model)
+    assert why_not_twice(model.eval()) == ""
+
+
+def test_vmap_cannot_run_layers_again(rollouts):
+    with pytest.raises(gradients.UnsupportedModuleError, match='engine="vmap" cannot run layers again'):
+        gradients.measure(tiny_model("qwen2"), rollouts, engine="vmap", recompute="on", progress=False)
+
+
+def test_layers_run_again_where_their_activations_exceed_the_memory():
+    policy = Policy(tiny_model("qwen2", dtype=torch.float32))
+    rule = RecomputeRule(policy, memory_gib=2e-4)
+    sizes = [rule(1, time) for time in (4, 20, 60)], [rule(n, 20) for n in (1, 10)]
+    assert sizes == ([False, False, True], [False, True])
+    assert not RecomputeRule(policy)(1, 60)
+    assert RecomputeRule(policy, "on")(1, 4)
+    assert not RecomputeRule(policy, "off", 1e-12)(1, 60)
+    policy.model.train().model.layers[0].gradient_checkpointing = True
+    assert rule(1, 4)

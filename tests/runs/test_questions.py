@@ -1,0 +1,111 @@
+"""The questions of an experiment file: left out, asked with other settings, and a user's own, from CONTRIBUTING."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import run
+
+from gradstats.analyses import registry
+from gradstats.config.experiment import load_experiment_file
+from gradstats.config.trust import UntrustedCodeError
+from gradstats.report.saved_results import read_results
+from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.validate import check_names
+from gradstats.system.files import read_json
+
+OWN = "own_lengths:question"
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run."""
+    return shutil.copytree(finished.run.path, tmp_path / "run")
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The question of CONTRIBUTING as a module of the working directory, forgotten afterwards."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = text.partition("## Add a question")[2].partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "own_lengths.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    yield
+    forget()
+
+
+def forget():
+    """Make this process one that has not imported the question."""
+    sys.modules.pop("own_lengths", None)
+    registry._own.pop(OWN, None)
+
+
+def with_questions(experiment, **asked):
+    return experiment.model_copy(update={"analyses": asked})
+
+
+def test_questions_are_left_out_and_asked_otherwise(experiment, copied):
+    assert (copied / "tables" / "allocation.csv").exists()
+    curve = {"estimator": "asymmetric(loo=True)", "values": "delta=-0.5,0", "n_resamples": 4}
+    asked = with_questions(experiment, allocation=False, success_bins={"bins": 2}, curve=curve)
+    run_experiment(asked, copied, progress=False)
+    assert not (copied / "tables" / "allocation.csv").exists()
+    bins = pd.read_csv(copied / "tables" / "success_bins.csv")
+    assert len(bins[bins["estimator"] == "rloo"]) == 2
+    assert list(read_results(copied).added) == ["curve_asymmetric_loo_true_delta"]
+    run_experiment(with_questions(experiment, curve=False), copied, progress=False)
+    assert not read_results(copied).added
+    assert (copied / "tables" / "allocation.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"alocation": False}, "analyses: there is no question 'alocation': did you mean allocation"),
+        ({"success_bins": {"bin": 8}}, "analyses.success_bins: there is no setting 'bin': did you mean bins"),
+        ({"allocation": {"tokens": "many"}}, "analyses.allocation: tokens is 'many': it should be a valid integer"),
+        ({"curve": {"estimator": "rloo"}}, "analyses.curve: values must be given"),
+        ({"allocation": {"estimators": ["rlo"]}}, "analyses.allocation: no estimator is called 'rlo'"),
+    ],
+)
+def test_wrong_questions_are_refused_when_the_file_is_checked(experiment, asked, message):
+    with pytest.raises(ValueError, match=message):
+        check_names(with_questions(experiment, **asked))
+
+
+def test_a_question_of_ones_own_is_asked_of_a_run(drawn, own, tmp_path, monkeypatch, capsys):
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
+    code, out, err = run(monkeypatch, capsys, "ask", path, OWN, "--longest", 3, "--out", tmp_path / "found", "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["rows"]) == 3
+    assert (tmp_path / "found" / "figures" / "lengths.pdf").is_file()
+    code, out, err = run(monkeypatch, capsys, "ask", path, OWN)
+    assert code == 0, err
+    assert "mean length" in out
+    assert read_json(path / "tables" / "lengths.json")[registry.QUESTION] == OWN
+    assert (path / "figures" / "lengths.png").is_file()
+    for command, written in (("report", "report.html"), ("tables", "tables/lengths.tex")):
+        forget()
+        (path / written).unlink(missing_ok=True)
+        code, _, err = run(monkeypatch, capsys, command, path)
+        assert code == 0, err
+        assert f"lengths was asked as {OWN}" in " ".join(err.split())
+        assert not registry._own
+        code, _, err = run(monkeypatch, capsys, command, path, "--trust")
+        assert code == 0, err
+        assert "lengths" in (path / written).read_text(encoding="utf-8").lower()
+
+
+def test_a_question_of_ones_own_is_asked_in_a_run(drawing, drawn, own, tmp_path):
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
+    run_experiment(with_questions(drawing, **{OWN: {"longest": 2}}), path, progress=False)
+    assert len(read_results(path).added["lengths"]) == 2
+    assert (path / "figures" / "lengths.png").is_file()
+    assert "Mean lengths." in (path / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(UntrustedCodeError, match=f"analyses='{OWN}'"):
+        load_experiment_file(path / "experiment.yaml")
