@@ -30,8 +30,9 @@ from findings_runs import (
     widened,
 )
 
-from gradstats import alpha_difference, data
+from gradstats import data
 from gradstats.report.saved_results import read_results
+from gradstats.stats import alpha_difference
 
 TEMPERATURES = (
     ("embedded_temperature", "drawn and scored at"),
@@ -216,7 +217,7 @@ def temperatures_sentence() -> str:
         if difference is not None:
             verdict = "" if excludes(difference, 0.0) else f", {UNRESOLVED}"
             said.append(
-                f"{how} {one:g} less {other:g}: {shown(difference)}{verdict} (`gradstats sweep {name}`, the largest of "
+                f"{how} {one:g} less {other:g}: {shown(difference)}{verdict} (`gradstats run {name}`, the largest of "
                 f"{pairs} differences)"
             )
     return f"Between temperatures of the embedded policy, {'; '.join(said)}." if said else NO_RUN
@@ -248,6 +249,6 @@ def sampler_parts() -> tuple[str, ...]:
     return (
         f"The sampler as a confound, on {n['n_prompts']} × {n['n_completions'] // n['n_prompts']} completions of the "
         f"same "
-        f"problems (`gradstats sweep {SAMPLER}`; differences are paired): {verdict}.",
+        f"problems (`gradstats run {SAMPLER}`; differences are paired): {verdict}.",
         rows_of(("arm", *QUANTITIES_OF_ARMS.values()), rows),
     )

@@ -182,10 +182,10 @@ def drawn_folders() -> Iterator[tuple[Path, str, str]]:
         LookupError: for a folder of which nothing says what made it.
     """
     for folder in sorted({path.parent for path in (ROOT / "figures").glob("*/*.png")}):
-        for kind, place in (("run", "experiments"), ("sweep", "experiments/sweeps")):
+        for place in ("experiments", "experiments/sweeps"):
             file = ROOT / place / f"{folder.name}.yaml"
             if file.exists():
-                yield folder, f"gradstats {kind} {folder.name}", yaml.safe_load(file.read_text("utf-8"))["description"]
+                yield folder, f"gradstats run {folder.name}", yaml.safe_load(file.read_text("utf-8"))["description"]
                 break
         else:
             made_by = read_json(folder / "manifest.json").get("benchmark")

@@ -92,7 +92,7 @@ def take_sweep(sweep: Path, root: Path = HERE) -> Path:
     """
     result = read_sweep(sweep)
     if result.missing:
-        raise FileNotFoundError(f"{sweep} has no results of {', '.join(result.missing)} yet: repeat `gradstats sweep`")
+        raise FileNotFoundError(f"{sweep} has no results of {', '.join(result.missing)} yet: repeat `gradstats run`")
     target, frame = root / sweep.resolve().name, result.to_frame()
     target.mkdir(exist_ok=True)
     write_csv(target / TABLE, frame)
@@ -213,7 +213,7 @@ def zoo_rows(frame: pd.DataFrame) -> str:
         "",
         "## Not resolved",
         "",
-        "| estimator | run | matched ratio | why |",
+        "| estimator | run | relative noise | why |",
         "| --- | --- | --- | --- |",
     ]
     for row in frame.to_dict("records"):

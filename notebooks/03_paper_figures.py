@@ -66,7 +66,7 @@ print(*written, sep="\n")
 # %% [markdown]
 # ## Two runs on the same axes
 #
-# Equivalent to `gradstats figures runs/warm runs/cool --venue icml`. The runs differ in temperature, which the legend
+# Equivalent to `gradstats export runs/warm runs/cool --venue icml`. The runs differ in temperature, which the legend
 # shows and a warning states.
 
 # %%

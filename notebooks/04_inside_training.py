@@ -97,7 +97,7 @@ logged[[name for name in logged if name.startswith("gradstats/reinforce/ratio") 
 # %% [markdown]
 # ## Its record
 #
-# The full tables are the folder of a sweep over training steps, which `gradstats report` and `gradstats figures` read.
+# The full tables are the folder of a sweep over training steps, which `gradstats report` and `gradstats export` read.
 
 # %%
 record = gs.read_sweep("monitor")

@@ -97,7 +97,7 @@ def test_blocks_of_a_sweep_over_metrics_are_drawn_side_by_side(figures, tmp_path
 
 def test_an_unfinished_sweep_is_not_taken(figures, tmp_path):
     sweep = saved_sweep(tmp_path / "temperatures", missing=["temperature=0.6"])
-    with pytest.raises(FileNotFoundError, match=r"has no results of temperature=0\.6 yet: repeat `gradstats sweep`"):
+    with pytest.raises(FileNotFoundError, match=r"has no results of temperature=0\.6 yet: repeat `gradstats run`"):
         figures.take(sweep, tmp_path)
 
 
@@ -140,7 +140,7 @@ def test_the_zoo_is_drawn_once_both_of_its_runs_are_there(figures, tmp_path):
     assert set((tmp_path / "zoo" / "zoo.csv").read_text().splitlines()[0].split(",")) >= {"estimator", "run"}
     assert not [problem for problem in figures.complaints(tmp_path) if "/zoo" in problem]
     rows = (tmp_path / "zoo" / "rows.md").read_text()
-    assert rows.count("| `<b>mine</b>` |") == 2  # no matched ratio in either run
+    assert rows.count("| `<b>mine</b>` |") == 2  # no relative noise in either run
     assert "| `rloo` |" not in rows
     numbers = tmp_path / "embedded_zoo_stale" / "variance.csv"
     numbers.write_text(numbers.read_text().replace("1.3", "1.4", 1))

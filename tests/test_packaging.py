@@ -81,7 +81,7 @@ def test_the_wheel_runs_an_experiment_by_name(installed, tmp_path):
 @pytest.mark.slow  # pyright may be downloaded first
 def test_types_are_checked_in_code_that_uses_the_wheel(installed, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "import gradstats as gs\n\nfit: gs.LengthScalingFit = gs.fit_length_scaling(3)\nreveal_type(gs.compare)\n"
+        "import gradstats as gs\n\nfit: gs.stats.LengthScalingFit = gs.fit_length_scaling(3)\nreveal_type(gs.compare)\n"
     )
     checker = Path(sys.executable).with_name("pyright")
     command = [str(checker), "--pythonpath", str(installed), "mine.py"]

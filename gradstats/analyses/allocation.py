@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,7 +57,7 @@ from gradstats.stats.variance.inputs import (
     target_of,
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import in_metric
+from gradstats.stats.variance.quantities import NOT_NEGATIVE, in_metric
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
@@ -88,14 +89,18 @@ class Allocated(Row):
     n_prompts: float = column("prompts that the tokens pay for", short=True)
     extrapolated: bool = column("whether no groups of this size were measured")
     noise_to_signal: NoiseToSignal | None = estimate(
-        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "noise to signal", short=True
+        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "critical batch", limits=NOT_NEGATIVE
     )
     relative_noise: Estimate = estimate(
-        "the variance over that of rloo at the largest measured size", "relative noise", short=True
+        "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
     )
-    tokens_saved: Saved = estimate("share of tokens saved at equal noise", "tokens saved", short=True)
-    within_prompt: Estimate = estimate("variance between groups of one prompt", "within prompts")
-    between_prompt: Estimate = estimate("variance between the expected gradients of prompts", "between prompts")
+    tokens_saved: Saved = estimate(
+        "share of tokens saved at equal noise", "tokens saved", short=True, limits=(-math.inf, 1.0)
+    )
+    within_prompt: Estimate = estimate("variance between groups of one prompt", "within prompts", limits=NOT_NEGATIVE)
+    between_prompt: Estimate = estimate(
+        "variance between the expected gradients of prompts", "between prompts", limits=NOT_NEGATIVE
+    )
 
 
 @dataclass(frozen=True, repr=False)

@@ -58,7 +58,7 @@ class AlphaReport(Result):
         uncut_fit: the fit without completions that were cut off at the cap; None where none was, or too few remain.
         curvature: whether one power law fits; None with too few lengths or prompts.
         within_between: whether α within prompts equals α between them; None without prompts that vary in length.
-        influence: frame of :func:`gradstats.alpha_without_each_prompt`; None where it
+        influence: frame of :func:`gradstats.stats.alpha_without_each_prompt`; None where it
             would take too many refits.
         by_block: frame of :func:`gradstats.stats.length_scaling_by_block`; None for bare points, or a single block.
         energy_fit: α of the summed token energies; None where they were not measured.
@@ -257,7 +257,7 @@ def alpha_report(
 def _named_influence(
     fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
 ) -> pd.DataFrame | None:
-    """Return :func:`gradstats.alpha_without_each_prompt`, with the names of the prompts."""
+    """Return :func:`gradstats.stats.alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
     groups = groups if measured is None else measured.rollouts.prompt_id
     if frame is None or groups is None:

@@ -129,9 +129,10 @@ def critic_quality(
 
     Args:
         measured_or_batch: a measurement or a :class:`gradstats.estimators.Batch` with both kinds of values.
-        values: the Monte-Carlo values, NaN inside steps, as :func:`gradstats.monte_carlo_values` returns them; those
+        values: the Monte-Carlo values, NaN inside steps, as
+            :func:`gradstats.values.monte_carlo_values` returns them; those
             of the measurement by default.
-        fitted_values: the values of the head at every token, as in :class:`gradstats.FittedValues`; those of the
+        fitted_values: the values of the head at every token, as in :class:`gradstats.values.FittedValues`; those of the
             measurement by default.
         last_step: the last step with a row of its own together with all later ones; steps are numbered from 0.
         low: the Monte-Carlo value at or below which a step counts as wrong.
@@ -151,7 +152,7 @@ def critic_quality(
         ...     rng.random(1000) < true, np.ones(1000, dtype=int), np.arange(1000),
         ...     values=rng.binomial(4, true)[:, None] / 4, fitted_values=true[:, None] - 0.1,
         ... )
-        >>> row = gs.critic_quality(batch).rows[0]
+        >>> row = gs.analyses.critic_quality(batch).rows[0]
         >>> round(row.bias.value, 1), round(row.explained_variance.with_interval(0.95)[0], 1)
         (-0.1, 0.9)
     """
@@ -163,8 +164,8 @@ def critic_quality(
     else:
         batch = Batch.from_measurement(measured_or_batch, **_both(measured_or_batch, given))  # pyright: ignore[reportArgumentType]
     for name, remedy in (
-        ("values", "gradstats.monte_carlo_values, or values.monte_carlo in a run"),
-        ("fitted_values", "gradstats.fit_values, or values.fitted in a run"),
+        ("values", "gradstats.values.monte_carlo_values, or values.monte_carlo in a run"),
+        ("fitted_values", "gradstats.values.fit_values, or values.fitted in a run"),
     ):
         if getattr(batch, name) is None:
             raise ValueError(f"critic_quality needs {name}: make them with {remedy}")
@@ -257,7 +258,7 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
     """Draw the bias and the explained variance of a value head by step, and its bias after a wrong step.
 
     Args:
-        table: a :class:`gradstats.CriticQuality`, or its frame.
+        table: a :class:`gradstats.analyses.CriticQuality`, or its frame.
 
     Returns:
         The axes, bias first.

@@ -302,7 +302,7 @@ def plot_variance_curve(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     which it may lie. Vertical lines mark the exponents that fits give.
 
     Args:
-        table: a :class:`gradstats.VarianceCurve` or its frame.
+        table: a :class:`gradstats.analyses.VarianceCurve` or its frame.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
         value: the quantity, one of :func:`gradstats.compare`'s.
 
@@ -543,6 +543,7 @@ ANALYSIS = Analysis(
     extends="variance",
     result=VarianceCurve,
     headings={name: QUANTITIES[name].heading for name in (RAW, *CURVE_PANELS)},
+    short=(JUDGED.name, "matched_bias_share"),
     row_heading=lambda frame: str(frame.attrs.get("parameter")),
     row_name=_row_name,
     caption=_caption,

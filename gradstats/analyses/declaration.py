@@ -18,8 +18,9 @@ from gradstats import estimators
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.jackknife import UNKNOWN, require_level
+from gradstats.stats.numbers import NO_LIMITS, Limits
 from gradstats.stats.printed import Printed
-from gradstats.stats.variance.quantities import filled_in, with_ends
+from gradstats.stats.variance.quantities import filled_in, limits_of, with_ends
 from gradstats.system.late import pd
 from gradstats.system.outputs import write_table
 
@@ -43,7 +44,10 @@ class Column:
     meaning: str
     heading: str = ""  # in tables; "" for a column of files only
     estimated: bool = False  # whether its ends _low and _high stand beside it
-    short: bool = False  # whether the result's repr shows it
+    short: bool = False  # whether the result's repr and the first screen of the command show it
+    limits: Limits = (
+        NO_LIMITS  # the least and the greatest value that are possible; an unbiased estimate may lie beyond
+    )
     file: str = ""  # that computes it, from the folder of the package; that of the analysis by default
 
 
@@ -53,18 +57,27 @@ def column(meaning: str, heading: str = "", *, short: bool = False, file: str = 
     Args:
         meaning: what it is, in the index of columns.
         heading: of the column in tables; without it files alone have the column.
-        short: whether the result's repr shows it.
+        short: whether the result's repr and the first screen of the command show it.
         file: that computes it, where it is not that of the analysis.
     """
     return field(metadata={_KEY: {"meaning": meaning, "heading": heading, "short": short, "file": file}})
 
 
-def estimate(meaning: str, heading: str = "", *, short: bool = False, file: str = "") -> Any:
+def estimate(
+    meaning: str, heading: str = "", *, short: bool = False, limits: Limits = NO_LIMITS, file: str = ""
+) -> Any:
     """Declare a field of a row that has an interval, and so the columns ``NAME``, ``NAME_low`` and ``NAME_high``.
 
     Its value has a method ``with_interval(confidence_level)``, or is None where nothing is known.
+
+    Args:
+        meaning: what it is, in the index of columns.
+        heading: of the column in tables; without it files alone have the column.
+        short: whether the result's repr and the first screen of the command show it.
+        limits: the least and the greatest value that are possible: an estimate beyond them is shown as a bound.
+        file: that computes it, where it is not that of the analysis.
     """
-    about = {"meaning": meaning, "heading": heading, "estimated": True, "short": short, "file": file}
+    about = {"meaning": meaning, "heading": heading, "estimated": True, "short": short, "limits": limits, "file": file}
     return field(metadata={_KEY: about})
 
 
@@ -110,6 +123,7 @@ class Result(Printed):
         """Print the columns that the rows declare as short."""
         if cls.row is not None and not cls.printed_columns:
             cls.printed_columns = tuple(one.name for one in cls.row.columns() if one.short)
+            cls.printed_limits = {one.name: one.limits for one in cls.row.columns()}
 
     def about(self) -> dict[str, object]:
         """Return what the frame's ``.attrs`` state besides the level of its intervals."""
@@ -209,6 +223,11 @@ class Tabulated:
         """Return the columns of a table: name → heading."""
         return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
 
+    def limits_of(self, name: str) -> Limits:
+        """Return the least and the greatest value that a column can have."""
+        declared = next((one.limits for one in self.columns if one.name == name), NO_LIMITS)
+        return limits_of(name) if declared == NO_LIMITS else declared
+
     def names_of_ends(self, name: str) -> list[str]:
         """Return the columns of an estimate and of the ends of its interval in tables."""
         ends = ("low", "high")
@@ -257,6 +276,8 @@ class Analysis(Tabulated):
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
     headings: Mapping[str, str] | None = None
+    #: The columns of a first screen, where the rows do not declare any as short.
+    short: Sequence[str] = ()
     ends: str | None = ""
     as_comparison: bool = False
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
@@ -380,6 +401,13 @@ class Analysis(Tabulated):
             return self.weightings(arguments)
         labels = [*arguments.get("estimators", ()), *filter(None, [arguments.get("reference")])]
         return [estimators.get(label) for label in labels]
+
+    def first_shown(self, frame: pd.DataFrame) -> list[str]:
+        """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
+        headings = self.headings_of(frame)
+        short = self.short or {one.name for one in self.columns if one.short}
+        short = short or (() if self.result is None else self.result.printed_columns)
+        return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
 
 def _reason_against(value: object, hint: Any) -> str:

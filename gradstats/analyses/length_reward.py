@@ -189,7 +189,7 @@ def plot_length_reward(
     Args:
         table: one row per completion, columns ``prompt_id``, ``length`` and ``reward``.
         ax: where to draw; None makes a figure.
-        correlation: a :class:`gradstats.LengthRewardCorrelation` to write above the axes.
+        correlation: a :class:`gradstats.analyses.LengthRewardCorrelation` to write above the axes.
 
     Returns:
         The axes.

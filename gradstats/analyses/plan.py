@@ -45,7 +45,7 @@ def plan(
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
         ratio: the ratio to distinguish from 1; the pilot's by default.
-        quantity: ratio, of raw variances, or matched_ratio, of variances at matched signal.
+        quantity: ratio, of raw variances, or ``matched_ratio``, of variances at matched signal.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.

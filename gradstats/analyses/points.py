@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from gradstats import data
 from gradstats.measurement.measurement import read_measurement
 from gradstats.system.files import read_csv, read_json_lines
+from gradstats.system.late import pd
 
 #: The path that stands for standard input.
 STDIN = Path("-")

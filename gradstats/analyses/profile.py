@@ -155,7 +155,7 @@ def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
         ...     rollouts, pd.DataFrame({"all": sq_norms}), scores, nothing, nothing, nothing, nothing
         ... )
         >>> with warnings.catch_warnings(action="ignore"):  # three prompts are too few for intervals
-        ...     profile = gs.profile_policy(measured)
+        ...     profile = gs.analyses.profile_policy(measured)
         >>> profile.median_length, round(profile.effective_share, 3)  # 24² / (6 · 138)
         (4.0, 0.696)
     """

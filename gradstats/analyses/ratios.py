@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from gradstats.estimators.recipes.components import Component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
+from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.system.late import pd
 
@@ -139,12 +141,32 @@ class RatioDiagnostics(Result):
         by_length: the same within bins of completions of similar length, shortest first, kind by kind.
         clipped: what each recipe's clip reaches.
         notes: what a reader of the tables has to know, one sentence each.
+        largest: the largest absolute difference of a token's log-probability; NaN where it was not computed.
     """
 
     spreads: tuple[RatioSpread, ...]
     by_length: tuple[RatioSpread, ...]
     clipped: tuple[ClippedShare, ...]
     notes: tuple[str, ...] = ()
+    largest: float = math.nan
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State whether there is anything to correct, and what the completions are worth."""
+        difference = f"largest difference of a token's log-probability {float(f'{self.largest:.1g}'):g}"
+        difference = difference.replace("e-0", "e-")
+        if self.is_settled:
+            return f"Sampler and scorer agree ({difference}): nothing to correct."
+        size = self.product.effective_sample_size.value
+        worth = number_with_interval(size, *self.confidence_interval(confidence_level))
+        return (
+            f"Sampler and scorer differ ({difference}): weighted by their ratios, {self.product.n:,} completions are "
+            f"worth {worth}."
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the sentence says all: sampler and scorer agree, and the table has rows of 1 and 0."""
+        return self.product.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED
 
     @property
     def product(self) -> RatioSpread:
@@ -247,7 +269,9 @@ def ratio_diagnostics(
             f"e^{logs[worst]:.0f}), so that mean, variance and χ² are not finite: score a policy closer to the "
             "one that sampled",
         )
-    return RatioDiagnostics(tuple(spreads), tuple(_spreads(batch, _length_bins(batch, n_bins))), clipped, tuple(notes))
+    by_length = tuple(_spreads(batch, _length_bins(batch, n_bins)))
+    largest = float(np.abs(log_ratios(batch)[batch.mask]).max(initial=0.0))
+    return RatioDiagnostics(tuple(spreads), by_length, clipped, tuple(notes), largest)
 
 
 def _spreads(batch: Batch, bins: np.ndarray) -> list[RatioSpread]:

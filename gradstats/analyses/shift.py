@@ -61,7 +61,7 @@ def implied_shift(measured_or_batch: Batch | MeasuredRollouts, estimator: str | 
     Args:
         measured_or_batch: a measurement or a :class:`gradstats.estimators.Batch`.
         estimator: a baseline, a recipe, or a function of your own, whose advantages are taken as R − baseline; as a
-            label, such as "length_weighted(alpha=0.8)", "recipe:opo" or "module:function".
+            label, such as ``length_weighted(alpha=0.8)``, ``recipe:opo`` or ``module:function``.
 
     Returns:
         The shift; exactly 0, and ``by_construction``, where the average of the baseline is the mean reward.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of
 from gradstats.config.options import Target
@@ -16,6 +15,7 @@ from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison import compare_available
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
 from gradstats.stats.variance.result import VarianceComparison
+from gradstats.system.late import pd
 
 _ESTIMATES, _RESULT = "stats/variance/estimates.py", "stats/variance/result.py"
 #: The columns of a comparison, which other analyses extend.
@@ -27,10 +27,10 @@ COLUMNS = (
     Column("target", "the gradient that bias and cosine are judged against", file="stats/variance/inputs.py"),
     *(Column(one.name, filled_in(one.heading, {}), one.heading, estimated=True, file=_ESTIMATES) for one in COMPARED),
     Column("ratio_simultaneous", "interval of the ratio that holds for all rows at once", file=_ESTIMATES),
-    Column(f"{JUDGED.name}_simultaneous", "the same for the matched ratio", file=_ESTIMATES),
+    Column(f"{JUDGED.name}_simultaneous", "the same for the relative noise", file=_ESTIMATES),
     Column("n_effective_prompts", "number of equally noisy prompts that the variance rests on", file=_ESTIMATES),
     Column("most_influential_prompt", "the prompt without which tr Cov changes most", file=_ESTIMATES),
-    Column("in_best_set", "whether it may have the lowest matched ratio", file=_RESULT),
+    Column("in_best_set", "whether it may have the lowest relative noise", file=_RESULT),
 )
 
 
@@ -107,6 +107,7 @@ ANALYSIS = Analysis(
     ),
     columns=COLUMNS,
     headings={name: QUANTITIES[name].heading for name in shown_in("paper")},
+    short=("matched_ratio", "matched_bias_share"),
     row_heading="estimator",
     caption=_caption,
     figures=(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 import types
 import typing
 import warnings
@@ -19,8 +20,10 @@ from docstring_parser import parse
 from gradstats.cli import terminal
 from gradstats.cli.options import (
     REGISTRY,
+    All,
     AsJson,
     Level,
+    Notes,
     Overwrite,
     Partial,
     Positional,
@@ -78,11 +81,12 @@ def _is_label(word: str) -> bool:
 
 
 def _list_questions(questions: Mapping[str, str]) -> None:
-    print("gradstats ask RUN QUESTION …    asks a run directory or a measurement folder:\n")
-    width = max(map(len, questions.values()))
+    width = max(map(len, questions))
+    lines = ["gradstats ask RUN QUESTION …   of a run directory or a measurement folder:", ""]
     for name, question in questions.items():
-        print(f"  {question.ljust(width)} → {name}")
-    print("\ngradstats ask QUESTION --help shows the options of a question; module:question asks one of your own.")
+        lines += textwrap.wrap(question, 80, initial_indent=f"  {name:<{width}}  ", subsequent_indent=" " * (width + 4))
+    lines += ["", "gradstats ask QUESTION --help shows its options; module:question asks one of yours."]
+    terminal.show(lines)
 
 
 def _command(analysis: Analysis, name: str) -> Callable[..., None]:
@@ -95,6 +99,8 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
         ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], empty),
         *((option, hint, default) for option, (hint, default, _) in asked.items()),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
+        ("everything", All, False),
+        ("notes", Notes, False),
         ("out", out, None),
         ("partial", Partial, False),
         ("trust", Trust, False),
@@ -197,12 +203,12 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
             warnings.simplefilter("ignore")
             found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
         frame = analysis.frame_of(found, level)
-        _show(analysis, frame, found, level, as_json)
+        _show(analysis, frame, found, level, given)
         if analysis.kept:
             if registry.analysis_of_file(name, {}) is not analysis:
                 frame.attrs[registry.QUESTION] = label
             needs = analysis.needs_values or any("values" in one.needs for one in weightings)
-            save_result(frame, folder, name, overwrite, needs)
+            save_result(frame, folder, name, overwrite, needs, quiet=as_json)
     if not analysis.kept:
         save_table(out, frame, overwrite, quiet=as_json)
 
@@ -221,8 +227,9 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) 
     return filled
 
 
-def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_json: bool) -> None:
-    """Print the table, the sentence that answers and the notes, or all of it as JSON."""
+def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, given: Mapping[str, Any]) -> None:
+    """Print the sentence that answers and a short table, with the rest on request, or all of it as JSON."""
+    from gradstats.cli.answers import answer_screen
     from gradstats.report.analysis_tables import analysis_table
 
     notes = list(getattr(found, "notes", ()))
@@ -233,22 +240,28 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, as_
     else:
         levels = () if analysis.asked_at_level else (level,)
         answer = [found.sentence(*levels)] if hasattr(found, "sentence") else []
-    if as_json and analysis.kept and answer:
-        print(to_json({str(name): value for name, value in frame.attrs.items()} | rows))
-    elif as_json:
-        print(to_json({**rows, "notes": [*answer, *notes]}))
+    if given["as_json"]:
+        if analysis.kept and answer:
+            about = {str(name): value for name, value in frame.attrs.items()}
+            print(to_json(about | rows))
+        else:
+            print(to_json({**rows, "notes": [*answer, *notes]}))
+        return
+    # What qualifies the first sentence is read with the notes.
+    first, notes = (answer[0] if answer else analysis.question), [*answer[1:], *notes]
+    closing = terminal.more(len(notes), given["notes"], given["everything"])
+    if analysis.declared_headings:
+        table = analysis_table(analysis, frame)
+        needs_table = not (given["everything"] or getattr(found, "is_settled", False))
+        shown = analysis.first_shown(frame) if needs_table else []
+        terminal.show(answer_screen(first, *table.cells("plain"), shown, closing))
+        if given["everything"]:
+            terminal.show_table(table)
+            for one in analysis.further:
+                if len(further[one.name]):
+                    terminal.show_table(analysis_table(one, further[one.name]))
     else:
-        if has_table := bool(analysis.declared_headings):
-            terminal.show_table(analysis_table(analysis, frame))
-        for one in analysis.further:
-            if len(further[one.name]):
-                terminal.show_table(analysis_table(one, further[one.name]))
-        for text in answer:
-            if analysis.kept or not has_table:
-                terminal.console.print(text, markup=False)
-            else:
-                terminal.note(text)
-    if analysis.kept or not as_json:
-        for text in notes:
-            terminal.note(text)
+        terminal.show(answer_screen(first, [""], [], [], terminal.more(len(notes), given["notes"], everything=True)))
+    if given["notes"]:
+        terminal.show_notes(notes)
     sys.stdout.flush()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 
 import tyro
 
 from gradstats.cli import terminal
 from gradstats.cli.asking import ask, ask_words
-from gradstats.cli.installation import check, env, list_things
+from gradstats.cli.installation import check, list_things
 from gradstats.cli.options import REGISTRY
-from gradstats.cli.reporting import figures, report, tables
-from gradstats.cli.running import init, measure, regrade, run, sample, sweep
+from gradstats.cli.reporting import export, report
+from gradstats.cli.running import init, measure, regrade, run, sample
 from gradstats.cli.statistics import (
     alpha,
     plan,
@@ -39,28 +40,73 @@ def unexpected(error: Exception) -> str:
 
 _STDOUT = 1  # file descriptor
 _VERSION = "--version"
-_SUMMARY = f"Measure the variance of policy gradients of reasoning language models. {_VERSION} prints the version."
+_SUMMARY = "gradstats: the variance of policy gradients of reasoning language models"
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "init": init,
-    "run": run,
-    "sweep": sweep,
-    "sample": sample,
-    "regrade": regrade,
-    "measure": measure,
-    "alpha": alpha,
-    "variance": variance,
-    "ask": ask,
-    "tokens": tokens,
-    "plan": plan,
-    "profile": profile,
-    "figures": figures,
-    "tables": tables,
-    "report": report,
-    "check": check,
-    "list": list_things,
-    "env": env,
+#: What each group of commands is for → its commands: name → function and the question that it answers.
+GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
+    "make": {
+        "init": (init, "what should be measured? writes an experiment file"),
+        "run": (run, "sample, measure, compare and draw; also every cell of a sweep"),
+        "sample": (sample, "only the completions"),
+        "measure": (measure, "only the gradients of completions, also of a trainer's"),
+        "regrade": (regrade, "what changes with another reward?"),
+    },
+    "ask": {
+        "alpha": (alpha, "how do gradients grow with length?"),
+        "variance": (variance, "which estimator takes the fewest samples?"),
+        "ask": (ask, "every other question: gradstats ask lists them"),
+        "plan": (plan, "how many prompts are needed?"),
+    },
+    "show": {
+        "report": (report, "one page on a run, or on several"),
+        "export": (export, "figures and LaTeX tables for a paper, several runs together"),
+    },
+    "look": {
+        "list": (list_things, "experiments, estimators, data sets, words, columns"),
+        "check": (check, "is this installation sound? are the gradients right?"),
+    },
 }
+COMMANDS: dict[str, Callable[..., None]] = {
+    name: command for group in GROUPS.values() for name, (command, _) in group.items()
+}
+#: Questions that still have a command of their own.
+_OWN = {
+    "tokens": tokens,
+    "profile": profile,
+}
+COMMANDS |= _OWN
+
+
+def overview() -> list[str]:
+    """Return the lines of the help screen: the commands in groups, each with the question that it answers."""
+    width = max(len(name) for group in GROUPS.values() for name in group)
+    lines = [_SUMMARY, "", "usage: gradstats COMMAND …    gradstats COMMAND --help shows its options", ""]
+    for group, commands in GROUPS.items():
+        heads = [group, *[""] * (len(commands) - 1)]
+        lines += [
+            f"  {head:<6}{name:<{width}}  {question}"
+            for head, (name, (_, question)) in zip(heads, commands.items(), strict=True)
+        ]
+        lines.append("")
+    return [*lines, "start with: gradstats run embedded, then gradstats report runs/embedded"]
+
+
+def dispatch(words: Sequence[str]) -> None:
+    """Run the command that words name.
+
+    Raises:
+        KeyError: for an unknown command, with the nearest one.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        terminal.show(overview())
+    elif words[0] == "ask":  # whose options are those of the question
+        ask_words(list(words[1:]))
+    elif words[0] in COMMANDS:
+        tyro.cli(COMMANDS[words[0]], prog=f"gradstats {words[0]}", args=words[1:], registry=REGISTRY)
+    else:
+        nearest = get_close_matches(words[0], COMMANDS, 1, 0.5)
+        proposed = f"did you mean {nearest[0]}? " if nearest else ""
+        raise KeyError(f"there is no command {words[0]!r}: {proposed}`gradstats --help` lists them all")
 
 
 def main() -> None:
@@ -76,12 +122,7 @@ def main() -> None:
         return
     try:
         with terminal.warnings_as_notes():
-            if sys.argv[1:2] == ["ask"]:  # whose options are those of the question
-                ask_words(sys.argv[2:])
-            else:
-                tyro.extras.subcommand_cli_from_dict(
-                    COMMANDS, prog="gradstats", description=_SUMMARY, registry=REGISTRY
-                )
+            dispatch(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         terminal.fail("interrupted; finished work is kept, and the same command resumes from there")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rich.cells import cell_len
 from rich.table import Column, Table
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
+    All,
     AsJson,
     Partial,
     PolicyDevice,
@@ -25,7 +29,7 @@ from gradstats.system.files import to_json
 
 
 def check(
-    policy: Positional[PolicyName],
+    policy: Positional[PolicyName | None] = None,
     rollouts: Path | None = None,
     dtypes: tuple[WeightType, ...] = CHECKED_TYPES,
     params: Annotated[str | None, described_by(MeasurementSection, "params")] = None,
@@ -34,12 +38,17 @@ def check(
     partial: Partial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the gradient engines on this model and device; the exit code is 1 when one fails.
+    """Check the gradient engines on a model and device; alone, print versions and hardware, for a bug report.
+
+    The exit code is 1 when an engine fails.
 
     Args:
         rollouts: sequences to check with; three of random tokens by default.
         dtypes: dtypes in which to check the model; deviations between dtypes are relative to the first, the widest.
     """
+    if policy is None:
+        show_environment(as_json)
+        return
     import gradstats
     from gradstats.gradients import check_engines
     from gradstats.rollouts.table import read_rollouts
@@ -60,6 +69,7 @@ def list_things(
     what: Positional[
         Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "terms", "quantities", "schema"]
     ] = "experiments",
+    everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, sweeps, estimators, recipes, data sets, rewards, terms or quantities; or print the schema.
@@ -74,26 +84,40 @@ def list_things(
 
         print(to_json(experiment_schema()))
     elif what == "quantities":
-        _show_quantities(as_json)
+        _show_quantities(everything, as_json)
     elif as_json:
         import pandas as pd
 
         terminal.print_json(pd.DataFrame(_columns(what)))
     else:
-        show_list(what)
+        show_list(what, everything)
 
 
-def env() -> None:
-    """Print versions and hardware, and which trainers are known, for a bug report."""
+def show_environment(as_json: bool) -> None:
+    """Print versions and hardware, and which trainers are known."""
     from gradstats.integrations.installed import integrations
     from gradstats.system.environment import environment
 
-    print(to_json(environment() | {"integrations": integrations()}))
+    found = environment() | {"integrations": integrations()}
+    if as_json:
+        print(to_json(found))
+        return
+    for name, value in found.items():
+        parts = [f"{key} {one}" for key, one in value.items()] if isinstance(value, dict) else [str(value)]
+        terminal.show(textwrap.wrap(f"{name}: {', '.join(parts)}", 80, subsequent_indent="  ", break_on_hyphens=False))
 
 
-def show_list(what: str) -> None:
-    """Print the names and descriptions of one kind of thing."""
+def show_list(what: str, everything: bool = False) -> None:
+    """Print the names of one kind of thing, each on a line with what it is; on request with all that is known of it."""
     columns = _columns(what)
+    if what == "terms":
+        for term, meaning in zip(*columns.values(), strict=True):
+            terminal.show([term, *textwrap.wrap(meaning, 76, initial_indent="  ", subsequent_indent="  "), ""])
+        return
+    if not everything:
+        names, *others = columns.values()
+        terminal.show(_lines(names, others[_SHORT.get(what, 0)]))
+        return
     first, *others = columns
     table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), show_lines=True)
     for cells in zip(*columns.values(), strict=True):
@@ -101,8 +125,17 @@ def show_list(what: str) -> None:
     terminal.console.print(table)
 
 
-def _show_quantities(as_json: bool) -> None:
-    """Print every printed or saved column, one line each: name, table, the file that defines it, meaning."""
+def _lines(names: Sequence[str], meanings: Sequence[str]) -> list[str]:
+    """Return a line of 80 columns for each name, with the beginning of what it means."""
+    from gradstats.report.verdict import shortened
+
+    width = max(map(cell_len, names))
+    texts = [" ".join(meaning.split()) for meaning in meanings]
+    return [f"{name:<{width}}  {shortened(text, 78 - width)}" for name, text in zip(names, texts, strict=True)]
+
+
+def _show_quantities(everything: bool, as_json: bool) -> None:
+    """Print every printed or saved column with its table, one line each; on request with the file that defines it."""
     from gradstats.report.columns import INDEX
 
     listed = [
@@ -113,9 +146,16 @@ def _show_quantities(as_json: bool) -> None:
 
         terminal.print_json(pd.DataFrame(listed, columns=["name", "table", "file", "meaning"]))
         return
+    if not everything:
+        terminal.show(_lines([f"{table}: {name}" for name, table, _, _ in listed], [row[-1] for row in listed]))
+        return
     widths = [max(len(row[place]) for row in listed) for place in range(3)]
     for *names, meaning in listed:
         print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)), meaning, sep="  ")
+
+
+# Of kinds of things with several columns, the one behind the name that says most.
+_SHORT = {"estimators": -1, "recipes": -1}
 
 
 def _columns(what: str) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -75,13 +76,11 @@ PromptSource = Annotated[str, described_by(PromptsSection, "source")]
 PromptCount = Annotated[int | None, described_by(PromptsSection, "n")]
 PromptSettings = Annotated[SettingWords, described_by(PromptsSection, "settings")]
 Level = Annotated[float, described_by(VarianceSection, "confidence_level")]
-Executor = Annotated[ExecutorName | None, described_by(ExecutionSection, "executor")]
-Workers = Annotated[int | None, described_by(ExecutionSection, "workers")]
-GpusPerWorker = Annotated[int | None, described_by(ExecutionSection, "gpus_per_worker")]
-RanksPerWorker = Annotated[int | None, described_by(ExecutionSection, "ranks_per_worker")]
-Threads = Annotated[int | None, described_by(ExecutionSection, "threads")]
-Address = Annotated[str | None, described_by(ExecutionSection, "address")]
 AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
+All = Annotated[
+    bool, tyro.conf.arg(name="all", help="print every row and column, folded to the width of the terminal.")
+]
+Notes = Annotated[bool, tyro.conf.arg(help="print the notes: what qualifies the numbers.")]
 Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
 Partial = Annotated[
     bool, tyro.conf.arg(help="use the existing shards although others that the run planned are missing.")
@@ -90,6 +89,36 @@ Trust = Annotated[
     bool, tyro.conf.arg(help="search for modules in the folder that the run records as its experiment file's.")
 ]
 Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result obtained with other settings at --out.")]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where the work of a run is done; None for what its experiment says."""
+
+    executor: Annotated[ExecutorName | None, described_by(ExecutionSection, "executor")] = None
+    workers: Annotated[int | None, described_by(ExecutionSection, "workers")] = None
+    gpus_per_worker: Annotated[int | None, described_by(ExecutionSection, "gpus_per_worker")] = None
+    ranks_per_worker: Annotated[int | None, described_by(ExecutionSection, "ranks_per_worker")] = None
+    threads: Annotated[int | None, described_by(ExecutionSection, "threads")] = None
+    address: Annotated[str | None, described_by(ExecutionSection, "address")] = None
+    part: Annotated[
+        str | None,
+        tyro.conf.arg(
+            help="k/n, for the k-th of n processes that make the run together in a shared directory (--out); run the "
+            "experiment once more without it to analyse."
+        ),
+    ] = None
+    trust: Annotated[
+        bool,
+        tyro.conf.arg(
+            help="run code that a run directory's own experiment.yaml names, also from the folder that the run records "
+            "as its experiment file's, and model code or pickles that a file allows."
+        ),
+    ] = False
+
+
+#: Options that most people never need, in a group of their own at the end of the help.
+Advanced = tyro.conf.OmitArgPrefixes[Execution]
 
 
 def with_execution(overrides: SettingWords, **options: object) -> SettingWords:

@@ -1,18 +1,20 @@
-"""The commands that draw figures and write reports from a run's saved numbers."""
+"""The commands that draw figures, write tables and report from a run's saved numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from gradstats.cli import terminal
-from gradstats.cli.options import OptionsOf, Positional, SettingWords, Trust, described_by, one_or_more
+from gradstats.cli.options import Positional, SettingWords, Trust, described_by, one_or_more
 from gradstats.cli.statistics import code_of_run
 from gradstats.config.options import read_display_names
 from gradstats.config.sections import FiguresSection
 
 if TYPE_CHECKING:
+    from gradstats.report.latex import Layout
     from gradstats.report.saved_results import SavedResults
 
 
@@ -31,42 +33,89 @@ def find_own_questions(runs: Sequence[Path], trust: bool) -> None:
                 terminal.note(f"{name} was asked as {label}: read that code, then add --trust to show the answer")
 
 
-def figures(
+def export(
     runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
-    figure_style: OptionsOf[FiguresSection],
+    only: Literal["figures", "tables"] | None = None,
+    venue: Annotated[str | None, described_by(FiguresSection, "venue", "that of the experiment")] = None,
+    column: Annotated[str | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
+    theme: Annotated[str | None, described_by(FiguresSection, "theme", "that of the experiment")] = None,
+    formats: Annotated[tuple[str, ...], described_by(FiguresSection, "formats", "those of the experiment")] = (),
+    labels: Annotated[SettingWords, described_by(FiguresSection, "labels", "those of the experiment")] = (),
+    estimators: Annotated[tuple[str, ...], described_by(FiguresSection, "estimators", "those of the experiment")] = (),
+    order: Annotated[
+        Literal["value", "listed"] | None, described_by(FiguresSection, "order", "value in figures, listed in tables")
+    ] = None,
+    columns: tuple[str, ...] = (),
+    siunitx: bool = False,
     out: Path | None = None,
     trust: Trust = False,
 ) -> None:
-    """Redraw the figures of a run, or draw several runs on the same axes, from saved numbers and without the model.
+    """Draw the figures and write the LaTeX tables of a run, or of several together, from saved numbers.
 
     Args:
-        runs: run directories; several are drawn on the same axes, labelled, with a warning where their settings differ.
-            Or the folder of a sweep, or of a monitored training run, which is drawn against what varies.
-        figure_style: venue, width, theme and formats.
-        out: the folder; by default that of the run, or figures/NAME+NAME for several.
+        runs: run directories; several share axes and tables, labelled, with a warning where their settings differ. Or
+            the folder of a sweep, or of a monitored training run, which is drawn against what varies.
+        only: figures or tables alone.
+        columns: columns of tables, by their names in the CSV or by their headings, where tables have them; by default
+            those for which there is room.
+        siunitx: align the numbers of tables at the decimal point, with the LaTeX package siunitx.
+        out: the folder; by default figures and tables lie in that of the run, and several runs in NAME+NAME.
     """
-    from gradstats.report.figures import draw_overlay, draw_run
-    from gradstats.report.saved_results import read_results, refuse_inside_run, writing_into
-    from gradstats.report.sweeps import is_sweep
+    from gradstats.report.latex import Layout
 
     if not runs:
-        raise ValueError("name at least one run directory: gradstats figures RUN")
+        raise ValueError("name at least one run directory: gradstats export RUN")
+    together = None if len(runs) == 1 else "+".join(run.resolve().name for run in runs)
+    given = {
+        "venue": venue,
+        "theme": theme,
+        "formats": list(formats),
+        "estimators": list(estimators),
+        "order": order,
+    }
     find_own_questions(runs, trust)
+    results = _results_of(runs)
+    own = next((one.figure_style for one in results.values()), FiguresSection())
+    chosen = {name: value for name, value in given.items() if value}
+    chosen["labels"] = own.labels | read_display_names(labels)
+    # Without a venue both are the experiment's; a width of its own belongs to the venue that it names.
+    chosen["column"] = column or (own.column if venue is None else None)
+    style = FiguresSection(**(own.model_dump() | chosen))
+    kinds = ("figures", "tables") if only is None else (only,)
+    folders = {kind: out if out is None or only else out / kind for kind in kinds}
+    if together is not None:
+        folders = {kind: folder or Path(kind) / together for kind, folder in folders.items()}
+    if "figures" in kinds:
+        _show_written(_draw(runs, list(results.values()), style, folders["figures"]), "figures")
+    if "tables" in kinds and (results or only == "tables"):
+        _write_tables(
+            runs, results, style, Layout(style.venue, style.column, columns, siunitx), order, folders["tables"]
+        )
+
+
+def _show_written(paths: list[Path], what: str) -> None:
+    """Print how many figures or tables were written, in which formats, and where."""
+    for folder in dict.fromkeys(path.parent for path in paths):
+        files = [path for path in paths if path.parent == folder]
+        formats = ", ".join(dict.fromkeys(path.suffix.removeprefix(".") for path in files))
+        terminal.show([f"{folder}: {len({path.stem for path in files})} {what} ({formats})"])
+
+
+def _draw(
+    runs: tuple[Path, ...], results: list[SavedResults], style: FiguresSection, folder: Path | None
+) -> list[Path]:
+    """Draw the figures of a run or a sweep, or those of several runs on the same axes."""
+    from gradstats.report.figures import draw_overlay, draw_run
+    from gradstats.report.saved_results import refuse_inside_run, writing_into
+    from gradstats.report.sweeps import is_sweep
+
     if len(runs) == 1 and is_sweep(runs[0]):
-        paths = _redraw_sweep(runs[0], out, figure_style)
-    elif len(runs) == 1 and out is None:
-        paths = _redraw(runs[0], figure_style)
-    else:
-        folder = out or Path("figures") / "+".join(run.resolve().name for run in runs)
-        refuse_inside_run(folder)
-        results = [read_results(run) for run in runs]
-        with writing_into(folder):
-            if len(results) == 1:
-                paths = draw_run(results[0], folder, figure_style)
-            else:
-                paths = draw_overlay(results, folder, figure_style)
-    for path in paths:
-        terminal.console.print(str(path))
+        return _redraw_sweep(runs[0], folder, style)
+    if folder is None:
+        return _redraw(runs[0], style)
+    refuse_inside_run(folder)
+    with writing_into(folder):
+        return draw_run(results[0], folder, style) if len(results) == 1 else draw_overlay(results, folder, style)
 
 
 def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
@@ -132,80 +181,57 @@ def report(
         cell = next(reversed(read_sweep_list(run).settings), "CELL")
         raise ValueError(
             f"{run} is the folder of a sweep: name one of its runs, as in gradstats report {run / cell}, compare all "
-            f"with gradstats report --gallery {run}, or draw them with gradstats figures {run}"
+            f"with gradstats report --gallery {run}, or draw them with gradstats export {run}"
         )
     terminal.console.print(str(write_report(run, out)))
 
 
-def tables(
-    runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
-    venue: Annotated[str | None, described_by(FiguresSection, "venue", "that of the experiment")] = None,
-    column: Annotated[str | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
-    columns: tuple[str, ...] = (),
-    siunitx: bool = False,
-    labels: Annotated[SettingWords, described_by(FiguresSection, "labels", "those of the experiment")] = (),
-    estimators: Annotated[tuple[str, ...], described_by(FiguresSection, "estimators", "those of its figures")] = (),
-    order: Literal["value", "listed"] = "listed",
-    out: Path | None = None,
-    trust: Trust = False,
+def _write_tables(
+    runs: tuple[Path, ...],
+    results: Mapping[str, SavedResults],
+    style: FiguresSection,
+    layout: Layout,
+    order: str | None,
+    out: Path | None,
 ) -> None:
-    """Write every table of a run as LaTeX at a venue's width, or of several α and variance, from saved numbers.
-
-    Args:
-        runs: a run directory; or several, or the folder of a sweep, whose runs are the rows of both tables.
-        columns: columns to show, by their names in the CSV or by their headings, in the tables that have them; by
-            default those for which there is room.
-        siunitx: align numbers at the decimal point, with the LaTeX package siunitx.
-        order: rows of the comparison as they are listed, or by matched ratio.
-        out: the folder; RUN/tables by default, and tables/NAME+NAME for several runs.
-    """
+    """Write every table of a run, or those of several runs together."""
     from gradstats.report.figures import refuse_unknown_estimators
-    from gradstats.report.latex import Layout
     from gradstats.report.run_tables import layout_for, left_out, run_tables, several_tables, write_run_tables
     from gradstats.report.saved_results import record_tables, refuse_inside_run, writing_into
     from gradstats.report.sweeps import is_sweep
 
-    if not runs:
-        raise ValueError("name at least one run directory: gradstats tables RUN")
-    find_own_questions(runs, trust)
-    alone = len(runs) == 1
-    folder = out or (runs[0] / "tables" if alone else Path("tables") / "+".join(run.resolve().name for run in runs))
-    if out is not None or not alone:
+    first, *others = runs
+    several = bool(others) or is_sweep(first)
+    if not results:
+        raise FileNotFoundError(f"no cell of {first} has results that can be tabulated yet")
+    folder = out or first / "tables"
+    if out is not None:
         refuse_inside_run(folder)
-    results = _named_results(runs)
-    style = next(iter(results.values())).figure_style
-    # Without a venue both are the experiment's; a width of its own belongs to the venue that it names.
-    layout = Layout(venue or style.venue, column or (style.column if venue is None else None), columns, siunitx)
-    chosen = {"labels": style.labels | read_display_names(labels), "estimators": list(estimators) or style.estimators}
-    style = style.model_copy(update=chosen)
     refuse_unknown_estimators(list(results.values()), style)
     by_value = order == "value"
-    several = not alone or is_sweep(runs[0])
     if several:
-        found = several_tables(results, style, by_value=by_value)
+        found = several_tables(dict(results), style, by_value=by_value)
     else:
         found = run_tables(next(iter(results.values())), style, by_value=by_value)
     with writing_into(folder):
         paths = write_run_tables(found, folder, layout)
         if out is None and not several:
-            record_tables(runs[0], paths)
-    for path, (name, table) in zip(paths, found.items(), strict=True):
-        terminal.console.print(str(path))
-        narrow = left_out(table, layout_for(table, layout))
-        if narrow and not layout.columns:
-            terminal.note(f"{name}: {layout.place} has no room for {', '.join(narrow)}; --columns chooses")
+            record_tables(first, paths)
+    _show_written(paths, "tables")
+    narrow = [name for name, table in found.items() if left_out(table, layout_for(table, layout))]
+    if narrow and not layout.columns:
+        terminal.show(
+            textwrap.wrap(f"{layout.place} has no room for every column of {', '.join(narrow)}: --columns", 80)
+        )
 
 
-def _named_results(runs: tuple[Path, ...]) -> dict[str, SavedResults]:
+def _results_of(runs: tuple[Path, ...]) -> dict[str, SavedResults]:
     """Return name → results of run directories; of the folder of a sweep, of each cell that has any."""
     from gradstats.report.run_tables import run_names
     from gradstats.report.saved_results import read_results
     from gradstats.report.sweeps import is_sweep, read_sweep
 
     if len(runs) == 1 and is_sweep(runs[0]):
-        cells = read_sweep(runs[0]).results
-        if not cells:
-            raise FileNotFoundError(f"no cell of {runs[0]} has results that can be tabulated yet")
-        return cells
+        return read_sweep(runs[0]).results
     results = [read_results(run) for run in runs]
     return dict(zip(run_names(results), results, strict=True))

@@ -1,9 +1,10 @@
-"""The commands that run: run, sample, measure, regrade, sweep, and init, which writes an experiment file."""
+"""The commands that run: run, sample, measure, regrade, and init, which writes an experiment file."""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,10 +15,11 @@ from rich.table import Table
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
-    Address,
+    Advanced,
+    All,
     AsJson,
-    Executor,
-    GpusPerWorker,
+    Execution,
+    Notes,
     OptionsOf,
     Overwrite,
     Partial,
@@ -31,10 +33,7 @@ from gradstats.cli.options import (
     PromptCount,
     PromptSettings,
     PromptSource,
-    RanksPerWorker,
     SettingWords,
-    Threads,
-    Workers,
     described_by,
     policy_section,
     prompts_section,
@@ -45,11 +44,13 @@ from gradstats.config.experiment import with_settings
 from gradstats.config.options import RewardNames
 from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
 from gradstats.config.validation import Section
+from gradstats.system.files import to_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.report.sweeps import SweepResult
+    from gradstats.runs.analysis import RunResult
     from gradstats.runs.pipeline import PartResult
 
 
@@ -57,45 +58,48 @@ if TYPE_CHECKING:
 UNFINISHED = 75
 
 
+_BY_DEFAULT = Execution()
+
+
 def run(
     experiment: Positional[str],
     out: Path | None = None,
     dry_run: bool = False,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
-    trust: bool = False,
-    part: str | None = None,
-    executor: Executor = None,
-    workers: Workers = None,
-    gpus_per_worker: GpusPerWorker = None,
-    ranks_per_worker: RanksPerWorker = None,
-    threads: Threads = None,
-    address: Address = None,
     progress: Progress = True,
+    everything: All = False,
+    notes: Notes = False,
+    as_json: AsJson = False,
+    advanced: Advanced = _BY_DEFAULT,
 ) -> None:
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
 
+    A file with ``vary`` is a sweep: it is run once for each cell, and what the cells found is joined.
+
     Args:
         experiment: an experiment file (YAML), or the name of one that comes with the project (``gradstats list``).
-        out: the run directory; runs/NAME by default.
-        dry_run: only print what would be sampled and measured, with upper bounds of time and disk and an
-            estimate of memory.
+        out: the run directory, or the folder of those of a sweep; runs/NAME by default.
+        dry_run: only print what would be sampled and measured, for each cell of a sweep, with upper bounds of time and
+            disk and an estimate of memory.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
-        trust: run code that a run directory's own experiment.yaml names, also from the folder that the run records as
-            its experiment file's, and model code or pickles that a file allows.
-        part: k/n, for the k-th of n processes that make the run together in a shared directory (--out); run the
-            experiment once more without it to analyse.
+        advanced: where the work is done.
     """
-    overrides = with_execution(
-        overrides,
-        executor=executor,
-        workers=workers,
-        gpus_per_worker=gpus_per_worker,
-        ranks_per_worker=ranks_per_worker,
-        threads=threads,
-        address=address,
-    )
+    execution = asdict(advanced)
+    part, trust = execution.pop("part"), execution.pop("trust")
+    overrides = with_execution(overrides, **execution)
+    from gradstats.config.sweep import varies
+
+    if varies(experiment):
+        if part is not None:
+            raise ValueError("--part makes one run together with others, and this file varies settings: leave it out")
+        _run_sweep(experiment, out, dry_run, overrides, trust, progress, as_json)
+        return
     with code_of_run(Path(experiment).parent, trust):
-        _run(experiment, out, dry_run, overrides, trust, progress, part)
+        result = _run(experiment, out, dry_run, overrides, trust, progress, part)
+    if result is not None and as_json:
+        print(to_json(terminal.run_as_json(result)))
+    elif result is not None:
+        terminal.show_run(result, everything, notes)
 
 
 def _run(
@@ -106,7 +110,7 @@ def _run(
     trust: bool,
     progress: bool,
     part: str | None,
-) -> None:
+) -> RunResult | None:
     from gradstats.config.experiment import load_experiment
     from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
@@ -123,14 +127,14 @@ def _run(
 
         n_workers = loaded.execution.workers if part is None else RunPart.of(part).n_parts
         terminal.show_cost(loaded, estimate_cost(loaded, progress=progress), n_workers)
-        return
+        return None
     from gradstats.runs.pipeline import run_experiment, run_part
 
     path = out or Path("runs") / loaded.name
     if part is not None:
         show_part(run_part(loaded, path, RunPart.of(part), progress=progress))
-        return
-    terminal.show_run(run_experiment(loaded, path, progress=progress))
+        return None
+    return run_experiment(loaded, path, progress=progress)
 
 
 def show_part(result: PartResult) -> None:
@@ -209,6 +213,8 @@ def regrade(
     reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
     trust: bool = False,
     progress: Progress = True,
+    everything: All = False,
+    notes: Notes = False,
 ) -> None:
     """Score a run's stored completions again, without sampling or measuring, and repeat the analysis.
 
@@ -225,7 +231,7 @@ def regrade(
     result = regrade_run(run, single, trust=trust, progress=progress)
     terminal.show_regrading(run)
     if result is not None:
-        terminal.show_run(result)
+        terminal.show_run(result, everything, notes)
 
 
 def measure(
@@ -307,42 +313,19 @@ def measure(
 _FEW = 4
 
 
-def sweep(
-    experiment: Positional[str],
-    out: Path | None = None,
-    dry_run: bool = False,
-    overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
-    trust: bool = False,
-    executor: Executor = None,
-    workers: Workers = None,
-    gpus_per_worker: GpusPerWorker = None,
-    ranks_per_worker: RanksPerWorker = None,
-    threads: Threads = None,
-    address: Address = None,
-    progress: Progress = True,
-    as_json: AsJson = False,
+def _run_sweep(
+    experiment: str,
+    out: Path | None,
+    dry_run: bool,
+    overrides: SettingWords,
+    trust: bool,
+    progress: bool,
+    as_json: bool,
 ) -> None:
-    """Run an experiment file with ``vary`` once for each cell, and join what the cells found. Resumes like ``run``.
-
-    Args:
-        experiment: a file with ``vary``, or the name of a sweep that comes with the project (``list sweeps``).
-        out: the folder of the run directories; runs/NAME by default.
-        dry_run: only print the cells, and for each what would be sampled and measured.
-        overrides: settings to change in all cells, as in prompts.n=60.
-        trust: as for ``gradstats run``.
-    """
+    """Run an experiment file with ``vary`` once for each cell, and join what the cells found."""
     from gradstats.config.sweep import load_sweep
     from gradstats.runs.sweep import check_cells, draws_alike, run_sweep
 
-    overrides = with_execution(
-        overrides,
-        executor=executor,
-        workers=workers,
-        gpus_per_worker=gpus_per_worker,
-        ranks_per_worker=ranks_per_worker,
-        threads=threads,
-        address=address,
-    )
     loaded = load_sweep(experiment, overrides, trust=trust)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
+    All,
     AsJson,
     Level,
+    Notes,
     OptionsOf,
     Overwrite,
     Partial,
@@ -47,14 +49,21 @@ def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]
 
 
 def save_result(
-    frame: pd.DataFrame, folder: Path | None, name: str, overwrite: bool, uses_values: bool = False
+    frame: pd.DataFrame,
+    folder: Path | None,
+    name: str,
+    overwrite: bool,
+    uses_values: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
     if folder is not None:
         from gradstats.report.added_results import save_added
 
-        for path in save_added(frame, folder, name, overwrite=overwrite, uses_values=uses_values):
-            terminal.note(f"→ {path}")
+        paths = save_added(frame, folder, name, overwrite=overwrite, uses_values=uses_values)
+        if not quiet:
+            drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
+            terminal.show([f"  → {drawn}"])
 
 
 P = ParamSpec("P")
@@ -139,6 +148,8 @@ def alpha(
     method: FitMethod = "ols",
     interval: IntervalMethod | None = None,
     confidence_level: Level = CONFIDENCE_LEVEL,
+    everything: All = False,
+    notes: Notes = False,
     as_json: AsJson = False,
     partial: Partial = False,
 ) -> None:
@@ -162,7 +173,7 @@ def alpha(
     if as_json:
         print(to_json(report.summary()))
     else:
-        terminal.show_alpha_report(report)
+        terminal.show_alpha(report, str(source), everything, notes)
 
 
 @with_code_of_run
@@ -174,6 +185,8 @@ def variance(
     partial: Partial = False,
     trust: Trust = False,
     overwrite: Overwrite = False,
+    everything: All = False,
+    notes: Notes = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the variance of policy-gradient estimators on a measurement.
@@ -185,6 +198,7 @@ def variance(
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.measurement.measurement import read_measurement
+    from gradstats.report.verdict import headline_of
     from gradstats.runs.analysis import refuse_foreign_table
 
     refuse_foreign_table(out, ["estimator", "trace_cov"])
@@ -194,23 +208,24 @@ def variance(
         if blocks:
             from gradstats.runs.analysis import block_variances
 
-            frame, notes = block_variances(measured, settings)
+            frame, said = block_variances(measured, settings)
         else:
             from gradstats.stats.variance.comparison import compare_available
 
             comparison = compare_available(measured, **settings.arguments())
-            frame, notes = comparison.to_frame(settings.confidence_level), comparison.notes
+            frame, said = comparison.to_frame(settings.confidence_level), comparison.notes
     if as_json:
-        terminal.print_json(frame, notes)
+        terminal.print_json(frame, said)
     else:
         if blocks:
             from gradstats.report.analysis_tables import block_table
 
             terminal.show_table(block_table(frame))
+            terminal.show(terminal.more(len(said), notes, everything=True))
         else:
-            terminal.show_variance(frame)
-        for sentence in notes:
-            terminal.note(sentence)
+            terminal.show_comparison(frame, headline_of(str(source), measured.rollouts), said, everything, notes)
+        if notes:
+            terminal.show_notes(said)
     save_table(out, frame, overwrite, quiet=as_json)
 
 
@@ -274,6 +289,7 @@ def plan(
     signal: bool = False,
     dry_run: bool = False,
     confidence_level: Level = CONFIDENCE_LEVEL,
+    everything: All = False,
     as_json: AsJson = False,
     partial: Partial = False,
     trust: Trust = False,
@@ -317,7 +333,12 @@ def plan(
         if pilot is None or not (pilot / "experiment.yaml").exists():
             raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
         answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
-    terminal.show_answer(answer, as_json)
+    if as_json:
+        terminal.show_answer(answer, as_json)
+    else:
+        terminal.show_sentence(answer.line())
+        if everything:
+            terminal.show_sentence(answer.sentence())
 
 
 def profile(

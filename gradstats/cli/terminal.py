@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,21 +33,21 @@ if TYPE_CHECKING:
     from gradstats.runs.cost import CostEstimate
     from gradstats.stats.proxy_quality import ProxyQuality
 
-_UNWRAPPED = 10_000  # columns of a file or a pipe
+_PIPED = 80  # columns of a file or a pipe
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
 
 
 class _PipedConsole(Console):
-    """A console whose tables are as wide as they need to be in a file or a pipe, unless COLUMNS sets their width.
+    """A console of 80 columns in a file or a pipe, unless COLUMNS sets their number.
 
     It also leaves it to the command to exit when the reader of a pipe has closed it.
     """
 
     @property
     def size(self) -> ConsoleDimensions:
-        """The width and height of the terminal; nothing is wrapped where the output is redirected."""
+        """The width and height of the terminal, or of what stands for one where the output is redirected."""
         size = super().size
-        return size if self.is_terminal or "COLUMNS" in os.environ else ConsoleDimensions(_UNWRAPPED, size.height)
+        return size if self.is_terminal or "COLUMNS" in os.environ else ConsoleDimensions(_PIPED, size.height)
 
     @size.setter
     def size(self, new_size: tuple[int, int]) -> None:
@@ -107,27 +108,81 @@ def warnings_as_notes() -> Iterator[None]:
         yield
 
 
-def show_run(result: RunResult) -> None:
-    """Print the results of a run: what was sampled, α, the variance table, notes and paths."""
-    measured = result.measured
-    rollouts = measured.rollouts
-    n_prompts = len(set(rollouts.prompt_id))
-    console.print(
-        f"{escape(result.run.experiment.name)}: {len(measured)} completions of {n_prompts} prompts by "
-        f"{escape(str(measured.metadata['policy']['name']))}, mean reward {rollouts.rewards.mean():.2f}, lengths "
-        f"{rollouts.lengths.min()}–{rollouts.lengths.max()} (median {statistics.median(rollouts.lengths):.0f}), "
-        f"{int(rollouts.truncated.sum())} cut off at the cap"
-    )
-    if result.alpha is not None:
-        show_alpha_report(result.alpha, by_block=False)
-    if result.comparison is not None:
-        frame = result.comparison.to_frame(result.run.experiment.variance.confidence_level)
-        show_variance(frame)
+def show(lines: Iterable[str]) -> None:
+    """Print lines as they are."""
+    for line in lines:
+        console.print(escape(line))
+
+
+def show_sentence(text: str) -> None:
+    """Print a sentence in lines of 80 columns."""
+    show(textwrap.wrap(text, _PIPED, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """Print notes, each folded to the width of the terminal."""
+    width = min(console.width, WIDE)
+    for one in notes:
+        for line in textwrap.wrap(f"note: {one}", width, subsequent_indent="  ", break_on_hyphens=False):
+            console.print(escape(line))
+
+
+def more(n_notes: int, notes: bool, everything: bool) -> list[str]:
+    """Return a line on what the first screen leaves out, unless it was asked for."""
+    left_out = [] if notes or not n_notes else [f"{n_notes} {'note' if n_notes == 1 else 'notes'}: --notes"]
+    left_out += [] if everything else ["all rows and columns: --all"]
+    return [f"  {'    '.join(left_out)}"] if left_out else []
+
+
+def show_run(result: RunResult, everything: bool = False, notes: bool = False) -> None:
+    """Print what a run has found: verdicts and relative noise, and where the rest is.
+
+    Args:
+        result: the run.
+        everything: print all columns of the comparison, what qualifies α, and all paths.
+        notes: print the notes.
+    """
+    from gradstats.cli.answers import first_screen
+    from gradstats.report.verdict import compared_first, headline_of, verdicts
+
+    alpha = None if result.alpha is None else result.alpha.summary()
+    level = result.run.experiment.variance.confidence_level
+    frame = None if result.comparison is None else result.comparison.to_frame(level)
+    compared = None if frame is None else compared_first(frame)
+    page = next((path for path in reversed(result.paths) if path.suffix == ".html"), None)
+    said = notes_of_run(result)
+    closing = [] if page is None else [f"  {page}   figures and tables"]
+    name = result.run.experiment.name
+    headline = headline_of(name, result.measured.rollouts)
+    show(first_screen(headline, verdicts(alpha, compared), compared, [*closing, *more(len(said), notes, everything)]))
+    if everything:
+        if result.alpha is not None:
+            show_alpha_report(result.alpha)
+        if frame is not None:
+            show_variance(frame)
+        show_paths(result.paths)
+    if notes:
+        show_notes(said)
+
+
+def run_as_json(result: RunResult) -> dict[str, Any]:
+    """Return what a run has found: α with its diagnostics, the rows of the comparison, notes and paths."""
+    level = result.run.experiment.variance.confidence_level
+    frame = None if result.comparison is None else result.comparison.to_frame(level)
+    return {
+        "alpha": None if result.alpha is None else result.alpha.summary(),
+        "rows": [] if frame is None else frame.to_dict("records"),
+        "notes": notes_of_run(result),
+        "paths": [str(path) for path in result.paths],
+    }
+
+
+def notes_of_run(result: RunResult) -> list[str]:
+    """Return what qualifies the numbers of a run, each sentence once."""
+    said = [] if result.alpha is None else [*result.alpha.beside(), *result.alpha.sentences()]
     if result.gap is not None and not result.gap.off_policy:  # else it is a remark
-        console.print(escape(result.gap.sentence()))
-    for remark in dict.fromkeys(result.run.remarks):
-        note(remark)
-    show_paths(result.paths)
+        said.append(result.gap.sentence())
+    return list(dict.fromkeys([*said, *result.run.remarks]))
 
 
 def show_paths(paths: Sequence[Path]) -> None:
@@ -143,23 +198,58 @@ def show_paths(paths: Sequence[Path]) -> None:
         console.print(escape(f"start with {pages[-1]}"))
 
 
-def show_alpha(report: AlphaReport) -> None:
-    """Print α with its interval, in one line."""
+def show_alpha(report: AlphaReport, source: str, everything: bool = False, notes: bool = False) -> None:
+    """Print α with its interval and verdicts, and on request what qualifies it.
+
+    Args:
+        report: the fit with its diagnostics.
+        source: what was fitted.
+        everything: print the fit in full, and α of each block of parameters.
+        notes: print what qualifies α.
+    """
+    from gradstats.cli.answers import first_screen
+    from gradstats.report.verdict import alpha_verdicts, headline
+
+    fit, said = report.fit, report.sentences()
+    opening = headline(source, fit.n_prompts, fit.n, lengths=fit.lengths)
+    show(first_screen(opening, alpha_verdicts(report.summary()), closing=more(len(said), notes, everything)))
+    if everything:
+        show_alpha_report(report)
+    elif notes:
+        show_notes(said)
+
+
+def show_comparison(
+    frame: pd.DataFrame, opening: str, notes: Sequence[str], everything: bool = False, with_notes: bool = False
+) -> None:
+    """Print the verdicts of a comparison and its relative noise, and on request all of its columns.
+
+    Args:
+        frame: of the comparison.
+        opening: the line on what was measured.
+        notes: what qualifies the numbers.
+        everything: print all rows and columns.
+        with_notes: whether the caller prints the notes.
+    """
+    from gradstats.cli.answers import first_screen
+    from gradstats.report.verdict import compared_first, verdicts
+
+    compared = compared_first(frame)
+    show(first_screen(opening, verdicts(None, compared), compared, more(len(notes), with_notes, everything)))
+    if everything:
+        show_variance(frame)
+
+
+def show_alpha_report(report: AlphaReport) -> None:
+    """Print the fit of α in full, what qualifies it and α of each block of parameters."""
     fit = report.fit
     console.print(
-        f"[bold]α = {fit.alpha:.4f}[/]  stderr {report.stderr:.3f}  "
-        f"{report.confidence_level:.0%} interval [{report.low:.3f}, {report.high:.3f}]  "
-        f"({report.interval}; slope 2α = {fit.slope:.4f}, R² = {fit.r_squared:.2f}, n = {fit.n})",
-        markup=True,
+        f"α = {fit.alpha:.4f}, standard error {report.stderr:.3f}, {report.confidence_level:.0%} interval "
+        f"[{report.low:.3f}, {report.high:.3f}] ({report.interval}); slope 2α = {fit.slope:.4f}, R² = "
+        f"{fit.r_squared:.2f}, n = {fit.n}"
     )
-
-
-def show_alpha_report(report: AlphaReport, by_block: bool = True) -> None:
-    """Print α with its interval, what qualifies it and, on request, α of each block of parameters."""
-    show_alpha(report)
-    for sentence in [*report.beside(), *report.sentences()]:
-        console.print(f"  {escape(sentence)}")
-    if by_block and report.by_block is not None:
+    show_notes([*report.beside(), *report.sentences()])
+    if report.by_block is not None:
         table = Table("block", title="α of each block's share of ‖S‖²", title_justify="left")
         for column in ("share", "α"):
             table.add_column(column, justify="right")
@@ -179,23 +269,20 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
     if as_json:
         print(to_json(answer.to_frame(*level).to_dict("records")[0]))
     else:
-        console.print(escape(answer.sentence(*level)))
+        show_sentence(answer.sentence(*level))
 
 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
     from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
-    from gradstats.stats.printed import short_with_interval
+    from gradstats.stats.numbers import number_with_interval
     from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
     title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
     columns = variance_columns(frame, [name for name in shown_in("terminal") if name in frame], "terminal")
-    shown: list[tuple[str, list[str]]] = []
-    for column in columns:
-        ends = [(None if column.together else value, low, high) for value, low, high in column.triples]
-        shown.append((column.heading, [short_with_interval(*triple) for triple in ends]))
+    shown = [(column.heading, [number_with_interval(*one) for one in column.triples]) for column in columns]
     if (marks := best_set_marks(frame)) is not None:
         shown.append((BEST_SET, marks))
     narrow = console.width < WIDE
@@ -218,9 +305,7 @@ def show_variance(frame: pd.DataFrame) -> None:
     if attrs.get("target") == "importance":
         size, low, high = (attrs[f"effective_sample_size{end}"] for end in ("", "_low", "_high"))
         known = "is not known" if math.isnan(size) else f"{size:.0f} [{low:.0f}, {high:.0f}]"
-        console.print(
-            f"cosine and matched bias against the {TARGETS['importance']} gradient; effective sample size {known}"
-        )
+        console.print(f"cosine and bias against the {TARGETS['importance']} gradient; effective sample size {known}")
     if attrs.get("lowest_beyond_doubt") is not None:
         console.print(
             f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; every other estimator is excluded from "
@@ -388,9 +473,10 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
-    from gradstats.stats.printed import short_with_interval
+    from gradstats.stats.numbers import number_with_interval
+    from gradstats.stats.variance.quantities import limits_of
 
-    return escape(short_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]))
+    return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 
 
 def _duration(seconds: float) -> str:

@@ -219,7 +219,9 @@ def experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str] = (
     settings: dict[str, Any] = {"name": path.stem}
     settings |= {str(key): value for key, value in with_settings(data, overrides).items()}
     if VARY in settings:
-        raise ValueError(f"the experiment file {path} varies settings ({VARY}): run it with `gradstats sweep {path}`")
+        raise ValueError(
+            f"the experiment file {path} varies settings ({VARY}): run it with `gradstats run {path}`, or gs.run_sweep"
+        )
     try:
         return Experiment(**settings)
     except WrongSettingsError as error:
@@ -243,7 +245,7 @@ def experiment_schema() -> dict[str, Any]:
     schema["required"] = [name for name in schema["required"] if name != "name"]  # else the name of the file
     schema["properties"][VARY] = {
         "type": ["object", "array"],
-        "description": "for `gradstats sweep`: settings and the values that they take, as in "
+        "description": "settings and the values that they take, for a sweep of runs, as in "
         "{sampling.temperature: [0.8, 1.0]}, every combination of which is run; or a list of the cells.",
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
@@ -290,7 +292,7 @@ def find_experiment(name: str, *, sweep: bool = False) -> Path:
     kind, shipped = "sweep" if sweep else "experiment", shipped_experiments(sweeps=sweep)
     if name in shipped:
         return shipped[name]
-    hint = nearest_or_all(name, shipped, "there are")
+    hint = nearest_or_all(name, [*shipped, *shipped_experiments(sweeps=not sweep)], "there are")
     raise FileNotFoundError(
         f"there is no {kind} file {name}, and no {kind} of that name comes with the project ({hint})"
     )

@@ -130,9 +130,9 @@ class SamplingSection(Section):
 
 
 class ValuesSection(Section):
-    """Which state values a run makes: those of a head (:func:`gradstats.fit_values`) and of prefixes.
+    """Which state values a run makes: those of a head (:func:`gradstats.values.fit_values`) and of prefixes.
 
-    The latter are those of :func:`gradstats.monte_carlo_values`.
+    The latter are those of :func:`gradstats.values.monte_carlo_values`.
     """
 
     title: ClassVar[str] = "the state values"

@@ -23,6 +23,7 @@ from gradstats.config.experiment import (
     in_its_folder,
     set_setting,
     settings_in,
+    shipped_experiments,
     with_settings,
 )
 from gradstats.config.trust import refuse_untrusted
@@ -56,6 +57,14 @@ class Sweep:
     def varied(self) -> tuple[str, ...]:
         """The names of all settings that vary."""
         return tuple(dict.fromkeys(name for cell in self.cells for name in cell.settings))
+
+
+def varies(name_or_path: str) -> bool:
+    """Return whether an experiment file has ``vary``, or a name is that of a sweep that comes with the project."""
+    path = Path(name_or_path)
+    if path.is_file():
+        return VARY in settings_in(path)
+    return name_or_path not in shipped_experiments() and name_or_path in shipped_experiments(sweeps=True)
 
 
 def load_sweep(name_or_path: str | os.PathLike[str], overrides: Sequence[str] = (), *, trust: bool = False) -> Sweep:
@@ -99,8 +108,8 @@ def _cells(path: Path, vary: object, *, expand: bool = True) -> Iterator[dict[st
         yield from _combinations({str(name): values for name, values in vary.items()}, expand)
     else:
         raise ValueError(
-            f"{path} varies nothing: give {VARY}, as in {VARY}: {{sampling.temperature: [0.8, 1.0]}}, or run it with "
-            "`gradstats run`"
+            f"{path} varies nothing: give {VARY}, as in {VARY}: {{sampling.temperature: [0.8, 1.0]}}, or run it as "
+            "one experiment"
         )
 
 

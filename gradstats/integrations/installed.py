@@ -30,7 +30,7 @@ def is_known(package: str, found: str) -> bool:
 
 
 def integrations() -> dict[str, str]:
-    """Return the state of each integration in words, for ``gradstats env``."""
+    """Return the state of each integration in words, for ``gradstats check``."""
     states = {}
     for package in KNOWN:
         found = installed(package)

@@ -69,7 +69,7 @@ class TrainingRecord:
     """A folder to which the measurement of one training step after another is added.
 
     It is the folder of a sweep over ``policy.revision``, with a run directory for each step (``step-000050``) that
-    holds the completions, α, the variance table and the manifest. :func:`gradstats.read_sweep`, ``gradstats figures``
+    holds the completions, α, the variance table and the manifest. :func:`gradstats.read_sweep`, ``gradstats export``
     and ``gradstats report`` read it.
     """
 

@@ -15,9 +15,9 @@ from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
-from gradstats.report.numbers import UNRESOLVED, Triple, triples_of
 from gradstats.report.tables import Table
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
+from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, limits_of, shown_in
 from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
@@ -58,7 +58,7 @@ def _in_letters(texts: Iterable[str]) -> Iterable[str]:
 
 
 #: What a reader has to know about columns of intervals that hold together.
-TOGETHER = "those of all rows lie between these ends at once"
+TOGETHER = "between these ends all rows lie at once"
 BEST_SET = "best set"
 
 
@@ -77,7 +77,8 @@ def variance_columns(frame: pd.DataFrame, names: Sequence[str], place: Place) ->
     columns = []
     for name in names:
         quantity = QUANTITIES[name]
-        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), triples_of(frame, name)))
+        triples = [readable(*triple, quantity.limits) for triple in triples_of(frame, name)]
+        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), triples))
         ends = [f"{name}_simultaneous_{end}" for end in ("low", "high")]
         if place in quantity.together_in and set(ends) <= set(frame):
             # What is known exactly has no interval: it is its value.
@@ -111,7 +112,7 @@ def variance_table(
 ) -> Table:
     """Return the variance of estimators, one row each, in the comparison's order, named in words as in figures.
 
-    The best set is bold: the estimators that may have the lowest matched ratio, as the comparison decides pair by pair
+    The best set is bold: the estimators that may have the lowest relative noise, as the comparison decides pair by pair
     (its column ``in_best_set``). In a frame without that column the lowest is bold where it is known to be the lowest.
 
     Args:
@@ -205,7 +206,7 @@ def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Ta
     numbers = analysis.shown(frame)
     triples = {
         shown: [
-            (value, low, high)
+            readable(value, low, high, analysis.limits_of(name))
             for value, low, high in numbers.reindex(columns=analysis.names_of_ends(name)).to_numpy(float).tolist()
         ]
         for name, shown in columns.items()
@@ -223,7 +224,10 @@ def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Ta
 
 def columns_of(frame: pd.DataFrame, headings: Mapping[str, str]) -> dict[str, list[Triple]]:
     """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
-    return {heading: triples_of(frame, name) for name, heading in headings.items()}
+    return {
+        heading: [readable(*triple, limits_of(name)) for triple in triples_of(frame, name)]
+        for name, heading in headings.items()
+    }
 
 
 BLOCK_HEADINGS = {"trace_cov": "variance", "ratio": "ratio"}

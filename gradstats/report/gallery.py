@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.report.figures import RunFigure, first_figure_as_svg
-from gradstats.report.numbers import triples_of
 from gradstats.report.page import (
     Cell,
     Definition,
@@ -35,6 +34,7 @@ from gradstats.report.saved_results import (
     writing_into,
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
+from gradstats.stats.numbers import triples_of
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
 from gradstats.stats.variance.result import best_rows
 from gradstats.system.outputs import REPORT, refuse_foreign

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 #: Word → what it means; in the order of the alphabet.
 TERMS: dict[str, str] = {
-    "all ratios": (
-        "Intervals that hold for all rows of a table at once. They are wider than those beside single rows: use "
-        "them to compare rows with one another."
-    ),
     "baseline": (
         "What is subtracted from the reward of a completion, such as the mean reward of its group. If it does not "
         "depend on the completion itself, it changes the noise of the gradient and not its expectation."
@@ -80,6 +76,10 @@ TERMS: dict[str, str] = {
         "Variance of an estimator's gradient over that of the reference, RLOO by default, before their signals are "
         "matched."
     ),
+    "ratios of all rows": (
+        "Intervals that hold for all rows of a table at once. They are wider than those beside single rows: use "
+        "them to compare rows with one another."
+    ),
     "relative noise, matched ratio": (
         "Variance relative to the reference, RLOO by default, after both have the same expected gradient along the "
         "reference's: the samples needed for equal noise. An estimator that only shrinks the gradient gains nothing "
@@ -123,13 +123,13 @@ TERMS: dict[str, str] = {
 TERM_OF_COLUMN: dict[str, str] = {
     "estimator": "estimator",
     "matched_ratio": "relative noise, matched ratio",
-    "matched_ratio_simultaneous": "all ratios",
+    "matched_ratio_simultaneous": "ratios of all rows",
     "in_best_set": "best set",
     "trace_cov": "tr Cov",
     "signal_sq": "signal, ‖E ĝ‖²",
     "noise_to_signal": "critical batch, noise-to-signal",
     "ratio": "ratio",
-    "ratio_simultaneous": "all ratios",
+    "ratio_simultaneous": "ratios of all rows",
     "cosine": "cosine",
     "bias_share": "bias, matched bias",
     "matched_bias_share": "bias, matched bias",

@@ -89,7 +89,7 @@ def text_width(text: str) -> float:
 
 def formula_width(cell: str) -> float:
     """Estimate how wide a number with its interval is set in LaTeX, in ems, from above."""
-    inner = cell.replace("$", "")
+    inner = cell.replace("$", "").replace("{,}", ",")
     stacked = (match.group() for match in _SCRIPTS.finditer(inner))
     scripts = sum(max(map(_row_width, re.findall(r"\{([^{}]*)\}", script))) * _SCRIPT for script in stacked)
     return _row_width(_SCRIPTS.sub("", inner)) + scripts

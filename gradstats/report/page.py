@@ -25,9 +25,9 @@ from gradstats.report.analysis_tables import (
 )
 from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
-from gradstats.report.numbers import Triple, common_exponent, number_with_interval
 from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
+from gradstats.stats.numbers import Triple, common_exponent, number_with_interval
 from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.stats.variance.result import best_rows
 from gradstats.system.files import atomic_path, read_json, to_json
@@ -144,7 +144,7 @@ class VarianceOnPage(TypedDict):
 def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
     """Return the table of a comparison for the page, or None where there is none.
 
-    The matched ratio, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
+    The relative noise, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
     """
     if frame is None:
         return None
@@ -161,7 +161,7 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
     best, marks = best_rows(saved), best_set_marks(frame)
     listed = variance_columns(frame, shown, "page")
     judged = [column for column in listed if column.quantity == JUDGED.name]
-    # The best set stands behind the columns of the matched ratio that it is drawn from.
+    # The best set stands behind the columns of the relative noise that it is drawn from.
     for column in (*judged, None, *(column for column in listed if column.quantity != JUDGED.name)):
         if column is not None:
             exponent = common_exponent(column.triples)
@@ -397,25 +397,21 @@ def _alpha(run: SavedResults) -> dict[str, str] | None:
     if run.alpha is None:
         return None
     saved, within = run.alpha, run.alpha.get("within_prompt")
-    text, interval = _alpha_with_interval(cast(Mapping[str, float | None], saved))
     r_squared = math.nan if saved["r_squared"] is None else saved["r_squared"]
     return {
-        "text": text,
-        "interval": interval,
+        "text": _alpha_with_interval(cast(Mapping[str, float | None], saved)),
         "level": f"{saved.get('confidence_level', CONFIDENCE_LEVEL):.0%}",
         "method": f"{saved['method']}, {saved['interval']} interval",
         # Where it was not fitted, or is the α of the run itself, nothing is shown.
-        "within": ""
-        if within is None or saved["method"] == "within_prompt"
-        else " ".join(_alpha_with_interval(within)),
+        "within": "" if within is None or saved["method"] == "within_prompt" else _alpha_with_interval(within),
         "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }
 
 
-def _alpha_with_interval(saved: Mapping[str, float | None]) -> tuple[str, str]:
+def _alpha_with_interval(saved: Mapping[str, float | None]) -> str:
     ends = (saved.get(name) for name in ("alpha", "alpha_low", "alpha_high"))
     alpha, low, high = (math.nan if number is None else number for number in ends)
-    return number_with_interval(alpha, low, high), f"[{low:.3f}, {high:.3f}]"
+    return number_with_interval(alpha, low, high)
 
 
 def _commands(run: SavedResults) -> list[tuple[str, str]]:
@@ -425,7 +421,7 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
         ("α with its diagnostics", f"gradstats alpha {folder}"),
         ("the variance table", f"gradstats variance {folder}"),
         *([("single tokens", f"gradstats tokens {folder}")] if run.tokens is not None else []),
-        ("figures at another venue's width", f"gradstats figures {folder} --venue neurips --column full"),
+        ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),
     ]
 

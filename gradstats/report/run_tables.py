@@ -25,9 +25,9 @@ from gradstats.report.analysis_tables import (
 )
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
-from gradstats.report.numbers import Triple
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
+from gradstats.stats.numbers import Triple
 from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked

@@ -245,7 +245,7 @@ _MOST_TOKENS, _TRACES_AT, _DIGITS = 3000, (0.25, 0.5, 0.9), "%.7g"
 class SavedTokens:
     """The saved results of ``gradstats tokens``."""
 
-    proxies: pd.DataFrame  # of gradstats.ProxyQuality, with its .attrs
+    proxies: pd.DataFrame  # of gradstats.stats.ProxyQuality, with its .attrs
     profiles: dict[str, pd.DataFrame]
     traces: pd.DataFrame  # tokens of completions at the quartile, median and ninth decile of length
     sample: pd.DataFrame  # tokens of all completions, drawn at random
@@ -265,7 +265,7 @@ def refuse_foreign_tokens(folder: Path) -> None:
 def save_tokens(
     quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL, *, overwrite: bool = True
 ) -> list[Path]:
-    """Write the numbers of a :class:`gradstats.ProxyQuality` to a folder; returns the paths.
+    """Write the numbers of a :class:`gradstats.stats.ProxyQuality` to a folder; returns the paths.
 
     In the folder of a finished run they are listed in its manifest before they are written: what a killed process
     leaves belongs to the run all the same. The caller then holds the run's lock.

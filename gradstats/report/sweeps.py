@@ -45,7 +45,7 @@ def paired_differences(cells: Mapping[str, SavedResults]) -> pd.DataFrame:
 
     A mean (``mean_length``, ``mean_reward``) is that over prompts of a prompt's mean, and its difference has Student's
     t interval over prompts of the differences prompt by prompt. The difference of α is that of
-    :func:`gradstats.alpha_difference`, where both lines are fitted by least squares.
+    :func:`gradstats.stats.alpha_difference`, where both lines are fitted by least squares.
     """
     known = {cell: results for cell, results in cells.items() if results.points is not None}
     prompts = {cell: _prompts(results) for cell, results in known.items()}
@@ -219,7 +219,7 @@ def read_sweep(folder: str | os.PathLike[str], *, without: Collection[str] = ())
             if value is not None and found != value:
                 raise ValueError(
                     f"{path / cell} was run with {name}={found!r}, and {path / LISTED} lists it with {value!r}: "
-                    "repeat `gradstats sweep`, or move that folder away"
+                    "repeat `gradstats run`, or move that folder away"
                 )
     for setting, values in differing_settings(list(results.values())).items():
         if not _is_varied(setting, listed.varied):
@@ -248,14 +248,14 @@ def read_sweep_list(path: Path) -> SweepList:
     """Read which cells the folder of a sweep lists."""
     if not is_sweep(path):
         raise FileNotFoundError(
-            f"{path} is not the folder of a sweep: create one with `gradstats sweep FILE --out {path}`"
+            f"{path} is not the folder of a sweep: create one with `gradstats run FILE --out {path}`"
         )
     listed = read_json(path / LISTED)
     try:
         settings = {str(cell["folder"]): dict(cell["settings"]) for cell in listed["cells"]}
         found = SweepList(str(listed["name"]), [str(setting) for setting in listed["varied"]], settings)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path / LISTED} does not list the cells of a sweep: repeat `gradstats sweep`") from error
+        raise ValueError(f"{path / LISTED} does not list the cells of a sweep: repeat `gradstats run`") from error
     for cell in settings:
         if Path(cell).name != cell or cell == "..":
             raise ValueError(f"{path / LISTED} names the folder {cell!r}, which is not in {path}")

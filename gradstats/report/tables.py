@@ -23,8 +23,8 @@ from gradstats.report.latex import (
     refuse_too_wide,
     refuse_unknown,
 )
-from gradstats.report.numbers import Triple, common_exponent, number_with_interval, triples_of
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
+from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, triples_of
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import (
     MARK,

@@ -248,7 +248,7 @@ def read_trl_completions(
         >>> texts = {"prompt": ["1 + 1 ="] * 2, "completion": [" 2", " 3"]}
         >>> pd.DataFrame(texts | {"step": 1, "accuracy": [1.0, 0.0], "advantage": [1.0, -1.0]}).to_parquet(path)
         >>> with warnings.catch_warnings(action="ignore"):  # what the file does not record
-        ...     rollouts = gs.read_trl_completions(path, gs.load_policy("embedded").tokenizer)
+        ...     rollouts = gs.rollouts.read_trl_completions(path, gs.load_policy("embedded").tokenizer)
         >>> rollouts.rewards.tolist(), len(set(rollouts.prompt_id))
         ([1.0, 0.0], 1)
     """
@@ -339,7 +339,8 @@ def read_verl_rollouts(
         tokenizer: the tokenizer of the policy that was trained, with its chat template.
         reward: the field of the reward.
         step: keep only this step; by default all steps are kept, each of which was sampled from a different policy.
-        max_completion_length: the trainer's ``data.max_response_length``, see :func:`gradstats.read_trl_completions`.
+        max_completion_length: the trainer's ``data.max_response_length``, see
+            :func:`gradstats.rollouts.read_trl_completions`.
         system_prompt: the system message that the prompts began with.
         template_options: further variables of the chat template.
 

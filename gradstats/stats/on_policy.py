@@ -280,15 +280,10 @@ class OnPolicyCheck(Printed):
             )
         ends = [f"below {low:.3g}"] if low > 0.0 else []
         ends += [f"above {high:.3g}"] if np.isfinite(high) else []
-        excluded = (
-            f"exclude only sampling temperatures {' and '.join(ends)}{times}" if ends else "exclude no temperature"
-        )
-        recorded = "The recorded settings of the sampler are those that were scored; the"
-        samples = f"{recorded if 'temperature' in self.sampler else 'The'} samples themselves"
-        return (
-            f"{samples} do not resolve whether they are on-policy: they {excluded} ({evidence}). Measure more prompts "
-            "to resolve it."
-        )
+        excluded = f"only sampling temperatures {' and '.join(ends)}{times}" if ends else "no temperature"
+        known = "On-policy by the recorded settings; the samples alone cannot tell"
+        said = known if "temperature" in self.sampler else "The samples alone cannot tell whether they are on-policy"
+        return f"{said} (they exclude {excluded}; {evidence}). Measure more prompts to resolve it."
 
     def _evidence(self, estimates: Mapping[str, Estimate], confidence_level: float) -> str:
         evidence = "; ".join(

@@ -39,6 +39,9 @@ class AlphaPlan(PromptPlan):
     def _goal(self) -> str:
         return f"α ± {self.half_width:g} ({self.confidence_level:.0%} interval)"
 
+    def _aim(self) -> str:
+        return f"α ± {self.half_width:g}"
+
 
 def plan_alpha(
     pilot: LengthScalingFit | None = None,
@@ -172,11 +175,14 @@ class RatioPlan(PromptPlan):
         )
 
     def _goal(self) -> str:
-        name = self.quantity.replace("_", " ")
+        name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
         return (
             f"distinguishing a {name} of {self.ratio:.3g} of {self.estimator} to {self.reference} from 1 "
             f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
         )
+
+    def _aim(self) -> str:
+        return f"telling {self.estimator} at {self.ratio:.3g} from {self.reference}"
 
 
 def plan_ratio(
@@ -315,6 +321,9 @@ class SignalPlan(PromptPlan):
             f"‖E ĝ‖² of {self.estimator} resolved ({self.confidence_level:.0%} interval above 0 in {ASSURANCE:.0%} of "
             "studies)"
         )
+
+    def _aim(self) -> str:
+        return f"resolving the signal of {self.estimator}"
 
 
 def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from gradstats.stats.numbers import NO_LIMITS, UNRESOLVED, Limits, number_alone, number_with_interval
 from gradstats.system.late import pd
 
 _MOST_ROWS = 20
@@ -23,6 +24,8 @@ class Printed:
 
     #: The columns of ``to_frame()`` that are printed; all by default.
     printed_columns: ClassVar[tuple[str, ...]] = ()
+    #: Column → the least and the greatest value that are possible, where there are such.
+    printed_limits: ClassVar[Mapping[str, Limits]] = {}
 
     def __repr__(self) -> str:
         """Return the table as text."""
@@ -39,7 +42,7 @@ class Printed:
     def _printed_table(self) -> tuple[pd.DataFrame, list[str]]:
         """Return the main columns as text, and what is left out."""
         frame = self.to_frame()  # pyright: ignore[reportAttributeAccessIssue]
-        shown = estimates_with_intervals(frame.head(_MOST_ROWS), self.printed_columns)
+        shown = estimates_with_intervals(frame.head(_MOST_ROWS), self.printed_columns, self.printed_limits)
         more = len(frame) - _MOST_ROWS
         return shown, [f"… and {more} further rows: see to_frame()"] if more > 0 else []
 
@@ -57,15 +60,22 @@ def printed_sentences(result: object) -> list[str]:
     return said
 
 
-def estimates_with_intervals(frame: pd.DataFrame, columns: Sequence[str] = ()) -> pd.DataFrame:
+def estimates_with_intervals(
+    frame: pd.DataFrame, columns: Sequence[str] = (), limits: Mapping[str, Limits] | None = None
+) -> pd.DataFrame:
     """Write estimates with their intervals into one cell each, ``"0.87 [0.81, 0.93]"``, and everything else as text.
+
+    Args:
+        frame: the numbers, as results give them.
+        columns: the columns to write, in their order; all by default.
+        limits: column → the least and the greatest value that are possible.
 
     Example:
         >>> import pandas as pd
         >>> frame = pd.DataFrame({"estimator": ["grpo"], "ratio": [0.8712], "ratio_low": [0.81], "ratio_high": [0.93]})
         >>> print(estimates_with_intervals(frame).to_string(index=False))
-        estimator              ratio
-             grpo 0.871 [0.81, 0.93]
+        estimator                ratio
+             grpo 0.871 [0.810, 0.930]
     """
     rows: list[dict[str, Any]] = frame.to_dict("records")
     written: dict[str, list[str]] = {}
@@ -73,7 +83,9 @@ def estimates_with_intervals(frame: pd.DataFrame, columns: Sequence[str] = ()) -
         if columns and name not in columns:
             continue
         written[name] = [
-            short_with_interval(row[estimate] if estimate else None, row[low], row[high])
+            number_with_interval(
+                row[estimate] if estimate else math.nan, row[low], row[high], limits=(limits or {}).get(name, NO_LIMITS)
+            )
             if low
             else _cell(row[estimate])
             for row in rows
@@ -100,32 +112,10 @@ def _names(columns: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def short_with_interval(value: float | None, low: float, high: float) -> str:
-    """Write a number with the ends of its interval; None for an interval alone, a dash where nothing is known."""
-    if math.isnan(low) and math.isnan(high) and (value is None or math.isnan(value)):
-        return "–"
-    ends = f"[{short_number(low)}, {short_number(high)}]"
-    return ends if value is None else f"{short_number(value)} {ends}"
-
-
-def short_number(value: float) -> str:
-    """Write a number with three digits, or thousands in full; NaN as a dash, and 0 without a sign.
-
-    >>> short_number(0.87123), short_number(12345.6), short_number(float("nan")), short_number(-0.0)
-    ('0.871', '12,346', '–', '0')
-    """
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    value = value or 0.0  # which is positive
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
-
-
 def _cell(value: object) -> str:
     if value is None:
-        return "–"
-    return short_number(value) if isinstance(value, float) else str(value)
+        return UNRESOLVED
+    return number_alone(value) if isinstance(value, float) else str(value)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, object]]:

@@ -98,10 +98,9 @@ class PromptPlan(Printed):
         """Put the answer in words."""
         size = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
         if self.pilot_n_prompts is not None:
-            size += (
-                f" [{_count(self.n_prompts_low)}, {_count(self.n_prompts_high)}] similar to the pilot's "
-                f"{self.pilot_n_prompts:,}"
-            )
+            ends = f"{self.n_prompts_low:,.0f}, {self.n_prompts_high:,.0f}"
+            known = ends if np.isfinite(self.n_prompts_high) else f"≥ {self.n_prompts_low:,.0f}"
+            size += f" [{known}] like these"
         if not np.isfinite(self.n_prompts_assured):
             return f"{size}; the pilot is too small to name a size that is enough in {ASSURANCE:.0%} of studies."
         cost = f"{_count(self.n_assured)} completions"
@@ -111,7 +110,24 @@ class PromptPlan(Printed):
             cost += f", {self.hours:.2g} hours"
         return f"{size}; {_count(self.n_prompts_assured)} ({cost}) are enough in {ASSURANCE:.0%} of studies."
 
+    def line(self) -> str:
+        """Put the answer on one line: the size that is enough in 80 % of studies."""
+        like = "" if self.pilot_n_prompts is None else " like these"
+        if not np.isfinite(self.n_prompts_assured):
+            low = "many more" if not np.isfinite(self.n_prompts_low) else f"at least {_two_digits(self.n_prompts_low)}"
+            return f"{self._aim()} takes {low} prompts{like}; the pilot is too small to say how many"
+        cost = f"{_two_digits(self.n_assured)} completions"
+        if np.isfinite(self.n_tokens):
+            cost += f", {_two_digits(self.n_tokens)} tokens"
+        if np.isfinite(self.hours):
+            cost += f", {self.hours:.2g} hours"
+        return f"{self._aim()} takes {_two_digits(self.n_prompts_assured)} prompts{like} ({cost})"
+
     def _goal(self) -> str:
+        raise NotImplementedError
+
+    def _aim(self) -> str:
+        """Return the goal in a few words."""
         raise NotImplementedError
 
     def _completions(self, n_prompts: int | float) -> int | float:
@@ -134,7 +150,7 @@ def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
 
 
 def _count(number: int | float) -> str:
-    return f"{number:,.0f}" if np.isfinite(number) else "∞"
+    return f"{number:,.0f}" if np.isfinite(number) else "more than 10¹²"
 
 
 def _two_digits(number: int | float) -> str:

@@ -88,7 +88,7 @@ def fit_values(
         >>> rollouts = gs.Rollouts.from_sequences(
         ...     [[5]] * 6, [[7, 8, 9], [9, 8]] * 3, rewards=[1.0, 0.0] * 3, prompt_ids=list("abcdef")
         ... )
-        >>> fitted = gs.fit_values(gs.load_policy("embedded"), rollouts, n_folds=2, progress=False)
+        >>> fitted = gs.values.fit_values(gs.load_policy("embedded"), rollouts, n_folds=2, progress=False)
         >>> [len(values) for values in fitted.values], fitted.n_folds
         ([3, 2, 3, 2, 3, 2], 2)
     """

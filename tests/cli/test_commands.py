@@ -11,7 +11,7 @@ import pytest
 from command_line import run
 
 import gradstats
-from gradstats.cli.commands import unexpected
+from gradstats.cli.commands import GROUPS, unexpected
 
 mpl.use("Agg")
 
@@ -77,6 +77,30 @@ def test_a_misspelt_name_is_refused_before_anything_heavy_is_imported(words):
     assert "no estimator is called 'rlo': did you mean 'rloo'?" in done.stderr
 
 
+def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypatch, capsys):
+    for words in ([], ["--help"], ["-h"]):
+        code, out, _ = run(monkeypatch, capsys, *words)
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+        assert len(out.splitlines()) <= 25
+        for group, commands in GROUPS.items():
+            assert f"\n  {group:<6}{next(iter(commands))} " in out
+            assert all(question in out for _, question in commands.values())
+    assert sum(map(len, GROUPS.values())) <= 14
+    code, _, err = run(monkeypatch, capsys, "varaince", "x")
+    assert code == 1
+    assert "there is no command 'varaince': did you mean variance?" in err
+    assert "did you mean" not in run(monkeypatch, capsys, "zzz")[2]
+
+
+def test_options_that_few_need_are_in_a_group_at_the_end_of_the_help(monkeypatch, capsys):
+    _, out, _ = run(monkeypatch, capsys, "run", "--help")
+    first, advanced = out.split("advanced options")
+    assert "--set" in first
+    assert "--workers" in advanced
+    assert "--workers" not in first
+
+
 def test_every_public_name_can_be_had():
     for name in gradstats.__all__:
         assert getattr(gradstats, name) is not None
@@ -90,7 +114,7 @@ def test_every_public_name_can_be_had():
         (["alpha", "absent.csv"], "absent.csv does not exist"),
         (["run", "absent.yaml"], "there is no experiment file absent.yaml"),
         (["variance", "absent"], "holds no measurement"),
-        (["figures", "absent"], "is not a run directory"),
+        (["export", "absent"], "is not a run directory"),
         (
             ["sample", "./absent", "--prompts", "embedded", "--n", "2", "--out", "x.parquet"],
             "the model folder ./absent",

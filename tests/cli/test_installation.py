@@ -20,13 +20,16 @@ def test_lists(monkeypatch, capsys, what):
 
 
 def test_quantities_are_listed_one_a_line_with_their_files(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "list", "quantities")
+    code, out, _ = run(monkeypatch, capsys, "list", "quantities", "--all")
     (line,) = [line.split() for line in out.splitlines() if line.startswith("energy_ratio ")]
     assert code == 0
     assert line == ["energy_ratio", "on_policy", "stats/on_policy.py", "energy", "ratio"]
+    _, out, _ = run(monkeypatch, capsys, "list", "quantities")
+    assert max(map(len, out.splitlines())) <= 80
+    assert any(line.startswith("on_policy: energy_ratio ") for line in out.splitlines())
 
 
 def test_env_is_json(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "env")
+    code, out, _ = run(monkeypatch, capsys, "check", "--json")
     assert code == 0
     assert {"torch", "transformers", "gradstats"} <= set(json.loads(out)["versions"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from command_line import run
 from saved_runs import save_run, saved_sweep
 
@@ -9,17 +11,17 @@ from gradstats.report.saved_results import read_results
 
 
 def test_figures_need_a_run(monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "figures")
+    code, _, err = run(monkeypatch, capsys, "export")
     assert code == 1
-    assert "name at least one run directory: gradstats figures RUN" in err
+    assert "name at least one run directory: gradstats export RUN" in err
 
 
 def test_figures_are_drawn_as_the_options_say(monkeypatch, capsys, tmp_path):
     save_run(tmp_path / "run")
     words = ("--venue", "neurips", "--column", "half", "--formats", "svg", "--out", tmp_path / "drawn")
-    code, out, err = run(monkeypatch, capsys, "figures", tmp_path / "run", *words)
+    code, out, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--only", "figures", *words)
     assert code == 0, err
-    assert str(tmp_path / "drawn" / "variance.svg") in out
+    assert re.search(rf"{tmp_path / 'drawn'}: \d+ figures \(svg, csv\)", out)
     assert not list((tmp_path / "drawn").glob("*.pdf"))
     assert 'width="198pt"' in (tmp_path / "drawn" / "variance.svg").read_text()  # half of NeurIPS: 2.75 in
 
@@ -46,24 +48,25 @@ def test_a_sweep_is_compared_in_a_gallery(monkeypatch, capsys, tmp_path):
 def test_tables_fit_the_venue_and_say_what_they_leave_out(monkeypatch, capsys, tmp_path):
     save_run(tmp_path / "run")
     words = ("--venue", "neurips", "--column", "half", "--out", tmp_path / "tex")
-    code, out, err = run(monkeypatch, capsys, "tables", tmp_path / "run", *words)
+    code, out, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--only", "tables", *words)
     assert code == 0, err
     written = {path.name for path in (tmp_path / "tex").iterdir()}
     assert {"variance.tex", "alpha.tex", "group_sizes.tex"} <= written
-    assert all(str(tmp_path / "tex" / name) in out for name in written)
+    assert f"{tmp_path / 'tex'}: {len(written)} tables (tex)" in out
     assert r"\begin{minipage}{2.75in}" in (tmp_path / "tex" / "variance.tex").read_text()
-    assert "variance: neurips's half column has no room for" in " ".join(err.split())
+    assert "neurips's half column has no room for every column of " in " ".join(out.split())
+    assert max(map(len, out.splitlines()[1:])) <= 80
 
 
 def test_columns_of_tables_are_chosen_and_a_misspelt_one_is_refused(monkeypatch, capsys, tmp_path):
     save_run(tmp_path / "run")
-    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--columns", "cosine", "--siunitx")
+    code, _, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--columns", "cosine", "--siunitx")
     assert code == 0, err
     text = (tmp_path / "run" / "tables" / "variance.tex").read_text()
     assert "{cosine}" in text
     assert "{tr Cov}" not in text
     assert "S[table-format=" in text
-    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--columns", "cosin")
+    code, _, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--only", "tables", "--columns", "cosin")
     assert code == 1
     assert "--columns cosin: no table of the run has such a column, only" in " ".join(err.split())
 
@@ -71,26 +74,37 @@ def test_columns_of_tables_are_chosen_and_a_misspelt_one_is_refused(monkeypatch,
 def test_rows_of_tables_are_chosen_ordered_and_named(monkeypatch, capsys, tmp_path):
     labels = list(read_results(save_run(tmp_path / "run")).variance["estimator"])
     words = ("--estimators", labels[1], labels[0], "--labels", f"{labels[1]}=ours, at $x_1$", "--columns", "cosine")
-    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", *words, "--out", tmp_path / "tex")
+    code, _, err = run(
+        monkeypatch, capsys, "export", tmp_path / "run", "--only", "tables", *words, "--out", tmp_path / "tex"
+    )
     assert code == 0, err
     rows = (tmp_path / "tex" / "variance.tex").read_text().split(r"\midrule")[1].split(r"\bottomrule")[0]
     assert rows.strip().startswith("ours, at $x_1$ & ")
     assert rows.count("&") == 2
-    code, _, err = run(monkeypatch, capsys, "tables", tmp_path / "run", "--estimators", "rlo")
+    code, _, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--only", "tables", "--estimators", "rlo")
     assert code == 1
     assert "no run has a row of 'rlo': choose from" in " ".join(err.split())
 
 
 def test_several_runs_and_sweeps_have_one_table_of_each_kind(monkeypatch, capsys, tmp_path):
     sweep = saved_sweep(tmp_path / "sweep")
-    code, _, err = run(monkeypatch, capsys, "tables", sweep, "--column", "full")
+    code, _, err = run(monkeypatch, capsys, "export", sweep, "--only", "tables", "--column", "full")
     assert code == 0, err
     assert {path.name for path in (sweep / "tables").iterdir()} == {"runs.tex", "variance.tex"}
     assert r"temperature=1.0 & $" in (sweep / "tables" / "runs.tex").read_text().replace(r"\allowbreak{}", "")
     cells = [sweep / "temperature=0.6", sweep / "temperature=1.0"]
-    code, _, err = run(monkeypatch, capsys, "tables", *cells, "--labels", "cell 1=warm", "--out", tmp_path / "tex")
+    code, _, err = run(
+        monkeypatch, capsys, "export", *cells, "--only", "tables", "--labels", "cell 1=warm", "--out", tmp_path / "tex"
+    )
     assert code == 0, err
     assert "RLOO, warm & " in (tmp_path / "tex" / "variance.tex").read_text()
-    code, _, err = run(monkeypatch, capsys, "tables", saved_sweep(tmp_path / "new", missing=[c.name for c in cells]))
+    code, _, err = run(
+        monkeypatch,
+        capsys,
+        "export",
+        saved_sweep(tmp_path / "new", missing=[c.name for c in cells]),
+        "--only",
+        "tables",
+    )
     assert code == 1
     assert "has results that can be tabulated yet" in " ".join(err.split())

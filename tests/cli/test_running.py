@@ -21,6 +21,7 @@ from gradstats.cli.running import UNFINISHED, show_part, show_sweep
 from gradstats.config.experiment import experiment_schema, load_experiment
 from gradstats.runs.directory import RunPart
 from gradstats.runs.pipeline import PartResult
+from gradstats.stats.numbers import number_with_interval
 from gradstats.system.files import to_json
 
 mpl.use("Agg")
@@ -30,18 +31,24 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     words = ("run", run_directory / "tiny.yaml", "--out", run_directory / "run", "--no-progress")
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0
-    assert "20 completions of 5 prompts" in out
-    assert "α = " in out
-    assert "length_weighted(alpha=0.8, loo=True)" in out
+    assert "tiny   5 prompts × 4 completions · reward " in out
+    assert "\n  α      " in out
+    assert "samples for equal noise, rloo = 1" in out
+    assert f"  {run_directory / 'run' / 'report.html'}   figures and tables" in out
+    assert max(map(len, out.splitlines())) <= max(80, len(str(run_directory)) + 40)
+    assert len(out.splitlines()) <= 25
+    code, out, _ = run(monkeypatch, capsys, *words, "--all", "--notes")
+    assert "slope 2α = " in out
+    assert "ratios of all rows" in out
+    assert "note: " in out
     for name in ("alpha.json", "variance.csv", "figures/length_scaling.pdf", "figures/variance.pdf", "manifest.json"):
         assert (run_directory / "run" / name).exists()
     assert f"{run_directory / 'run'}: alpha.json, variance.csv|json, manifest.json, report.html" in out
     assert f"{run_directory / 'run' / 'figures'}: " in out
-    assert f"start with {run_directory / 'run' / 'report.html'}" in out
     code, out, _ = run(monkeypatch, capsys, "variance", run_directory / "run", "--estimators", "rloo", "group_mean")
     assert code == 0
     assert "group_mean" in out
-    code, out, _ = run(monkeypatch, capsys, "figures", run_directory / "run", "--venue", "neurips", "--formats", "svg")
+    code, out, _ = run(monkeypatch, capsys, "export", run_directory / "run", "--venue", "neurips", "--formats", "svg")
     assert code == 0
     assert (run_directory / "run" / "figures" / "variance.svg").exists()
 
@@ -108,7 +115,7 @@ def test_sample_then_measure_then_alpha(monkeypatch, capsys, policy_folder, run_
     assert "40 sequences measured with loop" in out
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured))
     code, out, _ = run(monkeypatch, capsys, "alpha", measured)
-    assert f"α = {fit.alpha:.4f}" in out
+    assert f"  α      {number_with_interval(fit.alpha, *fit.confidence_interval())}" in out
 
 
 def test_sample_takes_settings_of_prompts_policy_template_and_several_rewards(
@@ -316,7 +323,7 @@ def test_a_dry_run_names_the_cells_and_who_draws_for_whom(tmp_path, monkeypatch,
         "sampling": {"group_size": 2, "max_new_tokens": 8}, "vary": {"measurement.sketch_dim": [64, 128]},
     }  # fmt: skip
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(data))
-    code, out, notes = run(monkeypatch, capsys, "sweep", tmp_path / "s.yaml", "--dry-run")
+    code, out, notes = run(monkeypatch, capsys, "run", tmp_path / "s.yaml", "--dry-run")
     assert code == 0
     assert "s sketch_dim=64: would sample 8 completions of 4 prompts" in out
     assert "sketch_dim=128 takes the completions of sketch_dim=64: it samples nothing" in out + notes
@@ -329,7 +336,7 @@ def test_the_summary_fits_the_terminal(tmp_path, capsys, monkeypatch, columns):
     show_sweep(gs.read_sweep(saved_sweep(tmp_path / "sweep", missing=["temperature=1.0"])))
     out, notes = capsys.readouterr()
     assert "temperature=0.6" in out
-    assert "1.3 [" in out
+    assert "1.30 [" in out
     assert "temperature=1.0 has no results yet" in out + notes
     assert max(map(len, out.splitlines())) <= columns
 

@@ -54,11 +54,11 @@ def test_a_bare_measurement_keeps_nothing(tmp_path, monkeypatch):
 
 def test_by_success(monkeypatch, capsys, measured, tmp_path):
     code, out, err = run(
-        monkeypatch, capsys, "ask", measured, "success_bins", "rloo", "grpo", "--out", tmp_path / "s.csv"
+        monkeypatch, capsys, "ask", measured, "success_bins", "rloo", "grpo", "--notes", "--out", tmp_path / "s.csv"
     )
     assert code == 0
-    assert "scale of kept groups" in out
-    assert "forms groups of 4 completions" in " ".join(err.split())
+    assert "share of variance" in out
+    assert "forms groups of 4 completions" in " ".join(out.split())
     expected = gs.variance_by_success(gs.read_measurement(measured), ["rloo", "grpo"]).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "s.csv"), expected, check_dtype=False)
     code, out, err = run(
@@ -87,7 +87,7 @@ def test_allocate(monkeypatch, capsys, measured, tmp_path):
     code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "a.csv")
     assert code == 0, err
     assert "rloo, 32* × " in out
-    assert "has the lowest noise at 5,000 tokens" in " ".join(err.split())
+    assert "has the lowest noise at 5,000 tokens" in " ".join(out.split())
     expected = gs.allocate(gs.read_measurement(measured), ["rloo"], tokens=5000, group_sizes=[2, 4, 32]).to_frame()
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv"), expected, check_dtype=False)
     code, _, err = run(monkeypatch, capsys, "ask", measured, "allocation", "rloo", "--tokens", 0)
@@ -165,7 +165,7 @@ def _curve(own_run, label, monkeypatch, capsys):
 
 def _figures(own_run, label, monkeypatch, capsys):
     assert label in set(pd.read_csv(own_run / "figures" / "variance.csv")["estimator"])
-    assert run(monkeypatch, capsys, "figures", own_run)[0] == 0
+    assert run(monkeypatch, capsys, "export", own_run, "--only", "figures")[0] == 0
 
 
 def _report(own_run, label, monkeypatch, capsys):
@@ -176,12 +176,12 @@ def _report(own_run, label, monkeypatch, capsys):
 PLACES = {
     "experiment file": _experiment_file,
     "compare": _compare,
-    "--estimators": _command("variance", "--estimators", "rloo", "LABEL"),
-    "group_sizes": _command("ask", "group_sizes", "LABEL", "--group-size", "3"),
+    "--estimators": _command("variance", "--estimators", "rloo", "LABEL", "--all"),
+    "group_sizes": _command("ask", "group_sizes", "LABEL", "--group-size", "3", "--all"),
     "shift": _command("ask", "shift", "LABEL"),
     "curve": _curve,
-    "allocate": _command("ask", "allocation", "rloo", "LABEL", "--tokens", "100"),
-    "by-success": _command("ask", "success_bins", "LABEL", "--bins", "2"),
+    "allocate": _command("ask", "allocation", "rloo", "LABEL", "--tokens", "100", "--all", "--notes"),
+    "by-success": _command("ask", "success_bins", "LABEL", "--bins", "2", "--all"),
     "figures": _figures,
     "report": _report,
 }
@@ -269,7 +269,7 @@ def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys
     assert code == 0, err
     assert "after a wrong step, not recovered" in " ".join(out.split())
     table = pd.read_csv(tmp_path / "found" / "tables" / "critic.csv")
-    expected = gs.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
+    expected = gs.analyses.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
     np.testing.assert_allclose(table["bias"], expected["bias"])
     assert (tmp_path / "found" / "figures" / "critic.pdf").is_file()
     code, out, _ = run(monkeypatch, capsys, "ask", valued, "critic", "--json")
@@ -280,7 +280,7 @@ def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys
 def test_a_run_without_values_is_refused(monkeypatch, capsys, measured):
     code, _, err = run(monkeypatch, capsys, "ask", measured, "critic")
     assert code == 1
-    assert "critic_quality needs values: make them with gradstats.monte_carlo_values" in " ".join(err.split())
+    assert "critic_quality needs values: make them with gradstats.values.monte_carlo_values" in " ".join(err.split())
 
 
 def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):
@@ -288,7 +288,7 @@ def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp
         monkeypatch, capsys, "ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
     )
     assert code == 0, err
-    assert "length_weighted(loo=True) has its lowest variance at matched signal at alpha = " in out
+    assert "length_weighted(loo=True) has its lowest variance at matched signal at alpha = " in " ".join(out.split())
     name = "curve_length_weighted_loo_true_alpha"
     assert (tmp_path / "figures" / f"{name}.pdf").is_file()
     expected = gs.variance_curve(
@@ -455,8 +455,19 @@ def drawn_elsewhere(measured, tmp_path):
     return tmp_path / "measurement"
 
 
+def test_the_tables_and_the_csv(monkeypatch, capsys, drawn_elsewhere, tmp_path):
+    words = ("ask", drawn_elsewhere, "ratios", "--n-bins", "2", "--out", tmp_path / "ratios.csv")
+    code, out, _ = run(monkeypatch, capsys, *words)
+    assert code == 0
+    assert out.startswith("Sampler and scorer differ (largest difference of a token's log-probability 0.")
+    assert "completion, all" in out
+    assert "tokens clipped" not in out
+    expected = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "ratios.csv"), expected, check_dtype=False)
+
+
 def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
-    _, out, _ = run(monkeypatch, capsys, "ask", drawn_elsewhere, "ratios", "--n-bins", "2", width=80)
+    _, out, _ = run(monkeypatch, capsys, "ask", drawn_elsewhere, "ratios", "--n-bins", "2", "--all", width=80)
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     found = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2)
@@ -476,10 +487,13 @@ def test_without_the_sampler_s_log_probabilities(monkeypatch, capsys, measured):
 def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, points):
     code, out, _ = run(monkeypatch, capsys, "alpha", points)
     assert code == 0
-    assert "α = 0.7887  stderr 0.139  95% interval [0.474, 1.103]" in out
-    assert "(method gamma), α = 0.829 [0.448, 1.211]; " in out
-    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t")
-    assert "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]" in out
+    assert "  α      0.79 [0.47, 1.10]; ½ possible, 1 possible" in out
+    assert "for length weights use α = 0.83 [0.45, 1.21]" in out
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all")
+    assert "α = 0.7887, standard error 0.139, 95% interval [0.474, 1.103] (cluster); slope" in " ".join(out.split())
+    assert "(method gamma), α = 0.829 [0.448, 1.211]; " in " ".join(out.split())
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t", "--all")
+    assert "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t); " in " ".join(out.split())
 
 
 def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
@@ -521,11 +535,11 @@ def test_bad_points_end_in_one_sentence(monkeypatch, capsys, tmp_path, content, 
 @pytest.mark.parametrize("method", ["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"])
 def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
-    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method)
+    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method, "--all")
     assert code == 0
     assert f"α = {fit.alpha:.4f}" in out
     assert "Consistent with on-policy sampling" in out
-    assert "12 of 240 completions were cut off at the cap; without them: α =" in out
+    assert "12 of 240 completions were cut off at the cap; without them: α =" in " ".join(out.split())
     assert "mlp" in out
     assert "75.0%" in out
 
@@ -550,14 +564,16 @@ def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points, words):
     frame = pd.read_csv(points)
     cut_off = np.arange(len(frame)) < 4
     frame.assign(truncated=np.array(words)[cut_off.astype(int)]).to_csv(points, index=False)
-    _, out, _ = run(monkeypatch, capsys, "alpha", points)
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--notes")
     assert "4 of 29 completions were cut off at the cap" in out
 
 
 def test_plan(monkeypatch, capsys, points):
     code, out, _ = run(monkeypatch, capsys, "plan", points)
     assert code == 0
-    assert out.startswith("α ± 0.05 (95% interval) takes 870 prompts [")
+    assert out.startswith("α ± 0.05 takes 1,600 prompts like these (1,600 completions, ")
+    _, out, _ = run(monkeypatch, capsys, "plan", points, "--all")
+    assert "α ± 0.05 (95% interval) takes 870 prompts [" in " ".join(out.split())
     _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
     assert json.loads(out)["n"] == 387
     code, _, err = run(monkeypatch, capsys, "plan")
@@ -570,7 +586,8 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     code, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
     assert code == 0
     assert list(pd.read_csv(tmp_path / "v.csv")["group_size"]) == [2, 2, 4, 4]
-    assert "rloo, N=2" in out
+    assert "samples for equal noise, rloo = 1, 2 completions a group" in out
+    assert "rloo, N=4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
 
 
 def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
@@ -581,9 +598,9 @@ def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     known = gradstats.read_measurement(measured)
     parts = np.stack([np.sqrt(share) * known.sketches for share in (0.25, 0.75)], axis=1)
     replace(known, sketches_by_block=parts).save(tmp_path / "m")
-    code, out, err = run(monkeypatch, capsys, "variance", tmp_path / "m", *words)
+    code, out, _ = run(monkeypatch, capsys, "variance", tmp_path / "m", *words, "--notes")
     assert code == 0
-    assert "otb weights each token" in err
+    assert "otb weights each token" in out
     for row in ("attention, rloo", "attention, group_mean", "mlp, rloo", "mlp, group_mean"):
         assert row in out
     frame = pd.read_csv(tmp_path / "blocks.csv")
@@ -632,12 +649,12 @@ def test_a_run_ends_with_the_on_policy_verdict_beside_alpha(monkeypatch, capsys,
         f"policy: {{name: {policy_folder}}}\nprompts: {{source: {tmp_path / 'p.jsonl'}}}\n"
         "sampling: {group_size: 2, max_new_tokens: 10, reward: exact}\nmeasurement: {sketch_dim: 64}\n"
     )
-    words = ("run", tmp_path / "tiny.yaml", "--out", tmp_path / "run", "--no-progress")
+    words = ("run", tmp_path / "tiny.yaml", "--out", tmp_path / "run", "--no-progress", "--notes")
     code, out, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
     summary = json.loads((tmp_path / "run" / "alpha.json").read_text())
-    assert "on-policy" in summary["sentences"][0]
-    assert summary["sentences"][0] in out
+    assert "n-policy" in summary["sentences"][0]
+    assert summary["sentences"][0] in " ".join(out.split())
     assert {"curvature", "without_truncated", "most_influential_prompt", "by_block", "mean_scaling"} <= set(summary)
 
 
@@ -645,15 +662,13 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     words = ("plan", measured, "--estimator", "reinforce", "--group-size", 4)
     code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5)
     assert code == 0
-    assert out.startswith(
-        "distinguishing a ratio of 1.5 of reinforce to rloo from 1 (95% interval, in 80% of studies) takes "
-    )
-    code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "matched_ratio", "--ratio", 1.5)
+    assert out.startswith("telling reinforce at 1.5 from rloo takes ")
+    code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "matched_ratio", "--ratio", 1.5, "--all")
     assert code == 0
-    assert out.startswith("distinguishing a matched ratio of 1.5 of reinforce to rloo from 1 (95% interval, ")
+    assert "distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, " in " ".join(out.split())
     code, out, _ = run(monkeypatch, capsys, *words, "--signal")
     assert code == 0
-    assert out.startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes ")
+    assert out.startswith("resolving the signal of reinforce takes ")
     for wrong, message in (
         (("plan", measured, "--estimator", "rloo"), "choose an estimator that is not a multiple of the reference"),
         (("plan", measured, "--ratio", 0.9), "--ratio and --signal need --estimator"),

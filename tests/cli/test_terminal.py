@@ -75,26 +75,17 @@ def test_durations(seconds, text):
     assert terminal._duration(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("row", "text"),
-    [
-        ((1.23456, 0.5, 2.0), "1.23 [0.5, 2]"),
-        ((123456.7, 1000.0, 9.9e6), "123,457 [1,000, 9,900,000]"),
-        ((1e8, -1e-5, np.inf), "1e+08 [-1e-05, ∞]"),
-        ((0.5, np.nan, np.nan), "0.5 [–, –]"),
-        ((np.nan, np.nan, np.nan), "–"),
-    ],
-)
-def test_a_cell_is_a_number_with_its_interval(row, text):
-    cell = terminal.with_interval(dict(zip(("q", "q_low", "q_high"), row, strict=True)), "q")
-    assert cell.replace("\\[", "[") == text
+def test_a_cell_is_a_number_with_its_interval_within_what_is_possible():
+    row = {"cosine": 1.1, "cosine_low": 0.928, "cosine_high": 1.0, "q": 0.5, "q_low": 0.25, "q_high": 0.75}
+    assert terminal.with_interval(row, "q").replace("\\[", "[") == "0.50 [0.25, 0.75]"
+    assert terminal.with_interval(row, "cosine") == "≥ 0.928"
 
 
 def variance_frame(group_sizes=(4, 4)):
     frame = pd.DataFrame({"estimator": ["rloo", "length_weighted(alpha=0.8, loo=True)"], "group_size": group_sizes})
     for place, name in enumerate(shown_in("terminal")):
-        for end, shift in (("", 0.0), ("_low", -0.5), ("_high", 0.5)):
-            frame[f"{name}{end}"] = [2.0 + place + shift, 12.0 + place + shift]
+        for end, shift in (("", 0.0), ("_low", -0.05), ("_high", 0.05)):
+            frame[f"{name}{end}"] = [0.2 + place / 10 + shift, 0.3 + place / 10 + shift]
     frame.attrs |= {"n_prompts": 30, "reference": "rloo", "confidence_level": 0.9}
     return frame
 
@@ -104,7 +95,8 @@ def test_the_variance_table_has_a_column_for_each_quantity_of_the_terminal(print
     assert "variance of one group's gradient; 90% intervals over 30 prompts" in text
     for place, name in enumerate(shown_in("terminal")):
         assert QUANTITIES[name].heading.format(reference="rloo") in text
-        assert f"{12 + place} [{11.5 + place:g}, {12.5 + place:g}]" in text
+        centre = 0.3 + place / 10
+        assert f"{centre:.3f} [{centre - 0.05:.3f}, {centre + 0.05:.3f}]" in text
     assert "lowest" not in text
     assert "not resolved" not in text
     assert "N=4" not in text
@@ -140,12 +132,12 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     lines = [line.strip() for line in text.splitlines()]
     headings = next(line for line in lines if line.startswith("estimator"))
     assert headings.endswith("best set")
-    assert headings.index("ratio to rloo") < headings.index("all ratios") < headings.index("matched ratio")
+    assert headings.index("ratio to rloo") < headings.index("ratios of all rows") < headings.index("relative noise")
     cells = next(line for line in lines if line.startswith("length_weighted"))
-    assert cells.index("[0.61, 0.92]") < cells.index("[0.73, 0.84]")
+    assert cells.index("[0.61, 0.92]") < cells.index("[0.730, 0.840]")
     assert cells.endswith("yes")
     assert next(line for line in lines if line.startswith("rloo")).endswith("–")
-    assert "all ratios: those of all rows lie between these ends at once" in text
+    assert "ratios of all rows: between these ends all rows lie at once" in text
     assert "\n–: not resolved or not defined on these data; see the notes\n" in text
     narrow = printed(terminal.show_variance, frame, width=80).splitlines()
     assert max(map(len, narrow)) <= 80
@@ -155,12 +147,14 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
 def test_alpha_with_its_sentences(printed):
     points = load("gloeckle2026")
     keywords = {"lengths": points["length"], "sq_norms": points["sq_norm"]}
-    text = printed(terminal.show_alpha, alpha_report(**keywords, interval="t"))
-    assert text == "α = 0.7887  stderr 0.153  95% interval [0.475, 1.102]  (t; slope 2α = 1.5775, R² = 0.50, n = 29)\n"
-    report = alpha_report(**keywords)
-    lines = printed(terminal.show_alpha_report, report).splitlines()
-    assert lines[0].startswith("α = 0.7887")
-    assert [line.strip() for line in lines[1:]] == report.sentences()
+    report = alpha_report(**keywords, interval="t")
+    first = printed(terminal.show_alpha, report, "points").splitlines()
+    assert first[0] == "points   29 completions of 29 prompts · 562–1,492 tokens, median 1,092"
+    assert first[2] == "  α      0.79 [0.48, 1.10]; ½ possible, 1 possible"
+    assert first[-1] == f"  {len(report.sentences())} notes: --notes    all rows and columns: --all"
+    text = " ".join(printed(terminal.show_alpha_report, report).split())
+    fit = "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t); slope 2α = 1.5775, R² = 0.50, n = 29"
+    assert text == " ".join([fit, *(f"note: {one}" for one in report.sentences())])
 
 
 def test_an_answer_is_its_sentence_or_its_row(printed):
@@ -242,35 +236,37 @@ def test_lists_have_a_row_for_each_name(printed):
     from gradstats.rewards.registry import REWARDS
 
     for what, names in (("estimators", estimators.names()), ("rewards", REWARDS), ("data", ["gloeckle2026"])):
-        text = printed(show_list, what, width=400)
+        text = printed(show_list, what, width=80)
+        assert max(map(len, text.splitlines())) <= 80
+        assert len(text.splitlines()) == len(list(names))
         assert all(name in text for name in names), what
 
 
 def test_the_recipes_are_listed_by_their_labels_in_80_columns(printed):
-    text = printed(show_list, "recipes", width=80)
+    text = printed(show_list, "recipes", True, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert all(f"recipe:{name}" in text for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "kimi_k15", "ppo"))
 
 
 def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
-    wide, narrow = (printed(show_list, "estimators", width=width) for width in (400, 80))
+    wide, narrow = (printed(show_list, "estimators", True, width=width) for width in (400, 80))
     assert [column in wide for column in heading] == [True] * 6
     assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
     assert max(map(len, narrow.splitlines())) <= 80
 
 
-def test_tables_are_as_wide_as_they_need_to_be_where_the_output_is_redirected(monkeypatch, capsys):
+def test_tables_have_80_columns_where_the_output_is_redirected(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     long = "one sentence that does not fit into eighty columns beside another, and that must not be broken into lines"
-    for columns, at_most in ((None, 400), ("80", 80)):
+    for columns, at_most in ((None, 80), ("400", 400)):
         if columns is not None:
             monkeypatch.setenv("COLUMNS", columns)
         table = Table("term", "meaning")
         table.add_row("α", long)
         terminal._PipedConsole(soft_wrap=True).print(table)
         lines = capsys.readouterr().out.splitlines()
-        assert any(long in line for line in lines) == (columns is None)
+        assert any(long in line for line in lines) == (columns is not None)
         assert max(map(len, lines)) <= at_most
 
 
@@ -292,8 +288,7 @@ def test_what_was_written_is_one_line_for_each_folder_and_where_to_start(printed
 
 
 #: Commands whose answer is a file or a folder, or which print JSON in any case.
-# The options of ask are those of the question.
-WITHOUT = {"init", "run", "sample", "measure", "regrade", "figures", "tables", "report", "env", "ask"}
+WITHOUT = {"init", "sample", "measure", "regrade", "export", "report", "ask"}
 
 
 def test_every_command_that_answers_has_the_option():

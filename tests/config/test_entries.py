@@ -96,12 +96,12 @@ CALLED = {"seed": "rng", "name": "name_or_path"}
 
 #: Fields of the section of state values → the function and its argument; ``fitted`` chooses whether a head is fitted.
 OF_VALUES = {
-    "n_folds": (gradstats.fit_values, "n_folds"),
-    "tokens_per_completion": (gradstats.fit_values, "tokens_per_completion"),
-    "monte_carlo": (gradstats.monte_carlo_values, "k"),
-    "steps": (gradstats.monte_carlo_values, "steps"),
-    "seed": (gradstats.monte_carlo_values, "rng"),
-    "batch_size": (gradstats.monte_carlo_values, "batch_size"),
+    "n_folds": (gradstats.values.fit_values, "n_folds"),
+    "tokens_per_completion": (gradstats.values.fit_values, "tokens_per_completion"),
+    "monte_carlo": (gradstats.values.monte_carlo_values, "k"),
+    "steps": (gradstats.values.monte_carlo_values, "steps"),
+    "seed": (gradstats.values.monte_carlo_values, "rng"),
+    "batch_size": (gradstats.values.monte_carlo_values, "batch_size"),
 }
 
 
@@ -187,7 +187,6 @@ COMMANDS = {
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
     "alpha": (LengthScalingSection, "gradstats.alpha_report", ("m",)),
     "variance": (VarianceSection, "gradstats.stats.variance.comparison.compare_available", ("m",)),
-    "figures": (FiguresSection, "gradstats.report.figures.draw_run", ("run",)),
 }
 
 
@@ -236,15 +235,13 @@ def called(imported, monkeypatch, tmp_path):
     monkeypatch.setattr("gradstats.analyses.points.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
     monkeypatch.setattr("gradstats.gradients.parameters.n_block_sketches", lambda *_: 0)
-    monkeypatch.setattr("gradstats.report.saved_results.read_results", lambda path: None)
-    monkeypatch.setattr("gradstats.report.figures.refuse_foreign_figures", lambda *_: None)
 
     def call(capsys, command, *words):
         _, target, needed = COMMANDS[command]
         seen = {}
 
-        def record(*positional, **options):
-            seen.update(options, look=positional[-1] if positional else None)
+        def record(*_, **options):
+            seen.update(options)
             raise ValueError("recorded")
 
         monkeypatch.setattr(target, record)
@@ -259,17 +256,19 @@ def called(imported, monkeypatch, tmp_path):
 def test_a_command_has_the_options_and_defaults_of_its_section(monkeypatch, capsys, called, command):
     section = COMMANDS[command][0]
     seen = called(capsys, command)
-    if section is FiguresSection:
-        assert seen["look"] == FiguresSection()
-    else:
-        expected = section().arguments()
-        assert {name: seen[name] for name in expected} == expected
+    expected = section().arguments()
+    assert {name: seen[name] for name in expected} == expected
     signature = inspect.signature(FUNCTIONS[section]).parameters if section in FUNCTIONS else {}
     for name in signature.keys() & seen.keys() - section.model_fields.keys() - NOT_OPTIONS:
         assert seen[name] == signature[name].default, (command, name)
     _, printed, _ = run(monkeypatch, capsys, command, "--help")
     for name in section.model_fields:
         assert (f"--{name.replace('_', '-')}" in printed) == ((command, name) not in NOT_ON_THE_COMMAND_LINE)
+
+
+def test_export_has_the_options_of_figures(monkeypatch, capsys):
+    _, printed, _ = run(monkeypatch, capsys, "export", "--help")
+    assert all(f"--{name}" in printed for name in FiguresSection.model_fields)
 
 
 @pytest.mark.parametrize("command", ["sample", "measure", "check"])

@@ -121,7 +121,7 @@ def test_code_that_a_cell_names_needs_permission(tmp_path):
 
 def test_an_experiment_that_varies_settings_is_not_run_as_one(tmp_path):
     path = write(tmp_path / "s.yaml", {"sampling.temperature": [1.0]})
-    with pytest.raises(ValueError, match=r"varies settings \(vary\): run it with `gradstats sweep"):
+    with pytest.raises(ValueError, match=r"varies settings \(vary\): run it with `gradstats run"):
         load_experiment(path)
     with pytest.raises(FileNotFoundError, match="there is no sweep file absent, and no sweep of that name"):
         load_sweep("absent")

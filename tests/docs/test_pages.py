@@ -39,7 +39,7 @@ def test_entries_are_short_and_listed_once():
 def test_templates_of_issues_name_what_there_is():
     folder = ROOT / ".github" / "ISSUE_TEMPLATE"
     report = (folder / "bug_report.md").read_text("utf-8")
-    assert "`gradstats env`" in report
+    assert "`gradstats check`" in report
     assert "GRADSTATS_TRACEBACK" in (ROOT / "gradstats" / "cli" / "commands.py").read_text("utf-8")
     assert "gradstats.estimators.register" in (folder / "estimator_request.md").read_text("utf-8")
 
@@ -241,7 +241,7 @@ def test_single_lines_name_what_there_is(elsewhere):
         free = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if free <= {"gs", "fit"} and "runs/" not in line:
             assert eval(line, {"gs": gs, "fit": fit}) is not None
-    assert isinstance(gs.alpha_without_each_prompt(fit), pd.DataFrame)
+    assert isinstance(gs.stats.alpha_without_each_prompt(fit), pd.DataFrame)
 
 
 def test_examples_of_the_site_are_those_that_the_suite_runs(public):

@@ -63,7 +63,7 @@ def test_every_figure_is_shown_with_its_command(pages):
     for picture in DOCS.parent.glob("figures/*/*.png"):
         assert f"figures/{picture.parent.name}/{picture.name})" in page
     assert "gradstats run embedded\n" in page
-    assert "gradstats sweep embedded_cap\n" in page
+    assert "gradstats run embedded_cap\n" in page
     assert "python benchmarks/engines.py\n" in page
 
 

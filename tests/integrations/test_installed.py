@@ -29,7 +29,7 @@ def test_known_versions_are_those_of_the_extra():
 )
 def test_env_states_them(monkeypatch, capsys, found, state):
     monkeypatch.setattr(installed, "installed", lambda package: found if package == "trl" else None)
-    code, out, err = run(monkeypatch, capsys, "env")
+    code, out, err = run(monkeypatch, capsys, "check", "--json")
     assert code == 0, err
     assert json.loads(out)["integrations"]["trl"] == state
 
@@ -39,7 +39,7 @@ def test_a_package_that_is_not_installed():
 
 
 class TestVerl:
-    """What ``gradstats env`` says of verl, which does not report a plugin that fails."""
+    """What ``gradstats check`` says of verl, which does not report a plugin that fails."""
 
     @pytest.fixture
     def state(self, monkeypatch):

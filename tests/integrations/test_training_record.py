@@ -91,7 +91,7 @@ def test_the_folder_is_a_sweep_of_run_directories(recorded):
 
 def test_commands_read_it(recorded, monkeypatch, capsys):
     folder, _ = recorded
-    code, out, err = run(monkeypatch, capsys, "figures", folder, "--formats", "svg")
+    code, out, err = run(monkeypatch, capsys, "export", folder, "--only", "figures", "--formats", "svg")
     assert code == 0, err
     assert {line.rpartition("/")[2] for line in out.split()} >= {"sweep.csv", "policy_revision.svg"}
     assert "training step" in (folder / "figures" / "policy_revision.svg").read_text()

@@ -48,7 +48,7 @@ def test_panels_stand_at_the_values_of_the_setting():
     frame = frame_of([{"sampling.temperature": 1.0}, {"sampling.temperature": 0.6}])
     axes = plot_sweep(frame, "sampling.temperature", varied=["sampling.temperature"])
     assert [ax.get_title(loc="left") for ax in axes] == [
-        r"$\alpha$", "mean length (tokens)", "mean reward", "ratio to RLOO", "matched ratio to RLOO"
+        r"$\alpha$", "mean length (tokens)", "mean reward", "ratio to RLOO", "relative noise (RLOO = 1)"
     ]  # fmt: skip
     assert heights(axes[0]) == [[1.5, 0.5]]  # from the lower temperature to the higher
     assert heights(axes[3]) == [[1.3, 1.2]]  # the reference is not drawn
@@ -124,7 +124,7 @@ def test_checkpoints_stand_at_their_training_steps():
     (line,) = [line for line in axes[0].get_lines() if len(line.get_xdata()) == 8]
     assert line.get_xdata().tolist() == list(range(0, 800, 100))  # linear, from the first to the last
     assert heights(axes[3]) == [[3.0] * 8]  # of the reference alone
-    assert axes[4].get_title(loc="left") == "noise to signal of RLOO"
+    assert axes[4].get_title(loc="left") == "critical batch of RLOO"
     (critical, below) = [heights for heights in heights(axes[4]) if heights]
     np.testing.assert_array_equal(critical, [40.0, np.nan, *[40.0] * 6])
     assert below == [40.0]  # a caret at the lower end

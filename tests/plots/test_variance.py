@@ -203,7 +203,7 @@ def test_reference_line_and_label():
 def test_at_matched_signal_unless_asked_otherwise():
     frame = table()
     ax = plot_variance(frame)
-    assert ax.get_xlabel() == "variance relative to RLOO,\nat matched signal"
+    assert ax.get_xlabel() == "samples needed for equal noise,\nrelative to RLOO"
     points = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "None"]
     np.testing.assert_array_equal(points, frame["matched_ratio"])
 

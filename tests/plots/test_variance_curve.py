@@ -49,7 +49,7 @@ def test_everything_is_grey_and_lines_differ_in_dashes():
 
 def test_the_panels_share_the_parameter_and_one_legend():
     axes = analyses.plot_variance_curve_panels(curves("ordinary"))
-    assert [ax.get_ylabel() for ax in axes] == ["matched\nratio to\nRLOO", "cosine\n(on-policy)", "matched\nbias"]
+    assert [ax.get_ylabel() for ax in axes] == ["relative\nnoise\n(RLOO = 1)", "cosine\n(on-policy)", "bias"]
     assert axes[-1].get_xlabel() == r"exponent $\alpha$"
     (legend,) = plt.gcf().legends
     assert len(legend.get_texts()) == 6

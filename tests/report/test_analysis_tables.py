@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each_value():
     headings, rows = table.cells("plain")
     assert headings[0] == "delta"
     assert [row[0] for row in rows] == ["−0.5", "0", "0.25"]
-    assert table.columns["matched ratio"][1] == (1.0, 1.0, 1.0)
+    assert table.columns["relative noise"][1] == (1.0, 1.0, 1.0)
     assert "asymmetric(loo=True) along delta" in table.caption
     assert "asymmetric(loo=True) along delta" in registry.get("curve").figures[0].caption_of(frame)
 
@@ -119,11 +119,11 @@ def test_a_row_a_bin_with_what_the_estimator_keeps():
 
 
 @pytest.fixture(scope="module")
-def found() -> gs.RatioDiagnostics:
+def found() -> gs.analyses.RatioDiagnostics:
     return gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
 
 
-def test_rows_of_all_completions_come_first(found: gs.RatioDiagnostics, tmp_path):
+def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics, tmp_path):
     table = table_of("ratios", found.to_frame(0.9))
     assert table.rows[:3] == (
         f"token, all (n = {found.spreads[0].n:,})",
@@ -139,7 +139,7 @@ def test_rows_of_all_completions_come_first(found: gs.RatioDiagnostics, tmp_path
     assert len(pd.read_csv(paths[2])) == len(found.to_frame())
 
 
-def test_clips(found: gs.RatioDiagnostics):
+def test_clips(found: gs.analyses.RatioDiagnostics):
     table = analysis_table(CLIPPING, found.clipping_frame())
     assert "grpo" in table.rows
     value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
@@ -147,7 +147,7 @@ def test_clips(found: gs.RatioDiagnostics):
     assert "| recipe | " in table.to_markdown()
 
 
-def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.RatioDiagnostics):
+def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.analyses.RatioDiagnostics):
     batch = turned_policy().sample(40, 4, rng=0)[0].with_fields(token_energy=None)
     frame = gs.ratio_diagnostics(batch, n_bins=2).clipping_frame()
     unknown = frame["removed_of"] == "unknown"
@@ -208,7 +208,7 @@ def frame():
 
 def test_intervals_that_hold_together_follow_their_quantity():
     first, second, third = variance_columns(frame(), ["ratio", "cosine"], "terminal")
-    assert (first.heading, second.heading, third.heading) == ("ratio to rloo", "all ratios", "cosine")
+    assert (first.heading, second.heading, third.heading) == ("ratio to rloo", "ratios of all rows", "cosine")
     assert first.triples == [(1.0, 1.0, 1.0), (0.8, 0.7, 0.9)]
     assert second.together
     assert second.triples[0] == (1.0, 1.0, 1.0)  # known exactly
@@ -277,10 +277,10 @@ def test_matched_ratios_that_hold_together_have_a_column():
     table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
     found = variance_table(table)
     headings, texts = found.cells("plain")
-    assert headings.index("all matched ratios") == headings.index("matched ratio") + 1
-    column = headings.index("all matched ratios")
-    assert [row[column] for row in texts] == ["1", "1.05 to 1.60", "0.75 to 1.15"]
-    assert "All matched ratios: those of all rows lie between these ends at once." in found.caption
+    assert headings.index("relative noise of all rows") == headings.index("relative noise") + 1
+    column = headings.index("relative noise of all rows")
+    assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
+    assert "Relative noise of all rows: between these ends all rows lie at once." in found.caption
     assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
 
 
@@ -360,5 +360,5 @@ def test_a_caption_says_where_the_lowest_is_not_among_the_rows():
     assert "(all pairs of the 3 estimators of the comparison compared)" in variance_table(some).caption
     some = some.drop(columns="in_best_set")
     some.attrs |= {"lowest_beyond_doubt": "otb"}
-    assert "The lowest matched ratio is that of OTB, which is not listed." in variance_table(some).caption
+    assert "The lowest relative noise is that of OTB, which is not listed." in variance_table(some).caption
     assert bold_rows(variance_table(some)) == []

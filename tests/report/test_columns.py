@@ -95,11 +95,11 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         warnings.simplefilter("ignore")
         comparison = gs.compare(measured, ["rloo", "reinforce"])
         section = VarianceSection(estimators=["reinforce", "length_weighted(alpha=0.8, loo=True)"])
-        report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.profile_policy(measured)
+        report, gap, profile = gs.alpha_report(measured), sampler_gap(), gs.analyses.profile_policy(measured)
         curve = gs.variance_curve(measured, "length_weighted(loo=True)", "alpha", [0.0, 1.0])
         baselines = gs.optimal_baselines(measured, published=["rloo"])
         known = [np.full(length, 0.5) for length in measured.lengths]
-        critic = gs.critic_quality(measured, values=known, fitted_values=known)
+        critic = gs.analyses.critic_quality(measured, values=known, fitted_values=known)
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         save_tokens(quality, folder)
@@ -148,7 +148,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "length_reward": set(gs.length_reward_correlation(measured).to_frame().columns),
         "fitted values": set(FittedValues([], NOT_ESTIMATED, (1.0,), 2).to_frame().columns),
         "check": set(engines.columns),
-        "alpha difference": set(gs.alpha_difference(report_points, report_points[::2]).to_frame().columns),
+        "alpha difference": set(gs.stats.alpha_difference(report_points, report_points[::2]).to_frame().columns),
         "cell_differences": set(paired_differences({}).columns),
         "sweep": set(SweepResult(folder, "s", ["x"], {"c": {"x": 1}}, {"c": run}).to_frame()) - {"x"},
     }

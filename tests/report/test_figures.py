@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
 
 
 def command(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["gradstats", "figures", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["gradstats", "export", *map(str, words), "--only", "figures"])
     code = 0
     try:
         commands.main()
@@ -72,8 +72,8 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path):
     [
         ([], "name at least one run directory"),
         (["nowhere"], "nowhere is not a run directory: create one with `gradstats run EXPERIMENT --out nowhere`"),
-        (["RUN", "--venue", "nature"], "invalid choice 'nature'"),
-        (["RUN", "--formats", "bmp"], "invalid choice 'bmp'"),
+        (["RUN", "--venue", "nature"], "venue is 'nature': choose one of icml"),
+        (["RUN", "--formats", "bmp"], "formats is ['bmp']: it must be a list"),
         (["RUN", "--out", "FILE/figures"], "is not a folder: choose another path"),
     ],
 )
@@ -88,7 +88,7 @@ def test_bad_input_is_one_sentence(runs, monkeypatch, capsys, tmp_path, words, m
 def test_drawing_and_reporting_import_no_torch(runs, tmp_path):
     code = (
         "import sys\nfrom gradstats.cli import commands\n"
-        f"sys.argv = ['gradstats', 'figures', {str(runs[0])!r}, '--out', {str(tmp_path)!r}, '--formats', 'svg']\n"
+        f"sys.argv = ['gradstats', 'export', {str(runs[0])!r}, '--out', {str(tmp_path)!r}, '--formats', 'svg']\n"
         "commands.main()\n"
         f"sys.argv = ['gradstats', 'report', {str(runs[0])!r}, '--out', {str(tmp_path / 'r.html')!r}]\n"
         "commands.main()\nprint([name for name in ('torch', 'transformers') if name in sys.modules])"
@@ -136,7 +136,7 @@ def test_the_first_figure_of_estimators_is_at_matched_signal(runs):
     run = read_results(runs[0])
     listed, figure, _ = next(drawn for drawn in run_figures(run, run.figure_style) if drawn[0].name == "variance")
     (ax,) = figure.axes
-    assert ax.get_xlabel() == "variance relative to RLOO,\nat matched signal"
+    assert ax.get_xlabel() == "samples needed for equal noise,\nrelative to RLOO"
     assert "at matched signal" in listed.caption
 
 
@@ -198,14 +198,16 @@ def test_a_comparison_of_fewer_prompts_states_their_number(runs):
 
 
 def test_several_runs_are_labelled_and_warned_about(runs, monkeypatch, capsys, tmp_path):
-    words = ["gradstats", "figures", *map(str, runs), "--out", str(tmp_path), "--formats", "svg", "--venue", "iclr"]
+    words = ["gradstats", "export", *map(str, runs), "--only", "figures", "--out", str(tmp_path)]
+    words += ["--formats", "svg", "--venue", "iclr"]
     monkeypatch.setattr(sys, "argv", words)
     commands.main()
     out, err = capsys.readouterr()
     assert "the runs differ in sampling.temperature (warm: 1.0, cool: 0.6)" in err
-    assert [line.rsplit("/", 1)[1] for line in out.split()] == [
+    assert out == f"{tmp_path}: 2 figures (svg, csv)\n"
+    assert {path.name for path in tmp_path.iterdir()} == {
         "length_scaling.svg", "length_scaling.csv", "variance.svg", "variance.csv",
-    ]  # fmt: skip
+    }  # fmt: skip
     table = pd.read_csv(tmp_path / "variance.csv")
     assert list(table["run"][:2]) == ["warm (temperature 1.0)", "cool (temperature 0.6)"]
     assert list(table["estimator"][:4]) == ["rloo", "rloo", "reinforce", "reinforce"]

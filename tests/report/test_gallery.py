@@ -10,8 +10,8 @@ from saved_runs import ESTIMATORS, save_run, saved_sweep
 
 from gradstats.cli import commands
 from gradstats.report.gallery import gallery_page, write_gallery
-from gradstats.report.numbers import number_with_interval
 from gradstats.report.saved_results import read_results
+from gradstats.stats.numbers import number_with_interval
 from gradstats.system.files import read_json, write_json
 
 
@@ -27,7 +27,7 @@ def test_every_run_has_its_alpha_and_every_estimator_its_ratios(folders, tmp_pat
         alpha = read_json(folder / "alpha.json")
         numbers = (alpha["alpha"], alpha["alpha_low"], alpha["alpha_high"])
         assert f'<td data-key="{numbers[0]!r}">{number_with_interval(*numbers, markup="html")}</td>' in page
-    assert page.count('0.93 <span class="sides"><span>+0.28</span> <span>−0.19</span></span>') == 4
+    assert page.count('0.93 <span class="ends">[0.74, 1.21]</span>') == 4
     assert page.count("<strong>") == 2
     assert '<button type="button">one</button>' in page
     assert "&lt;a model with a long name&gt;" in page

@@ -131,7 +131,7 @@ def test_numbers_aligned_by_siunitx_fit_too(tmp_path):
 def test_a_narrow_column_keeps_what_decides():
     table = variance_table(comparison())
     half, full = (table.headings_at(Layout("icml", column)) for column in ("half", "full"))
-    assert half[0] == "matched ratio"
+    assert half[0] == "relative noise"
     assert set(half) < set(full)
     assert full == [heading for heading in table.columns if heading in full]  # in the order of the table
 
@@ -146,11 +146,11 @@ def test_the_caption_is_silent_about_columns_that_are_left_out():
 
 def test_columns_are_chosen_by_name_or_heading_in_the_order_asked():
     table = variance_table(comparison())
-    chosen = Layout("icml", "full", columns=("cosine", "matched ratio", "matched_ratio_simultaneous", "cosine"))
-    assert table.headings_at(chosen) == ["cosine", "matched ratio", "all matched ratios"]
+    chosen = Layout("icml", "full", columns=("cosine", "relative noise", "matched_ratio_simultaneous", "cosine"))
+    assert table.headings_at(chosen) == ["cosine", "relative noise", "relative noise of all rows"]
     text = table.to_latex(chosen)
-    assert [text.index(word) for word in ("{cosine}", "{matched ratio}")] == sorted(
-        [text.index("{cosine}"), text.index("{matched ratio}")]
+    assert [text.index(word) for word in ("{cosine}", "{relative noise}")] == sorted(
+        [text.index("{cosine}"), text.index("{relative noise}")]
     )
 
 
@@ -191,7 +191,7 @@ def test_rows_with_stacked_scripts_are_further_apart():
     stretch = r"\renewcommand{\arraystretch}"
     table = variance_table(comparison())
     assert stretch in table.to_latex(Layout("icml", "half", columns=("matched_ratio",)))
-    assert stretch not in table.to_latex(Layout("icml", "half", columns=("all matched ratios",)))
+    assert stretch not in table.to_latex(Layout("icml", "half", columns=("relative noise of all rows",)))
 
 
 def test_a_tall_table_is_continued_under_its_number():

@@ -33,6 +33,7 @@ from gradstats.report.page import (
     write_report,
 )
 from gradstats.report.saved_results import read_results
+from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.quantities import COMPARED
 from gradstats.system.files import read_json, write_json
 from gradstats.system.outputs import is_marked
@@ -96,10 +97,8 @@ def test_it_says_what_there_is_to_say(page, run_directory):
     ):  # fmt: skip
         assert text in page, text
     alpha = json.loads((run_directory / "alpha.json").read_text())
-    assert f"[{alpha['alpha_low']:.3f}, {alpha['alpha_high']:.3f}]" in page
-    assert re.findall(r"<strong>(.*?)</strong>", page) == [
-        '0.93 <span class="sides"><span>+0.28</span> <span>−0.19</span></span>'
-    ]
+    assert f"α = {number_with_interval(*(alpha[name] for name in ('alpha', 'alpha_low', 'alpha_high')))}" in page
+    assert re.findall(r"<strong>(.*?)</strong>", page) == ['0.93 <span class="ends">[0.74, 1.21]</span>']
 
 
 def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp_path):
@@ -109,8 +108,8 @@ def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp
     table["in_best_set"] = [True, *[False] * (len(table) - 1)]
     table.to_csv(folder / "variance.csv", index=False)
     text = write_report(folder, svgs={}).read_text()
-    assert text.count("0.50 to 1.25</td>") == len(table)
-    assert "All matched ratios: those of all rows lie between these ends at once." in text
+    assert text.count("[0.50, 1.25]</td>") == len(table)
+    assert "Relative noise of all rows: between these ends all rows lie at once." in text
     assert "Bold marks the best set" in text
     assert [text.count(f'<td data-key="{key}">{mark}</td>') for key, mark in ((0, "yes"), (1, "no"))] == [
         1,
@@ -224,7 +223,7 @@ def test_no_console_errors_and_no_requests(opened):
 @pytest.mark.browser
 def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
     headings = [th.text for th in opened.find_elements("css selector", "#variance-table thead th")]
-    matched = headings.index("matched ratio")
+    matched = headings.index("relative noise")
     cells, states = sort_by(opened, matched)
     assert cells == ["0.93", "1.0", "1.3", ""]
     assert states[matched] == "ascending"
@@ -235,7 +234,7 @@ def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
     assert (
         opened.find_element("css selector", "#variance [role=status]")
         .get_attribute("textContent")
-        .startswith("sorted by matched ratio")
+        .startswith("sorted by relative noise")
     )
     names, _ = sort_by(opened, 0)
     assert sorted(names) == sorted(map(in_words, ESTIMATORS))
@@ -260,7 +259,7 @@ def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width)
 def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
     device = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    for table, ranking in (("variance-table", "matched ratio"), ("prompt-table", "success")):
+    for table, ranking in (("variance-table", "relative noise"), ("prompt-table", "success")):
         heading, right, scrolls = opened.execute_script(
             "const table = document.getElementById(arguments[0]); const head = table.tHead.rows[0].cells[1];"
             "const box = table.closest('.scroll');"
@@ -364,7 +363,7 @@ def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(frame)
         "estimator", "matched_ratio", "matched_ratio_simultaneous", "in_best_set", "trace_cov",
     ]  # fmt: skip
     first, *_, last = table["rows"]
-    assert [cell["html"] for cell in first["cells"][1:3]] == ["0.50 to 1.25", "yes"]
+    assert [cell["html"] for cell in first["cells"][1:3]] == ["[0.50, 1.25]", "yes"]
     assert first["cells"][0]["bold"]
     assert not last["cells"][0]["bold"]
     assert all(len(row["cells"]) == len(table["columns"]) - 1 for row in table["rows"])

@@ -489,7 +489,7 @@ def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, folder):
     save_tokens(gs.proxy_quality(measured), folder)
     results = read_results(folder)
     assert results.energy_fit is not None
-    assert results.energy_fit.alpha == pytest.approx(gs.fit_energy_scaling(measured).alpha)
+    assert results.energy_fit.alpha == pytest.approx(gs.stats.fit_energy_scaling(measured).alpha)
     names = {path.stem for path in draw_run(results, folder / "figures", FiguresSection(formats=["svg"]))}
     assert {"alpha_energy", *FIGURES} <= names
     page = report_page(results)

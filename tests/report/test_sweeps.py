@@ -33,7 +33,7 @@ def test_each_pair_of_cells_has_the_differences_of_its_prompts(tmp_path):
         each = (one.groupby("prompt_id")[column].mean() - other.groupby("prompt_id")[column].mean()).to_numpy()
         low, high = stats.t.interval(0.95, 14, each.mean(), stats.sem(each))
         assert rows.loc[name, columns].tolist() == pytest.approx([each.mean(), low, high])
-    alpha = gs.alpha_difference(one, other)
+    alpha = gs.stats.alpha_difference(one, other)
     assert rows.loc["alpha", columns].tolist() == [alpha.difference, *alpha.confidence_interval()]
 
 
@@ -123,7 +123,7 @@ def test_one_figure_for_each_setting_that_takes_several_values(tmp_path):
 
 
 def test_what_is_not_a_sweep_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not the folder of a sweep: create one with `gradstats sweep FILE"):
+    with pytest.raises(FileNotFoundError, match="is not the folder of a sweep: create one with `gradstats run FILE"):
         gs.read_sweep(tmp_path)
     (tmp_path / "sweep.json").write_text("[]")
     with pytest.raises(ValueError, match="holds a JSON list"):

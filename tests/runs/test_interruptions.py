@@ -174,11 +174,11 @@ def test_a_second_sweep_is_refused_by_name_and_the_first_one_ends(experiment, tm
     file, out = tmp_path / "sweep.yaml", tmp_path / "sweep"
     varied = {"vary": {"sampling.temperature": [0.7, 1.0]}, "figures": {"formats": ["png"]}}
     file.write_text(yaml.safe_dump(experiment.model_dump() | varied, sort_keys=False), encoding="utf-8")
-    with started("sweep", file, out) as process:
+    with started("run", file, out) as process:
         wait_for(lambda: list(out.glob("*/rollouts/shard-00001.parquet")), process)
         process.send_signal(signal.SIGSTOP)
         before = contents_of_two_writers(out)
-        code, _, err = run(monkeypatch, capsys, "sweep", file, "--out", out, "--no-progress")
+        code, _, err = run(monkeypatch, capsys, "run", file, "--out", out, "--no-progress")
         assert code == 1
         assert f"another process is working on {out} (process {process.pid} on " in " ".join(err.split())
         assert contents_of_two_writers(out) == before

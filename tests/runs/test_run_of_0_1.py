@@ -76,7 +76,7 @@ def test_its_variance_is_the_same(path, monkeypatch, capsys):
         np.testing.assert_allclose(frame[column][known], saved[column][known], rtol=1e-5, atol=1e-9, err_msg=column)
 
 
-@pytest.mark.parametrize("command", [pytest.param("figures", marks=pytest.mark.slow), "report"])
+@pytest.mark.parametrize("command", [pytest.param("export", marks=pytest.mark.slow), "report"])
 def test_its_figures_and_its_page_are_drawn_from_saved_numbers(path, monkeypatch, capsys, command):
     for step in ("rollouts", "measurement"):
         shutil.rmtree(path / step)
@@ -99,7 +99,7 @@ def test_the_same_experiment_samples_and_measures_nothing(path):
         # The reference comes first; version 0.1 wrote no bins of other estimators.
         again = pd.read_csv(path / "tables" / f"{name}.csv").iloc[: len(frame)]
         # Sets of what divides by the signal are Fieller's since, and their value is left out where they are unbounded;
-        # what completions of some lengths contribute is not a multiple of the gradient and has no matched ratio.
+        # what completions of some lengths contribute is not a multiple of the gradient and has no relative noise.
         changed = ("cosine", "bias_share", "matched_ratio")
         columns = [column for column in frame if not column.startswith(changed)]
         pd.testing.assert_frame_equal(again[columns], frame[columns], rtol=1e-5, obj=name)

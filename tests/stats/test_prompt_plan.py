@@ -1,6 +1,7 @@
 """What every plan states."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_completions_tokens_and_hours():
     assert timed.hours == pytest.approx(4.0)
     assert timed.to_frame()[["n", "n_assured", "n_tokens", "hours"]].iloc[0].tolist() == [750, 1125, 225_000, 4.0]
     assert timed.sentence() == (
-        "α ± 0.05 (95% interval) takes 100 prompts [60, 240] similar to the pilot's 30; 150 (1,125 completions, "
+        "α ± 0.05 (95% interval) takes 100 prompts [60, 240] like these; 150 (1,125 completions, "
         "220,000 tokens, 4 hours) are enough in 80% of studies."
     )
 
@@ -49,9 +50,18 @@ def test_what_is_not_known_is_left_out():
     endless = plan(n_prompts_high=math.inf, n_prompts_assured=math.inf)
     assert endless.n_assured == math.inf
     assert endless.sentence() == (
-        "α ± 0.05 (95% interval) takes 100 prompts [60, ∞] similar to the pilot's 30; the pilot is too small to name a "
+        "α ± 0.05 (95% interval) takes 100 prompts [≥ 60] like these; the pilot is too small to name a "
         "size that is enough in 80% of studies."
     )
+
+
+def test_the_answer_on_one_line():
+    given = plan()
+    assert given.line() == "α ± 0.05 takes 150 prompts like these (1,100 completions, 220,000 tokens)"
+    assert len(given.line()) <= 80
+    assert replace(given, pilot_n_prompts=None).line().startswith("α ± 0.05 takes 150 prompts (")
+    endless = plan(n_prompts_high=math.inf, n_prompts_assured=math.inf)
+    assert endless.line() == "α ± 0.05 takes at least 60 prompts like these; the pilot is too small to say how many"
 
 
 @pytest.mark.parametrize("threshold", [1, 3, 4, 57, 10_000])

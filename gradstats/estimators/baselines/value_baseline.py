@@ -57,7 +57,7 @@ def gae(batch: Batch, gamma: float = 1.0, lam: float = 1.0, whiten: bool = False
     if np.isnan(given).any():
         raise ValueError(
             "gae needs a value at every counted token, but some values are NaN, which only vine accepts: pass those of "
-            "a fitted head (gradstats.fit_values; in a run, set values.fitted)"
+            "a fitted head (gradstats.values.fit_values; in a run, set values.fitted)"
         )
     values = pack(given, batch.mask)
     following = np.pad(values[:, 1:], ((0, 0), (0, 1)))
@@ -103,7 +103,7 @@ def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
     if batch.values is None:
         raise ValueError(
             "vine needs means of further completions, and only values of a fitted head are known: pass those of "
-            "gradstats.monte_carlo_values, or set values.monte_carlo in a run"
+            "gradstats.values.monte_carlo_values, or set values.monte_carlo in a run"
         )
     values = pack(batch.values, batch.mask)
     starts = ~np.isnan(values)

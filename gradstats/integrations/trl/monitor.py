@@ -105,7 +105,7 @@ class VarianceMonitor:
     Every so many optimizer steps, when completions have been drawn and scored and before they are learnt from, their
     gradients are measured with the live model, as :func:`gradstats.measure` does, and compared, as
     :func:`gradstats.compare` does. The numbers of :func:`gradstats.integrations.training_record.logged_values` go to
-    the trainer's own reporters, and everything to a folder that ``gradstats figures`` draws. The training run ends with
+    the trainer's own reporters, and everything to a folder that ``gradstats export`` draws. The training run ends with
     the same weights, bit for bit, as without a monitor. What cannot be measured is warned of, skipped and counted
     (``gradstats/skipped``, ``gradstats/left_out``); it never stops the training.
 

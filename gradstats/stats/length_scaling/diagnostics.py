@@ -76,7 +76,7 @@ def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
     Example:
         >>> import gradstats as gs
         >>> points = gs.data.load("gloeckle2026")
-        >>> test = gs.curvature_test(gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm))
+        >>> test = gs.stats.curvature_test(gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm))
         >>> round(test.curvature, 2), round(test.pvalue, 2)
         (-0.54, 0.46)
     """
@@ -146,7 +146,7 @@ def mundlak_test(fit: LengthScalingFit) -> MundlakTest:
         >>> lengths = np.array([10, 20, 40, 40, 80, 160, 90, 180, 360, 200, 400, 800])
         >>> groups = np.repeat(np.arange(4), 3)
         >>> sq_norms = lengths * (1.0 + groups)  # α is ½ within prompts
-        >>> test = gs.mundlak_test(gs.fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
+        >>> test = gs.stats.mundlak_test(gs.fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
         >>> round(test.alpha_within, 3), round(test.alpha_between, 3)
         (0.5, 0.735)
     """
@@ -227,7 +227,7 @@ def length_scaling_by_block(
         >>> norms = pd.DataFrame({"layer 0": lengths**1.0, "layer 1": lengths**1.6})  # exponents of 0.5 and 0.8
         >>> nothing = [np.zeros(length) for length in lengths]
         >>> measured = gs.Measurement(rollouts, norms, None, nothing, nothing, nothing, nothing)
-        >>> gs.length_scaling_by_block(measured)[["block", "alpha"]].round(2).to_numpy().tolist()
+        >>> gs.stats.length_scaling_by_block(measured)[["block", "alpha"]].round(2).to_numpy().tolist()
         [['layer 0', 0.5], ['layer 1', 0.8], ['total', 0.76]]
     """
     by_block = measured.sq_norms_by_block
@@ -284,7 +284,7 @@ _COLUMNS = ("prompt_id", "length", "sq_norm")
 
 @dataclass(frozen=True, repr=False)
 class AlphaDifference(Tested):
-    r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.alpha_difference`.
+    r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.stats.alpha_difference`.
 
     Attributes:
         alpha: :math:`α` of the first sample.
@@ -330,7 +330,7 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
         >>> noise = [1.1, 0.9, 1.3, 1.2, 0.8, 0.9, 1.0, 0.7]  # shared by the two samples
         >>> steep = prompts.assign(sq_norm=noise * prompts["length"] ** 1.6)
         >>> flat = prompts.assign(sq_norm=noise * prompts["length"] ** 1.0)
-        >>> difference = gs.alpha_difference(steep, flat)
+        >>> difference = gs.stats.alpha_difference(steep, flat)
         >>> round(difference.difference, 3), round(difference.stderr, 3)
         (0.3, 0.0)
     """

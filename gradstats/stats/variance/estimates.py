@@ -127,7 +127,7 @@ def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> l
 
 @dataclass(frozen=True)
 class OfKnownScale:
-    """A matched ratio whose coefficient is known exactly."""
+    """A relative noise whose coefficient is known exactly."""
 
     ratio: Estimate  # tr Cov over the reference's
     coefficient: float  # of E g relative to E r
@@ -151,7 +151,7 @@ class OfKnownScale:
 
 @dataclass(frozen=True)
 class OfEstimatedScale:
-    """A matched ratio whose coefficient is estimated from the same prompts."""
+    """A relative noise whose coefficient is estimated from the same prompts."""
 
     root: FiellerRatio  # √(tr Cov(g)/tr Cov(r)) over the coefficient, of either sign
 

@@ -165,11 +165,12 @@ def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> 
     needed, at_least, label = max(plans)
     whose = f" that of {label}" if len(unresolved) > 1 else " it"
     if np.isfinite(needed):
-        size = f"an estimated {needed:,} prompts [{at_least:,}, ∞]"
-        return f"Resolving{whose} takes {size} similar to these {n_prompts}"
+        return (
+            f"Resolving{whose} takes an estimated {needed:,} prompts like these {n_prompts}, and at least {at_least:,}"
+        )
     return (
         f"How many prompts would resolve{whose} cannot be estimated, since the estimate is not positive; if the signal "
-        f"were at the upper end of its interval, {at_least:,} similar to these {n_prompts} would be needed"
+        f"were at the upper end of its interval, {at_least:,} like these {n_prompts} would be needed"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from gradstats.config.options import EUCLIDEAN
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interval, Statistic
+from gradstats.stats.numbers import NO_LIMITS, Limits
 from gradstats.stats.variance.estimates import (
     GradientStatistics,
     KeptShare,
@@ -51,11 +53,18 @@ class Quantity:
     panel_label: str  # under a panel a third as wide
     logarithmic: bool = False  # whether it is drawn on a log axis
     landmark: float | None = None  # a value to compare with, drawn as a dashed line
+    limits: Limits = (
+        NO_LIMITS  # the least and the greatest value that are possible; an unbiased estimate may lie beyond
+    )
     has_unit: bool = False  # whether it carries the square of the gradient's unit, alone or relative to another's
     shown_in: tuple[Place, ...] = ()  # where it is a column or panel by default
     together_heading: str = ""  # of the intervals that hold for all rows at once, where there are any
     together_in: tuple[Place, ...] = ()  # where these are a column of their own
 
+
+#: The values that variances and shares can have.
+NOT_NEGATIVE: Limits = (0.0, math.inf)
+SHARE: Limits = (0.0, 1.0)
 
 #: What `gradstats.compare` estimates of every estimator, in the order of its frame.
 COMPARED = (
@@ -64,6 +73,7 @@ COMPARED = (
         heading="tr Cov",
         axis_label="tr Cov of a group's gradient",
         panel_label="tr Cov",
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         has_unit=True,
         shown_in=("paper", "page", "terminal"),
@@ -73,14 +83,16 @@ COMPARED = (
         heading="‖E ĝ‖²",
         axis_label="squared norm of the expected gradient",
         panel_label="signal",
+        limits=NOT_NEGATIVE,
         landmark=0.0,
         has_unit=True,
     ),
     Quantity(
         name="noise_to_signal",
-        heading="noise to signal",
-        axis_label="noise to signal (groups)",
-        panel_label="noise\nto signal",
+        heading="critical batch",
+        axis_label="critical batch (prompts)",
+        panel_label="critical\nbatch",
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         shown_in=("page",),
     ),
@@ -89,22 +101,24 @@ COMPARED = (
         heading="ratio to {reference}",
         axis_label="variance relative to {reference}",
         panel_label="ratio to\n{reference}",
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         landmark=1.0,
         has_unit=True,
         shown_in=("paper", "page", "terminal"),
-        together_heading="all ratios",
+        together_heading="ratios of all rows",
         together_in=("page", "terminal"),
     ),
     Quantity(
         name="matched_ratio",
-        heading="matched ratio",
-        axis_label="variance relative to {reference},\nat matched signal",
-        panel_label="matched\nratio to\n{reference}",
+        heading="relative noise",
+        axis_label="samples needed for equal noise,\nrelative to {reference}",
+        panel_label="relative\nnoise\n({reference} = 1)",
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         landmark=1.0,
         shown_in=("paper", "page", "terminal", "panels"),
-        together_heading="all matched ratios",
+        together_heading="relative noise of all rows",
         together_in=("paper", "page", "terminal"),
     ),
     Quantity(
@@ -112,6 +126,7 @@ COMPARED = (
         heading="cosine",
         axis_label="cosine to the {target} gradient",
         panel_label="cosine\n({target})",
+        limits=(-1.0, 1.0),
         shown_in=("paper", "page", "terminal", "panels"),
     ),
     Quantity(
@@ -119,12 +134,14 @@ COMPARED = (
         heading="share of bias",
         axis_label="share of bias in the mean squared error,\nagainst the {target} gradient",
         panel_label="share\nof bias",
+        limits=SHARE,
     ),
     Quantity(
         name="matched_bias_share",
-        heading="matched bias",
+        heading="bias",
         axis_label="share of bias in the mean squared error,\nat matched scale, against the {target} gradient",
-        panel_label="matched\nbias",
+        panel_label="bias",
+        limits=SHARE,
         shown_in=("paper", "page", "terminal", "panels"),
     ),
     Quantity(
@@ -132,6 +149,7 @@ COMPARED = (
         heading="groups kept",
         axis_label="share of groups with a gradient",
         panel_label="groups\nkept",
+        limits=SHARE,
         shown_in=("paper", "page"),
     ),
 )
@@ -143,6 +161,7 @@ VARIANCE_COMPONENTS = (
         heading="within-prompt variance",
         axis_label="within-prompt variance",
         panel_label="within\nprompts",
+        limits=NOT_NEGATIVE,
         logarithmic=True,
         has_unit=True,
     ),
@@ -151,6 +170,7 @@ VARIANCE_COMPONENTS = (
         heading="between-prompt variance",
         axis_label="between-prompt variance",
         panel_label="between\nprompts",
+        limits=NOT_NEGATIVE,
         landmark=0.0,
         has_unit=True,
     ),
@@ -160,6 +180,12 @@ VARIANCE_COMPONENTS = (
 COMPONENT_LABEL = "component of tr Cov"
 
 QUANTITIES = {quantity.name: quantity for quantity in (*COMPARED, *VARIANCE_COMPONENTS)}
+
+
+def limits_of(name: str) -> Limits:
+    """Return the least and the greatest value that a column can have, as its quantity declares them."""
+    return QUANTITIES[name].limits if name in QUANTITIES else NO_LIMITS
+
 
 # A shrunken estimator has a low ratio without being better, and a ratio between two units is meaningless: only the
 # variance at matched signal decides which estimator is lowest, and figures show it by default.

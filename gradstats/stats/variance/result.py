@@ -13,13 +13,16 @@ from jaxtyping import Bool, Float
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats.intervals import N_RESAMPLES, studentised_means
 from gradstats.stats.jackknife import Interval, Statistic, require_level
+from gradstats.stats.numbers import Limits
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio_simultaneous
 from gradstats.stats.variance.inputs import ON_POLICY, TargetChoice
 from gradstats.stats.variance.notes import notes_of_each
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, EstimatorVariance, with_ends
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, EstimatorVariance, with_ends
 from gradstats.system.late import pd
 
+#: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
+NEEDED = "prompts_to_resolve"
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
 TIE = 1e-5
@@ -102,7 +105,7 @@ def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | No
 
 
 def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
-    """Label of the estimator with the lowest matched ratio; None where no estimator's is known."""
+    """Label of the estimator with the lowest relative noise; None where no estimator's is known."""
     frame = frame_of(comparison, None)
     values = frame[JUDGED.name].to_numpy(dtype=float) if JUDGED.name in frame else np.empty(0)
     if not np.isfinite(values).any():
@@ -200,6 +203,7 @@ class VarianceComparison(Printed):
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
+    printed_limits: ClassVar[Mapping[str, Limits]] = {name: quantity.limits for name, quantity in QUANTITIES.items()}
 
     rows: tuple[EstimatorVariance, ...]
     splits: tuple[GroupSplit, ...]
@@ -249,7 +253,7 @@ class VarianceComparison(Printed):
         return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
 
     def lowest(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
-        """Label of the estimator with the lowest matched ratio; None where none is resolved."""
+        """Label of the estimator with the lowest relative noise; None where none is resolved."""
         return lowest(self.to_frame(confidence_level))
 
     def lowest_beyond_doubt(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
@@ -261,7 +265,7 @@ class VarianceComparison(Printed):
 
         Then follow ``ratio_simultaneous_low`` and ``ratio_simultaneous_high``, between which the ratios of all rows of
         a group size lie at once, and the same of ``matched_ratio``; ``in_best_set``, whether the estimator may have the
-        lowest variance at matched signal (None for rows without a matched ratio, which are not judged);
+        lowest variance at matched signal (None for rows without a relative noise, which are not judged);
         ``n_effective_prompts``, how many prompts of equal squared gradients the variance is worth; and
         ``most_influential_prompt``, without which it changes most.
         ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
@@ -289,7 +293,19 @@ class VarianceComparison(Printed):
         frame["n_effective_prompts"] = [row.n_effective_prompts for row in self.rows]
         frame["most_influential_prompt"] = influential
         frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame)
+        if not judged.all():
+            frame.attrs[NEEDED] = self._prompts_to_resolve(judged, confidence_level)
         return frame
+
+    def _prompts_to_resolve(self, judged: Bool[np.ndarray, " e"], confidence_level: float) -> int | None:
+        """Return how many prompts would give every row without a relative noise one; None where that cannot be said."""
+        needed = [
+            row.signal_components.prompts_to_resolve(row.signal_sq.value, row.signal_sq.value, confidence_level)
+            for row, is_judged in zip(self.rows, judged, strict=True)
+            if not is_judged and row.signal_components is not None and row.trace_cov.value > 0
+        ]
+        most = max(needed, default=np.inf)
+        return int(most) if np.isfinite(most) else None
 
     def _table(self, intervals: Sequence[dict[str, Interval]], confidence_level: float) -> pd.DataFrame:
         """Return one row per estimator with its quantities, and in ``.attrs`` how the comparison was made."""

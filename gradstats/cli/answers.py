@@ -1,0 +1,192 @@
+"""The first screen of a command: the answer in a few lines of 80 columns, and where the rest is."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from itertools import accumulate
+
+from rich.cells import cell_len
+
+from gradstats.report.verdict import NO_BREAK, Compared, Noise, Verdict, shortened, what_is_open
+from gradstats.stats.numbers import UNRESOLVED
+
+#: Columns and lines of a first screen.
+WIDTH, LINES = 80, 25
+_INDENT = "  "
+_GAP = "   "  # between columns
+_TOPIC = 7  # columns of the topics of verdicts
+# Columns of names in the table of relative noise, without and with a column of bias.
+_LONGEST_NAME, _LONGEST_BESIDE_BIAS = 36, 28
+_BIAS = "bias"
+# The axis does not reach beyond these, whatever the intervals.
+_FARTHEST = 8.0
+# Marks on the axis, of which the first that fit the span are drawn.
+_TICKS = ((0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), (0.5, 0.7, 1.0, 1.4, 2.0), (0.8, 0.9, 1.0, 1.1, 1.25))
+_FINE_TICKS = ((0.95, 1.0, 1.05), (0.98, 1.0, 1.02), (0.99, 1.0, 1.01))
+# Lines around the rows of the table: two blank ones, its heading, and three on what is open and on what is not shown.
+_AROUND = 6
+
+
+def first_screen(
+    headline: str, verdicts: Sequence[Verdict], compared: Compared | None = None, closing: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of the answer.
+
+    Args:
+        headline: what was measured.
+        verdicts: one line or two for each.
+        compared: the estimators whose relative noise is drawn below the verdicts.
+        closing: lines on where the rest is.
+    """
+    block = [line for verdict in verdicts for line in _verdict(verdict)]
+    lines = [*_folded(headline, ""), *([""] if block else []), *block]
+    if compared is not None:
+        room = LINES - len(lines) - len(closing) - _AROUND
+        lines += ["", *noise_table(compared, most=room)]
+    return [*lines, *([""] if closing else []), *closing]
+
+
+def _verdict(one: Verdict) -> list[str]:
+    return _folded(one.text, f"{_INDENT}{one.topic:<{_TOPIC}}")
+
+
+def _folded(text: str, before: str) -> list[str]:
+    """Return a text behind a few letters, in lines of the screen's width."""
+    lines = textwrap.wrap(
+        text, WIDTH, initial_indent=before, subsequent_indent=" " * (len(before) or len(_INDENT)),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
+def answer_screen(
+    answer: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    shown: Sequence[str],
+    closing: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines of the answer to a question: what it says, and a short table.
+
+    Args:
+        answer: a sentence or two.
+        headings: of all columns of the table, that of the names of rows first.
+        rows: cells as text; what does not fit is left out, the last rows and columns first.
+        shown: headings of the columns to show, as far as there is room; none for no table.
+        closing: lines on where the rest is.
+    """
+    lines = _folded(answer, "")
+    cells = [list(column) for column in zip(headings, *rows, strict=True)]
+    # What no row resolves says nothing here.
+    known = [column for column in cells[1:] if column[0] in shown and set(column[1:]) - {UNRESOLVED, ""}]
+    if known and rows:
+        widths = [max(map(cell_len, column)) for column in known]
+        longest = max(map(cell_len, cells[0]))
+        room = WIDTH - len(_INDENT) - min(longest, _LONGEST_NAME)
+        fitting = max(1, sum(total <= room for total in accumulate(width + len(_GAP) for width in widths)))
+        known, widths = known[:fitting], widths[:fitting]
+        first = min(longest, WIDTH - len(_INDENT) - sum(widths) - fitting * len(_GAP))
+        most = LINES - len(lines) - len(closing) - _AROUND
+        names = [shortened(name, first) for name in cells[0]]
+        columns = [[f"{_GAP}{cell:>{width}}" for cell in column] for column, width in zip(known, widths, strict=True)]
+        table = [f"{_INDENT}{name:<{first}}{''.join(row)}" for name, *row in zip(names, *columns, strict=True)]
+        lines += ["", *table[: most + 1]]
+        if len(rows) > most:
+            lines.append(f"{_INDENT}… {len(rows) - most} more rows: --all")
+    return [*lines, *([""] if closing else []), *closing]
+
+
+def noise_table(compared: Compared, most: int) -> list[str]:
+    """Return the relative noise of each estimator, sorted, with its interval drawn on an axis that all rows share.
+
+    Args:
+        compared: the estimators.
+        most: how many rows are shown; of more, those in the middle are left out.
+    """
+    rows, n_left_out, gap = _outermost(compared.rows(), most)
+    size = "" if compared.group_size is None else f", {compared.group_size:g} completions a group"
+    title = f"{_INDENT}samples for equal noise, {compared.reference} = 1{size}"
+    said = [line for text in what_is_open(compared) for line in _folded(text, _INDENT)]
+    if not rows:
+        return [title, *said]
+    texts = [row.text() for row in rows]
+    biases = [row.bias_text() for row in rows]
+    widest = max(map(len, biases))
+    biases = [_BIAS if widest else "", *(f"{bias:>{widest}}" for bias in biases)]
+    names = [row.name(width=_LONGEST_BESIDE_BIAS if biases[0] else _LONGEST_NAME) for row in rows]
+    first, second, third = (max(map(cell_len, column)) for column in (names, texts, biases))
+    first = max(first, len(title) + 1 - len(_INDENT) - 2 - second - 2)  # the heading stands above two columns
+    before = len(_INDENT) + first + 2 + second + 2
+    axis = _Axis(rows, WIDTH - before - (third + 1 if third else 0))
+    lines = [f"{title:<{before}}{axis.ticks:<{axis.width}} {biases.pop(0):>{third}}".rstrip()]
+    for at, (row, name, text, bias) in enumerate(zip(rows, names, texts, biases, strict=True)):
+        if n_left_out and at == gap:
+            lines.append(f"{_INDENT}… {n_left_out} more between these: --all")
+        line = f"{_INDENT}{name:<{first}}  {text:<{second}}  {axis.drawn(row):<{axis.width}} {bias}"
+        lines.append(line.rstrip())
+    return [*lines, *said]
+
+
+def _outermost(rows: Sequence[Noise], most: int) -> tuple[list[Noise], int, int]:
+    """Return the rows with the least and the most noise, how many are left out between them, and where."""
+    if len(rows) <= most:
+        return list(rows), 0, 0
+    above = (most - 1) // 2
+    below = most - 2 - above
+    middle = rows[above : len(rows) - below]
+    reference = [row for row in middle if row.is_reference]
+    upper = [*rows[:above], *reference]
+    return [*upper, *rows[len(rows) - below :]], len(middle) - len(reference), len(upper)
+
+
+class _Axis:
+    """A logarithmic axis in characters, that holds the intervals of all rows and 1."""
+
+    def __init__(self, rows: Sequence[Noise], width: int) -> None:
+        ends = [end for row in rows for end in row.shown if math.isfinite(end) and end > 0]
+        low, high = min([*ends, 1.0]), max([*ends, 1.0])
+        span = max(high / low, 1.02) ** 0.04
+        self.low, self.high = max(low / span, 1 / _FARTHEST), min(high * span, _FARTHEST)
+        self.width = width
+
+    def place(self, number: float) -> int:
+        share = math.log(number / self.low) / math.log(self.high / self.low)
+        return round(min(max(share, 0.0), 1.0) * (self.width - 1))
+
+    @property
+    def ticks(self) -> str:
+        """The numbers of the axis, as many as fit."""
+        fitting = [ticks for ticks in (*_TICKS, *_FINE_TICKS) if sum(self.low <= one <= self.high for one in ticks) > 1]
+        letters = [" "] * (self.width + 2)
+        taken: set[int] = set()
+        marks = fitting[0] if fitting else (1.0,)
+        for number in sorted(marks, key=lambda one: one != 1.0):
+            if not self.low <= number <= self.high:
+                continue
+            text = f"{number:g}"
+            first = min(max(self.place(number) - (len(text) - 1) // 2, 0), self.width - len(text))
+            cells = range(first, first + len(text))
+            if not taken & set(range(first - 2, first + len(text) + 2)):
+                letters[first : first + len(text)] = text
+                taken |= set(cells)
+        return "".join(letters).rstrip()
+
+    def drawn(self, row: Noise) -> str:
+        """Return an interval as a line, its estimate as a dot, and 1 as a stroke."""
+        value, low, high = row.shown
+        letters = [" "] * self.width
+        letters[self.place(1.0)] = "│"
+        first = self.place(low) if math.isfinite(low) and low > 0 else 0
+        last = self.place(high) if math.isfinite(high) else self.width - 1
+        if math.isfinite(low) or math.isfinite(high):
+            for at in range(first, last + 1):
+                letters[at] = "┼" if letters[at] in "│┼" else "─"
+            for end, at, arrow in ((low, 0, "‹"), (high, self.width - 1, "›")):
+                beyond = not math.isfinite(end) or not self.low <= end <= self.high
+                if beyond and first <= at <= last:
+                    letters[at] = arrow
+        if math.isfinite(value):
+            letters[self.place(value)] = "●"
+        return "".join(letters)

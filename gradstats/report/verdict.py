@@ -1,0 +1,426 @@
+"""The answer first: what a run says about α, which estimator to use or avoid, and how large a batch should be.
+
+The terminal and the page of a report begin with these verdicts, from the numbers as they are saved. An estimator is
+judged by its relative noise: how many samples it takes for the same noise at the same signal, where the reference
+takes one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradstats.analyses.alpha import CURVED_BELOW
+from gradstats.stats.numbers import ROUNDING, Triple, number_with_interval, readable
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
+from gradstats.stats.variance.result import NEEDED
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gradstats.rollouts.table import Rollouts
+
+#: An estimator is one to avoid where it takes at least this many times the samples of the reference, beyond doubt.
+WORTH_AVOIDING = 1.1
+#: Bias is a verdict where it makes at least this share of the error of a batch, beyond doubt.
+WORTH_NAMING = 0.1
+# Rows whose estimate and ends lie within this share of one another look the same.
+_ALIKE = 0.015
+# Triples that differ by less are those of estimators that are equal by construction.
+_EQUAL = 1e-6
+_SEVENTHS = 1e-4  # how exactly a scale is a fraction of small numbers
+_LARGEST_DENOMINATOR = 64
+
+NO_BREAK = "\u00a0"
+UNKNOWN: Triple = (math.nan, math.nan, math.nan)
+_BIAS = "matched_bias_share"
+
+# Share of completions above which a headline says that they were cut off.
+_MANY_CUT = 0.01
+
+#: What a reader sees of an estimator instead of its label.
+Naming = Callable[[str], str]
+
+
+def as_labelled(label: str) -> str:
+    """Return the label itself, as the terminal shows it."""
+    return label
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the answer.
+
+    Attributes:
+        topic: what it is about, in a word: α, best, avoid, bias, batch.
+        text: the verdict.
+    """
+
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Estimators that share a row: equal up to their scale, or too much alike to tell apart.
+
+    Attributes:
+        labels: of the estimators.
+        scale: of the first one's gradient over that of the others, where they are equal up to it; NaN where they are
+            only alike.
+        shown: relative noise as readers see it, NaN for what is not known.
+        together: the ends of its interval that hold for all rows at once, where the comparison has them.
+        bias: share of bias in the error of a batch, with its interval; NaN where it is not resolved.
+        is_reference: whether the reference is among them.
+    """
+
+    labels: tuple[str, ...]
+    scale: float
+    shown: Triple
+    together: tuple[float, float]
+    bias: Triple = UNKNOWN
+    is_reference: bool = False
+
+    @property
+    def may_share(self) -> bool:
+        """Whether the row may be shown together with others that look the same."""
+        return not self.is_reference and math.isnan(self.bias[1]) and all(map(math.isfinite, self.shown))
+
+    @property
+    def alike(self) -> bool:
+        """Whether the row holds estimators that are not equal by construction."""
+        return len(self.labels) > 1 and math.isnan(self.scale)
+
+    def name(self, naming: Naming = as_labelled, width: int = 80) -> str:
+        """Name the row in at most so many letters.
+
+        >>> Noise(("rloo", "group_mean", "dr_grpo"), 8 / 7, (1, 1, 1), (1, 1)).name()
+        'rloo = group_mean = dr_grpo at 8/7'
+        """
+        first, others = naming(self.labels[0]), len(self.labels) - 1
+        if others and not self.alike:
+            scale = "" if abs(self.scale - 1) < _SEVENTHS else f" at {_as_fraction(self.scale)}"
+            full = f"{' = '.join(map(naming, self.labels))}{scale}"
+            if len(full) <= width:
+                return full
+            return f"{shortened(first, width - 12)} and {others} equal"
+        return shortened(first, width - 11) + f" and {others} more" if others else shortened(first, width)
+
+    def text(self) -> str:
+        """Write the relative noise with its interval; of rows that look alike, the interval alone."""
+        value, low, high = self.shown
+        return number_with_interval(math.nan if self.alike else value, low, high)
+
+    def bias_text(self) -> str:
+        """Write the interval of the share of bias in per cent where it is resolved, else nothing."""
+        _, low, high = self.bias
+        if math.isnan(low):
+            return ""
+        return (
+            "< 1 %"
+            if high < 0.01
+            else f"{100 * low:.0f}–{100 * high:.0f} %"
+            if low >= 0.01
+            else f"≤ {100 * high:.0f} %"
+        )
+
+
+def _as_fraction(scale: float) -> str:
+    found = Fraction(scale).limit_denominator(_LARGEST_DENOMINATOR)
+    return str(found) if abs(float(found) - scale) < _SEVENTHS * scale else f"{scale:.3g}"
+
+
+def shortened(name: str, width: int) -> str:
+    """Cut a name to a width; what stands in brackets stays in brackets.
+
+    >>> shortened("length_weighted(alpha=within_prompt, loo=True)", 30)
+    'length_weighted(alpha=within…)'
+    """
+    if len(name) <= width:
+        return name
+    end = "…)" if name.endswith(")") else "…"
+    return name[: width - len(end)].rstrip(" ,_=") + end
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comparison of estimators as a reader needs it first.
+
+    Attributes:
+        reference: label of the estimator whose samples count as 1.
+        estimators: those that are equal by construction together, from the least noise to the most.
+        unresolved: labels of estimators whose relative noise these data leave open.
+        silent: labels of estimators without a gradient, or whose inputs were not measured.
+        about: how they were compared: the ``.attrs`` of the frame.
+        group_size: completions per group of these rows, where the comparison has several sizes; else None.
+        batch: prompts at which signal and noise of the reference are equal, with an interval.
+    """
+
+    reference: str
+    estimators: tuple[Noise, ...]
+    unresolved: tuple[str, ...]
+    silent: tuple[str, ...]
+    about: Mapping[Hashable, Any]
+    group_size: float | None = None
+    batch: Triple = UNKNOWN
+
+    def rows(self) -> list[Noise]:
+        """Return the rows of a short table: neighbours that no one could tell apart share one.
+
+        The reference, and estimators with a bias, stay by themselves.
+        """
+        merged: list[list[Noise]] = []
+        for one in self.estimators:
+            beside = merged[-1][0] if merged else one
+            if merged and one.may_share and beside.may_share and _same(beside.shown, one.shown, _ALIKE):
+                merged[-1].append(one)
+            else:
+                merged.append([one])
+        return [_alike(group) if len(group) > 1 else group[0] for group in merged]
+
+
+def compared_first(frame: pd.DataFrame) -> Compared:
+    """Sort the rows of a comparison, those of its first group size where it has several."""
+    reference = str(frame.attrs.get("reference", ""))
+    sizes = list(dict.fromkeys(frame["group_size"].dropna())) if "group_size" in frame else []
+    group_size = float(sizes[0]) if len(sizes) > 1 else None
+    chosen = frame if group_size is None else frame.loc[frame["group_size"] == group_size]
+    rows = chosen.to_dict("records")
+    known: list[list[dict[Hashable, Any]]] = []
+    unresolved, silent, batch = [], [], UNKNOWN
+    for row in sorted(rows, key=lambda row: row["estimator"] != reference):  # the reference names what equals it
+        label, shown = str(row["estimator"]), _shown(row, JUDGED.name)
+        if label == reference:
+            batch = _shown(row, "noise_to_signal")
+        if all(map(math.isnan, shown)):
+            (silent if math.isnan(_number(row, "trace_cov")) else unresolved).append(label)
+        elif equal := next((others for others in known if _same(_shown(others[0], JUDGED.name), shown, _EQUAL)), None):
+            equal.append(row)
+        else:
+            known.append([row])
+    estimators = [_joined(equal, reference) for equal in known]
+    estimators.sort(key=lambda one: next(number for number in one.shown if math.isfinite(number)))
+    return Compared(reference, tuple(estimators), tuple(unresolved), tuple(silent), frame.attrs, group_size, batch)
+
+
+def _number(row: Mapping[Any, Any], name: str) -> float:
+    value = row.get(name)
+    return math.nan if value is None else float(value)
+
+
+def _triple(row: Mapping[Any, Any], name: str) -> Triple:
+    return _number(row, name), _number(row, f"{name}_low"), _number(row, f"{name}_high")
+
+
+def _shown(row: Mapping[Any, Any], name: str) -> Triple:
+    """Return an estimate as readers see it, with NaN also for what is infinite."""
+    shown = readable(*_triple(row, name), QUANTITIES[name].limits)
+    value, low, high = (math.nan if math.isinf(number) else number for number in shown)
+    return value, low, high
+
+
+def _same(one: Triple, other: Triple, tolerance: float) -> bool:
+    return bool(np.allclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True))
+
+
+def _joined(rows: Sequence[Mapping[Any, Any]], reference: str) -> Noise:
+    scales = [math.sqrt(_number(row, "ratio")) for row in rows]
+    relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
+    common = relative and all(math.isclose(scale, relative[0], rel_tol=_EQUAL) for scale in relative)
+    shown, bias = _shown(rows[0], JUDGED.name), _shown(rows[0], _BIAS)
+    return Noise(
+        labels=tuple(str(row["estimator"]) for row in rows),
+        scale=relative[0] if common else 1.0,
+        shown=shown,
+        together=(_together(rows[0], "low", shown[1]), _together(rows[0], "high", shown[2])),
+        bias=bias if bias[1] > ROUNDING else UNKNOWN,
+        is_reference=any(str(row["estimator"]) == reference for row in rows),
+    )
+
+
+def _together(row: Mapping[Any, Any], end: str, own: float) -> float:
+    """Return an end that holds for all rows at once; that of the row itself where the comparison has none."""
+    at_once = _number(row, f"{JUDGED.name}_simultaneous_{end}")
+    return own if math.isnan(at_once) else at_once
+
+
+def _alike(rows: Sequence[Noise]) -> Noise:
+    values, lows, highs = zip(*(row.shown for row in rows), strict=True)
+    return Noise(
+        labels=tuple(sorted((label for row in rows for label in row.labels), key=len)),
+        scale=math.nan,
+        shown=(float(np.median(values)), min(lows), max(highs)),
+        together=(min(row.together[0] for row in rows), max(row.together[1] for row in rows)),
+    )
+
+
+def headline(
+    name: str,
+    n_prompts: int,
+    n_completions: int,
+    *,
+    rewards: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    n_truncated: float = 0,
+) -> str:
+    """Return the line above the verdicts: what was measured.
+
+    >>> headline("embedded", 96, 768, rewards=[0, 1, 1], lengths=[24, 60, 291]).replace(NO_BREAK, " ")
+    'embedded   96 prompts × 8 completions · reward 0.67 · 24–291 tokens, median 60'
+    """
+    each, rest = divmod(n_completions, n_prompts) if n_prompts else (0, 0)
+    if rest or each < 2:
+        parts = [f"{n_completions:,} completions of {n_prompts:,} prompts"]
+    else:
+        parts = [f"{n_prompts:,} prompts × {each} completions"]
+    if rewards is not None:
+        parts.append(f"reward {np.asarray(rewards).mean():.2f}")
+    if lengths is not None:
+        tokens = np.asarray(lengths, dtype=float)
+        parts.append(f"{tokens.min():,.0f}–{tokens.max():,.0f} tokens, median {np.median(tokens):,.0f}")
+    if n_truncated > _MANY_CUT * n_completions:
+        parts.append(f"{n_truncated:,} cut off")
+    # A line is broken between its parts only.
+    return f"{name}   {' · '.join(part.replace(' ', NO_BREAK) for part in parts)}"
+
+
+def headline_of(name: str, rollouts: Rollouts) -> str:
+    """Return the line above the verdicts on these completions."""
+    return headline(
+        name,
+        len(set(rollouts.prompt_id)),
+        len(rollouts),
+        rewards=rollouts.rewards,
+        lengths=rollouts.lengths,
+        n_truncated=int(rollouts.truncated.sum()),
+    )
+
+
+def verdicts(alpha: Mapping[str, Any] | None, compared: Compared | None, naming: Naming = as_labelled) -> list[Verdict]:
+    """Return the verdicts of a run.
+
+    Args:
+        alpha: what ``AlphaReport.summary()`` returns, and ``alpha.json`` holds.
+        compared: what :func:`compared_first` returns.
+        naming: what estimators are called.
+    """
+    found = []
+    if alpha is not None:
+        found += [Verdict("α", alpha_verdict(alpha)), *(one for one in _drawn(alpha) if one.text.startswith("Not "))]
+    if compared is not None:
+        found += [one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias, _batch)) if one]
+    return found
+
+
+def alpha_verdict(alpha: Mapping[str, Any]) -> str:
+    """State α with its interval, α within prompts, and which of ½ and 1 they exclude.
+
+    >>> alpha_verdict({"alpha": 0.6, "alpha_low": 0.56, "alpha_high": 0.64, "method": "ols"})
+    '0.600 [0.560, 0.640]; not ½, not 1'
+    """
+    found, inner = [_triple(alpha, "alpha")], alpha.get("within_prompt")
+    if math.isnan(found[0][0]):
+        return "not resolved"
+    if inner and alpha.get("method") != "within_prompt":
+        found.append(_triple(inner, "alpha"))
+    said = []
+    for value, name in ((0.5, "½"), (1.0, "1")):  # of token scores that are uncorrelated, and of aligned ones
+        inside = any(low <= value <= high for _, low, high in found)
+        said.append(f"{name} possible" if inside else f"not {name}")
+    return f"{', within prompts '.join(number_with_interval(*one) for one in found)}; {', '.join(said)}"
+
+
+def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
+    """Return α, that of length weights, whether one power law fits, and whether completions were drawn on-policy."""
+    found = [Verdict("α", alpha_verdict(alpha))]
+    if mean := alpha.get("mean_scaling"):
+        found.append(Verdict("means", f"for length weights use α = {number_with_interval(*_triple(mean, 'alpha'))}"))
+    curvature = alpha.get("curvature")
+    if curvature and _number(curvature, "pvalue") < CURVED_BELOW:
+        trend = "steepens" if _number(curvature, "curvature") > 0 else "flattens"
+        found.append(Verdict("shape", f"the line {trend} with length, so that α is an average over these lengths"))
+    return [*found, *_drawn(alpha)]
+
+
+def _drawn(alpha: Mapping[str, Any]) -> list[Verdict]:
+    """Say whether the completions were drawn on-policy: the first sentence on α, without its evidence."""
+    sentences = alpha.get("sentences") or []
+    return [Verdict("drawn", re.split(r" \(|[:.] ", str(one))[0].removesuffix(".")) for one in sentences[:1]]
+
+
+def _times(one: Noise) -> str:
+    return number_with_interval(*one.shown)
+
+
+def _and_more(names: Sequence[str], most: int) -> str:
+    """List names, of many the first ones.
+
+    >>> _and_more(["a", "b", "c"], 1), _and_more(["a", "b"], 2)
+    ('a and 2 more', 'a and b')
+    """
+    shown = list(names[:most]) + ([f"{len(names) - most} more"] if len(names) > most else [])
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _best(compared: Compared, naming: Naming) -> Verdict | None:
+    reference = naming(compared.reference)
+    if sum(len(one.labels) for one in compared.estimators) < 2:
+        return None
+    better = [one for one in compared.estimators if one.together[1] < 1.0 - _EQUAL]
+    if not better:
+        return Verdict("best", f"nothing is shown to beat {reference}")
+    # The one that is surely good has the lowest upper end.
+    best = min(better, key=lambda one: one.together[1])
+    text = f"{naming(best.labels[0])}: {_times(best)} times the samples of {reference}"
+    others = [naming(one.labels[0]) for one in better if one is not best]
+    if others:
+        text += f"; {_and_more(others, 1)} {'beats' if len(others) == 1 else 'beat'} it too"
+    return Verdict("best", text)
+
+
+def _avoid(compared: Compared, naming: Naming) -> Verdict | None:
+    noisy = [one for one in compared.estimators if one.together[0] >= WORTH_AVOIDING]
+    if not noisy:
+        return None
+    noisy.sort(key=lambda one: -one.together[0])
+    text = f"{naming(noisy[0].labels[0])}: {_times(noisy[0])} times the samples for the same noise"
+    others = [naming(one.labels[0]) for one in noisy[1:]]
+    return Verdict("avoid", text + (f"; also {_and_more(others, 1)}" if others else ""))
+
+
+def _bias(compared: Compared, naming: Naming) -> Verdict | None:
+    biased = [one for one in compared.estimators if one.bias[1] >= WORTH_NAMING]
+    if not biased:
+        return None
+    biased.sort(key=lambda one: -one.bias[1])
+    low, high = (100 * end for end in biased[0].bias[1:])
+    batch = compared.about.get("prompts_per_batch")
+    text = f"{naming(biased[0].labels[0])}: {low:.0f}–{high:.0f} % of the error of a batch of {batch} prompts"
+    others = [naming(one.labels[0]) for one in biased[1:]]
+    return Verdict("bias", text + (f"; also {_and_more(others, 1)}" if others else ""))
+
+
+def _batch(compared: Compared, naming: Naming) -> Verdict | None:
+    if all(map(math.isnan, compared.batch)):
+        return None
+    number = number_with_interval(*compared.batch)
+    return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(compared.reference)})")
+
+
+def what_is_open(compared: Compared, naming: Naming = as_labelled) -> list[str]:
+    """Name the estimators that have no row, and what would give them one."""
+    said = []
+    if compared.unresolved:
+        names, needed = _and_more([naming(label) for label in compared.unresolved], 3), compared.about.get(NEEDED)
+        remedy = "many more prompts" if needed is None else f"about {needed:,} prompts like these"
+        said.append(f"not resolved: {names}; that takes {remedy}")
+    if compared.silent:
+        said.append(f"no row for {_and_more([naming(label) for label in compared.silent], 3)}: the notes say why")
+    return said

@@ -1,0 +1,282 @@
+"""How numbers are written for people, with their intervals: in terminal and notebooks, tables, figures and reports.
+
+Half the width of an interval decides the digits of a number and of its ends: two of its significant digits are shown.
+What is printed beside an interval lies within it. An estimate without bias may lie outside of what is possible (a
+cosine of 1.1, a share of −0.3); files keep it, and readers see what its interval says instead: ``≥ 0.928``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Triple = tuple[float, float, float]
+#: The least and the greatest value that a quantity can have.
+Limits = tuple[float, float]
+
+NO_LIMITS: Limits = (-math.inf, math.inf)
+UNRESOLVED = "–"
+NOT_BOUNDED = "not bounded"
+
+#: Share of a value below which an interval, or one side of it, holds nothing but the rounding of float32.
+ROUNDING = 1e-7
+# Share of an end by which a value is outside of its interval through rounding only.
+_OUTSIDE_BY_ROUNDING = 1e-9
+# An end that is so many times farther from a value than the value and its other end is as good as infinite.
+_BOUNDLESS = 1e9
+# Numbers outside of these are written with a power of ten.
+_SMALL, _LARGE = 1e-4, 1e9
+_SMALL_IN_LATEX, _LARGE_IN_LATEX = 1e-3, 1e6
+# Ends of one sign of which one is so many times the other need digits of their own.
+_DECADE = 10.0
+
+
+def triples_of(frame: pd.DataFrame, name: str) -> list[Triple]:
+    """Return the estimates of a column with the ends of their intervals, from the columns NAME_low and NAME_high."""
+    values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
+    return [(float(value), float(low), float(high)) for value, low, high in values]
+
+
+def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) -> Triple:
+    """Return what readers see of an estimate and of its interval: NaN for what says nothing.
+
+    A value outside of its interval, or outside of what is possible, is left out. Without a value, an end at the limit
+    of what is possible is left out too, since it holds for every value.
+
+    >>> readable(1.1, 0.928, 1.0, (-1.0, 1.0)), readable(0.7, 0.6, 0.8)
+    ((nan, 0.928, nan), (0.7, 0.6, 0.8))
+    """
+    below, above = value - low, high - value
+    if value != 0 and below >= 0 and above >= 0:
+        # An end out of all proportion, as that of a ratio over a variance near 0.
+        if above > _BOUNDLESS * max(abs(value), below if math.isfinite(below) else 0.0):
+            high = math.inf
+        elif below > _BOUNDLESS * max(abs(value), above if math.isfinite(above) else 0.0):
+            low = -math.inf
+    least, greatest = limits
+    low, high = low if math.isnan(low) else max(low, least), high if math.isnan(high) else min(high, greatest)
+    if low == high:
+        return low, low, high
+    for end in (low, high):
+        if math.isfinite(end) and abs(value - end) <= _OUTSIDE_BY_ROUNDING * abs(end):
+            value = end
+    if value < low:
+        value, low = math.nan, math.nan if math.isinf(least) else low
+    elif value > high:
+        value, high = math.nan, math.nan if math.isinf(greatest) else high
+    elif not least <= value <= greatest or (low == least and high == greatest and math.isinf(greatest - least)):
+        value = math.nan
+    if math.isnan(value):
+        low = math.nan if math.isclose(low, least, rel_tol=ROUNDING, abs_tol=0.0) else low
+        high = math.nan if math.isclose(high, greatest, rel_tol=ROUNDING, abs_tol=0.0) else high
+    return value, low, high
+
+
+def number_with_interval(
+    value: float,
+    low: float,
+    high: float,
+    *,
+    limits: Limits = NO_LIMITS,
+    exponent: int = 0,
+    markup: str = "plain",
+    narrow: bool = False,
+) -> str:
+    r"""Return a number with its interval, to two significant digits of half its width.
+
+    ``0.79 [0.47, 1.10]``, and in LaTeX :math:`0.79 \pm 0.31` or, where the sides differ,
+    :math:`1.30^{+0.29}_{-0.24}`. A bound known on one side reads ``≥ 620``, beside a number ``800 [≥ 620]``; an
+    interval without a number ``[0.2, 1.0]``; what is known exactly, or has no interval, stands alone; and what is not
+    resolved is a dash. Bounds are rounded outwards.
+
+    Args:
+        value: the estimate; NaN for an interval alone.
+        low: lower end; NaN or infinite where there is none.
+        high: upper end; likewise.
+        limits: the least and the greatest value that are possible, see :func:`readable`.
+        exponent: power of ten, written in the heading, in which the number is given.
+        markup: ``"plain"`` (text and Markdown), ``"html"`` or ``"latex"``.
+        narrow: put an error behind ± below the line, in LaTeX.
+
+    >>> number_with_interval(0.7887, 0.4751, 1.1024), number_with_interval(1.1, 0.928, 1.0, limits=(-1, 1))
+    ('0.79 [0.48, 1.10]', '≥ 0.928')
+    """
+    ends = [end for end in (max(low, limits[0]), min(high, limits[1])) if math.isfinite(end)]
+    margin = (ends[1] - ends[0]) / 2.0 if len(ends) == 2 else 0.0  # of a bound, whose other end is not shown
+    value, low, high, margin = (one / 10.0**exponent for one in (*readable(value, low, high, limits), margin))
+    if markup == "latex":
+        return _in_latex(value, low, high, margin, own_power=exponent == 0, narrow=narrow)
+    sizes = [abs(number) for number in (value, low, high) if math.isfinite(number)]
+    widest = max(sizes, default=0.0)
+    own = math.floor(math.log10(widest)) if 0 < widest < _SMALL or widest >= _LARGE else 0
+    value, low, high, margin = (one / 10.0**own for one in (value, low, high, margin))
+    number, interval = _in_brackets(value, low, high, margin, power=f"e{own}" if own else "")
+    if markup == "html" and number and interval:
+        interval = f'<span class="ends">{interval}</span>'
+    return " ".join(part for part in (number, interval) if part)
+
+
+def _in_brackets(value: float, low: float, high: float, margin: float, power: str = "") -> tuple[str, str]:
+    """Return a number and its interval as text, of which one may be empty; a power of ten follows every number."""
+
+    def written(number: float, digits: int) -> str:
+        return _fixed(number, digits) + (power if number else "")
+
+    if math.isnan(value):
+        if math.isfinite(low) and math.isfinite(high):
+            whole = low == int(low) and high == int(high)  # as the ends of bins
+            first, last = (written(end, 0 if whole else _kept_digits(end, low, high)) for end in (low, high))
+            return "", f"[{first}, {last}]"
+        for end, sign, away in ((low, "≥", ROUND_FLOOR), (high, "≤", ROUND_CEILING)):
+            if math.isfinite(end):
+                return "", f"{sign} {written(*_outwards(end, away, margin))}"
+        return UNRESOLVED, ""
+    ends = [end for end in (low, high) if math.isfinite(end)]
+    # What is known exactly has an interval of rounding errors, which is left out.
+    if all(abs(value - end) <= ROUNDING * abs(value) for end in ends):
+        return (number_alone(value) if not power else written(value, 2)), ""
+    if len(ends) == 1:
+        digits = _digits_for(abs(value - ends[0]))
+        sign = "≥" if ends[0] == low else "≤"
+        return written(value, digits), f"[{sign} {written(ends[0], digits)}]"
+    number, first, last = (written(one, _kept_digits(one, low, high)) for one in (value, low, high))
+    return number, f"[{first}, {last}]"
+
+
+def _kept_digits(number: float, low: float, high: float) -> int:
+    """Return the decimals of a value or an end: those of the half-width, and of far-apart ends two digits at least."""
+    digits = _digits_for((high - low) / 2.0)
+    return max(digits, _digits_for(abs(number))) if _far_apart(low, high) else digits
+
+
+def _far_apart(low: float, high: float) -> bool:
+    """Return whether the ends of an interval share no digit."""
+    return low * high > 0 and max(abs(low), abs(high)) > _DECADE * min(abs(low), abs(high))
+
+
+def _in_latex(value: float, low: float, high: float, margin: float, *, own_power: bool, narrow: bool) -> str:
+    sizes = [abs(number) for number in (value, low, high) if math.isfinite(number)]
+    own = 0
+    if own_power and sizes:
+        size = abs(value) if math.isfinite(value) else max(sizes)
+        if 0 < max(sizes) < _SMALL_IN_LATEX:
+            own = math.floor(math.log10(max(sizes)))
+        elif size >= _LARGE_IN_LATEX:
+            own = math.floor(math.log10(size))
+    value, low, high, margin = (one / 10.0**own for one in (value, low, high, margin))
+    text = _formula(value, low, high, margin, narrow)
+    if text is None:
+        return "--"
+    return f"${_in_power(text, own)}$"
+
+
+def _formula(value: float, low: float, high: float, margin: float, narrow: bool) -> str | None:
+    """Return the mathematics of a number with its interval; None where nothing is known."""
+    known = [end for end in (low, high) if math.isfinite(end)]
+    if math.isnan(value) or len(known) == 1:
+        number, interval = _in_brackets(value, low, high, margin)
+        if number == UNRESOLVED:
+            return None
+        return _in_mathematics(rf"{number}\ {interval}" if number else interval)
+    if all(abs(value - end) <= ROUNDING * abs(value) for end in known):
+        return _in_mathematics(number_alone(value))
+    below, above = value - low, high - value
+    # Sides that differ by less than a tenth are written as one.
+    if abs(above - below) <= 0.1 * max(above, below):
+        half = (above + below) / 2.0
+        centre, half = (_in_mathematics(_fixed(number, _digits_for(half))) for number in (value, half))
+        return rf"{centre}_{{\pm {half}}}" if narrow else rf"{centre} \pm {half}"
+    shorter, longer = sorted((below, above))
+    digits = [_digits_for(longer)] * 3
+    if ROUNDING * longer < shorter and (_far_apart(low, high) or shorter < 0.5 * 10.0 ** -digits[0]):
+        # The longer side has no digits in which value and shorter side would not be 0.
+        digits = [_digits_for(shorter), _digits_for(above), _digits_for(below)]
+    # An interval that ends at the value, as that of a share of 1 does.
+    above, below = (0.0 if side <= ROUNDING * longer else side for side in (above, below))
+    centre, up, down = (
+        _in_mathematics(_fixed(number, place)) for number, place in zip((value, above, below), digits, strict=True)
+    )
+    return f"{centre}^{{+{up}}}_{{-{down}}}"
+
+
+def _in_power(formula: str, exponent: int) -> str:
+    r"""Put a power of ten behind a formula: ``1.2 \pm 0.3`` → ``(1.2 \pm 0.3) \cdot 10^{-5}``."""
+    if not exponent:
+        return formula
+    power = f"10^{{{exponent}}}"
+    if formula == "1" or formula.endswith(" 1"):
+        return f"{formula[:-1]}{power}"
+    return rf"({formula}) \cdot {power}" if r" \pm " in formula or r"\ [" in formula else rf"{formula} \cdot {power}"
+
+
+def _in_mathematics(text: str) -> str:
+    for sign, command in (("−", "-"), ("≥", r"\geq"), ("≤", r"\leq"), (NOT_BOUNDED, r"\infty")):
+        text = text.replace(sign, command)
+    return re.sub(r"(?<=\d),(?=\d)", "{,}", text)  # a comma between digits would be followed by a space
+
+
+def common_exponent(triples: Iterable[Triple]) -> int:
+    """Return the power of ten that most of a column's numbers are best given in; 0 where plain digits are readable.
+
+    The median decides, so that one row without a sensible value does not make the others unreadable.
+    """
+    sizes = [abs(number) for triple in triples for number in triple if math.isfinite(number) and number != 0]
+    if not sizes:
+        return 0
+    usual = math.floor(math.log10(median(sizes)))
+    return usual if usual >= 5 or usual <= -3 else 0
+
+
+def number_alone(number: float) -> str:
+    """Return a number without interval: a count in full, others to three significant digits.
+
+    >>> number_alone(0.87123), number_alone(12345.6), number_alone(96.0), number_alone(2.31e-11)
+    ('0.871', '12,300', '96', '2.31e-11')
+    """
+    if math.isnan(number):
+        return UNRESOLVED
+    if math.isinf(number):
+        return NOT_BOUNDED
+    nearest = round(number)
+    if abs(number - nearest) <= ROUNDING * abs(nearest) and abs(number) < _LARGE:
+        return _fixed(float(nearest), 0)
+    size = math.floor(math.log10(abs(number)))
+    if not _SMALL <= abs(number) < _LARGE:
+        return f"{_trimmed(_fixed(number / 10.0**size, 2))}e{size}"
+    return _trimmed(_fixed(number, 2 - size))
+
+
+def _trimmed(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _outwards(number: float, direction: str, margin: float) -> tuple[float, int]:
+    """Round a bound in a direction of :mod:`decimal`; return it with its decimals.
+
+    It has two significant digits of a margin, or of itself without one. The last digits of a float do not count.
+    """
+    exact = Decimal(f"{number:.12g}")
+    if exact == int(exact) and abs(exact) < 1000:
+        return float(exact), 0
+    rounded = exact.quantize(Decimal(1).scaleb(-_digits_for(margin or abs(number))), direction).normalize()
+    return float(rounded), max(0, -int(rounded.as_tuple().exponent))
+
+
+def _digits_for(margin: float) -> int:
+    """Return the decimals that show two significant digits of a margin; negative for tens, hundreds and so on."""
+    return 1 - math.floor(math.log10(margin)) if margin > 0 else 0
+
+
+def _fixed(number: float, digits: int) -> str:
+    """Return a number with so many decimals, and thousands apart; tens, hundreds and so on for a negative number."""
+    text = f"{round(number, digits):,.{min(max(digits, 0), 12)}f}" if number else "0"
+    if not text.strip("-0."):
+        text = text.lstrip("-")
+    return text.replace("-", "−")

@@ -1,0 +1,190 @@
+"""The first screens, on every committed run: short, narrow, and with no number that a reader cannot believe."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gradstats.cli.answers import LINES, WIDTH, first_screen, noise_table
+from gradstats.report.saved_results import ENDS, read_frame, read_results
+from gradstats.report.verdict import Verdict, alpha_verdicts, compared_first, headline, verdicts
+from gradstats.stats.numbers import number_with_interval, readable
+from gradstats.stats.variance.quantities import limits_of
+from gradstats.system.files import read_csv
+
+FIGURES = Path(__file__).parents[2] / "figures"
+RUNS = sorted(path.parent for path in FIGURES.glob("*/variance.csv"))
+TABLES = sorted([*FIGURES.glob("*/*.csv"), *FIGURES.glob("*/tables/*.csv")])
+# A number with its interval, and a bound, as they are printed.
+_NUMBER = r"−?[\d,]*\d(?:\.\d+)?(?:e-?\d+)?"
+_WITH_INTERVAL = re.compile(rf"({_NUMBER}) \[({_NUMBER}), ({_NUMBER})\]")
+
+
+def screen_of(folder):
+    run = read_results(folder)
+    compared = None if run.variance is None else compared_first(run.variance)
+    opening = run.name
+    if run.points is not None:
+        cut = 0 if "truncated" not in run.points else int(run.points["truncated"].sum())
+        n_prompts = run.points["prompt_id"].nunique()
+        opening = headline(
+            run.name, n_prompts, len(run.points), rewards=run.points.get("reward"), lengths=run.points["length"],
+            n_truncated=cut,
+        )  # fmt: skip
+    closing = [
+        f"  runs/{run.name}/report.html   figures and tables",
+        "  7 notes: --notes    all rows and columns: --all",
+    ]
+    return run, first_screen(opening, verdicts(run.alpha, compared), compared, closing)
+
+
+def as_number(text):
+    return float(text.replace(",", "").replace("−", "-"))
+
+
+def assert_believable(text):
+    assert "e+" not in text
+    assert "∞" not in text
+    assert "nan" not in text
+    for number, low, high in _WITH_INTERVAL.findall(text):
+        assert as_number(low) <= as_number(number) <= as_number(high), text
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
+def test_the_first_screen_of_every_committed_run_is_short_and_believable(folder):
+    run, lines = screen_of(folder)
+    assert max(map(len, lines)) <= WIDTH
+    assert len(lines) <= LINES
+    assert_believable("\n".join(lines))
+    assert run.alpha is None or any(line.startswith("  α ") for line in lines)
+    assert "samples for equal noise" in "\n".join(lines)
+    further = first_screen(run.name, alpha_verdicts(run.alpha or {"alpha": math.nan}))
+    assert max(map(len, further)) <= WIDTH
+    assert_believable("\n".join(further))
+
+
+def test_the_walk_sees_every_run():
+    assert len(RUNS) >= 12
+    assert len(TABLES) >= 150
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_no_number_of_a_committed_table_is_written_outside_of_its_interval_or_range(path):
+    frame = read_frame(path) if path.with_suffix(".json").exists() else read_csv(path)
+    estimates = [name for name in map(str, frame) if {f"{name}{end}" for end in ENDS} <= set(map(str, frame))]
+    for name in estimates:
+        least, greatest = limits_of(name)
+        for triple in frame[[f"{name}{end}" for end in ENDS]].to_numpy(dtype=float).tolist():
+            for markup in ("plain", "html", "latex"):
+                text = number_with_interval(*triple, limits=(least, greatest), markup=markup)
+                assert_believable(re.sub(r"<[^>]*>", "", text))
+            value, low, high = readable(*triple, (least, greatest))
+            assert not value < max(low, least) - 1e-9
+            assert not value > min(high, greatest) + 1e-9
+
+
+def frame_of(*rows, **about):
+    """A comparison: estimator, value, low, high, and other columns."""
+    frame = pd.DataFrame(
+        [
+            {
+                "estimator": label, "group_size": 8, "trace_cov": 1.0, "ratio": numbers.get("ratio", 1.0),
+                "matched_ratio": value, "matched_ratio_low": low, "matched_ratio_high": high,
+                "matched_bias_share": 0.0, "matched_bias_share_low": 0.0, "matched_bias_share_high": 0.1,
+                "noise_to_signal": 62.0, "noise_to_signal_low": 43.0, "noise_to_signal_high": 116.0,
+            } | {name: number for name, number in numbers.items() if name != "ratio"}
+            for label, value, low, high, numbers in rows
+        ]
+    )  # fmt: skip
+    frame.attrs |= {"reference": "rloo", "prompts_per_batch": 128, "n_prompts": 96} | about
+    return frame
+
+
+RLOO = ("rloo", 1.0, 1.0, 1.0, {})
+NAN = math.nan
+
+
+def said(*rows, **about):
+    return {one.topic: one.text for one in verdicts(None, compared_first(frame_of(*rows, **about)))}
+
+
+def test_estimators_that_are_equal_by_construction_share_a_row():
+    shrunken = {"ratio": (7 / 8) ** 2}
+    compared = compared_first(
+        frame_of(("group_mean", 1.0, 1.0, 1.0, shrunken), RLOO, ("dr_grpo", 1.0, 1.0, 1.0, shrunken))
+    )
+    (row,) = compared.rows()
+    assert row.is_reference
+    assert row.name() == "rloo = group_mean = dr_grpo at 8/7"
+    assert row.name(width=20) == "rloo and 2 equal"
+
+
+def test_neighbours_that_look_the_same_share_a_row_but_not_with_the_reference_or_a_bias():
+    rows = [
+        RLOO,
+        ("length_weighted(alpha=0.8)", 0.981, 0.96, 1.0, {}),
+        ("token_mean", 0.98, 0.96, 1.0, {}),
+        ("close", 1.001, 0.999, 1.003, {}),
+        ("biased", 0.979, 0.96, 1.0, {"matched_bias_share_low": 0.02}),
+    ]
+    compared = compared_first(frame_of(*rows))
+    assert [row.name() for row in compared.rows()] == ["biased", "token_mean and 1 more", "rloo", "close"]
+    shared = compared.rows()[1]
+    assert shared.text() == "[0.960, 1.000]"
+    assert compared.rows()[0].bias_text() == "2–10 %"
+
+
+def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
+    better, worse = ("grpo", 0.8, 0.7, 0.9, {}), ("reinforce", 2.12, 1.78, 2.53, {})
+    assert said(RLOO, better, worse) == {
+        "best": "grpo: 0.80 [0.70, 0.90] times the samples of rloo",
+        "avoid": "reinforce: 2.12 [1.78, 2.53] times the samples for the same noise",
+        "batch": "62 [43, 116] prompts make signal and noise equal (rloo)",
+    }
+    at_once = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": 1.1}
+    wide = {"matched_ratio_simultaneous_low": 1.05, "matched_ratio_simultaneous_high": 4.0}
+    found = said(("grpo", 0.8, 0.7, 0.9, at_once), ("rloo", 1.0, 1.0, 1.0, {}), ("reinforce", 2.12, 1.78, 2.53, wide))
+    assert found["best"] == "nothing is shown to beat rloo"
+    assert "avoid" not in found
+
+
+def test_a_bias_that_matters_is_a_verdict():
+    row = ("gspo", 1.2, 0.9, 1.6, {"matched_bias_share_low": 0.66, "matched_bias_share_high": 0.776})
+    assert said(RLOO, row)["bias"] == "gspo: 66–78 % of the error of a batch of 128 prompts"
+
+
+def test_what_is_open_says_what_would_resolve_it_once():
+    open_ = [(label, NAN, 0.0, math.inf, {}) for label in ("grpo", "constant(b=optimal)")]
+    silent = ("pass_at_k", NAN, NAN, NAN, {"trace_cov": NAN})
+    lines = noise_table(compared_first(frame_of(RLOO, *open_, silent, prompts_to_resolve=1234)), most=9)
+    assert " ".join(" ".join(lines[2:]).split()) == (
+        "not resolved: grpo and constant(b=optimal); that takes about 1,234 prompts like these no row for pass_at_k: "
+        "the notes say why"
+    )
+
+
+def test_of_many_rows_the_outermost_and_the_reference_stay():
+    rows = [(f"e{at}", 0.5 + at / 10, 0.4 + at / 10, 0.6 + at / 10, {}) for at in range(20)]
+    lines = noise_table(compared_first(frame_of(RLOO, *rows)), most=8)
+    shown = [line.split()[0] for line in lines[1:]]
+    assert shown == ["e0", "e1", "e2", "rloo", "…", "e17", "e18", "e19"]
+
+
+def test_the_axis_is_common_logarithmic_and_cut_with_an_arrow():
+    lines = noise_table(compared_first(frame_of(RLOO, ("a", 0.5, 0.25, 1.0, {}), ("b", 2.0, 1.0, 40.0, {}))), most=8)
+    a, rloo, b = lines[1:]
+    one = rloo.index("●")
+    assert a.index("●") - a.index("─") == pytest.approx(one - a.index("●"), abs=1)
+    assert b.rstrip().endswith("›")
+    assert lines[0].index("1", 36) == one
+
+
+def test_a_headline_breaks_between_its_parts():
+    opening = headline("a_run_with_a_long_name", 240, 1920, rewards=[1.0], lengths=[26, 400], n_truncated=100)
+    lines = first_screen(opening, [Verdict("α", "x")])
+    assert lines[0] == "a_run_with_a_long_name   240 prompts × 8 completions · reward 1.00 ·"
+    assert lines[1] == "  26–400 tokens, median 213 · 100 cut off"
