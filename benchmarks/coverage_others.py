@@ -21,13 +21,11 @@ from coverage import FOLDER, LEVEL, ONE_SLOPE, draw, policy
 from scipy.special import log_softmax
 
 from gradstats import estimators
-from gradstats.analyses import equivalent_group_size
+from gradstats.analyses import equivalent_group_size, implied_shift, length_reward_correlation
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import (
     compare,
     fit_length_scaling,
-    implied_shift,
-    length_reward_correlation,
     plan_alpha,
     plan_signal,
 )
