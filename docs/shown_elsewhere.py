@@ -10,7 +10,6 @@ RETURNED_BY = {
     "analyses.AlphaReport": "alpha_report",
     "analyses.CriticQuality": "analyses.critic_quality",
     "stats.CurvatureTest": "stats.curvature_test",
-    "analyses.AlphaByBlock": "analyses.alpha_by_block",
     "analyses.EquivalentGroupSize": "equivalent_group_size",
     "analyses.GroupSizes": "analyses.variance_by_group_size",
     "values.FittedValues": "values.fit_values",
@@ -36,9 +35,9 @@ RETURNED_BY = {
 }
 #: Functions that take the same arguments as another, whose docstring has the example.
 CALLED_LIKE = {
-    "stats.equivalent_group_sizes": "equivalent_group_size",
+    "analyses.equivalent_group_sizes": "equivalent_group_size",
     "stats.fit_energy_scaling": "stats.length_scaling_by_block",
-    "stats.variances_by_length": "variance_by_length",
+    "analyses.variances_by_length": "variance_by_length",
     "reference.exact_minimiser": "reference.exact_optimal_baselines",
     "reference.exact_optimal_mixture": "reference.exact_optimal_baselines",
     "reference.exact_optimal_shift": "reference.exact_optimal_baselines",
@@ -102,6 +101,7 @@ LINES = {
     "plots.estimator_unit": 'gs.plots.estimator_unit("rloo")',
     "analyses.Analysis": "gs.analyses.Allocation.analysis.question",
     "analyses.AnalysisFigure": "gs.analyses.Allocation.analysis.figures[0].name",
+    "analyses.FurtherTable": "gs.analyses.RatioDiagnostics.analysis.further[0].name",
     "analyses.Column": "gs.analyses.Allocation.analysis.columns[0].meaning",
     "analyses.Result": "gs.analyses.Allocation.analysis.result",
     "analyses.Row": "gs.analyses.Allocation.row.columns()",

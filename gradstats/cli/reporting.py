@@ -98,7 +98,8 @@ def _show_written(paths: list[Path], what: str) -> None:
     for folder in dict.fromkeys(path.parent for path in paths):
         files = [path for path in paths if path.parent == folder]
         formats = ", ".join(dict.fromkeys(path.suffix.removeprefix(".") for path in files))
-        terminal.show([f"{folder}: {len({path.stem for path in files})} {what} ({formats})"])
+        count = len({path.stem for path in files})
+        terminal.show([f"{folder}: {count} {what if count > 1 else what.removesuffix('s')} ({formats})"])
 
 
 def _draw(

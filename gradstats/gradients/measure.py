@@ -104,7 +104,8 @@ def measure(
         memory_gib: most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most 4
             GiB, by default.
         recompute: run the layers again in the backward pass instead of holding their activations: "on", "off", or
-            "auto", where the activations would take more than ``memory_gib``, or a quarter of the machine's memory.
+            "auto", where the activations would take more than ``memory_gib``, or than a
+            quarter of the machine's memory.
         keep_in: a folder in which measured sequences are kept, shard by shard. The same call resumes an interrupted one
             from them; the folder is not removed afterwards.
         allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another

@@ -110,7 +110,7 @@ def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_pat
     analysis, expected = registry.get(name), answer(name, folder).to_frame()
     words = ["ask", folder, name, *ASKED[name][0]]
     out = tmp_path / ("found" if analysis.kept else "found.csv")
-    code, printed, err = run(monkeypatch, capsys, *words, "--out", out)
+    code, printed, err = run(monkeypatch, capsys, *words, "--all", "--out", out)
     assert code == 0, err
     if analysis.declared_headings:
         assert analysis_table(analysis, expected).rows[0].split()[0] in printed

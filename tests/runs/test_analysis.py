@@ -246,7 +246,7 @@ SECTION = VarianceSection(estimators=["rloo", "group_mean", "batch_mean", "token
 def test_tables_of_eight_completions():
     pool = measured(8)
     found = variance_breakdowns(pool, SECTION)
-    assert list(found) == ["group_sizes", "equivalent_group_size", "length_bins", "allocation", "success_bins"]
+    assert list(found) == ["group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"]
     sizes = found["group_sizes"]
     # A batch-level estimator has no group size.
     assert set(sizes["estimator"]) == {"rloo", "group_mean", "token_mean(loo=True)"}
@@ -285,7 +285,7 @@ def test_gradients_are_split_by_success_once_for_each_unit():
 
 
 def test_what_the_data_do_not_allow_is_missing():
-    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "length_bins", "allocation"]
+    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "allocation", "length_bins"]
     assert list(variance_breakdowns(measured(1), SECTION)) == ["length_bins"]
 
 

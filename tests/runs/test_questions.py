@@ -89,14 +89,15 @@ def test_a_question_of_ones_own_is_asked_of_a_run(drawn, own, tmp_path, monkeypa
     assert "mean length" in out
     assert read_json(path / "tables" / "lengths.json")[registry.QUESTION] == OWN
     assert (path / "figures" / "lengths.png").is_file()
-    for command, written in (("report", "report.html"), ("tables", "tables/lengths.tex")):
+    to_tables = ["export", path, "--only", "tables"]
+    for words, written in ((["report", path], "report.html"), (to_tables, "tables/lengths.tex")):
         forget()
         (path / written).unlink(missing_ok=True)
-        code, _, err = run(monkeypatch, capsys, command, path)
+        code, _, err = run(monkeypatch, capsys, *words)
         assert code == 0, err
         assert f"lengths was asked as {OWN}" in " ".join(err.split())
         assert not registry._own
-        code, _, err = run(monkeypatch, capsys, command, path, "--trust")
+        code, _, err = run(monkeypatch, capsys, *words, "--trust")
         assert code == 0, err
         assert "lengths" in (path / written).read_text(encoding="utf-8").lower()
 

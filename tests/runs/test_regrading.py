@@ -251,7 +251,7 @@ def test_the_command_says_what_changed(finished, no_model, monkeypatch, capsys):
     assert code == 0
     assert "scored with {'small_runs:vowels': 0.5, 'exact': 0.5} instead of small_runs:vowels" in out
     assert str(path / "regraded" / "rewards-00000.parquet") in out
-    assert "mean reward" in out
+    assert "· reward 0." in out
     code, out, err = command(monkeypatch, capsys, "regrade", path.parent)
     assert code == 1
     assert "is not a run directory" in err
