@@ -250,7 +250,7 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, giv
     # What qualifies the first sentence is read with the notes.
     first, notes = (answer[0] if answer else analysis.question), [*answer[1:], *notes]
     closing = terminal.more(len(notes), given["notes"], given["everything"])
-    if analysis.declared_headings:
+    if analysis.declared_headings or analysis.as_comparison:
         table = analysis_table(analysis, frame)
         needs_table = not (given["everything"] or getattr(found, "is_settled", False))
         shown = analysis.first_shown(frame) if needs_table else []
