@@ -401,11 +401,12 @@ def variance_by_group_size(
     Example:
         >>> import numpy as np
         >>> import gradstats as gs
+        >>> from gradstats.analyses import variance_by_group_size
         >>> rng = np.random.default_rng(0)
         >>> rewards, lengths = rng.integers(0, 2, 1600), rng.integers(10, 100, 1600)
         >>> batch = gs.estimators.Batch(rewards, lengths, np.repeat(np.arange(200), 8))
         >>> scores = rng.normal(size=(1600, 8)) * np.sqrt(lengths)[:, None]
-        >>> found = gs.variance_by_group_size(batch, ["rloo"], scores=scores)
+        >>> found = variance_by_group_size(batch, ["rloo"], scores=scores)
         >>> found.to_frame()["group_size"].tolist(), [one.group_size for one in found.equivalents]
         ([2, 4, 8], [4])
     """
