@@ -403,9 +403,9 @@ def variance_by_group_size(
         >>> import gradstats as gs
         >>> from gradstats.analyses import variance_by_group_size
         >>> rng = np.random.default_rng(0)
-        >>> rewards, lengths = rng.integers(0, 2, 1600), rng.integers(10, 100, 1600)
-        >>> batch = gs.estimators.Batch(rewards, lengths, np.repeat(np.arange(200), 8))
+        >>> lengths = rng.integers(10, 100, 1600)
         >>> scores = rng.normal(size=(1600, 8)) * np.sqrt(lengths)[:, None]
+        >>> batch = gs.estimators.Batch(scores[:, 0] > 0, lengths, np.repeat(np.arange(200), 8))
         >>> found = variance_by_group_size(batch, ["rloo"], scores=scores)
         >>> found.to_frame()["group_size"].tolist(), [one.group_size for one in found.equivalents]
         ([2, 4, 8], [4])
