@@ -1,8 +1,10 @@
 """Peak memory and processor time of one long trace: training steps, the engine, and a whole measurement.
 
-Each setting runs in a fresh process with one thread, on a model with random weights in float32, and is compared with
-the estimate that ``--dry-run`` prints. Writes benchmarks/data/long_traces.csv, and benchmarks/data/what_fits.csv, which
-is computed: the memory of one long trace of larger models, and on which GPUs it fits.
+For memory, each setting runs in a fresh process with one thread, on a model with random weights in float32, and is
+compared with the estimate that ``--dry-run`` prints (benchmarks/data/long_traces.csv). For speed, a training step with
+gradient checkpointing and its head in slices and the ways of measuring the same trace alternate in one process
+(benchmarks/data/long_traces_speed.csv). benchmarks/data/what_fits.csv is computed: the memory of one long trace of
+larger models, and on which GPUs it fits.
 """
 
 from __future__ import annotations
@@ -34,6 +36,10 @@ DATA = Path(__file__).parent / "data"
 SKETCH_DIM = 16384
 # Logits of a slice of the training step.
 _SLICE = 2**24
+#: Above so many tokens, whole logits and their gradient do not fit beside what else the machine does.
+LONGEST_PLAIN = 4096
+#: Tokens and repeats of the settings that alternate.
+TURNS = {2048: 5, 4096: 3, 8192: 3}
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,14 @@ class Setting:
 
 STEPS = tuple(
     Setting(method, tokens, sketch=sketch, recompute=recompute)
-    for tokens in (512, 2048, 4096)
+    for tokens in (2048, 4096, 8192)
     for method, sketch, recompute in (
         ("plain", False, True),
         ("sliced", False, True),
         ("ghost", False, True),
         ("ghost", True, True),
     )
+    if method != "plain" or tokens <= LONGEST_PLAIN
 )
 MEASUREMENTS = (
     *(Setting("measure", tokens, 32768, 256) for tokens in (512, 2048, 8192)),
@@ -104,8 +111,6 @@ def run(setting: Setting) -> dict[str, float]:
     """Run a setting; return GiB over the loaded model, those of the estimate, and processor seconds."""
     torch.set_num_threads(1)
     policy = build(setting)
-    tokens = np.random.default_rng(0).integers(0, setting.vocabulary, size=setting.tokens).tolist()
-    rollouts = Rollouts.from_sequences([tokens[:1]], [tokens[1:]], np.zeros(1), ["random"])
     selection = select_parameters(policy.model)
     sketch_dim = SKETCH_DIM if setting.sketch else None
     wanted = "on" if setting.recompute else "off"
@@ -116,22 +121,74 @@ def run(setting: Setting) -> dict[str, float]:
     ]
     estimate = max(part.total - part.libraries - part.weights for part in parts)
     assert RecomputeRule.of(policy, wanted, None, "ghost")(1, setting.tokens) == setting.recompute
-    before, start = _gib("VmRSS"), time.process_time()
+    before = _gib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    seconds = _seconds(setting, policy)
+    extra = _gib("VmHWM") - before
+    found = {"loaded_gib": before, "extra_gib": extra, "processor_s": seconds}
+    if setting.method in ("ghost", "measure"):
+        found["estimated_extra_gib"] = estimate
+        found["estimated_over_measured"] = (LIBRARIES_GIB + parts[0].weights + estimate) / (before + extra)
+    return found
+
+
+def _seconds(setting: Setting, policy: Policy) -> float:
+    """Do once what the setting names; return processor seconds."""
+    tokens = np.random.default_rng(0).integers(0, setting.vocabulary, size=setting.tokens).tolist()
+    rollouts = Rollouts.from_sequences([tokens[:1]], [tokens[1:]], np.zeros(1), ["random"])
+    selection = select_parameters(policy.model)
+    start = time.process_time()
     if setting.method == "measure":
-        gs.measure(policy, rollouts, sketch_dim=sketch_dim, recompute=wanted, progress=False)
+        wanted = "on" if setting.recompute else "off"
+        gs.measure(
+            policy, rollouts, sketch_dim=SKETCH_DIM if setting.sketch else None, recompute=wanted, progress=False
+        )
     elif setting.method == "ghost":
         chunk = make_chunk(rollouts, [0], policy.device, policy.dtype)
         sketch = CountSketch(SKETCH_DIM) if setting.sketch else None
         ENGINES["ghost"](policy, replace(chunk, recompute=setting.recompute), selection, sketch)
     else:
         _train(policy.model, torch.tensor([tokens]), sliced=setting.method == "sliced")
-    seconds, extra = time.process_time() - start, _gib("VmHWM") - before
-    found = {"loaded_gib": before, "extra_gib": extra, "processor_s": seconds}
-    if setting.method in ("ghost", "measure"):
-        found["estimated_extra_gib"] = estimate
-        found["estimated_over_measured"] = (LIBRARIES_GIB + parts[0].weights + estimate) / (before + extra)
-    return found
+    return time.process_time() - start
+
+
+def in_turns(tokens: int, repeats: int) -> pd.DataFrame:
+    """Let the training step and the ways of measuring alternate in this process; the first turn is not counted.
+
+    Returns:
+        For each method the median of its processor seconds, and of their ratio to the training step of the same turn;
+        of ``measure``, a whole call of :func:`gradstats.measure`, also the seconds that the engine does not take.
+    """
+    torch.set_num_threads(1)
+    step = Setting("sliced", tokens, recompute=True)
+    settings = {
+        "sliced": step,
+        "ghost": replace(step, method="ghost"),
+        "ghost+sketch": replace(step, method="ghost", sketch=True),
+        "measure": replace(step, method="measure"),
+    }
+    policy = build(step)
+    turns = []
+    for _ in range(repeats + 1):
+        turn = {}
+        for name, setting in settings.items():
+            turn[name] = _seconds(setting, policy)
+            policy.model.zero_grad(set_to_none=True)
+            policy.model.gradient_checkpointing_disable()
+            policy.model.eval()
+        turns.append(turn | {"self-check": turn["measure"] - turn["ghost"]})
+    seconds = pd.DataFrame(turns[1:])
+    ratios = seconds.div(seconds["sliced"], axis=0)
+    return pd.DataFrame(
+        {
+            "tokens": tokens,
+            "method": seconds.columns,
+            "processor_s": seconds.median().to_numpy(),
+            "over_step": ratios.median().to_numpy(),
+            "over_step_min": ratios.min().to_numpy(),
+            "over_step_max": ratios.max().to_numpy(),
+        }
+    )
 
 
 def _train(model: Any, ids: torch.Tensor, *, sliced: bool) -> None:
@@ -186,11 +243,11 @@ def what_fits() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def benchmark(which: tuple[str, ...] = ("steps", "measurements"), one: str | None = None) -> None:
+def benchmark(which: tuple[str, ...] = ("steps", "measurements", "turns"), one: str | None = None) -> None:
     """Run settings and write the tables.
 
     Args:
-        which: "steps", "measurements" or both; settings that are not run again keep their rows.
+        which: "steps" and "measurements" (memory), "turns" (speed); what is not run again keeps its rows.
         one: a setting as JSON, of which the result alone is printed (the benchmark calls itself with this option).
     """
     if one is not None:
@@ -208,6 +265,12 @@ def benchmark(which: tuple[str, ...] = ("steps", "measurements"), one: str | Non
         table = pd.concat([table, pd.DataFrame([row])], ignore_index=True).drop_duplicates(names, keep="last")
         with atomic_path(path) as partial:
             table.round(3).to_csv(partial, index=False, lineterminator="\n")
+    speeds = []
+    for tokens, repeats in TURNS.items() if "turns" in which else ():
+        speeds.append(in_turns(tokens, repeats))
+        print(speeds[-1].round(3).to_string(index=False), flush=True)
+        with atomic_path(DATA / "long_traces_speed.csv") as partial:
+            pd.concat(speeds).round(3).to_csv(partial, index=False, lineterminator="\n")
     with atomic_path(DATA / "what_fits.csv") as partial:
         what_fits().to_csv(partial, index=False, lineterminator="\n")
 

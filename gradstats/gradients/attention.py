@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gradstats.gradients.parameters import UnsupportedModuleError, describe
-from gradstats.policy.model import CausalModel, dtype_name
+from gradstats.policy.model import CausalModel, dtype_name, n_logits
 from gradstats.policy.policy import Policy
+from gradstats.policy.sharding import is_sharded, reshard
 from gradstats.rollouts.table import Rollouts
+
+#: The name under which transformers knows :func:`eager_in_slices`.
+EAGER_IN_SLICES = "gradstats_eager_in_slices"
+#: Up to this many scores of attention (queries × keys of all heads) are held at once.
+MOST_SCORES = 2**26
+# The same with one query at a time, and the tokens on which the two are compared.
+_ONE_BY_ONE = "gradstats_eager_one_by_one"
+_PROBE = 8
 
 
 @contextmanager
@@ -164,6 +179,73 @@ def attention_of(model: CausalModel) -> str:
     return model.config._attn_implementation or "eager"
 
 
+def eager_in_slices(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    most_scores: int,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Call a model's own eager attention with slices of queries, each of them again in the backward pass.
+
+    Instead of tokens × tokens, ``most_scores`` of them exist at once. Where there are no more, it is one call.
+    """
+    own = sys.modules[type(module).__module__].eager_attention_forward  # pyright: ignore[reportAttributeAccessIssue]
+    most = max(1, most_scores // (query.shape[0] * query.shape[1] * key.shape[2]))
+    if most >= query.shape[2]:
+        return own(module, query, key, value, attention_mask, **kwargs)
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        return own(module, queries, keys, values, mask, **kwargs)[0]
+
+    attended = []
+    for first in range(0, query.shape[2], most):
+        rows = slice(first, first + most)
+        given = query[:, :, rows], key, value, None if attention_mask is None else attention_mask[..., rows, :]
+        kept = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given)
+        attended.append(checkpoint(attend, *given, use_reentrant=False) if kept else attend(*given))
+    return torch.cat(attended, dim=1), None
+
+
+for _name, _most in ((EAGER_IN_SLICES, MOST_SCORES), (_ONE_BY_ONE, 1)):
+    ALL_ATTENTION_FUNCTIONS.register(_name, partial(eager_in_slices, most_scores=_most))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, eager_mask)
+_known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def eager_of(model: CausalModel) -> str:
+    """Return :data:`EAGER_IN_SLICES` where it gives a model's eager logits on a few tokens, and "eager" otherwise."""
+    if model not in _known:
+        kept = attention_of(model)
+        try:
+            _known[model] = _is_exact_in_slices(model)
+        finally:
+            model.set_attn_implementation(kept)
+        if is_sharded(model):
+            reshard(model)
+    return EAGER_IN_SLICES if _known[model] else "eager"
+
+
+def _is_exact_in_slices(model: CausalModel) -> bool:
+    if not any(hasattr(sys.modules[type(one).__module__], "eager_attention_forward") for one in model.modules()):
+        return False
+    ids = torch.arange(_PROBE, device=next(model.parameters()).device)[None] % n_logits(model)
+    found = []
+    for name in ("eager", _ONE_BY_ONE):
+        try:
+            model.set_attn_implementation(name)
+            with torch.no_grad():
+                found.append(model(ids, use_cache=False)["logits"])
+        except (AttributeError, ImportError, IndexError, RuntimeError, TypeError, ValueError):
+            return False
+    whole, sliced = found
+    difference = (whole.double() - sliced.double()).abs().max()
+    return bool(difference <= 100 * torch.finfo(whole.dtype).eps * whole.double().abs().max())
+
+
 @contextmanager
 def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     """Switch the attention implementation for a measurement and autocast off, and restore both afterwards.
@@ -171,7 +253,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     In float64 the fused implementation (sdpa) is used, since eager attention computes its softmax in float32 whatever
     the model's dtype. In other dtypes eager attention is used under ``vmap``, where the fused CPU kernel has no
     batching rule and falls back to a slow loop; without ``vmap`` the model keeps its implementation. A model that caps
-    its attention logits always keeps it: the fused implementation omits the cap and computes another function.
+    its attention logits always keeps it: the fused implementation omits the cap and computes another function. Eager
+    attention goes in slices of queries, ``vmap`` excepted.
 
     The grouped matrix product of a mixture's experts does not exist in float64: the plain loop over experts is used.
 
@@ -186,6 +269,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
         chosen = "sdpa"
     else:
         chosen = "eager" if batched else kept
+    if chosen == "eager" and not batched:
+        chosen = eager_of(model)
     ungrouped = policy.dtype == torch.float64 and kept_experts == "grouped_mm"
     checkpointed: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     for module in checkpointed:
@@ -215,7 +300,7 @@ def forward_mode_attention(policy: Policy) -> Iterator[None]:
     model = policy.model
     kept = attention_of(model)
     chosen = forward_mode_implementation(policy)
-    model.set_attn_implementation(chosen)
+    model.set_attn_implementation(eager_of(model) if chosen == "eager" else chosen)
     try:
         kernel = sdpa_kernel(SDPBackend.MATH) if chosen == "sdpa" else nullcontext()
         with kernel, own_precision(policy), warnings.catch_warnings():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
-from gradstats.gradients.attention import measuring_attention
+from gradstats.gradients.attention import EAGER_IN_SLICES, MOST_SCORES, attention_of, measuring_attention
 from gradstats.gradients.head import slice_size, sliced_head
 from gradstats.gradients.objective import Objective
 from gradstats.gradients.parameters import ParameterSelection
@@ -63,21 +64,34 @@ class PeakMemory:
 
 @dataclass(frozen=True)
 class ActivationSize:
-    """Bytes that the forward pass of one sequence keeps: ``linear`` · time + ``quadratic`` · time²."""
+    """Bytes that the forward pass of one sequence keeps: ``linear`` · time + ``quadratic`` · time².
+
+    Attributes:
+        longest_whole: tokens above which attention goes in slices of queries, so that autograd keeps no square.
+    """
 
     linear: float
     quadratic: float
+    longest_whole: float = math.inf
 
     def __call__(self, time: int) -> float:
         """Return the bytes of one sequence of that length."""
-        return self.linear * time + self.quadratic * time**2
+        return self.linear * time + (self.quadratic * time**2 if time <= self.longest_whole else 0.0)
+
+    def slice_bytes(self, time: int, n_layers: int) -> float:
+        """Return the bytes of a slice of one layer's attention, where it goes in slices."""
+        return self.quadratic * self.longest_whole**2 / n_layers if time > self.longest_whole else 0.0
 
 
 def activation_size(policy: Policy) -> ActivationSize:
     """Count what autograd keeps of two short sequences without parameters and logits; attention may grow with time²."""
-    (short, long), (few, many) = _LENGTHS, (_kept_bytes(policy, length) for length in _LENGTHS)
+    with measuring_attention(policy, batched=False):
+        (short, long), (few, many) = _LENGTHS, (_kept_bytes(policy, length) for length in _LENGTHS)
+        sliced = attention_of(policy.model) == EAGER_IN_SLICES
     quadratic = max(0.0, (many / long - few / short) / (long - short))
-    return ActivationSize(few / short - quadratic * short, quadratic)
+    heads = getattr(policy.model.config.get_text_config(), "num_attention_heads", 1)
+    longest = math.sqrt(MOST_SCORES / heads) if sliced and isinstance(heads, int) else math.inf
+    return ActivationSize(few / short - quadratic * short, quadratic, longest)
 
 
 def peak_memory(
@@ -104,10 +118,11 @@ def peak_memory(
     """
     at_once = 1 if engine in ("loop", SELF_CHECK) else n_sequences
     item = policy.dtype.itemsize
-    kept = at_once * activations(time)
-    if recompute:  # the inputs of all layers, and the activations of one
-        config = policy.model.config.get_text_config()
-        kept = kept / config.num_hidden_layers + at_once * time * item * config.num_hidden_layers * config.hidden_size
+    config = policy.model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", 1)
+    kept = at_once * (activations(time) / (layers if recompute else 1) + activations.slice_bytes(time, layers))
+    if recompute:  # the inputs of all layers, beside the activations of one
+        kept += at_once * time * item * layers * config.hidden_size
     sketches = 0.0
     if sketch_dim is not None:
         # Sketches are float32; version 1 keeps signs as bits.

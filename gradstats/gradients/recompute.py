@@ -194,8 +194,7 @@ class RecomputeRule:
 
     @cached_property
     def _activations(self) -> Callable[[int], float]:
-        with measuring_attention(self.policy, batched=False):
-            return activation_size(self.policy)
+        return activation_size(self.policy)
 
     @property
     def most_bytes(self) -> float:

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import any_model, oracle
+from gradient_models import any_model, oracle, small_model
 from rotary_models import LIMIT, LONG, lengths_around_the_limit, rotary_model
 from torch import nn
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.qwen2 import modeling_qwen2
 
 import gradstats.gradients as gradients
+from gradstats.gradients import attention, memory
 from gradstats.gradients.attention import (
     forget_lengths,
     length_classes,
@@ -23,6 +26,7 @@ from gradstats.gradients.attention import (
     refusing_lower_precision,
     same_class,
 )
+from gradstats.gradients.memory import activation_size
 from gradstats.gradients.objective import make_chunk, plan_chunks
 from gradstats.gradients.parameters import select_parameters
 from gradstats.gradients.session import token_statistics
@@ -47,6 +51,76 @@ def test_eager_models_are_measured_and_left_eager(engine, dtype, rollouts):
     measured = gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False)
     np.testing.assert_allclose(measured.sq_norms, sum(oracle(model, rollouts).values()), rtol=1e-4)
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.fixture
+def queries_one_by_one(monkeypatch):
+    """Let eager attention go in slices of one query; return how many queries each call of the models' own had."""
+    calls = []
+
+    def counted(own):
+        def forward(module, query, *args, **kwargs):
+            calls.append(query.shape[2])
+            return own(module, query, *args, **kwargs)
+
+        return forward
+
+    for models in (modeling_qwen2, modeling_gemma2):
+        monkeypatch.setattr(models, "eager_attention_forward", counted(models.eager_attention_forward))
+    monkeypatch.setattr(attention, "EAGER_IN_SLICES", attention._ONE_BY_ONE)
+    return calls
+
+
+@pytest.mark.parametrize("recompute", ["off", "on"])
+@pytest.mark.parametrize("engine", ["ghost", "loop"])
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma2"])
+def test_eager_attention_in_slices_of_queries_is_exact(architecture, engine, recompute, rollouts, queries_one_by_one):
+    model = small_model(architecture, {}).float()
+    model.set_attn_implementation("eager")
+    expected = sum(oracle(model, rollouts).values())
+    assert 1 not in queries_one_by_one
+    measured = gradients.measure(model, rollouts, engine=engine, recompute=recompute, sketch_dim=16, progress=False)
+    np.testing.assert_allclose(measured.sq_norms, expected, rtol=1e-4)
+    assert queries_one_by_one.count(1) > len(queries_one_by_one) / 2
+    assert model.config._attn_implementation == "eager"
+
+
+def test_token_scores_with_attention_in_slices_of_queries(rollouts, queries_one_by_one):
+    model = tiny_model("qwen2", dtype=torch.float32)
+    with pytest.warns(UserWarning, match="measured with eager attention"):
+        measured = gradients.measure(model, rollouts, token_probes=3, sketch_dim=None, progress=False)
+    assert queries_one_by_one.count(1) > len(queries_one_by_one) / 2
+    assert measured.metadata["token_self_check"] < 1e-3
+
+
+def test_attention_that_cannot_go_in_slices_stays_whole(monkeypatch):
+    assert attention.eager_of(small_model("bloom", {"n_head": 2})) == "eager"
+    assert attention.eager_of(tiny_model("qwen2")) == attention.EAGER_IN_SLICES
+    own = modeling_qwen2.eager_attention_forward
+
+    def of_all_queries(module, query, *args, **kwargs):
+        attended, probabilities = own(module, query, *args, **kwargs)
+        return attended / query.shape[2], probabilities
+
+    monkeypatch.setattr(modeling_qwen2, "eager_attention_forward", of_all_queries)
+    model = tiny_model("qwen2")
+    assert attention.eager_of(model) == "eager"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_memory_of_attention_in_slices(monkeypatch):
+    model = tiny_model("qwen2", dtype=torch.float32)
+    model.set_attn_implementation("eager")
+    whole = activation_size(Policy(model, None, "tiny"))
+    heads, layers = model.config.num_attention_heads, model.config.num_hidden_layers
+    assert whole.longest_whole == pytest.approx((2**26 / heads) ** 0.5)
+    monkeypatch.setattr(memory, "MOST_SCORES", heads * 100**2)
+    sliced = activation_size(Policy(model, None, "tiny"))
+    assert sliced(100) == pytest.approx(whole(100))
+    assert sliced(101) == pytest.approx(101 * sliced.linear)
+    assert (sliced.slice_bytes(100, layers), sliced.slice_bytes(101, layers)) == pytest.approx(
+        (0, whole.quadratic * 100**2 / layers)
+    )
 
 
 def test_a_mixture_of_experts_in_float64_runs_without_the_grouped_product(rollouts):
