@@ -156,8 +156,8 @@ def in_turns(tokens: int, repeats: int) -> pd.DataFrame:
     """Let the training step and the ways of measuring alternate in this process; the first turn is not counted.
 
     Returns:
-        For each method the median of its processor seconds, and of their ratio to the training step of the same turn;
-        of ``measure``, a whole call of :func:`gradstats.measure`, also the seconds that the engine does not take.
+        For each method the median of its processor seconds, and of their ratio to the training step of the same turn.
+        ``measure`` is a whole call of :func:`gradstats.measure`, and "self-check" what it takes beyond the engine.
     """
     torch.set_num_threads(1)
     step = Setting("sliced", tokens, recompute=True)

@@ -236,8 +236,8 @@ def _tokens(
 def _quantities(logits: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability of each token, entropy and Σπ² of its distribution, of which the first is differentiable."""
     log_pi = logits.log_softmax(dim=-1)
+    logprobs = log_pi.gather(-1, drawn[:, None])[:, 0]  # first: a checkpoint computes again up to here
     pi = log_pi.detach().exp()
-    logprobs = log_pi.gather(-1, drawn[:, None])[:, 0]
     return logprobs, torch.special.entr(pi).sum(dim=-1), pi.square().sum(dim=-1)
 
 
