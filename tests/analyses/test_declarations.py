@@ -38,6 +38,7 @@ ASKED = {
     "critic": (["--last-step", "1"], {"last_step": 1}),
     "shift": (["token_mean"], {"estimator": "token_mean"}),
     "length_reward": ([], {}),
+    "tokens": (["--group-size", "2"], {"group_size": 2}),
     "profile": ([], {}),
     "plan": (["--half-width", "0.1"], {"half_width": 0.1}),
 }
