@@ -45,7 +45,7 @@ CALLED_LIKE = {
 #: Names that need a run, probes or a trainer: the page that uses them, without suffix.
 USED_ON = {
     "analyses.OptimalBaselines": "docs/read_results",
-    "stats.ProxyQuality": "docs/tokens",
+    "analyses.ProxyQuality": "docs/tokens",
     "stats.TokenProfile": "docs/tokens",
     "stats.concentration": "docs/tokens",
     "stats.drift_along": "docs/tokens",

@@ -36,7 +36,7 @@ from .analyses import length_reward_correlation as length_reward_correlation
 from .stats import plan_alpha as plan_alpha
 from .stats import plan_ratio as plan_ratio
 from .stats import plan_signal as plan_signal
-from .stats import proxy_quality as proxy_quality
+from .analyses import proxy_quality as proxy_quality
 from .analyses import ratio_diagnostics as ratio_diagnostics
 from .stats import sampler_gap as sampler_gap
 from .analyses import variance_by_length as variance_by_length

@@ -46,3 +46,5 @@ from .shift import ImpliedShift as ImpliedShift
 from .shift import implied_shift as implied_shift
 from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success
+from .tokens import ProxyQuality as ProxyQuality
+from .tokens import proxy_quality as proxy_quality

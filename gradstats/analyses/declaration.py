@@ -149,7 +149,16 @@ class Result(Printed):
         return frame[f"{name}_low"].to_numpy(), frame[f"{name}_high"].to_numpy()
 
     def plot(self, **options: Any) -> Any:
-        """Draw the first figure of the analysis; returns its axes."""
+        """Draw the first figure of the analysis; returns its axes.
+
+        Raises:
+            ValueError: for a question that has no figure.
+        """
+        if not self.analysis.figures:
+            raise ValueError(
+                f"the question {self.analysis.name!r} has no figure: read its numbers with to_frame(), or declare an "
+                "AnalysisFigure in its `figures`"
+            )
         return self.analysis.figures[0].draw(self.to_frame(), **options)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -349,9 +358,16 @@ class Analysis(Tabulated):
         """Refuse settings of an experiment file before anything is computed.
 
         Raises:
-            ValueError: for one that there is not, one that is missing, or a value of another type.
+            ValueError: for one that there is not, one that is missing, or a value of another type; for a question
+                that reads something else than a measurement.
             KeyError: for an unknown estimator.
         """
+        if self.source is not _measurement:
+            raise ValueError(
+                f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "
+                f"{self.source_help.rstrip('.')}: leave it out and ask `gradstats ask RUN {self.name}` of the finished "
+                "run"
+            )
         for name in settings:
             if name not in self.settings:
                 near = difflib.get_close_matches(name, self.settings, 1)

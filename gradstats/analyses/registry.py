@@ -32,6 +32,7 @@ ANALYSES = (
     "ratios",
     "shift",
     "length_reward",
+    "tokens",
     "profile",
     "plan",
 )

@@ -20,7 +20,6 @@ from gradstats.cli.statistics import (
     alpha,
     plan,
     profile,
-    tokens,
     variance,
 )
 
@@ -71,7 +70,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 #: Questions that still have a command of their own.
 _OWN = {
-    "tokens": tokens,
     "profile": profile,
 }
 COMMANDS |= _OWN

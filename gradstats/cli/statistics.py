@@ -26,7 +26,6 @@ from gradstats.cli.options import (
     PromptSettings,
     PromptSource,
     Trust,
-    described_by,
     one_or_more,
     policy_section,
     prompts_section,
@@ -227,52 +226,6 @@ def variance(
         if notes:
             terminal.show_notes(said)
     save_table(out, frame, overwrite, quiet=as_json)
-
-
-def tokens(
-    source: Positional[Path],
-    group_size: int | None = None,
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    out: Path | None = None,
-    seed: Annotated[int, described_by(VarianceSection, "seed")] = 0,
-    as_json: AsJson = False,
-    partial: Partial = False,
-    overwrite: Overwrite = False,
-) -> None:
-    """Study single tokens: how well proxies predict their energy, how concentrated and correlated it is.
-
-    Numbers and figures are written to the run directory, or to --out.
-
-    Args:
-        source: a measurement folder or a run directory, measured with token probes.
-        group_size: completions per group in the comparison of optimal token baselines; all by default.
-        out: folder for numbers and figures; the run directory by default, none for a bare measurement.
-    """
-    import gradstats
-    from gradstats.measurement.measurement import read_measurement
-    from gradstats.runs.analysis import folder_of_results
-
-    with folder_of_results(source, out, partial=partial) as folder:
-        if folder is not None:
-            from gradstats.report.saved_results import refuse_foreign_tokens
-
-            refuse_foreign_tokens(folder)
-        measured = read_measurement(source, partial=partial)
-        quality = gradstats.proxy_quality(measured, group_size=group_size, rng=seed)
-        if as_json:
-            print(to_json(quality.summary(confidence_level)))
-        else:
-            terminal.show_tokens(quality, confidence_level)
-        if folder is not None:
-            from gradstats.report.figures import draw_run
-            from gradstats.report.saved_results import read_results, record_tables, save_tokens
-
-            save_tokens(quality, folder, confidence_level, overwrite=overwrite)
-            results = read_results(folder)
-            paths = draw_run(results, folder / "figures", results.figure_style)
-            record_tables(folder, paths)
-            for path in paths:
-                terminal.note(f"→ {path}")
 
 
 @with_code_of_run

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
-    from gradstats.stats.proxy_quality import ProxyQuality
 
 _PIPED = 80  # columns of a file or a pipe
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
@@ -321,42 +320,6 @@ def _labels(frame: pd.DataFrame, narrow: bool) -> list[str]:
         name = label.replace("(", "\n(", 1).replace(", ", ",\n ") if narrow else label
         labels.append(name + (f", N={group_size:g}" if several else ""))
     return labels
-
-
-def show_tokens(quality: ProxyQuality, confidence_level: float = CONFIDENCE_LEVEL) -> None:
-    """Print the quality of proxies of token energies, and how energy is spread over tokens."""
-    from gradstats.stats.proxy_quality import PROXY_QUANTITIES
-
-    frame = quality.to_frame(confidence_level)
-    title = (
-        f"forward-only proxies of ‖s_t‖² on {quality.n_tokens:,} tokens, {confidence_level:.0%} intervals over "
-        f"{quality.n_prompts} prompts"
-    )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("proxy")
-    for heading in PROXY_QUANTITIES.values():
-        table.add_column(heading, justify="right")
-    for row in frame.to_dict("records"):
-        table.add_row(escape(row["proxy"]), *(with_interval(row, name) for name in PROXY_QUANTITIES))
-    console.print(table)
-    concentration = quality.concentration
-    shares = ", ".join(
-        f"{tokens}: {share:.0%}"
-        for tokens, share in zip(concentration.first, concentration.values, strict=True)
-        if tokens <= 16
-    )
-    console.print(f"share of a completion's energy held by its heaviest tokens: {shares}")
-    correlation = quality.correlation
-    correlations = ", ".join(
-        f"{first}–{last}: {value:.3f}" if first < last else f"{first}: {value:.3f}"
-        for first, last, value in zip(correlation.first, correlation.last, correlation.values, strict=True)
-    )
-    console.print(f"correlation of token scores by distance: {correlations}")
-    console.print(
-        f"energies: {quality.share_exact:.1%} of the total measured exactly, the rest from {quality.n_probes} probes"
-    )
-    for sentence in quality.notes:
-        note(sentence)
 
 
 def show_table(table: PaperTable) -> None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from gradstats.analyses import registry
 from gradstats.analyses.profile import PROFILE_QUANTITIES
 from gradstats.stats.on_policy import WORDS
-from gradstats.stats.proxy_quality import PROXY_QUANTITIES
-from gradstats.stats.token_profiles import FRACTIONS
 from gradstats.stats.variance.quantities import Quantity, filled_in
 
 
@@ -47,7 +45,7 @@ _INPUTS = f"{_VARIANCE}/inputs.py"
 _CURVE = "analyses/curve.py"
 _LENGTH = "stats/length_scaling"
 _DIAGNOSTICS = f"{_LENGTH}/diagnostics.py"
-_PROXIES = "stats/proxy_quality.py"
+_PROXIES = "analyses/tokens.py"
 _PROFILES = "stats/token_profiles.py"
 _TABLE = "rollouts/schema.py"
 
@@ -210,13 +208,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
     ),
-    "proxy_quality": (
-        *_of(_PROXIES, proxy="forward-only proxy of token energies", **PROXY_QUANTITIES),
-        *_of(
-            _PROFILES,
-            **{f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS},
-        ),
-    ),
     "proxy_quality.json": _of(
         _PROXIES,
         confidence_level="level of the intervals",
@@ -225,24 +216,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         n_probes="random probes of token scores",
         share_exact="share of the energy that was measured exactly",
         notes="what to know when reading the table",
-    ),
-    "token_profiles": (
-        *_of(
-            _PROFILES,
-            correlation="correlation of token scores by the distance between tokens",
-            concentration="share of a completion's energy in its heaviest tokens",
-            local_slope="exponent of summed energy from position to position",
-            share="the quantity of the profile concentration",
-            first="first value of the axis in a bin",
-            last="last value of it",
-            value="the estimate",
-            low="lower end of its interval",
-            high="upper end",
-            n_prompts="prompts",
-            axis="distance, position or number of tokens",
-            quantity="what is estimated",
-        ),
-        *_of("report/saved_results.py", profile="which profile"),
     ),
     "token_traces": (*_TOKEN, *_of("report/saved_results.py", sequence="completion, named by its length")),
     "token_sample": _TOKEN,
@@ -272,6 +245,14 @@ for _one in registry.every():
         _own = [PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _columns]
         _names = {column.name for column in _own}
         INDEX[_table.name] = (*_own, *(one for one in INDEX.get(_table.extends, ()) if one.name not in _names))
+INDEX["proxy_quality"] = INDEX["tokens"]
+INDEX["token_profiles"] += _of(
+    _PROFILES,
+    correlation="correlation of token scores by the distance between tokens",
+    concentration="share of a completion's energy in its heaviest tokens",
+    local_slope="exponent of summed energy from position to position",
+    share="the quantity of the profile concentration",
+)
 INDEX["profile"] += (
     *_of("analyses/profile.py", **PROFILE_QUANTITIES),
     *_of("report/tables.py", policy="name of the policy"),

@@ -420,7 +420,7 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
         ("α with its diagnostics", f"gradstats alpha {folder}"),
         ("the variance table", f"gradstats variance {folder}"),
-        *([("single tokens", f"gradstats tokens {folder}")] if run.tokens is not None else []),
+        *([("single tokens", f"gradstats ask {folder} tokens")] if run.tokens is not None else []),
         ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),
     ]

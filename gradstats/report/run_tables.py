@@ -19,7 +19,6 @@ from gradstats.report.analysis_tables import (
     COMPARED_ROWS,
     VARIANCE_COLUMNS,
     analysis_table,
-    columns_of,
     frame_in_words,
     variance_table,
 )
@@ -28,7 +27,6 @@ from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
 from gradstats.stats.numbers import Triple
-from gradstats.stats.proxy_quality import PROXY_QUANTITIES
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
@@ -57,8 +55,9 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
                 tables[declared.name] = replace(_asked_table(analysis, declared, run, frame), source=frame)
     if run.by_block is not None:
         tables["alpha_by_block"] = analysis_table(registry.get("alpha_by_block"), run.by_block)
-    if run.tokens is not None:
-        tables["proxy_quality"] = _proxy_table(run, run.tokens.proxies)
+    tokens = registry.get("tokens")
+    if run.tokens is not None and _has(run.tokens.proxies, tokens.declared_headings):
+        tables["proxy_quality"] = analysis_table(tokens, _with_attrs(run, run.tokens.proxies))
     for name, frame in run.added.items():
         if (chosen := _chosen(frame, style)) is not None:
             analysis = registry.analysis_of_file(name, frame.attrs)
@@ -110,13 +109,6 @@ def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.D
     frame = frame.copy()
     frame.attrs |= {"confidence_level": run.confidence_level, **attrs}
     return frame
-
-
-def _proxy_table(run: SavedResults, frame: pd.DataFrame) -> Table:
-    names = {name: heading for name, heading in PROXY_QUANTITIES.items() if _has(frame, {name: heading})}
-    caption = f"Forward-only proxies of token energies against measured ones, {run.confidence_level:.0%} intervals."
-    rows = tuple(map(str, frame["proxy"]))
-    return Table(caption, "proxy", rows, columns_of(frame, names), frame, label="tab:proxies", names=names)
 
 
 def _asked_table(

@@ -19,11 +19,11 @@ from jaxtyping import Float
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
 from gradstats.analyses.declaration import POINTS
+from gradstats.analyses.tokens import ProxyQuality
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats import LengthScalingFit
 from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.proxy_quality import ProxyQuality
 from gradstats.stats.variance.quantities import shown_in
 from gradstats.system.files import (
     atomic_path,
@@ -236,59 +236,32 @@ def refuse_changed_tables(path: Path, tables: Collection[Path] | None = None) ->
 _ABOUT_TOKENS = "proxy_quality.json"
 #: The files of token results.
 TOKEN_FILES = ("proxy_quality.csv", _ABOUT_TOKENS, "token_profiles.csv", "token_traces.csv", "token_sample.csv")
-_PROFILES = ("correlation", "concentration", "local_slope")
 # Tokens in the sample, quantiles of length at which completions are kept as traces, digits of the numbers.
 _MOST_TOKENS, _TRACES_AT, _DIGITS = 3000, (0.25, 0.5, 0.9), "%.7g"
 
 
 @dataclass(frozen=True)
 class SavedTokens:
-    """The saved results of ``gradstats tokens``."""
+    """What a run keeps of the question ``tokens``."""
 
-    proxies: pd.DataFrame  # of gradstats.stats.ProxyQuality, with its .attrs
+    proxies: pd.DataFrame  # of gradstats.analyses.ProxyQuality, with its .attrs
     profiles: dict[str, pd.DataFrame]
     traces: pd.DataFrame  # tokens of completions at the quartile, median and ninth decile of length
     sample: pd.DataFrame  # tokens of all completions, drawn at random
 
 
-def refuse_foreign_tokens(folder: Path) -> None:
-    """Refuse to save token results where files of these names lie that are not earlier token results."""
-    about = folder / _ABOUT_TOKENS
-    try:
-        is_earlier_result = about.is_file() and "n_probes" in read_json(about)
-    except ValueError:
-        is_earlier_result = False
-    for name in TOKEN_FILES:
-        refuse_foreign(folder / name, Kind("token results", lambda _: is_earlier_result))
-
-
-def save_tokens(
-    quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL, *, overwrite: bool = True
-) -> list[Path]:
-    """Write the numbers of a :class:`gradstats.stats.ProxyQuality` to a folder; returns the paths.
+def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:
+    """Write the numbers of a :class:`gradstats.analyses.ProxyQuality` to a folder; returns the paths.
 
     In the folder of a finished run they are listed in its manifest before they are written: what a killed process
     leaves belongs to the run all the same. The caller then holds the run's lock.
     """
     frame = quality.to_frame(confidence_level)
-    about, attributes = folder / _ABOUT_TOKENS, _attributes(frame)
-    if about.exists():
-        # Settings that are not recorded, such as the group size, show in the numbers.
-        there, text = folder / TOKEN_FILES[0], csv_text(frame, float_format=_DIGITS)
-        same = there.exists() and same_table(there.read_text(encoding="utf-8"), text)
-        difference = differing_entry(read_json(about), attributes) or (None if same else "other numbers")
-        refuse_other_result(about, difference, overwrite)
-    long = []
-    for name in _PROFILES:
-        profile = getattr(quality, name)
-        table = profile.to_frame(confidence_level)
-        table.columns = ["first", "last", "value", "low", "high", "n_prompts"]
-        long.append(table.assign(profile=name, axis=profile.axis, quantity=profile.quantity))
     tokens = quality.tokens
     few = len(tokens) <= _MOST_TOKENS
     tables = {
         "proxy_quality.csv": frame,
-        "token_profiles.csv": pd.concat(long, ignore_index=True),
+        "token_profiles.csv": quality.profiles_frame(confidence_level),
         "token_traces.csv": _traces(tokens, confidence_level),
         "token_sample.csv": tokens if few else tokens.sample(_MOST_TOKENS, random_state=0).sort_index(),
     }
@@ -297,7 +270,7 @@ def save_tokens(
     record_tables(folder, paths, {})
     for name, table in tables.items():
         write_csv(folder / name, table, float_format=_DIGITS)
-    write_json(about, attributes)
+    write_json(folder / _ABOUT_TOKENS, _attributes(frame))
     record_tables(folder, paths)
     return paths
 
@@ -317,7 +290,7 @@ def read_tokens(folder: Path) -> SavedTokens | None:
             profiles[str(name)] = rows.rename(columns=names)[[*names.values(), "n_prompts"]].reset_index(drop=True)
     except (KeyError, ValueError, OSError) as error:
         raise ValueError(
-            f"the token results in {folder} cannot be read ({error}): make them again with `gradstats tokens {folder}`"
+            f"the token results in {folder} cannot be read ({error}): repeat `gradstats run`, which makes them again"
         ) from error
     return SavedTokens(proxies, profiles, traces, sample)
 

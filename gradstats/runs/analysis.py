@@ -89,7 +89,7 @@ def ask_others(run: RunDirectory, measured: Measurement, paths: list[Path], doin
     """Answer the questions of the experiment that not every run answers."""
     section, in_every_run = run.experiment.variance, {one.name for one in registry.asked_in_runs()}
     for name, entry in run.experiment.analyses.items():
-        if entry is False or name in in_every_run:
+        if entry is False or name in in_every_run or name == _TOKENS:
             continue
         analysis, settings = registry.get(name), settings_of(entry)
         doing(name)
@@ -140,6 +140,8 @@ def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[W
 
 
 Result = TypeVar("Result")
+#: The question that every run with token probes asks, and keeps in files of its own.
+_TOKENS = "tokens"
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,9 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     entries = run.experiment.analyses
     questions = {*(one.name for one in registry.asked_in_runs()), *entries}
     questions -= {name for name, entry in entries.items() if entry is False}
-    n_steps = 2 + len(questions) + (measured.token_projections is not None) + 2
+    if measured.token_projections is not None and entries.get(_TOKENS) is not False:
+        questions.add(_TOKENS)
+    n_steps = 2 + len(questions) + 2
     with progress_bar("analysing", n_steps, shown=progress) as report:
         result = _analyse(run, measured, report)
         report.doing("")
@@ -216,9 +220,9 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
                 run.experiment.analyses,
             )
         paths += _save_breakdowns(run, breakdowns)
-        if measured.token_projections is not None:
-            report.doing("tokens")
-            attempt(run, "tokens", lambda: study_tokens(run, measured, paths))
+        if measured.token_projections is not None and run.experiment.analyses.get(_TOKENS) is not False:
+            report.doing(_TOKENS)
+            attempt(run, _TOKENS, lambda: study_tokens(run, measured, paths))
         ask_others(run, measured, paths, lambda name: report.doing(name.replace("_", " ")))
         report.doing("figures")
         drawn = None
@@ -350,10 +354,10 @@ def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: li
 def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
     """Write the token-level results: proxies of token energies, profiles, traces."""
     from gradstats.report.saved_results import save_tokens
-    from gradstats.stats import proxy_quality
 
-    section = run.experiment.variance
-    quality = proxy_quality(measured, group_size=section.first_group_size, rng=section.seed)
+    section, analysis = run.experiment.variance, registry.get(_TOKENS)
+    given = analysis.arguments_in_run(settings_of(run.experiment.analyses.get(_TOKENS)), section)
+    quality = analysis.ask(measured, **({"group_size": section.first_group_size} | given))
     run.remarks += quality.notes
     paths += save_tokens(quality, run.path, section.confidence_level)
 

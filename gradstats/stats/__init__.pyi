@@ -17,8 +17,6 @@ from .plans import SignalPlan as SignalPlan
 from .plans import plan_alpha as plan_alpha
 from .plans import plan_ratio as plan_ratio
 from .plans import plan_signal as plan_signal
-from .proxy_quality import ProxyQuality as ProxyQuality
-from .proxy_quality import proxy_quality as proxy_quality
 from .sampler_gap import SamplerGap as SamplerGap
 from .sampler_gap import sampler_gap as sampler_gap
 from .token_profiles import TokenProfile as TokenProfile

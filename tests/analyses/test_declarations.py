@@ -38,6 +38,7 @@ ASKED = {
     "critic": (["--last-step", "1"], {"last_step": 1}),
     "shift": (["token_mean"], {"estimator": "token_mean"}),
     "length_reward": ([], {}),
+    "tokens": (["--group-size", "2"], {"group_size": 2}),
     "profile": ([], {}),
     "plan": (["--half-width", "0.1"], {"half_width": 0.1}),
 }
@@ -102,6 +103,14 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
             assert figure.name in {one.name for one in FIGURES}
     for text in (repr(found), found._repr_html_()):
         assert all(column in text for column in found.printed_columns or list(frame)[:1])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ASKED if registry.get(name).result and not registry.get(name).figures]
+)
+def test_a_question_without_a_figure_says_so(name, folder):
+    with pytest.raises(ValueError, match=f"the question {name!r} has no figure"):
+        answer(name, folder).plot()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -152,6 +152,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "cell_differences": set(paired_differences({}).columns),
         "sweep": set(SweepResult(folder, "s", ["x"], {"c": {"x": 1}}, {"c": run}).to_frame()) - {"x"},
     }
+    found["tokens"] = set(quality.to_frame().columns)
     for name in ("proxy_quality", "token_traces", "token_sample"):
         found[name] = set(read_csv(folder / f"{name}.csv").columns)
     return found
@@ -162,7 +163,9 @@ def columns_of(path: Path) -> set[str]:
         return set(next(csv.reader(file)))
 
 
-SAVED = [path for path in sorted((ROOT / "figures").glob("*/*.csv")) if path.stem in INDEX]
+#: The costs of token scores share the name of a question, and are no table of it.
+COSTS = ROOT / "figures" / "tokens" / "tokens.csv"
+SAVED = [path for path in sorted((ROOT / "figures").glob("*/*.csv")) if path.stem in INDEX and path != COSTS]
 
 
 def named(columns: set[str]) -> set[str]:

@@ -373,51 +373,19 @@ def folder(measured, tmp_path):
     return tmp_path / "run"
 
 
-def test_the_command_prints_writes_and_draws(monkeypatch, capsys, folder):
-    code, out, _ = run_for_saved_tokens(monkeypatch, capsys, "tokens", folder)
-    assert code == 0
-    assert "forward-only proxies of ‖s_t‖²" in out
+def test_the_command_prints_and_writes_nothing_into_the_run(monkeypatch, capsys, folder):
+    before = sorted(folder.rglob("*"))
+    code, out, err = run_for_saved_tokens(monkeypatch, capsys, "ask", folder, "tokens")
+    assert code == 0, err
+    assert "the heaviest token of a completion holds a share" in " ".join(out.split())
+    assert "the rest from 32 probes" in " ".join(out.split())
     assert "last_layer" in out
-    assert "share of a completion's energy held by its heaviest tokens: 1: " in out
-    assert "the rest from 32 probes" in out
-    for name in TOKEN_FILES:
-        assert (folder / name).exists()
-    for name in FIGURES:
-        assert (folder / "figures" / f"{name}.pdf").exists()
-        assert (folder / "figures" / f"{name}.csv").exists()
-
-
-def test_a_bare_measurement_is_only_printed_unless_told(monkeypatch, capsys, folder, tmp_path):
-    measurement = folder / "measurement"
-    before = sorted(measurement.iterdir())
-    code, out, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", measurement, "--json")
+    code, out, err = run_for_saved_tokens(monkeypatch, capsys, "ask", folder / "measurement", "tokens", "--json")
     assert code == 0, err
-    assert len(json.loads(out)["concentration"]) == 6
-    assert [row["proxy"] for row in json.loads(out)["proxies"]] == ["logit", "last_layer", "entropy", "surprisal"]
-    assert sorted(measurement.iterdir()) == before
-    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "there")
-    assert code == 0, err
-    assert (tmp_path / "there" / "figures" / "proxy.png").exists()
-    (tmp_path / "yours").mkdir()
-    (tmp_path / "yours" / "token_sample.csv").write_text("mine")
-    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", measurement, "--out", tmp_path / "yours")
-    assert code == 1
-    assert "token_sample.csv exists and is not token results that gradstats wrote" in err
-    assert (tmp_path / "yours" / "token_sample.csv").read_text() == "mine"
-
-
-def test_results_of_other_settings_are_replaced_on_request_only(monkeypatch, capsys, folder):
-    assert run_for_saved_tokens(monkeypatch, capsys, "tokens", folder)[0] == 0
-    before = (folder / "proxy_quality.csv").read_bytes()
-    assert run_for_saved_tokens(monkeypatch, capsys, "tokens", folder)[0] == 0
-    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", folder, "--confidence-level", "0.5")
-    assert code == 1
-    assert "proxy_quality.json holds a finished result with another confidence_level" in err
-    assert (folder / "proxy_quality.csv").read_bytes() == before
-    assert (
-        run_for_saved_tokens(monkeypatch, capsys, "tokens", folder, "--confidence-level", "0.5", "--overwrite")[0] == 0
-    )
-    assert (folder / "proxy_quality.csv").read_bytes() != before
+    told = json.loads(out)
+    assert [row["proxy"] for row in told["rows"]] == ["logit", "last_layer", "entropy", "surprisal"]
+    assert sum(row["profile"] == "concentration" for row in told["token_profiles"]) == 6
+    assert sorted(folder.rglob("*")) == before
 
 
 class Killed(BaseException):
@@ -452,7 +420,7 @@ def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, t
     from dataclasses import replace
 
     replace(measured, token_projections=None).save(tmp_path / "plain")
-    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "tokens", tmp_path / "plain")
+    code, _, err = run_for_saved_tokens(monkeypatch, capsys, "ask", tmp_path / "plain", "tokens")
     assert code == 1
     assert "measure with token_probes=…, for example 32" in err
 
@@ -474,7 +442,7 @@ def test_what_is_saved_is_read_back(measured, tmp_path):
     assert len(saved.sample) == len(quality.tokens)
     assert read_tokens(tmp_path / "nowhere") is None
     (tmp_path / "token_profiles.csv").unlink()
-    with pytest.raises(ValueError, match="cannot be read .* make them again with `gradstats tokens"):
+    with pytest.raises(ValueError, match="cannot be read .* repeat `gradstats run`"):
         read_tokens(tmp_path)
 
 
@@ -494,4 +462,4 @@ def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, folder):
     assert {"alpha_energy", *FIGURES} <= names
     page = report_page(results)
     assert "Energy of each token along completions of typical lengths" in page
-    assert "gradstats tokens" in page
+    assert f"gradstats ask {results.path.name} tokens" in page

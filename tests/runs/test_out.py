@@ -29,7 +29,6 @@ CASES = {
     "length_bins": ["ask", "RUN", "length_bins", "rloo", "--n-bins", "2"],
     "allocation": ["ask", "RUN", "allocation", "rloo", "--tokens", "1000"],
     "critic": ["ask", "RUN", "critic"],
-    "tokens": ["tokens", "RUN"],
     "ratios": ["ask", "RUN", "ratios"],
     "profile": ["profile", "RUN"],
     "figures": ["export", "RUN", "--only", "figures", "--formats", "svg"],
@@ -38,7 +37,7 @@ CASES = {
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "tables", "curve", "optimal_baselines", "critic", "tokens"}
+INTO_FOLDERS = {"figures", "tables", "curve", "optimal_baselines", "critic"}
 #: Those among them whose folder may be the run itself.
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
 #: What computes: nothing of it is called where the target is refused.
@@ -151,7 +150,6 @@ ELSEWHERE = {
     "run": "test_pipeline.py",
     "sweep": "test_sweep.py",
     "critic": "test_critic.py",
-    "tokens": "test_saved_tokens.py",
 }
 
 
@@ -184,7 +182,6 @@ INTO_THE_RUN = {
     "regrade": (["regrade", "RUN", "--trust"], "variance.csv"),
     "report": (["report", "RUN"], "report.html"),
     "figures": (["export", "RUN", "--only", "figures"], "figures/length_scaling.png"),
-    "tokens": (["tokens", "RUN"], "proxy_quality.csv"),
     "curve": (
         ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
         "tables/curve_asymmetric_loo_true_delta.csv",

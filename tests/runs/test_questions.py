@@ -70,6 +70,14 @@ def test_questions_are_left_out_and_asked_otherwise(experiment, copied):
         ({"success_bins": {"bin": 8}}, "analyses.success_bins: there is no setting 'bin': did you mean bins"),
         ({"allocation": {"tokens": "many"}}, "analyses.allocation: tokens is 'many': it should be a valid integer"),
         ({"curve": {"estimator": "rloo"}}, "analyses.curve: values must be given"),
+        (
+            {"length_reward": True},
+            "analyses.length_reward: {} cannot be asked in a run, .* `gradstats ask RUN length_re",
+        ),
+        (
+            {"plan": {"half_width": 0.1}},
+            "analyses.plan: {'half_width': 0.1} cannot be asked in a run, .* ask RUN plan`",
+        ),
         ({"allocation": {"estimators": ["rlo"]}}, "analyses.allocation: no estimator is called 'rlo'"),
     ],
 )

@@ -1,14 +1,16 @@
-"""The quality of forward-only proxies of token energies, and the cost of using them."""
+"""Which tokens carry the gradient, and how well are they known from a forward pass alone?"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from gradstats.analyses.declaration import Analysis, Column, FurtherTable, Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
@@ -16,7 +18,7 @@ from gradstats.estimators.estimator import Level
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredTokens
-from gradstats.stats.printed import Printed, records
+from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.token_profiles import (
     FRACTIONS,
     TokenProfile,
@@ -30,6 +32,7 @@ from gradstats.stats.token_profiles import (
     tokens_of,
 )
 from gradstats.stats.variance.comparison import compare
+from gradstats.stats.variance.quantities import limits_of, with_ends
 from gradstats.system.late import pd
 
 
@@ -109,37 +112,35 @@ def rank_correlation(
     return mean_statistic(np.bincount(index, correlations[known]) / np.bincount(index)).estimate()
 
 
-#: The estimated quantities of a proxy and their headings, in the order of the table.
-PROXY_QUANTITIES = {
-    "rank_correlation": "rank correlation",
-    "log_slope": "log-log slope",
-    "factor": "off by factor",
-    "cumulative_error": "error of W_t",
-    "otb_ratio": "tr Cov of OTB, ratio",
-}
-
-
 @dataclass(frozen=True)
-class ProxyRow:
+class ProxyRow(Row):
     """The quality of one proxy p_t of the token energies e_t = ‖s_t‖².
 
     Attributes:
         log_slope: of log e on log p over all tokens with p > 0; 1 where energies are proportional to the proxy.
         factor: typical error of a token after one common scaling: the mean of |log e/(c p)|, weighted by energy and
             exponentiated; 1 for a perfect proxy.
+        along: the cumulative error at each of the fractions of a completion.
     """
 
-    proxy: str
-    rank_correlation: Estimate
-    log_slope: Estimate
-    factor: Estimate
-    cumulative_error: Estimate
-    otb_ratio: Estimate
-    along: tuple[Estimate, ...]
+    proxy: str = column("forward-only proxy of token energies", short=True)
+    rank_correlation: Estimate = estimate("rank correlation", "rank correlation", short=True)
+    log_slope: Estimate = estimate("log-log slope", "log-log slope")
+    factor: Estimate = estimate("off by factor", "off by factor", short=True)
+    cumulative_error: Estimate = estimate("error of W_t", "error of W_t")
+    otb_ratio: Estimate = estimate("tr Cov of OTB, ratio", "tr Cov of OTB, ratio")
+    along: tuple[Estimate, ...] = ()
+
+
+#: The estimated quantities of a proxy, in the order of the table.
+QUANTITIES = tuple(one.name for one in ProxyRow.columns() if one.estimated)
+#: The columns of the cumulative error, in the order of ``along``.
+_ALONG = {f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS}
+_PROFILES = ("correlation", "concentration", "local_slope")
 
 
 @dataclass(frozen=True, repr=False)
-class ProxyQuality(Printed):
+class ProxyQuality(Result):
     r"""Forward-only proxies :math:`p_t` of token energies, compared with measured energies :math:`e_t = ‖s_t‖²`.
 
     Attributes:
@@ -155,6 +156,8 @@ class ProxyQuality(Printed):
         local_slope: profile of :func:`gradstats.stats.local_slope`.
         notes: what to know when reading the table, one sentence each.
     """
+
+    row: ClassVar = ProxyRow
 
     rows: tuple[ProxyRow, ...]
     n_prompts: int
@@ -175,48 +178,56 @@ class ProxyQuality(Printed):
         Raises:
             ValueError: for an unknown quantity.
         """
-        if quantity not in PROXY_QUANTITIES:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(PROXY_QUANTITIES)}")
-        frame = self.to_frame(confidence_level)
-        return frame[f"{quantity}_low"].to_numpy(), frame[f"{quantity}_high"].to_numpy()
+        if quantity not in QUANTITIES:
+            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(QUANTITIES)}")
+        return super().confidence_interval(confidence_level, quantity)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
-        rows = []
-        for row in self.rows:
-            record: dict[str, object] = {"proxy": row.proxy}
-            named = {name: getattr(row, name) for name in PROXY_QUANTITIES}
-            named |= {
-                f"cumulative_error_at_{fraction:g}": each for fraction, each in zip(FRACTIONS, row.along, strict=True)
-            }
-            for name, estimate in named.items():
-                low, high = estimate.confidence_interval(confidence_level)
-                record |= {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
-            rows.append(record)
-        frame = pd.DataFrame(rows)
-        frame.attrs |= {
-            "confidence_level": confidence_level,
+        frame = super().to_frame(confidence_level)
+        for place, name in enumerate(_ALONG):
+            found = pd.DataFrame(
+                [with_ends({name: row.along[place].with_interval(confidence_level)}) for row in self.rows]
+            )
+            frame[list(found)] = found
+        return frame
+
+    def about(self) -> dict[str, object]:
+        """Return what the frame's ``.attrs`` state besides the level."""
+        return {
             "n_prompts": self.n_prompts,
             "n_tokens": self.n_tokens,
             "n_probes": self.n_probes,
             "share_exact": self.share_exact,
             "notes": list(self.notes),
         }
-        return frame
 
-    def summary(self, confidence_level: float = CONFIDENCE_LEVEL) -> dict[str, object]:
-        """Return everything as nested numbers: the frame's ``.attrs``, its rows, and each profile's rows."""
-        frame = self.to_frame(confidence_level)
-        profiles = {
-            "correlation": self.correlation,
-            "concentration": self.concentration,
-            "local_slope": self.local_slope,
-        }
-        return {
-            **{str(key): value for key, value in frame.attrs.items()},
-            "proxies": records(frame),
-            **{name: records(profile.to_frame(confidence_level)) for name, profile in profiles.items()},
-        }
+    def profiles_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return the bins of all profiles, a row each."""
+        long = []
+        for name in _PROFILES:
+            profile: TokenProfile = getattr(self, name)
+            table = profile.to_frame(confidence_level)
+            table.columns = ["first", "last", "value", "low", "high", "n_prompts"]
+            long.append(table.assign(profile=name, axis=profile.axis, quantity=profile.quantity))
+        return pd.concat(long, ignore_index=True)
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State what the heaviest token holds, and the proxy that orders tokens best."""
+        heaviest = number_with_interval(
+            *self.concentration.estimates[0].with_interval(confidence_level), limits=limits_of("share")
+        )
+        known = [row for row in self.rows if np.isfinite(row.rank_correlation.value)]
+        first = f"the heaviest token of a completion holds a share {heaviest} of its energy"
+        measured = f"{self.share_exact:.0%} of the energy was measured exactly, the rest from {self.n_probes} probes"
+        if not known:
+            return f"{first}; no proxy varies enough within completions to be judged; {measured}."
+        best = max(known, key=lambda row: row.rank_correlation.value)
+        correlation = number_with_interval(
+            *best.rank_correlation.with_interval(confidence_level), limits=limits_of("rank_correlation")
+        )
+        proxy = f"of the proxies {best.proxy} orders tokens best, with the rank correlation {correlation}"
+        return f"{first}; {proxy}; {measured}."
 
 
 def proxy_quality(
@@ -309,3 +320,42 @@ def _token_table(
         )
         frames.append(frame[scores.mask])
     return pd.concat(frames, ignore_index=True)
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    level = f"{frame.attrs['confidence_level']:.0%}"
+    return f"Forward-only proxies of token energies against measured ones, {level} intervals."
+
+
+ANALYSIS = Analysis(
+    name="tokens",
+    ask=proxy_quality,
+    options=("group_size", "rng"),
+    columns=(*ProxyRow.columns(), *(Column(name, meaning, estimated=True) for name, meaning in _ALONG.items())),
+    result=ProxyQuality,
+    row_heading="proxy",
+    caption=_caption,
+    label="tab:proxies",
+    further=(
+        FurtherTable(
+            name="token_profiles",
+            frame=ProxyQuality.profiles_frame,
+            columns=(
+                Column("first", "first value of the axis in a bin"),
+                Column("last", "last value of it"),
+                Column("value", "the estimate"),
+                Column("low", "lower end of its interval"),
+                Column("high", "upper end"),
+                Column("n_prompts", "prompts"),
+                Column("profile", "which profile"),
+                Column("axis", "distance, position or number of tokens"),
+                Column("quantity", "what is estimated"),
+            ),
+            headings={"value": "value"},
+            ends=None,
+            row_name=lambda row: f"{row['profile']}, {row['axis']} {row['first']:g}–{row['last']:g}",
+            row_heading="profile",
+            caption=lambda frame: "Profiles along completions.",
+        ),
+    ),
+)

@@ -11,8 +11,8 @@ from probed_policies import drawn_tokens
 from scipy import stats
 
 import gradstats as gs
+from gradstats.analyses.tokens import otb_ratio, rank_correlation
 from gradstats.estimators import Batch
-from gradstats.stats.proxy_quality import otb_ratio, rank_correlation
 
 
 def ratio_of(measured, values):

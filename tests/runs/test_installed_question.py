@@ -1,0 +1,81 @@
+"""A question of an installed package: named without a colon, and shown wherever those of this package are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradstats.analyses import registry
+from gradstats.report.saved_results import read_results
+from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.validate import check_names
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder of installed packages, with the question of CONTRIBUTING as one of them."""
+    folder = tmp_path_factory.mktemp("site")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = text.partition("## Add a question")[2].partition("```python\n")[2].partition("```")[0]
+    (folder / "own_lengths.py").write_text(code)
+    about = folder / "own_lengths-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-lengths\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[gradstats.analyses]\nlengths = own_lengths:question\n")
+    return folder
+
+
+def command(site, *words):
+    """Run the command in a process of its own, in which the package is installed."""
+    search = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "gradstats", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": search, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_installed_question_is_listed_and_explained(site):
+    assert "\n  lengths " in command(site, "ask")
+    assert "--longest" in command(site, "ask", "lengths", "--help")
+
+
+def test_an_installed_question_is_kept_and_shown_without_trust(site, drawn, tmp_path):
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
+    assert "mean length" in command(site, "ask", path, "lengths", "--longest", 3)
+    assert (path / "figures" / "lengths.png").is_file()
+    (path / "report.html").unlink()
+    command(site, "report", path)
+    assert "Mean lengths." in (path / "report.html").read_text(encoding="utf-8")
+    command(site, "export", path, "--only", "tables")
+    assert (path / "tables" / "lengths.tex").is_file()
+
+
+@pytest.fixture
+def installed(site, monkeypatch):
+    """Install the package in this process, and forget it afterwards."""
+    monkeypatch.syspath_prepend(str(site))
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()
+    sys.modules.pop("own_lengths", None)
+
+
+def test_an_installed_question_is_asked_in_a_run(installed, drawing, drawn, tmp_path):
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
+    run_experiment(drawing.model_copy(update={"analyses": {"lengths": {"longest": 2}}}), path, progress=False)
+    assert len(read_results(path).added["lengths"]) == 2
+    assert "Mean lengths." in (path / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"analyses\.lengths: there is no setting 'longes': did you mean longest"):
+        check_names(drawing.model_copy(update={"analyses": {"lengths": {"longes": 2}}}))
