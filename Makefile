@@ -112,7 +112,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
 	@set -e; for run in embedded_resolved smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
-	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats tokens runs/$$run; done
+	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats ask runs/$$run tokens; done
 	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 qwen_sampler; do $(BIN)/gradstats run $$sweep; done
 	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done
 	@$(BIN)/python docs/findings_page.py
