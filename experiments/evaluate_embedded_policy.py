@@ -213,8 +213,8 @@ model's own.
 
 The same completions, gradients of all parameters (`gradstats ask … profile`), beside Qwen2.5-Coder-0.5B-Instruct on 24
 word problems and SmolLM2-135M-Instruct on 24 problems of this policy's kind, 4 completions each. SmolLM2 (dequantised
-4-bit weights, at most 160 tokens) answers none of them right, so that what compares rewards is not defined for it (–). The
-bands describe what counts as near a real model.
+4-bit weights, at most 160 tokens) answers none of them right, so that what compares rewards is not defined for it (–).
+The bands describe what counts as near a real model.
 
 | quantity | band | Qwen2.5-Coder-0.5B-Instruct | SmolLM2-135M-Instruct | this policy |
 |---|---|---|---|---|

@@ -415,11 +415,11 @@ def _headline(run: SavedResults) -> str:
         return run.name
     return headline(
         run.name,
-        points["prompt_id"].nunique(),
+        len(set(points["prompt_id"])),
         len(points),
-        rewards=points.get("reward"),
-        lengths=points["length"],
-        n_truncated=int(points["truncated"].sum()) if "truncated" in points else 0,
+        rewards=points["reward"].to_numpy() if "reward" in points else None,
+        lengths=points["length"].to_numpy(),
+        n_truncated=int(points["truncated"].to_numpy().sum()) if "truncated" in points else 0,
     )
 
 
