@@ -496,10 +496,11 @@ def short_rows(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
         at_ends = [*at_ends[: half - len(inner)], *inner, *at_ends[-half:]]
     drawn = kept.iloc[at_ends].copy()
     drawn.attrs = frame.attrs | {LABELS: names | shared}
-    between = [shared.get(str(label), names[str(label)]) for label in kept["estimator"].drop(drawn.index)]
     unresolved = dict.fromkeys(names[str(label)] for label in frame["estimator"][~known])
-    said = {"Not resolved": list(unresolved), "Between these": between}
-    return drawn, " ".join(f"{what}: {'; '.join(listed)}." for what, listed in said.items() if listed)
+    said = [f"Not resolved: {'; '.join(unresolved)}."] if unresolved else []
+    if len(drawn) < len(kept):
+        said.append(f"{len(kept) - len(drawn)} more rows lie between these.")
+    return drawn, " ".join(said)
 
 
 def row_labels(frame: pd.DataFrame, longest: int | None = None) -> list[str]:
