@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 POINTS = "length_scaling"
 #: Entry of the ``.attrs`` of a table that is drawn: whether its rows are sorted by ``value``, or stand as ``listed``.
 ORDER = "order"
+#: Entry of the ``.attrs`` of an answer in a run: the sentence that answers.
+SENTENCE = "sentence"
 _KEY = "column"
 
 
@@ -405,7 +407,10 @@ class Analysis(Tabulated):
         if found is None:
             return {}
         level = section.confidence_level
-        return {self.name: found.to_frame(level)} | {one.name: one.frame(found, level) for one in self.further}
+        frame = found.to_frame(level)
+        if hasattr(found, "sentence"):
+            frame.attrs[SENTENCE] = found.sentence(*(() if self.asked_at_level else (level,)))
+        return {self.name: frame} | {one.name: one.frame(found, level) for one in self.further}
 
     def files_named(self, arguments: Mapping[str, Any]) -> str:
         """Return the name of the files of an answer."""

@@ -117,7 +117,7 @@ ANALYSIS = Analysis(
             "rows; thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level. "
             "Half-filled markers: the baseline includes the completion itself. Dashed bars: no estimate; arrows: no "
             "end.",
-            lambda frame: plot_variance(frame, sort=_by_value(frame)),
+            lambda frame: plot_variance(frame, sort=_by_value(frame), short=_by_value(frame)),
             link="figure: variance",
             after=None,
             table="variance",

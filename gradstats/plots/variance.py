@@ -26,6 +26,7 @@ from gradstats.plots.marks import (
 )
 from gradstats.plots.names import (
     CHARACTER,
+    LABELS,
     PANEL_SHARE,
     estimator_appearance,
     estimator_fill,
@@ -43,7 +44,7 @@ from gradstats.plots.names import (
 )
 from gradstats.plots.style import REMARK, edge, muted, stroke
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
-from gradstats.stats.variance.result import rows_in_best_set
+from gradstats.stats.variance.result import equal_by_construction, rows_in_best_set
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ _WIDE = 4.0
 _LABELS = 0.57
 # Positions of ticks on a log axis of less than a decade.
 FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+# Rows of a figure that is read at a glance.
+MOST_ROWS = 8
 # A star's points leave it smaller than other markers of the same size.
 STAR = 1.6
 
@@ -273,14 +276,15 @@ def plot_variance(
     value: str = JUDGED.name,
     reference: str | None = None,
     sort: bool = False,
+    short: bool = False,
 ) -> Axes:
     """Draw one row per estimator with its interval.
 
     Where the frame has simultaneous intervals of the value (columns ``…_simultaneous_low`` and ``_high``), they are
     drawn as a thin bar behind the wide one; beside the variance at matched signal the names of the best set
     (``in_best_set``) are bold. A row whose value could not be resolved is drawn as the side of its interval that
-    is known (an arrow), or says so in words; it is never left out. Where the value has a unit, rows in another unit
-    than the reference's are left out, and a sentence above the axes names them.
+    is known (an arrow), or says so in words; only ``short`` leaves it out. Where the value has a unit, rows in another
+    unit than the reference's are left out, and a sentence above the axes names them.
 
     Args:
         table: a :class:`gradstats.stats.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of
@@ -291,6 +295,8 @@ def plot_variance(
         reference: name of the reference estimator for the axis label; None takes it from a
             ``VarianceComparison`` or the frame's ``.attrs["reference"]``.
         sort: lowest value on top (unresolved rows last) instead of the table's order.
+        short: estimators that are equal by construction share a row, at most eight rows are drawn, and a sentence above
+            the axes names the rows that are not resolved or not drawn.
 
     Returns:
         The axes.
@@ -313,6 +319,10 @@ def plot_variance(
     quantity = quantity_to_draw(value, COMPARED)
     require_columns(frame, ["estimator", *with_ends(value)], "draw what compare() gives")
     frame, sentence = rows_of_one_unit(frame, [quantity])
+    if short:
+        reference = reference_name(frame, reference)
+        frame, left_out = short_rows(frame, value)
+        sentence = " ".join(filter(None, [sentence, left_out]))
     if sort:
         frame = sorted_rows(frame, value)
     keys = interval_keys(frame, [value], forest=True)
@@ -456,6 +466,41 @@ def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     ordered = frame.iloc[order]
     ordered.attrs = frame.attrs
     return ordered
+
+
+def short_rows(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
+    """Return the rows of a figure that is read at a glance, and a sentence that names those left out.
+
+    Estimators that are equal by construction share the row of the reference, or of the first of them. Of more than
+    eight rows those with the lowest and the highest values stay. Where no row is resolved, all stay.
+    """
+    known = np.isfinite(frame[value].to_numpy(dtype=float))
+    if not known.any():
+        return frame, ""
+    names = names_in(frame)
+    by_value = sorted_rows(frame.loc[known], value)
+    reference = frame.attrs.get("reference")
+    ordered = by_value.iloc[np.argsort(by_value["estimator"] != reference, kind="stable")]
+    if _sizes_differ(frame):  # the same estimator has a row for each size
+        groups = [[at] for at in range(len(ordered))]
+    else:
+        groups = equal_by_construction(ordered[with_ends(value)].to_numpy(dtype=float).tolist())
+    labels = [[str(ordered["estimator"].iloc[at]) for at in group] for group in groups]
+    whole = {label: name.replace(" ", "\u00a0") for label, name in names.items()}  # broken between names only
+    shared = {group[0]: " = ".join(map(whole.__getitem__, group)) for group in labels if len(group) > 1}
+    kept = sorted_rows(ordered.iloc[[group[0] for group in groups]], value)
+    at_ends = [*range(len(kept))]
+    if len(kept) > MOST_ROWS:
+        half = MOST_ROWS // 2
+        inner = [at for at in at_ends[half:-half] if kept["estimator"].iloc[at] == reference]
+        at_ends = [*at_ends[: half - len(inner)], *inner, *at_ends[-half:]]
+    drawn = kept.iloc[at_ends].copy()
+    drawn.attrs = frame.attrs | {LABELS: names | shared}
+    unresolved = dict.fromkeys(names[str(label)] for label in frame["estimator"][~known])
+    said = [f"Not resolved: {'; '.join(unresolved)}."] if unresolved else []
+    if len(drawn) < len(kept):
+        said.append(f"{len(kept) - len(drawn)} more rows lie between these.")
+    return drawn, " ".join(said)
 
 
 def row_labels(frame: pd.DataFrame, longest: int | None = None) -> list[str]:

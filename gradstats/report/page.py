@@ -7,18 +7,21 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, cast
 
 import pandas as pd
 
 from gradstats.analyses import registry
+from gradstats.analyses.declaration import SENTENCE, Analysis
 from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
 from gradstats.report.analysis_tables import (
     BEST_SET,
     TOGETHER,
+    analysis_table,
     best_set_marks,
     frame_in_words,
     variance_columns,
@@ -27,6 +30,7 @@ from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
+from gradstats.report.verdict import Verdict, compared_first, headline, verdicts, what_is_open
 from gradstats.stats.numbers import Triple, common_exponent, number_with_interval
 from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.stats.variance.result import best_rows
@@ -310,15 +314,16 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
     figures = _figures_of_page(run, svgs)
     drawn = [figure["name"] for figure in figures]
-
-    def of_section(*names: str) -> list[str]:
-        return [name for name in names if name in drawn]
-
+    questions = questions_on_page(run, figures)
+    shown = {name for question in questions for name in question["figures"]}
     variance = variance_on_page(run.variance, run.figure_style.labels)
     return rendered(
         "report.html.j2",
         name=run.name,
         description=run.settings.get("description", ""),
+        headline=_headline(run),
+        verdicts=_verdicts(run),
+        questions=questions,
         measured=_what_was_measured(run),
         alpha=_alpha(run),
         sentences=linked([] if run.alpha is None else run.alpha.get("sentences", []), drawn),
@@ -327,17 +332,108 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         together=TOGETHER,
         prompts=prompts_on_page(run),
         terms=TERMS,
-        figures=figures,
+        figures={figure["name"]: figure for figure in figures},
+        more_figures=[name for name in drawn if name not in shown],
         figure_words=FIGURE_WORDS,
-        alpha_figures=of_section("length_scaling"),
-        prompt_figures=of_section("success_shares", "length_reward"),
-        variance_figures=of_section("variance", "variance_bias"),
+        prompt_figures=[name for name in ("success_shares", "length_reward") if name in drawn],
         commands=_commands(run),
         remarks=linked(run.manifest.get("remarks", []), drawn),
         settings=run.settings,
         experiment=_text(run.path / "experiment.yaml"),
         manifest=to_json(run.manifest) if run.manifest else "",
     )
+
+
+class QuestionOnPage(TypedDict):
+    """What a section shows: what the analysis declares, filled with the numbers of the run."""
+
+    id: str  # of the section, that of its files
+    name: str
+    question: str
+    answer: str  # "" where the run did not record it
+    figures: list[str]  # drawn open
+    headings: list[str]
+    rows: list[list[str]]
+    caption: str
+    notes: list[LinkedSentence]
+    command: str
+
+
+def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -> list[QuestionOnPage]:
+    """Return a section for each question that the run answers, those that commands added behind those of every run."""
+    drawn = [figure["name"] for figure in figures]
+    asked = [(one.name, one, run.table(one.name)) for one in registry.every()]
+    added = [(name, registry.analysis_of_file(name, frame.attrs), frame) for name, frame in run.added.items()]
+    return [
+        _question(run, name, analysis, frame, drawn) for name, analysis, frame in [*asked, *added]
+        if analysis is not None and _is_answered(run, analysis, frame)
+    ]  # fmt: skip
+
+
+def _is_answered(run: SavedResults, analysis: Analysis, frame: pd.DataFrame | None) -> bool:
+    return analysis.name in ("alpha", "variance") or (frame is not None and len(frame) > 0)
+
+
+def _question(
+    run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None, drawn: Collection[str]
+) -> QuestionOnPage:
+    folder = shlex.quote(run.path.name)
+    own_command = analysis.name in ("alpha", "variance")
+    about = {} if frame is None else frame.attrs
+    own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
+    found: QuestionOnPage = {
+        "id": name,
+        "name": analysis.name,
+        "question": analysis.question,
+        "answer": str(about.get(SENTENCE, "")),
+        "figures": [one for one in own_figures if one in drawn],
+        "headings": [],
+        "rows": [],
+        "caption": "",
+        "notes": linked(about.get("notes", []), drawn),
+        "command": f"gradstats {name} {folder}" if own_command else f"gradstats ask {folder} {analysis.name}",
+    }
+    # A run of an earlier version recorded the numbers without what captions and headings state.
+    recorded = name in run.answers or name in run.added
+    if frame is not None and recorded and analysis.declared_headings:
+        frame = frame.copy()
+        frame.attrs |= {LABELS: run.figure_style.labels}
+        frame = frame_in_words(frame)
+        table = analysis_table(analysis, frame)
+        headings, rows = table.cells("plain")
+        shown = [0, *(at for at, heading in enumerate(headings) if heading in analysis.first_shown(frame))]
+        found["headings"] = [headings[at] for at in shown]
+        found["rows"] = [[row[at] for at in shown] for row in rows]
+        found["caption"] = table.full_caption
+    return found
+
+
+def _headline(run: SavedResults) -> str:
+    """Return the line above the verdicts; only the name where the run recorded no completions."""
+    points = run.points
+    if points is None:
+        return run.name
+    return headline(
+        run.name,
+        len(set(points["prompt_id"])),
+        len(points),
+        rewards=points["reward"].to_numpy() if "reward" in points else None,
+        lengths=points["length"].to_numpy(),
+        n_truncated=int(points["truncated"].to_numpy().sum()) if "truncated" in points else 0,
+    )
+
+
+def _verdicts(run: SavedResults) -> list[Verdict]:
+    """Return the verdicts with which the terminal begins as well, with estimators named in words."""
+    frame = run.variance
+    compared = None if frame is None or frame.empty else compared_first(frame)
+    names = {} if frame is None else distinct_names(map(str, frame["estimator"]), run.figure_style.labels)
+
+    def naming(label: str) -> str:
+        return names.get(label, label)
+
+    found = verdicts(run.alpha, compared, naming)
+    return found if compared is None else [*found, *(Verdict("open", text) for text in what_is_open(compared, naming))]
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
@@ -418,8 +514,6 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
     folder = shlex.quote(run.path.name)
     return [
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
-        ("α with its diagnostics", f"gradstats alpha {folder}"),
-        ("the variance table", f"gradstats variance {folder}"),
         *([("single tokens", f"gradstats ask {folder} tokens")] if run.tokens is not None else []),
         ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),

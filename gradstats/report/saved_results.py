@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import pandas as pd
@@ -47,6 +47,8 @@ from gradstats.system.outputs import (
 )
 from gradstats.system.shards import PLAN
 
+#: What the ``.attrs`` of each breakdown state, among them the sentence that answers, in a run directory.
+ANSWERS = Path("tables", "answers.json")
 #: What follows the name of an estimate, and of the ends of its interval.
 ENDS = ("", "_low", "_high")
 _CHECKSUM = "# sha256 of the lines above, which record what was run: "
@@ -127,7 +129,7 @@ def save_frame(frame: pd.DataFrame, stem: Path, *, overwrite: bool = True) -> li
     table, about = frame_paths(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_csv(table, frame)
-    write_json(about, _attributes(frame))
+    write_json(about, attributes_of(frame))
     return [table, about]
 
 
@@ -138,7 +140,7 @@ def make_room(frame: pd.DataFrame, stem: Path, *, overwrite: bool) -> None:
     if not table.exists():
         return
     same = same_table(table.read_text(encoding="utf-8"), csv_text(frame))
-    difference = differing_entry(read_json(about), _attributes(frame)) if about.exists() else None
+    difference = differing_entry(read_json(about), attributes_of(frame)) if about.exists() else None
     difference = difference or (None if same else "other numbers")
     refuse_other_result(table, difference, overwrite)
     if difference is not None:
@@ -151,7 +153,8 @@ def frame_paths(stem: Path) -> list[Path]:
     return [stem.with_suffix(".csv"), stem.with_suffix(".json")]
 
 
-def _attributes(frame: pd.DataFrame) -> dict[str, object]:
+def attributes_of(frame: pd.DataFrame) -> dict[str, object]:
+    """Return the ``.attrs`` of a frame as files keep them."""
     return {str(name): value for name, value in frame.attrs.items()}
 
 
@@ -363,6 +366,7 @@ class SavedResults:
     breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)  # by the names of BREAKDOWNS
     tokens: SavedTokens | None = None
     added: dict[str, pd.DataFrame] = field(default_factory=dict)  # by commands, with its .attrs
+    answers: dict[str, Any] = field(default_factory=dict)  # name of a breakdown → its .attrs
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -466,8 +470,10 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         breakdowns={name: frame for name in BREAKDOWNS if (frame := _read_table(path, name)) is not None},
         tokens=read_tokens(path),
         added=read_added(path),
+        answers=_read_json(path / ANSWERS) or {},
     )
-    for frame in saved.breakdowns.values():
+    for name, frame in saved.breakdowns.items():
+        frame.attrs |= saved.answers.get(name, {})
         _in_metric(frame, saved.metric)
     return saved
 

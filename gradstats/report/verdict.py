@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from gradstats.analyses.alpha import CURVED_BELOW
 from gradstats.stats.numbers import ROUNDING, Triple, number_with_interval, readable
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
-from gradstats.stats.variance.result import NEEDED
+from gradstats.stats.variance.result import EQUAL, NEEDED, equal_by_construction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,6 @@ WORTH_AVOIDING = 1.1
 WORTH_NAMING = 0.1
 # Rows whose estimate and ends lie within this share of one another look the same.
 _ALIKE = 0.015
-# Triples that differ by less are those of estimators that are equal by construction.
-_EQUAL = 1e-6
 _SEVENTHS = 1e-4  # how exactly a scale is a fraction of small numbers
 _LARGEST_DENOMINATOR = 64
 
@@ -193,7 +191,7 @@ def compared_first(frame: pd.DataFrame) -> Compared:
     group_size = float(sizes[0]) if len(sizes) > 1 else None
     chosen = frame if group_size is None else frame.loc[frame["group_size"] == group_size]
     rows = chosen.to_dict("records")
-    known: list[list[dict[Hashable, Any]]] = []
+    known: list[dict[Hashable, Any]] = []
     unresolved, silent, batch = [], [], UNKNOWN
     for row in sorted(rows, key=lambda row: row["estimator"] != reference):  # the reference names what equals it
         label, shown = str(row["estimator"]), _shown(row, JUDGED.name)
@@ -201,11 +199,10 @@ def compared_first(frame: pd.DataFrame) -> Compared:
             batch = _shown(row, "noise_to_signal")
         if all(map(math.isnan, shown)):
             (silent if math.isnan(_number(row, "trace_cov")) else unresolved).append(label)
-        elif equal := next((others for others in known if _same(_shown(others[0], JUDGED.name), shown, _EQUAL)), None):
-            equal.append(row)
         else:
-            known.append([row])
-    estimators = [_joined(equal, reference) for equal in known]
+            known.append(row)
+    groups = equal_by_construction([_shown(row, JUDGED.name) for row in known])
+    estimators = [_joined([known[at] for at in group], reference) for group in groups]
     estimators.sort(key=lambda one: next(number for number in one.shown if math.isfinite(number)))
     return Compared(reference, tuple(estimators), tuple(unresolved), tuple(silent), frame.attrs, group_size, batch)
 
@@ -233,7 +230,7 @@ def _same(one: Triple, other: Triple, tolerance: float) -> bool:
 def _joined(rows: Sequence[Mapping[Any, Any]], reference: str) -> Noise:
     scales = [math.sqrt(_number(row, "ratio")) for row in rows]
     relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
-    common = relative and all(math.isclose(scale, relative[0], rel_tol=_EQUAL) for scale in relative)
+    common = relative and all(math.isclose(scale, relative[0], rel_tol=EQUAL) for scale in relative)
     shown, bias = _shown(rows[0], JUDGED.name), _shown(rows[0], _BIAS)
     return Noise(
         labels=tuple(str(row["estimator"]) for row in rows),
@@ -373,7 +370,7 @@ def _best(compared: Compared, naming: Naming) -> Verdict | None:
     reference = naming(compared.reference)
     if sum(len(one.labels) for one in compared.estimators) < 2:
         return None
-    better = [one for one in compared.estimators if one.together[1] < 1.0 - _EQUAL]
+    better = [one for one in compared.estimators if one.together[1] < 1.0 - EQUAL]
     if not better:
         return Verdict("best", f"nothing is shown to beat {reference}")
     # The one that is surely good has the lowest upper end.

@@ -20,7 +20,9 @@ from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import digest_of_state_values
 from gradstats.measurement.token_scores import remark_on_precision
 from gradstats.report.saved_results import (
+    ANSWERS,
     STATE_VALUES,
+    attributes_of,
     enclosing_run,
     is_run_directory,
     listed_additions,
@@ -111,7 +113,8 @@ def _save_breakdowns(run: RunDirectory, frames: Mapping[str, pd.DataFrame]) -> l
     from gradstats.report.latex import layout_of
 
     in_latex = {table.name: table for one in registry.asked_in_runs() if one.in_latex for table in one.tables}
-    paths: list[Path] = []
+    paths = [run.path / ANSWERS]
+    write_json(paths[0], {name: attributes_of(frame) for name, frame in frames.items()})
     for name, frame in frames.items():
         stem = run.path / "tables" / name
         if name in in_latex:

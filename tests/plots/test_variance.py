@@ -22,6 +22,7 @@ from gradstats.plots.variance import (
     plain_ticks,
     rows_of_own_height,
     set_rows,
+    short_rows,
     wrap_label,
 )
 from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
@@ -399,3 +400,28 @@ def test_a_row_without_any_number_was_not_measured():
     frame.loc[2, "kept_share"] = np.nan
     texts = [text.get_text() for text in plot_variance(frame).texts]
     assert texts == ["not resolved", "not measured"]
+
+
+def test_a_short_figure_shares_rows_that_are_equal_and_names_what_is_not_resolved():
+    labels = ["reinforce", "group_mean", "rloo", "grpo"]
+    values = [2.0, 1.0, 1.0, np.nan]
+    frame = pd.DataFrame({"estimator": labels, "matched_ratio": values})
+    frame["matched_ratio_low"], frame["matched_ratio_high"] = [1.5, 1.0, 1.0, np.nan], [2.5, 1.0, 1.0, np.nan]
+    frame.attrs["reference"] = "rloo"
+    ax = plot_variance(frame, sort=True, short=True)
+    rows = [label.get_text().replace("\n", " ").replace("\u00a0", " ") for label in ax.get_yticklabels()]
+    assert rows == ["RLOO = group mean", "REINFORCE"]
+    assert ax.get_title(loc="right") == "Not resolved: GRPO advantage."
+    assert ax.get_xlabel().replace("\n", " ").endswith("relative to RLOO")
+
+
+def test_of_many_rows_the_outer_ones_and_the_reference_are_drawn():
+    labels = [f"length_weighted(alpha=0.{at})" for at in range(1, 10)]
+    middle = "rloo"
+    frame = pd.DataFrame({"estimator": [*labels, middle], "matched_ratio": [*np.linspace(0.5, 1.4, 9), 1.01]})
+    frame["matched_ratio_low"], frame["matched_ratio_high"] = frame["matched_ratio"], frame["matched_ratio"]
+    frame.attrs["reference"] = middle
+    drawn, sentence = short_rows(frame, "matched_ratio")
+    assert len(drawn) == 8
+    assert middle in set(drawn["estimator"])
+    assert sentence == "2 more rows lie between these."

@@ -27,12 +27,14 @@ from gradstats.report.page import (
     column_definition,
     inline_svg,
     linked,
+    questions_on_page,
     rendered,
     variance_on_page,
     write_page,
     write_report,
 )
 from gradstats.report.saved_results import read_results
+from gradstats.report.verdict import compared_first, verdicts
 from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.quantities import COMPARED
 from gradstats.system.files import read_json, write_json
@@ -256,6 +258,39 @@ def test_figures_are_visible_and_nothing_is_wider_than_the_screen(opened, width)
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_verdict_is_on_the_first_screen(opened, width):
+    device = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
+    bottom = opened.execute_script("return document.querySelector('.verdicts').getBoundingClientRect().bottom")
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert 0 < bottom < 844
+
+
+def test_it_opens_with_the_verdicts_of_the_terminal_and_has_a_section_for_each_question(page, run_directory):
+    run = read_results(run_directory)
+    words = compared_first(run.variance)
+    assert page.index(verdicts(run.alpha, words, in_words)[0].text) < page.index("<nav") < page.index('id="variance"')
+    sections = questions_on_page(run, [])
+    assert [one["name"] for one in sections][:2] == ["variance", "alpha"]
+    for one in sections:
+        assert page.count(f'<a href="#{one["id"]}">') == page.count(f'<section id="{one["id"]}"') == 1
+
+
+def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_path):
+    folder = shutil.copytree(run_directory, tmp_path / "run")
+    frame = pd.read_csv(next((folder / "tables").glob("success_bins.csv")))
+    about = {"sentence": "Easy prompts <dominate>.", "notes": ["counted twice"], "confidence_level": 0.95}
+    write_json(folder / "tables" / "answers.json", {"success_bins": about})
+    section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
+    assert section["answer"] == about["sentence"]
+    assert [one["text"] for one in section["notes"]] == about["notes"]
+    assert len(section["rows"]) == len(frame)
+    assert section["command"] == "gradstats ask run success_bins"
+    assert "Easy prompts &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
+
+
+@pytest.mark.browser
 def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
     device = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
@@ -344,10 +379,10 @@ def test_what_a_screen_reader_is_told(opened):
     }
     roles = [role for role, _ in told]
     assert {"main", "navigation", "table", "columnheader", "rowheader"} <= set(roles)
-    assert ("region", "Variance of each estimator") in told
+    assert ("region", "Which estimator has the lowest variance at matched signal?") in told
     pictures = [name for role, name in told if role in ("image", "img")]
     assert "Length exponent" not in pictures
-    assert len([name for name in pictures if name]) == 9
+    assert len([name for name in pictures if name]) == 6  # the others are folded
 
 
 @pytest.fixture

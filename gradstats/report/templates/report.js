@@ -1,9 +1,13 @@
 "use strict";
 (() => {
-  // A link to a folded prompt opens it.
+  // A link to a folded prompt or figure opens it.
   const unfold = () => {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (target && target.tagName === "DETAILS") target.open = true;
+    const folded = target && target.closest("details");
+    if (folded && !folded.open) {
+      folded.open = true;
+      target.scrollIntoView();
+    }
   };
   window.addEventListener("hashchange", unfold);
   unfold();

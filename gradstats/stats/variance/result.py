@@ -26,6 +26,25 @@ NEEDED = "prompts_to_resolve"
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
 TIE = 1e-5
+#: Relative difference below which the numbers of two estimators are those of the same one at another scale.
+EQUAL = 1e-6
+
+
+def equal_by_construction(triples: Sequence[tuple[float, float, float]]) -> list[list[int]]:
+    """Return the places of values with their intervals, those of equal ones together, in order of appearance.
+
+    >>> equal_by_construction([(1, 1, 1), (2, 1, 3), (1, 1, 1)])
+    [[0, 2], [1]]
+    """
+    groups: list[list[int]] = []
+    for at, triple in enumerate(triples):
+        for group in groups:
+            if np.allclose(triples[group[0]], triple, rtol=EQUAL, atol=0.0, equal_nan=True):
+                group.append(at)
+                break
+        else:
+            groups.append([at])
+    return groups
 
 
 @dataclass(frozen=True)
