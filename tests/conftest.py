@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -108,6 +109,12 @@ def policy_folder(tmp_path_factory) -> str:
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Without checks of annotations: for tests that give a wrong type and read the package's own message."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -174,6 +174,7 @@ def _bias(head: nn.Module) -> Tensor | None:
     return getattr(head, "bias", None)
 
 
+@runtime_checkable
 class HeadSum(Protocol):
     """Takes the gradient of the output embedding of one sequence after the other.
 

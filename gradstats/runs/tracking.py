@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pandas as pd
 
@@ -99,6 +99,7 @@ PROJECT = "gradstats"
 TRACKED = "tracking.json"
 
 
+@runtime_checkable
 class TrackedRun(Protocol):
     """A run of trackio or wandb."""
 
@@ -106,6 +107,7 @@ class TrackedRun(Protocol):
         """Log numbers, tables and images by key."""
 
 
+@runtime_checkable
 class TrackerModule(Protocol):
     """What is used of the module ``trackio`` or ``wandb``."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from rich.console import Console
@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 _SPEED_OVER = 1800.0
 
 
+@runtime_checkable
 class Report(Protocol):
     """Where a piece of work counts what it has done so far; a :class:`ProgressReport` is one."""
 

@@ -140,7 +140,7 @@ def test_log_probabilities_that_a_sampler_left_out_are_not_taken_for_known():
         assert (batch.old_logprobs is not None) == known
 
 
-def test_from_measurement_refuses_ragged_fields_of_another_length_and_a_path():
+def test_from_measurement_refuses_ragged_fields_of_another_length_and_a_path(unchecked):
     with pytest.raises(ValueError, match="logprobs does not have one value per completion token"):
         Batch.from_measurement(measured(logprobs=[np.array([-1.0]), np.array([-3.0])]))
     with pytest.raises(TypeError, match=r"'runs/demo' is a path: give the measurement, gradstats\.read_measurement"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from architectures import architecture_model
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, assert_same, lora_model, random_weightings
-from test_every_architecture import architecture_model
 
 import gradstats.gradients as gradients
 from gradstats.gradients.recompute import RecomputeRule, recomputed_layers, why_not_twice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """What is used of GRPOTrainer and RLOOTrainer."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from gradstats.system.progress import ProgressReport, Report, finishing_current_shard, progress_bar
 
@@ -39,6 +39,7 @@ class Spent:
         return {"processor_seconds": {"loading": round(self.loading, 2), "parts": round(self.parts, 2)}}
 
 
+@runtime_checkable
 class Work(Protocol[MadeContext]):
     """The inputs of a step: picklable, and small, since every worker receives them."""
 
@@ -47,6 +48,7 @@ class Work(Protocol[MadeContext]):
         ...
 
 
+@runtime_checkable
 class Crew(Protocol[GivenContext]):
     """The workers of one step."""
 
@@ -66,6 +68,7 @@ class Crew(Protocol[GivenContext]):
         ...
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Makes the workers of each step of a run."""
 

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gradstats.runs.executors.local import processor_seconds
 from gradstats.system.user_code import look_in, search_folders
@@ -28,6 +28,7 @@ _BETWEEN_MESSAGES = 0.5
 _CATEGORIES = (UserWarning, RuntimeWarning)
 
 
+@runtime_checkable
 class Method(Protocol):
     """A method of an actor."""
 
@@ -37,6 +38,7 @@ class Method(Protocol):
         ...
 
 
+@runtime_checkable
 class MailboxHandle(Protocol):
     """A handle of the actor that is a :class:`Mailbox`."""
 
