@@ -90,9 +90,7 @@ class BatchRow(Row):
     )  # fmt: skip
     critical_completions: Estimated | None = estimate("the critical batch in completions", limits=NOT_NEGATIVE)
     critical_tokens: Estimated | None = estimate("the critical batch in completion tokens", limits=NOT_NEGATIVE)
-    half_batch: Estimated | None = estimate(
-        "prompts at which the alignment is one half", limits=NOT_NEGATIVE, file="stats/variance/alignment.py"
-    )
+    half_batch: Estimated | None = estimate("prompts at which the alignment is one half", limits=NOT_NEGATIVE)
     alignment: Estimated | None = estimate(
         "share of the improvement by a noiseless gradient that a step of the batch reaches", "alignment",
         short=True, limits=SHARE, file="stats/variance/alignment.py",
@@ -442,7 +440,11 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     ax.set_xlim(at[0], at[-1])
     plain_ticks(ax, logarithmic=True)
     per_prompt = tokens / asked
-    above = ax.secondary_xaxis("top", functions=(lambda n: n * per_prompt, lambda n: n / per_prompt))
+    above = ax.twiny()
+    above.tick_params(axis="y", left=False, labelleft=False)
+    above.set_xscale("log")
+    above.set_xlim(at[0] * per_prompt, at[-1] * per_prompt)
+    plain_ticks(above, logarithmic=True, most=4)
     above.set_xlabel("completion tokens per batch")
     legend_below(ax)
     return ax
