@@ -223,7 +223,7 @@ def batch_size(
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
-        estimators: labels, with parameters as in "length_weighted(alpha=0.8, loo=True)".
+        estimators: labels of estimators, in order.
         scores: as in :func:`gradstats.compare`.
         prompts: B, prompts of a batch; 64 by default, a common size of a step of GRPO.
         tokens: completion tokens of a batch, in place of its prompts.
