@@ -5,6 +5,7 @@ from __future__ import annotations
 #: Results → the function that returns them, whose docstring has an example.
 RETURNED_BY = {
     "analyses.Allocation": "allocate",
+    "analyses.BatchSizes": "analyses.batch_size",
     "stats.AlphaDifference": "stats.alpha_difference",
     "stats.AlphaPlan": "plan_alpha",
     "analyses.AlphaReport": "alpha_report",
@@ -62,6 +63,7 @@ USED_ON = {
     "integrations.trl.use_estimator": "docs/training",
     "analyses.plot_allocation": "docs/papers",
     "analyses.plot_alpha_by_block": "docs/papers",
+    "analyses.plot_batch_size": "docs/read_results",
     "analyses.plot_block_heatmap": "docs/papers",
     "plots.plot_concentration": "docs/papers",
     "analyses.plot_critic": "docs/papers",

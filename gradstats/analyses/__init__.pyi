@@ -7,6 +7,9 @@ from .alpha_by_block import AlphaByBlock as AlphaByBlock
 from .alpha_by_block import alpha_by_block as alpha_by_block
 from .alpha_by_block import plot_alpha_by_block as plot_alpha_by_block
 from .alpha_by_block import plot_block_heatmap as plot_block_heatmap
+from .batch_size import BatchSizes as BatchSizes
+from .batch_size import batch_size as batch_size
+from .batch_size import plot_batch_size as plot_batch_size
 from .critic import CriticQuality as CriticQuality
 from .critic import critic_quality as critic_quality
 from .critic import plot_critic as plot_critic

@@ -44,7 +44,7 @@ from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import fieller_ratio, studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison import prepared_inputs
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
@@ -69,9 +69,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Saved:
-    """The share of tokens that a relative noise saves, 1 less it."""
+    """What a share, or a relative noise, is less than 1."""
 
-    noise: Estimate
+    noise: Estimated
 
     def with_interval(self, confidence_level: float) -> tuple[float, float, float]:
         """Return the share and the ends of its interval."""

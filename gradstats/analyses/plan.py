@@ -30,6 +30,8 @@ def plan(
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,
+    within: float | None = None,
+    equivalent: float | None = None,
     confidence_level: float = CONFIDENCE_LEVEL,
     lengths: ArrayLike | None = None,
     sq_norms: ArrayLike | None = None,
@@ -49,6 +51,8 @@ def plan(
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
+        within: plan until the ratio is known to this share of itself, as in 0.03.
+        equivalent: plan until the two are shown to differ by at most this share, as in 0.05, if their ratio is 1.
         confidence_level: of the planned interval.
         lengths: as in :func:`gradstats.fit_length_scaling`.
         sq_norms: likewise.
@@ -61,8 +65,10 @@ def plan(
             without an estimator, and an estimator without a measurement.
     """
     if estimator is None:
-        if signal or ratio is not None:
-            raise ValueError("--ratio and --signal need --estimator: name the estimator to plan for")
+        if signal or any(one is not None for one in (ratio, within, equivalent)):
+            raise ValueError(
+                "--ratio and --signal need --estimator, as --within and --equivalent do: name the estimator to plan for"
+            )
         fit = None
         if measured is not None or lengths is not None:
             fit = fit_length_scaling(measured, lengths=lengths, sq_norms=sq_norms, groups=groups, truncated=truncated)
@@ -75,7 +81,16 @@ def plan(
     label, length = compared.rows[0].label, compared.splits[0].mean_length
     if signal:
         return plan_signal(compared, label, confidence_level)
-    return plan_ratio(compared, label, ratio, confidence_level, quantity=quantity, tokens_per_completion=length)
+    return plan_ratio(
+        compared,
+        label,
+        ratio,
+        confidence_level,
+        quantity=quantity,
+        within=within,
+        equivalent=equivalent,
+        tokens_per_completion=length,
+    )
 
 
 _FILE = "stats/prompt_plan.py"
@@ -85,6 +100,7 @@ ANALYSIS = Analysis(
     ask=plan,
     options=(
         "half_width", "noise", "length_spread", "estimator", "ratio", "quantity", "reference", "group_size", "signal",
+        "within", "equivalent",
     ),
     weightings=lambda asked: [families.get(asked[name]) for name in ("estimator", "reference") if asked[name]],
     columns=(

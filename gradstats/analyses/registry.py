@@ -24,6 +24,7 @@ ANALYSES = (
     "alpha_by_block",
     "group_sizes",
     "allocation",
+    "batch_size",
     "length_bins",
     "success_bins",
     "curve",

@@ -240,6 +240,8 @@ def plan(
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,
+    within: float | None = None,
+    equivalent: float | None = None,
     dry_run: bool = False,
     confidence_level: Level = CONFIDENCE_LEVEL,
     everything: All = False,
@@ -260,6 +262,8 @@ def plan(
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
+        within: plan until the ratio is known to this share of itself, as in 0.03.
+        equivalent: plan until the two are shown to differ by at most this share, as in 0.05, if their ratio is 1.
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
@@ -277,6 +281,8 @@ def plan(
         reference=reference,
         group_size=group_size,
         signal=signal,
+        within=within,
+        equivalent=equivalent,
         confidence_level=confidence_level,
     )
     if dry_run:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.stats.jackknife import require_level
+from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.prompt_plan import ASSURANCE, PromptPlan, smallest
-from gradstats.stats.variance.estimates import FEW_PROMPTS
+from gradstats.stats.variance.estimates import FEW_PROMPTS, OfKnownScale
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.result import Comparison, VarianceComparison
 from gradstats.system.late import optimize, pd, special
@@ -155,6 +155,8 @@ class RatioPlan(PromptPlan):
         stderr_of_one: standard error of its logarithm times the root of the number of prompts.
         fewest_prompts: below these the interval would cover less than stated, however narrow it were; no size in the
             plan is smaller.
+        within: the ratio is to be known to this share, instead of being distinguished from 1.
+        equivalent: the two are to be shown to differ by at most this share.
     """
 
     estimator: str
@@ -163,6 +165,8 @@ class RatioPlan(PromptPlan):
     ratio: float
     stderr_of_one: float
     fewest_prompts: int
+    within: float | None = None
+    equivalent: float | None = None
 
     def sentence(self) -> str:
         """Put the answer in words, and say where it is not the width that decides."""
@@ -176,12 +180,26 @@ class RatioPlan(PromptPlan):
 
     def _goal(self) -> str:
         name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
+        if self.within is not None:
+            return (
+                f"a {name} of {self.estimator} to {self.reference} known to ± {self.within:.2g} of itself "
+                f"({self.confidence_level:.0%} interval)"
+            )
+        if self.equivalent is not None:
+            return (
+                f"showing that the {name} of {self.estimator} to {self.reference} lies within {self.equivalent:.2g} of "
+                f"1, if it is {self.ratio:.3g} ({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+            )
         return (
             f"distinguishing a {name} of {self.ratio:.3g} of {self.estimator} to {self.reference} from 1 "
             f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
         )
 
     def _aim(self) -> str:
+        if self.within is not None:
+            return f"the ratio of {self.estimator} to {self.reference} ± {self.within:.2g} of itself"
+        if self.equivalent is not None:
+            return f"showing {self.estimator} and {self.reference} to differ by at most {self.equivalent:.2g}"
         return f"telling {self.estimator} at {self.ratio:.3g} from {self.reference}"
 
 
@@ -192,12 +210,20 @@ def plan_ratio(
     confidence_level: float = CONFIDENCE_LEVEL,
     *,
     quantity: str = "ratio",
+    within: float | None = None,
+    equivalent: float | None = None,
     tokens_per_completion: float = math.nan,
 ) -> RatioPlan:
     r"""Compute how many prompts distinguish a ratio of variances from 1, from a pilot comparison.
 
-    The standard error of the logarithm, from the width of the pilot's interval, falls like one over the root of the
-    number of prompts. The interval of a study of M prompts excludes 1 in 80 % of studies where
+    Or, with ``within``, make the half-width of the interval of its logarithm at most :math:`\log(1 + w)`; with
+    ``equivalent``, put the interval between :math:`1/(1 + m)` and :math:`1 + m` in 80 % of studies where the ratio is
+    that given, 1 by default.
+
+    The standard error of the logarithm falls like one over the root of the number of prompts. It is that of the pilot's
+    influence values, or from the width of the interval where a frame states no more: of a small pilot that interval is
+    wider than a larger study's will be, which plans several times too many prompts. The interval of a study of M
+    prompts excludes 1 in 80 % of studies where
     :math:`(t + z_{0.8})\,\mathrm{se}_1/\sqrt M \le |\log r|`. The range and the assured size take the squared standard
     error of the pilot as a multiple of χ² with one degree of freedom fewer than its (effective) prompts. No size is
     smaller than the number of prompts that is worth 50 effective ones, at the pilot's share of them: with fewer the
@@ -209,6 +235,8 @@ def plan_ratio(
         ratio: the ratio to distinguish from 1; None for the pilot's.
         confidence_level: of the interval, and of the range of sizes.
         quantity: the name of the ratio, see :data:`RATIOS`.
+        within: w, the share of itself to which the ratio is to be known.
+        equivalent: m, the largest difference that counts as equal, as a share.
         tokens_per_completion: for the tokens of the plan; known for the comparison of a measurement.
 
     Raises:
@@ -236,29 +264,40 @@ def plan_ratio(
     row, about = rows.iloc[0], frame.attrs
     value, low, high = (float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high"))
     n_prompts = int(about["n_prompts"])
-    wanted = value if ratio is None else ratio
+    wanted = (1.0 if equivalent is not None else value) if ratio is None else ratio
     if not (0 < low < high < math.inf):
         raise ValueError(
             f"{quantity} of {estimator!r} has no interval of any width in the pilot ([{low:g}, {high:g}]): choose an "
             "estimator that is not a multiple of the reference, or measure more prompts"
         )
-    if not wanted > 0 or abs(math.log(wanted)) < 1e-9:
+    goal = _goal_of(wanted, within, equivalent)
+    if goal == 0.0:
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
-    width = (math.log(high) - math.log(low)) / 2.0
-    of_one = width / float(special.stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0)) * math.sqrt(n_prompts)
+    stderr = _stderr_of_logarithm(pilot, estimator, quantity)
+    if not stderr > 0:
+        width = (math.log(high) - math.log(low)) / 2.0
+        stderr = width / float(special.stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0))
+    of_one = stderr * math.sqrt(n_prompts)
     effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
     degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW_PROMPTS * n_prompts / effective)
-    distance = abs(math.log(wanted))
 
     def enough(n: int, factor: float) -> bool:
         wide = float(special.stdtrit(n - 1, 0.5 + level / 2.0) - special.ndtri(0.5 + level / 2.0))
-        return (factor + wide) * of_one / math.sqrt(n) <= distance
+        return (factor + wide) * of_one / math.sqrt(n) <= goal
 
-    at_80 = float(special.ndtri(0.5 + level / 2.0) + special.ndtri(ASSURANCE))
+    z = float(special.ndtri(0.5 + level / 2.0))
+    # A width is reached or not, whatever the estimate; of an equivalence both ends have to lie inside.
+    power = 0.0 if within is not None else ASSURANCE if equivalent is None else (1.0 + ASSURANCE) / 2.0
+    at_80 = z + (float(special.ndtri(power)) if power else 0.0)
     shrink, grow = (
         math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
     )
-    assured = _standard_errors_apart(level, degrees)
+    if power:
+        assured = _standard_errors_apart(level, degrees, power)
+    else:
+        # The study's squared standard error over the pilot's: the pilot's has as many degrees of freedom, the study's
+        # at least so many.
+        assured = z * math.sqrt(max(float(special.fdtri(degrees, degrees, ASSURANCE)), 1.0))
     factors = (at_80, at_80 * shrink, at_80 * grow, assured)
     sizes = [smallest(partial(enough, factor=factor), fewest) for factor in factors]
     return RatioPlan(
@@ -269,6 +308,8 @@ def plan_ratio(
         stderr_of_one=of_one,
         confidence_level=confidence_level,
         fewest_prompts=fewest,
+        within=within,
+        equivalent=equivalent,
         n_prompts=sizes[0],
         n_prompts_low=sizes[1],
         n_prompts_high=sizes[2],
@@ -279,15 +320,44 @@ def plan_ratio(
     )
 
 
-def _standard_errors_apart(level: float, degrees: float) -> float:
-    """Find how many of the pilot's standard errors apart an effect is found in 80 % of studies, as they are uncertain.
+def _goal_of(wanted: float, within: float | None, equivalent: float | None) -> float:
+    """Return what standard errors of the logarithm are measured against; 0 where nothing can be planned."""
+    if within is not None and equivalent is not None:
+        raise ValueError("within and equivalent are two goals: plan for one of them")
+    for name, share in (("within", within), ("equivalent", equivalent)):
+        if share is not None and not 0 < share < math.inf:
+            raise ValueError(f"{name}={share:g} must be a positive share, for example 0.05 for 5 %")
+    if within is not None:
+        return math.log1p(within)
+    if not wanted > 0:
+        return 0.0
+    if equivalent is None:
+        return 0.0 if abs(math.log(wanted)) < 1e-9 else abs(math.log(wanted))
+    room = math.log1p(equivalent) - abs(math.log(wanted))
+    if not room > 0:
+        raise ValueError(f"a ratio of {wanted:g} is not within {equivalent:g} of 1: give a larger share as equivalent")
+    return room
 
-    The c at which E Φ(c·X − z) is 0.8, with X² a χ² over its degrees of freedom.
+
+def _stderr_of_logarithm(pilot: Comparison | pd.DataFrame, estimator: str, quantity: str) -> float:
+    """Return the standard error of the influence values of a ratio; NaN where the pilot does not have them."""
+    if not isinstance(pilot, VarianceComparison):
+        return math.nan
+    row = next(row for row in pilot.rows if row.label == estimator)
+    found = row.ratio if quantity == "ratio" else row.matched_ratio
+    found = found.ratio if isinstance(found, OfKnownScale) else found
+    return found.stderr if isinstance(found, Estimate) and found.scale == "log" else math.nan
+
+
+def _standard_errors_apart(level: float, degrees: float, power: float) -> float:
+    """Find how many of the pilot's standard errors apart an effect is found with a power, as they are uncertain.
+
+    The c at which E Φ(c·X − z) is the power, with X² a χ² over its degrees of freedom.
     """
     at = (np.arange(_NODES) + 0.5) / _NODES
     spread = np.sqrt(_chi_squared_quantile(at, degrees) / degrees)
     z = float(special.ndtri(0.5 + level / 2.0))
-    root = optimize.brentq(lambda c: float(special.ndtr(c * spread - z).mean()) - ASSURANCE, 0.0, 1e3)
+    root = optimize.brentq(lambda c: float(special.ndtr(c * spread - z).mean()) - power, 0.0, 1e3)
     return float(root)  # pyright: ignore[reportArgumentType]  # a pair only with full_output
 
 

@@ -213,6 +213,13 @@ def allocation(shape: str) -> pd.DataFrame:
     return with_intervals(frame, ("relative_noise",), shape)
 
 
+def batch_sizes(shape: str) -> pd.DataFrame:
+    """The critical batch of estimators without bias; that of one estimator may not be resolved."""
+    frame = with_intervals(pd.DataFrame({"estimator": names(shape, 3)}), ("critical_batch",), shape)
+    one = {f"alignment_limit{end}": 1.0 for end in ("", "_low", "_high")}
+    return frame.assign(prompts=64.0, tokens=51200.0, **one)
+
+
 # Each plot function with the frame it is given.
 CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "variance": (plots.plot_variance, variance),
@@ -230,5 +237,6 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[str], pd.DataFrame]]] = {
     "length_reward": (analyses.plot_length_reward, completions),
     "length_bins": (plots.plot_length_bins, length_bins),
     "allocation": (analyses.plot_allocation, allocation),
+    "batch_size": (analyses.plot_batch_size, batch_sizes),
     "shares": (plots.plot_shares, shares),
 }

@@ -38,6 +38,7 @@ TABLES_OF = {
     "AlphaDifference": "alpha difference",
     "AlphaByBlock": "alpha_by_block",
     "AlphaReport": "alpha",
+    "BatchSizes": "batch_size",
     "CriticQuality": "critic",
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",

@@ -246,7 +246,14 @@ SECTION = VarianceSection(estimators=["rloo", "group_mean", "batch_mean", "token
 def test_tables_of_eight_completions():
     pool = measured(8)
     found = variance_breakdowns(pool, SECTION)
-    assert list(found) == ["group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"]
+    assert list(found) == [
+        "group_sizes",
+        "equivalent_group_size",
+        "allocation",
+        "batch_size",
+        "length_bins",
+        "success_bins",
+    ]
     sizes = found["group_sizes"]
     # A batch-level estimator has no group size.
     assert set(sizes["estimator"]) == {"rloo", "group_mean", "token_mean(loo=True)"}

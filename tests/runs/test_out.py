@@ -28,6 +28,7 @@ CASES = {
     "group_sizes": ["ask", "RUN", "group_sizes", "rloo"],
     "length_bins": ["ask", "RUN", "length_bins", "rloo", "--n-bins", "2"],
     "allocation": ["ask", "RUN", "allocation", "rloo", "--tokens", "1000"],
+    "batch_size": ["ask", "RUN", "batch_size", "rloo"],
     "critic": ["ask", "RUN", "critic"],
     "ratios": ["ask", "RUN", "ratios"],
     "profile": ["profile", "RUN"],
@@ -139,6 +140,7 @@ EARLIER = {
     "group_sizes": ("g.csv", ["--confidence-level", "0.5"]),
     "length_bins": ("l.csv", ["--confidence-level", "0.5"]),
     "allocation": ("a.csv", ["--confidence-level", "0.5"]),
+    "batch_size": ("n.csv", ["--confidence-level", "0.5"]),
     "ratios": ("r.csv", ["--n-bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
     "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),

@@ -9,6 +9,7 @@ from comparison_batches import quiet_compare, sized_batch
 from scipy import stats
 
 from gradstats import data
+from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import fit_length_scaling, plan_alpha, plan_ratio, plan_signal
 
 
@@ -206,3 +207,46 @@ def test_refusals_of_signal_plan():
     batch_level = quiet_compare(batch, ["batch_mean", "rloo"], scores, group_size=4)
     with pytest.raises(ValueError, match="no interval of ‖E g‖² for 'batch_mean'.*choose a group-level estimator"):
         plan_signal(batch_level, "batch_mean")
+
+
+def test_a_ratio_is_known_as_well_as_planned_and_equals_are_shown_equal():
+    """Studies of the planned size, drawn from a policy, keep both promises in at least 80 % of them."""
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=12, rng=1)
+
+    def study(n_prompts, seed):
+        batch, scores, _ = policy.sample(n_prompts, 4, rng=np.random.default_rng([7, seed]))
+        return quiet_compare(batch, ["token_mean(loo=True)"], scores)
+
+    pilot = study(60, 0)
+    label = "token_mean(loo=True)"
+    for goal in ({"within": 0.05}, {"equivalent": 0.2, "ratio": pilot.rows[0].ratio.value}):
+        plan = plan_ratio(pilot, label, **goal)
+        kept = []
+        for seed in range(1, 21):
+            row = study(plan.n_prompts_assured, seed).to_frame().iloc[0]
+            if "within" in goal:
+                kept.append(np.log(row["ratio_high"] / row["ratio"]) <= np.log1p(0.05))
+            else:
+                kept.append(row["ratio_low"] > 1.0 / 1.2 and row["ratio_high"] < 1.2)
+        assert np.mean(kept) >= 0.65, (goal, np.mean(kept))  # 0.8 less two standard errors
+        assert plan.n_prompts <= plan.n_prompts_assured
+
+
+def test_the_variance_of_influences_plans_fewer_than_the_width_of_a_small_pilot():
+    batch, scores = sized_batch(n_prompts=12)
+    pilot = quiet_compare(batch, ["token_mean(loo=True)"], scores)
+    by_width = plan_ratio(pilot.to_frame(), "token_mean(loo=True)", within=0.05)
+    by_influence = plan_ratio(pilot, "token_mean(loo=True)", within=0.05)
+    assert by_influence.stderr_of_one == pytest.approx(pilot.rows[0].ratio.stderr * np.sqrt(12))
+    assert by_influence.stderr_of_one < by_width.stderr_of_one
+
+
+def test_goals_that_cannot_be_planned_are_refused():
+    with pytest.raises(ValueError, match="within and equivalent are two goals: plan for one"):
+        plan_ratio(pilot(), "grpo", within=0.1, equivalent=0.1)
+    with pytest.raises(ValueError, match=r"within=-0\.1 must be a positive share"):
+        plan_ratio(pilot(), "grpo", within=-0.1)
+    with pytest.raises(ValueError, match=r"a ratio of 0\.87 is not within 0\.05 of 1"):
+        plan_ratio(pilot(), "grpo", 0.87, equivalent=0.05)
+    assert plan_ratio(pilot(), "grpo", equivalent=0.05).sentence().startswith("showing that the ratio of grpo to rloo")
+    assert "known to ± 0.03 of itself" in plan_ratio(pilot(), "grpo", within=0.03).sentence()

@@ -120,7 +120,7 @@ def compared(
         judge = target if same_part is None else target_of(pool, judged, same_part)
         row = pool.row(estimator, reference, reference_weighted, judge)
         about = {"group_size": size, "unit": unit_of(estimator), "components": composition_of(estimator)}
-        rows.append(replace(row, **about))
+        rows.append(replace(row, **about, gradient=None))
     mean_length = float(pool.batch.lengths.mean())
     split = GroupSplit(size, groups.n_prompts, groups.n_groups, groups.n_leftover, len(groups.rows), mean_length)
     comparison = VarianceComparison(

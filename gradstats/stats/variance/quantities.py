@@ -255,6 +255,8 @@ class EstimatorVariance:
     between_prompt: Estimate = NOT_ESTIMATED
     # tr Cov at matched signal, up to a factor that all rows of a comparison share; None where the signal is not known.
     at_matched_signal: Statistic | None = field(default=None, repr=False, compare=False)
+    # What all of these are functions of; a comparison does not keep it.
+    gradient: GradientStatistics | None = field(default=None, repr=False, compare=False)
 
     def intervals(self, confidence_level: float) -> dict[str, Interval]:
         """Return quantity → (estimate, low, high) at a level, with NaN for what the data do not resolve."""
@@ -295,6 +297,7 @@ def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
         within_prompt=within_prompt(gradient),
         between_prompt=between_prompt(gradient),
         at_matched_signal=matched_trace_cov(gradient),
+        gradient=gradient,
     )
 
 

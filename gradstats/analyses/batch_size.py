@@ -1,0 +1,508 @@
+"""How many prompts does a training step need, and what does a better estimator save?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gradstats import estimators as families
+from gradstats.analyses.allocation import Saved
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Result,
+    Row,
+    column,
+    estimate,
+    level_of,
+    within_groups,
+)
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.options import Target as AskedTarget
+from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
+from gradstats.estimators.estimator import Weighting, unit_of
+from gradstats.plots.marks import (
+    WithFrame,
+    as_frame,
+    draw_nothing,
+    estimates_of,
+    legend_below,
+    legend_height,
+    require_columns,
+    with_ends,
+)
+from gradstats.plots.names import estimator_appearance, names_in, variants
+from gradstats.plots.style import stroke
+from gradstats.plots.variance import draw_landmark, plain_ticks
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statistic, mean_statistic
+from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.variance.alignment import Derived, alignment_at, alignment_of
+from gradstats.stats.variance.comparison import pooled, prepared_inputs
+from gradstats.stats.variance.estimates import KeptShare
+from gradstats.stats.variance.inputs import TargetChoice, target_of
+from gradstats.stats.variance.moments import (
+    SignalComponents,
+    shuffled_prompts,
+    signal_components,
+    split_into_groups,
+    weighted_rows,
+)
+from gradstats.stats.variance.notes import remarks_about, warnings_about
+from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, EstimatorVariance
+from gradstats.stats.variance.sketch_error import rotated_once
+from gradstats.system.late import pd, plt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from gradstats.config.sections import VarianceSection
+    from gradstats.measurement.measurement import Measurement
+
+#: Prompts of a batch where none are asked for: a common size of a step of GRPO.
+PROMPTS = 64
+#: The alignment whose batch the sentence names.
+_HALF = 0.5
+# Characters of the sentence, which fits two lines of 80 columns however it breaks.
+_LONGEST_SENTENCE = 152
+# Lines with a band each, beyond which bands hide one another and only that of the reference is drawn.
+_MOST_BANDS = 3
+
+
+@dataclass(frozen=True)
+class BatchRow(Row):
+    """What batches of one estimator reach."""
+
+    estimator: str = column("label of the estimator", short=True, file="estimators/by_label.py")
+    unit: str = column("unit of the gradient as measured", file="estimators/estimator.py")
+    group_size: float = column("completions per prompt, the mean where prompts have different numbers")
+    prompts: float = column("prompts of the batch asked for")
+    tokens: float = column("completion tokens of this batch")
+    critical_batch: Estimated | None = estimate(
+        "prompts at which noise equals signal: tr Cov at the target's scale over ‖∇J‖²", "critical batch",
+        short=True, limits=NOT_NEGATIVE, file="stats/variance/alignment.py",
+    )  # fmt: skip
+    critical_completions: Estimated | None = estimate("the critical batch in completions", limits=NOT_NEGATIVE)
+    critical_tokens: Estimated | None = estimate("the critical batch in completion tokens", limits=NOT_NEGATIVE)
+    half_batch: Estimated | None = estimate("prompts at which the alignment is one half", limits=NOT_NEGATIVE)
+    alignment: Estimated | None = estimate(
+        "share of the improvement by a noiseless gradient that a step of the batch reaches", "alignment",
+        short=True, limits=SHARE, file="stats/variance/alignment.py",
+    )  # fmt: skip
+    doubled_alignment: Estimated | None = estimate("alignment of a batch twice as large", limits=SHARE)
+    alignment_limit: Estimated | None = estimate("alignment of ever larger batches: the squared cosine", limits=SHARE)
+    prompts_saved: Saved = estimate(
+        "share of prompts saved against the reference at equal alignment", "prompts saved",
+        short=True, limits=(-math.inf, 1.0),
+    )  # fmt: skip
+    relative_progress: Estimated | None = estimate(
+        "alignment over that of the reference at the batch asked for", "progress", limits=NOT_NEGATIVE
+    )
+    silent_groups: Saved = estimate("share of groups in which every weight is 0", "without signal", limits=SHARE)
+    silent_completions: Saved = estimate("share of completions in such groups", limits=SHARE)
+    silent_tokens: Saved = estimate("share of tokens in such groups", limits=SHARE)
+    dynamic_tokens: Estimated | None = estimate(
+        "tokens drawn until as many groups as asked for have a weight", limits=NOT_NEGATIVE
+    )
+    dynamic_alignment: Estimated | None = estimate("alignment of these groups", limits=SHARE)
+    same_tokens_alignment: Estimated | None = estimate(
+        "alignment of all groups drawn with as many tokens", limits=SHARE
+    )
+    prompts_to_resolve: float = column("prompts that would resolve the signal, by estimate; NaN where it is resolved")
+
+
+@dataclass(frozen=True, repr=False)
+class BatchSizes(Result):
+    r"""What a step of a batch reaches: :math:`ρ(B) = 1/(1/\cos² + B^*/B)`.
+
+    Attributes:
+        rows: one per estimator, in the order asked for.
+        prompts: B, the batch asked for.
+        reference: label of the estimator that savings are relative to.
+        target: what the alignment is judged against.
+        n_prompts: prompts it rests on.
+        notes: what could not be estimated, and why.
+    """
+
+    row: ClassVar = BatchRow
+
+    rows: tuple[BatchRow, ...]
+    prompts: float
+    reference: str
+    target: TargetChoice
+    n_prompts: int
+    notes: tuple[str, ...] = ()
+
+    def about(self) -> dict[str, object]:
+        """Return what the frame's ``.attrs`` state besides the level."""
+        return {"reference": self.reference, "target": self.target.kind, "notes": list(self.notes)}
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State what the batch reaches, how many prompts reach one half, and what a batch twice as large adds."""
+        if self.target.missing is not None:
+            return f"No batch size can be judged, since {self.target.missing.partition('since ')[2]}."
+        judged = [row for row in self.rows if row.alignment is not None]
+        if not judged:
+            return "No estimator has a gradient here, so that no batch size can be judged."
+        known = [row for row in judged if np.isfinite(_of(row.alignment, confidence_level)[0])]
+        batch = f"At {self.prompts:,.4g} prompts × {judged[0].group_size:.3g} a step"
+        if not known:
+            return self._bound(judged[0], batch, confidence_level)
+        first = known[0]
+        value, low, high = (100.0 * one for one in _of(first.alignment, confidence_level))
+        reaches = f"{batch} reaches {value:.0f}% [{low:.0f}, {high:.0f}] of what a noiseless gradient would"
+        added = 100.0 * _of(first.doubled_alignment, confidence_level)[0] - value
+        doubling = f"; doubling adds {added:.0f} points"
+        halves = [(row.estimator, _of(row.half_batch, confidence_level)[0]) for row in known]
+        needed = [(name, prompts) for name, prompts in halves if np.isfinite(prompts)]
+        named = [f"; half takes {_count(prompts)} prompts ({name})" for name, prompts in needed[:1]]
+        named += [f", {_count(prompts)} ({name})" for name, prompts in needed[1:]]
+        parts = ["", *named]
+        while len(reaches + "".join(parts) + doubling) > _LONGEST_SENTENCE and len(parts) > 1:
+            parts.pop()
+        return f"{reaches}{''.join(parts)}{doubling}."
+
+    def _bound(self, row: BatchRow, batch: str, confidence_level: float) -> str:
+        """State what the data exclude where the signal is not resolved, and what would resolve it."""
+        most = _of(row.alignment, confidence_level)[2]
+        told = f"of {row.estimator} reaches at most {100 * most:.0f}% of what a noiseless gradient would"
+        if not most < 1.0:
+            told = f"of {row.estimator} may reach anything"
+        more = f"about {_count(row.prompts_to_resolve)} like these" if np.isfinite(row.prompts_to_resolve) else "more"
+        return f"{batch} {told}: {self.n_prompts:,} prompts do not resolve the signal, {more} would."
+
+
+def _of(one: Estimated | None, confidence_level: float) -> Interval:
+    return (np.nan, np.nan, np.nan) if one is None else one.with_interval(confidence_level)
+
+
+def _count(prompts: float) -> str:
+    """Write a number of prompts to two digits."""
+    return f"{float(f'{prompts:.2g}'):,.4g}"
+
+
+def batch_size(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    *,
+    prompts: float | None = None,
+    tokens: float | None = None,
+    group_size: int | None = None,
+    reference: str = "rloo",
+    target: AskedTarget = "auto",
+    n_resamples: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    scores_are_sketches: bool | None = None,
+) -> BatchSizes:
+    r"""Estimate the critical batch of estimators, and the alignment with the true gradient of a batch of B prompts.
+
+    The critical batch :math:`B^* = \mathrm{tr\,Cov}(g)/‖G‖²`, with g one group's gradient at the scale of the target
+    and G the expectation of the target, is the number of prompts at which noise and signal are equal. The alignment
+
+    .. math:: ρ(B) = \frac{(E⟨ĝ_B, G⟩)²}{E‖ĝ_B‖²\,‖G‖²} = \frac{1}{1/\cos² + B^*/B}
+
+    of the mean of B groups is the share of the largest possible improvement of one SGD step that it reaches with its
+    best learning rate; cos, between E ĝ and G, is 1 for estimators that are unbiased up to a scale. B* assumes a
+    Hessian that is a multiple of the identity (McCandlish et al., 1812.06162).
+
+    With the relative noise r, equal alignment takes r times the prompts of the reference, whatever B (below the limit
+    of biased estimators); at equal B the progress per step differs by the quotient of the alignments. Drawing prompts
+    until B groups have a weight, as dynamic sampling does, reaches hardly more than all the groups that it draws.
+
+    **Intervals.** That of B* is a Fieller set over prompts whose variance is that under the value in question
+    (:func:`gradstats.stats.variance.alignment.critical_batch`). Everything else is a monotone function of it and, for a
+    biased estimator, of the interval of its cosine. Where ‖G‖² is not resolved there are bounds and no values. The mean
+    length and the share of groups with a weight are taken as known.
+
+    Args:
+        measured_or_batch: as in :func:`gradstats.compare`.
+        estimators: labels of estimators, in order.
+        scores: as in :func:`gradstats.compare`.
+        prompts: B, prompts of a batch; 64 by default, a common size of a step of GRPO.
+        tokens: completion tokens of a batch, in place of its prompts.
+        group_size: completions of a group; all of a prompt by default.
+        reference: the estimator that savings and progress are relative to.
+        target: as in :func:`gradstats.compare`.
+        n_resamples: as in :func:`gradstats.compare`.
+        rng: as in :func:`gradstats.compare`.
+        scores_are_sketches: as in :func:`gradstats.compare`.
+
+    Returns:
+        A :class:`BatchSizes`.
+
+    Raises:
+        ValueError: for a batch below one group, prompts and tokens together, a reference of batch level, and as in
+            :func:`gradstats.compare`.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards = rng.integers(0, 2, 1600)
+        >>> batch = gs.estimators.Batch(rewards, np.full(1600, 50), np.repeat(np.arange(200), 8))
+        >>> scores = rng.normal(size=(1600, 32)) + 0.8 * rewards[:, None] - 0.4
+        >>> frame = gs.analyses.batch_size(batch, ["rloo"], scores, prompts=16).to_frame()
+        >>> frame[["critical_batch", "alignment"]].round(2).to_numpy().tolist()
+        [[0.91, 0.95]]
+    """
+    if prompts is not None and tokens is not None:
+        raise ValueError("prompts and tokens both state the size of the batch: give one of them")
+    chosen, base = get_all(estimators), families.get(reference)
+    if base.across_groups:
+        raise ValueError(f"reference={base.label!r} is a batch-level estimator: choose a group-level one, as in 'rloo'")
+    generator = np.random.default_rng(rng)
+    labels = [one.label for one in chosen]
+    inputs, (*chosen, base), judged = prepared_inputs(
+        measured_or_batch, [*chosen, base], scores, scores_are_sketches, target
+    )
+    order = shuffled_prompts(inputs.batch.group_index, generator)
+    groups = split_into_groups(order, inputs.order, group_size)
+    mean_size = len(groups.rows) / groups.n_groups
+    per_prompt = mean_size * float(inputs.batch.lengths[groups.rows].mean())
+    n_groups = _groups_asked_for(prompts, tokens, per_prompt)
+    # Intervals of what is dealt need several disjoint batches.
+    dealt = min(max(round(n_groups), 1), max(groups.n_prompts // 4, 1))
+    with rotated_once():
+        pool = pooled(inputs, groups, [*chosen, base], generator, judged, dealt, n_resamples)
+        beside, goal = pool.local(base), target_of(pool, judged)
+        if np.array_equal(goal.weights, beside.weights):
+            goal = beside
+        found = [pool.row(one, base, beside, goal) for one in chosen]
+        of_base = pool.row(base, base, beside, goal)
+    parts = None if goal.moments is None else signal_components(goal.moments.means, goal.moments.signs)
+    needed = math.nan if goal.moments is None or parts is None else _prompts_to_resolve(goal.moments.signal, parts)
+    rows = [
+        _row(label, one, row, of_base, parts, pool, n_groups, mean_size, per_prompt, needed)
+        for label, one, row in zip(labels, chosen, found, strict=True)
+    ]
+    notes = [judged.missing, judged.remark, *warnings_about(pool, found, chosen), *remarks_about(pool, found)]
+    if any(one.across_groups for one in chosen) and dealt < round(n_groups):
+        notes.append(f"batch-level estimators are dealt batches of {dealt} prompts, a quarter of those measured")
+    notes += [_about_silent(row) for row in rows[:1] if _of(row.silent_groups, CONFIDENCE_LEVEL)[0] > 0]
+    told = tuple(dict.fromkeys(filter(None, notes)))
+    return BatchSizes(tuple(rows), n_groups, reference, judged, groups.n_prompts, told)
+
+
+def _groups_asked_for(prompts: float | None, tokens: float | None, per_prompt: float) -> float:
+    if tokens is not None:
+        if not per_prompt <= tokens < math.inf:
+            raise ValueError(
+                f"tokens={tokens:g} is below one group, which takes {per_prompt:.0f} completion tokens here: give more"
+            )
+        return tokens / per_prompt
+    asked = PROMPTS if prompts is None else prompts
+    if not 1 <= asked < math.inf:
+        raise ValueError(f"prompts={asked:g} is not a batch: give at least 1 prompt, for example {PROMPTS}")
+    return float(asked)
+
+
+def _prompts_to_resolve(signal: Statistic, parts: SignalComponents) -> float:
+    """Return how many prompts would resolve ‖G‖²; of an estimate that is not positive, for the end of its interval."""
+    found = signal.estimate()
+    of = found.value if found.value > 0 else found.confidence_interval()[1]
+    needed = parts.prompts_to_resolve(of, found.value, CONFIDENCE_LEVEL)
+    return float(needed) if np.isfinite(needed) else math.nan
+
+
+def _row(
+    label: str,
+    one: Weighting,
+    found: EstimatorVariance,
+    of_base: EstimatorVariance,
+    parts: SignalComponents | None,
+    pool: PooledCompletions,
+    n_groups: float,
+    mean_size: float,
+    per_prompt: float,
+    needed: float,
+) -> BatchRow:
+    alignment, base = (None if row.gradient is None else alignment_of(row.gradient, parts) for row in (found, of_base))
+    critical = None if alignment is None else alignment.critical
+    kept_completions, kept_tokens = _kept(pool, one)
+    # What is left of a batch without some of its groups has other weights where these depend on the batch.
+    kept = found.kept_share.value
+    filtered = alignment if kept > 0 and not one.across_groups else None
+    return BatchRow(
+        estimator=label,
+        unit=unit_of(one),
+        group_size=mean_size,
+        prompts=n_groups,
+        tokens=n_groups * per_prompt,
+        critical_batch=critical,
+        critical_completions=None if critical is None else Derived(lambda b: b * mean_size, (critical,)),
+        critical_tokens=None if critical is None else Derived(lambda b: b * per_prompt, (critical,)),
+        half_batch=None if alignment is None else alignment.groups_for(_HALF),
+        alignment=None if alignment is None else alignment.at(n_groups),
+        doubled_alignment=None if alignment is None else alignment.at(2.0 * n_groups),
+        alignment_limit=None if alignment is None else alignment.limit,
+        prompts_saved=Saved(found.matched_ratio if alignment is not None else NOT_ESTIMATED),
+        relative_progress=(
+            None if alignment is None or base is None else alignment.progress_over(base, found.matched_ratio, n_groups)
+        ),
+        silent_groups=Saved(found.kept_share),
+        silent_completions=Saved(kept_completions),
+        silent_tokens=Saved(kept_tokens),
+        dynamic_tokens=None
+        if filtered is None
+        else Derived(lambda kept: n_groups * per_prompt / kept, (found.kept_share,)),
+        dynamic_alignment=None if filtered is None else filtered.of_kept(n_groups, kept),
+        same_tokens_alignment=None if filtered is None else filtered.at(n_groups / kept),
+        prompts_to_resolve=math.nan if np.isfinite(_of(critical, CONFIDENCE_LEVEL)[0]) else needed,
+    )
+
+
+def _kept(pool: PooledCompletions, one: Weighting) -> tuple[KeptShare, KeptShare]:
+    """Return the shares of completions and of tokens in groups with any non-zero weight."""
+    groups = pool.groups
+    of_completion = weighted_rows(pool.weights(one))
+    kept = (np.bincount(groups.group, of_completion, groups.n_groups) > 0)[groups.group]
+    prompt = groups.prompt[groups.group]
+    shares = []
+    for amount in (np.ones(len(prompt)), pool.batch.lengths.astype(np.float64)):
+        inside, whole = (mean_statistic(np.bincount(prompt, values)) for values in (amount * kept, amount))
+        shares.append(KeptShare((inside / whole).estimate()))
+    return shares[0], shares[1]
+
+
+def _about_silent(row: BatchRow) -> str:
+    silent, of_tokens, cost, filtered, plain = (
+        _of(one, CONFIDENCE_LEVEL)[0]
+        for one in (
+            row.silent_groups,
+            row.silent_tokens,
+            row.dynamic_tokens,
+            row.dynamic_alignment,
+            row.same_tokens_alignment,
+        )
+    )
+    told = f"{silent:.0%} of the groups, with {of_tokens:.0%} of the tokens, have no weight in {row.estimator}"
+    if not np.isfinite([cost, filtered, plain]).all():
+        return told
+    return (
+        f"{told}: drawing until {row.prompts:.4g} groups have one takes {cost:,.0f} tokens and reaches an alignment of "
+        f"{filtered:.3g}, and all groups of as many tokens {plain:.3g}"
+    )
+
+
+def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    r"""Draw the alignment against prompts per batch, with its intervals, and tokens per batch on a second axis.
+
+    The dashed line is the batch asked for. Bands follow from the intervals of the critical batch and of the limit
+    together; without a value there is a band alone, up to the bound. Of many estimators only the reference has one.
+    Estimators of equal critical batch share a line.
+
+    Args:
+        table: :func:`gradstats.analyses.batch_size` or its frame; columns ``estimator``, ``prompts``, ``tokens``, and
+            ``critical_batch`` and ``alignment_limit`` with their ends.
+        ax: where to draw; None makes a figure, higher for more entries in the legend below.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for a frame without its columns.
+    """
+    frame = as_frame(table)
+    columns = ["estimator", "prompts", "tokens", *with_ends("critical_batch"), *with_ends("alignment_limit")]
+    require_columns(frame, columns, "draw what batch_size() gives")
+    frame = frame.loc[np.isfinite(frame["critical_batch_low"].to_numpy(dtype=float))].reset_index(drop=True)
+    lines, shown = _lines(frame), names_in(frame)
+    labels = ["; ".join(shown[name] for name in names) for names, _, _ in lines]
+    if ax is None:
+        width, height = plt.rcParams["figure.figsize"]
+        _, ax = plt.subplots(figsize=(width, height + 0.35 + legend_height(labels)))
+    ax.set_xscale("log")
+    ax.set_ylim(0.0, 1.0)
+    ax.set_xlabel("prompts per batch")
+    ax.set_ylabel("alignment")
+    if not lines:
+        draw_nothing(ax, "not resolved")
+        return ax
+    asked, tokens = (float(frame[name].iloc[0]) for name in ("prompts", "tokens"))
+    ends = np.concatenate([[asked], *(critical[np.isfinite(critical)] for _, critical, _ in lines)])
+    at = np.geomspace(max(float(ends.min()) / 20.0, 1.0), 20.0 * float(ends.max()), 200)
+    reference, kinds = str(frame.attrs.get("reference")), variants([names[0] for names, _, _ in lines])
+    for (names, critical, limit), label, kind in zip(lines, labels, kinds, strict=True):
+        color, _ = estimator_appearance(names[0])
+        with np.errstate(divide="ignore"):
+            value, most, least = (alignment_at(*pair, at) for pair in zip(critical, limit[[0, 2, 1]], strict=True))
+        if len(lines) <= _MOST_BANDS or reference in names:
+            ax.fill_between(at, np.nan_to_num(least), most, color=color, alpha=0.2, linewidth=0, zorder=2)
+        ax.plot(at, value, color=color, linestyle=kind.linestyle, linewidth=stroke(1.2), label=label, zorder=3)
+    draw_landmark(ax, asked)
+    ax.set_xlim(at[0], at[-1])
+    plain_ticks(ax, logarithmic=True)
+    per_prompt = tokens / asked
+    above = ax.twiny()
+    above.tick_params(axis="y", left=False, labelleft=False)
+    above.set_xscale("log")
+    above.set_xlim(at[0] * per_prompt, at[-1] * per_prompt)
+    plain_ticks(above, logarithmic=True, most=4)
+    above.set_xlabel("completion tokens per batch")
+    legend_below(ax)
+    return ax
+
+
+def _lines(frame: pd.DataFrame) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
+    """Return the estimators of each line, with the critical batch and the limit and their ends."""
+    found: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+    both = np.concatenate([estimates_of(frame, name) for name in ("critical_batch", "alignment_limit")], axis=1)
+    for label, numbers in zip(frame["estimator"], both, strict=True):
+        for names, critical, limit in found:
+            if np.allclose(np.concatenate([critical, limit]), numbers, rtol=1e-9, atol=0.0, equal_nan=True):
+                names.append(str(label))
+                break
+        else:
+            found.append(([str(label)], numbers[:3], numbers[3:]))
+    return found
+
+
+def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> BatchSizes | None:
+    """Return the answer for the estimators of the run that stay within their group."""
+    if len(set(measured.rollouts.prompt_id)) < 3:
+        return None
+    shared = {"reference": section.reference, "target": section.target, "prompts": section.prompts_per_batch}
+    if "tokens" in settings:
+        shared.pop("prompts")
+    return batch_size(measured, within_groups(measured, section), rng=section.seed, **shared | settings)
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    batch = ""
+    if len(frame):
+        row = frame.iloc[0]
+        batch = f" Batch of {row['prompts']:.4g} prompts × {row['group_size']:.3g}, {row['tokens']:,.0f} tokens."
+    return (
+        "Critical batch in prompts, alignment of a batch with the true gradient, and prompts saved against "
+        f"{frame.attrs.get('reference', 'the reference')} at equal alignment, {level_of(frame)}intervals over prompts."
+        f"{batch}"
+    )
+
+
+ANALYSIS = Analysis(
+    name="batch_size",
+    ask=batch_size,
+    options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
+    columns=BatchRow.columns(),
+    result=BatchSizes,
+    row_heading="estimator",
+    caption=_caption,
+    in_run=_in_run,
+    figures=(
+        AnalysisFigure(
+            "batch_size",
+            "Share of a noiseless gradient's improvement that a step reaches, against prompts per batch (below) and "
+            "completion tokens (above), with intervals; dashed: the batch asked for.",
+            plot_batch_size,
+            link="figure: what a batch reaches",
+            after="variance_bias",
+        ),
+    ),
+)

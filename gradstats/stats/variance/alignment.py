@@ -1,0 +1,187 @@
+r"""What a batch of B groups reaches of an expected gradient: the critical batch and the alignment.
+
+With g the gradient of one group, G the expectation of the target and B groups in a batch, the *alignment*
+
+.. math:: ρ(B) = \frac{⟨E g, G⟩²}{E‖ĝ_B‖²\,‖G‖²} = \frac{1}{1/\cos² + B^*/B}, \qquad B^* = \mathrm{tr\,Cov}(g)/D,
+
+is the share of the largest improvement of one SGD step that the batch reaches with its best learning rate, for a
+Hessian that is a multiple of the identity (McCandlish et al., 1812.06162). D = ⟨E g, G⟩²/‖G‖² is the squared norm of
+E g along G, cos the cosine of the two, and B* the *critical batch*: tr Cov(g) at the scale of the target over ‖G‖².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from gradstats.stats.intervals import FiellerRatio, fieller_ratio
+from gradstats.stats.jackknife import Estimate, Estimated, Interval, Statistic
+from gradstats.stats.variance.estimates import BoundedQuotient, GradientStatistics, cosine, trace_cov
+from gradstats.stats.variance.moments import SignalComponents
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """B*, in groups: a ray without a value where the signal is not resolved.
+
+    The upper end is raised by as much as the heavy tails of squared gradients raise that of tr Cov.
+    """
+
+    quotient: FiellerRatio
+    noise: Estimate  # tr Cov
+    only_low: bool = False  # whether the quotient bounds B* from below and says no more
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``."""
+        low, high = self.quotient.within(confidence_level, 0.0, np.inf)
+        if self.only_low or np.isnan(low):
+            return np.nan, 0.0 if np.isnan(low) else low, np.inf
+        plain = Estimate.confidence_interval(self.noise, confidence_level)[1]
+        raised = self.noise.confidence_interval(confidence_level)[1] / plain
+        high *= raised if raised > 1.0 else 1.0
+        return self.quotient.value if np.isfinite(high) else np.nan, low, high
+
+
+def critical_batch(noise: Statistic, along: Statistic, quadratic: float) -> FiellerRatio:
+    r"""Return V/D, noise over signal, with a Fieller set whose variance is that under the value in question.
+
+    The estimate of D from M prompts has the variance :math:`4ζ/M + 2δ/M²`, of which the jackknife counts the second
+    part twice, and ζ is proportional to D. Where D is estimated too low by chance so is ζ, and a set with the variance
+    at the estimate ends too early (coverage of 0.87 in place of 0.95 where noise has few directions). So a value ψ is
+    tested with the variance that it implies, :math:`λV/ψ + 4δ/M²`, which leaves a quadratic inequality in ψ. The set is
+    bounded where D differs from 0 by the variance at 0. The slope λ is that of the estimate,
+    shrunk to its largest possible value :math:`4\sqrt δ/M` as if a standard error of D more had been seen.
+
+    Args:
+        noise: V.
+        along: D.
+        quadratic: δ, at the scale of D.
+    """
+    found, m = fieller_ratio(noise, along), len(noise.replicates)
+    at_zero = 4.0 * max(quadratic, 0.0) / m**2
+    if not (found.is_known and at_zero > 0.0):
+        return found
+    linear, error = max(found.denominator_variance - at_zero, 0.0), np.sqrt(at_zero)
+    slope = (linear + error * 2.0 * error) / (max(along.value, 0.0) + error)
+    # Of N − ψD; that of e = N − rD, in which sets are solved, follows from Cov(N, D) = Cov(e, D) + r Var(D).
+    r, d = found.value, found.denominator_variance
+    numerator = found.contrast_variance + 2.0 * r * found.covariance + r**2 * d
+    both = found.covariance + r * d - slope * noise.value / 2.0
+    contrast = numerator - 2.0 * r * both + r**2 * at_zero
+    return replace(
+        found, contrast_variance=max(contrast, 0.0), covariance=both - r * at_zero, denominator_variance=at_zero
+    )
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A monotone function of several estimates, with the least and the greatest value over their intervals.
+
+    Of one estimate its interval covers as often as that of the estimate, of several at least as often as all of theirs.
+    """
+
+    function: Callable[..., float]
+    estimates: tuple[Estimated, ...]
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``; no value where one of the estimates has none."""
+        values, *ends = zip(*(one.with_interval(confidence_level) for one in self.estimates), strict=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            corners = [self.function(*map(np.float64, corner)) for corner in product(*zip(*ends, strict=True))]
+            return float(self.function(*map(np.float64, values))), float(min(corners)), float(max(corners))
+
+
+@dataclass(frozen=True)
+class SquaredCosine:
+    """The alignment of ever larger batches; 1 without a cosine, for estimators that are unbiased up to a scale."""
+
+    cosine: Estimated | None
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``, the value within what is possible."""
+        if self.cosine is None:
+            return 1.0, 1.0, 1.0
+        value, low, high = (float(np.clip(one, 0.0, 1.0)) ** 2 for one in self.cosine.with_interval(confidence_level))
+        return value, low, high
+
+
+def alignment_at(critical: float, limit: float, n_groups: Any) -> Any:
+    """Return ρ(B) of a critical batch and a squared cosine, at one number of groups or several."""
+    return 1.0 / (1.0 / np.float64(limit) + critical / n_groups)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The critical batch of an estimator and the limit of its alignment; everything else follows from the two."""
+
+    critical: CriticalBatch
+    limit: SquaredCosine
+
+    def at(self, n_groups: float) -> Derived:
+        """Return ρ(B)."""
+        return Derived(lambda b, limit: alignment_at(b, limit, n_groups), (self.critical, self.limit))
+
+    def groups_for(self, alignment: float) -> Derived:
+        """Return the groups at which ρ(B) is reached: infinite where the limit may be below it."""
+
+        def needed(critical: float, limit: float) -> float:
+            left = 1.0 / alignment - 1.0 / limit
+            return critical / left if left > 0 else np.inf
+
+        return Derived(needed, (self.critical, self.limit))
+
+    def of_kept(self, n_groups: float, kept: float) -> Derived:
+        r"""Return the alignment of B groups that are drawn until so many have a weight, as dynamic sampling does.
+
+        Of a share k of groups with a weight, E g is 1/k times that of all and E‖g‖² as well, so that their critical
+        batch is :math:`kB^* - (1-k)/\cos²`: B of them reach hardly more than the B/k groups that are drawn.
+        """
+
+        def reached(critical: float, limit: float) -> float:
+            return alignment_at(kept * critical - (1.0 - kept) / limit, limit, n_groups)
+
+        return Derived(reached, (self.critical, self.limit))
+
+    def progress_over(self, other: Alignment, relative_noise: Estimated, n_groups: float) -> Derived:
+        """Return ρ(B) over that of the reference, whose critical batch is smaller by the relative noise r."""
+
+        def quotient(noise: float, critical: float, limit: float, of_other: float) -> float:
+            if np.isinf(critical):
+                return 1.0 / noise
+            return alignment_at(noise * critical, limit, n_groups) / alignment_at(critical, of_other, n_groups)
+
+        return Derived(quotient, (relative_noise, other.critical, self.limit, other.limit))
+
+
+def alignment_of(gradient: GradientStatistics, target: SignalComponents | None) -> Alignment | None:
+    r"""Return the alignment of an estimator with the target; None where nothing can be judged.
+
+    Where the scale c of an estimator that is unbiased up to it is known, D = c²‖G‖², with the ‖G‖² of the target, which
+    is resolved best. Otherwise D = ⟨E g, G⟩²/‖G‖², less the jackknife's estimate of its bias; where ‖G‖² may be 0, D is
+    only known to be at most ‖E g‖².
+
+    Args:
+        gradient: of the estimator.
+        target: the parts of the variance of ‖G‖².
+    """
+    if gradient.target is None:
+        return None
+    signal, known, noise = gradient.target.signal, gradient.known_scale, trace_cov(gradient)
+    quadratic = 0.0 if target is None else target.quadratic
+    if known is not None:
+        quotient = critical_batch(gradient.trace_cov, signal.scaled(known**2), known**4 * quadratic)
+        return Alignment(CriticalBatch(quotient, noise), SquaredCosine(None))
+    if min(signal.value, float(signal.replicates.min())) > 0.0:
+        cross = gradient.target.cross
+        along = (cross * cross / signal).without_bias()
+        quotient = critical_batch(gradient.trace_cov, along, (along.value / signal.value) ** 2 * quadratic)
+        critical = CriticalBatch(quotient, noise)
+    else:
+        critical = CriticalBatch(fieller_ratio(gradient.trace_cov, gradient.signal), noise, only_low=True)
+    found = cosine(gradient)
+    assert isinstance(found, BoundedQuotient)
+    return Alignment(critical, SquaredCosine(found))

@@ -1,0 +1,222 @@
+"""The critical batch and what a step reaches: exact on enumerated policies, covered where a value is shown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from comparison_batches import correlated_batch, quietly
+
+from gradstats import estimators as est
+from gradstats.analyses import batch_size, registry
+from gradstats.estimators.batch import Batch
+from gradstats.reference import EnumeratedPolicy
+
+LABELS = ["rloo", "reinforce", "group_mean", "grpo"]
+SIZE = 3
+
+
+def policy_of(signal=0.4, tail=0.0, n_prompts=60, dim=24, seed=0):
+    """A policy whose prompts share one direction of improvement, with lognormal norms of their scores."""
+    rng = np.random.default_rng(seed)
+    scales, hardness = np.exp(tail * rng.normal(size=n_prompts) / 2.0), 0.5 * rng.normal(size=n_prompts)
+    nodes = {}
+
+    def features(prompt, prefix):
+        if (prompt, prefix) not in nodes:
+            found = rng.normal(size=(3, dim))
+            found[1, 0] += signal * np.sqrt(dim) * (1.0 + np.tanh(3.0 * hardness[prompt]))
+            found *= scales[prompt] / np.sqrt(dim)
+            found[:, 1] = [0.0, 0.4 * hardness[prompt], 0.0]
+            nodes[prompt, prefix] = found
+        return nodes[prompt, prefix]
+
+    return EnumeratedPolicy(
+        vocabulary=3,
+        max_length=2,
+        n_prompts=n_prompts,
+        features=features,
+        theta=np.eye(dim)[1] * 4.0,
+        reward=lambda prompt, tokens: float(tokens[0] == 1),
+        rng=seed,
+    )
+
+
+def exact(policy, label, size=SIZE):
+    """The critical batch and the squared cosine, by enumeration."""
+    moments = policy.moments(est.get(label), size)
+    goal = float(policy.gradient @ policy.gradient)
+    return moments.matched_trace_cov / goal, moments.cosine**2
+
+
+def alignment(critical, limit, n):
+    return 1.0 / (1.0 / limit + critical / n)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return policy_of()
+
+
+@pytest.fixture(scope="module")
+def sample(policy):
+    return policy.sample(4000, SIZE, rng=0)[:2]
+
+
+def test_numbers_are_those_of_the_enumeration(policy, sample):
+    found = batch_size(sample[0], LABELS, sample[1], prompts=16)
+    frame = found.to_frame(0.999).set_index("estimator")
+    base = exact(policy, "rloo")
+    for label in LABELS:
+        critical, limit = exact(policy, label)
+        row = frame.loc[label]
+        truth = {
+            "critical_batch": critical,
+            "critical_completions": SIZE * critical,
+            "alignment": alignment(critical, limit, 16),
+            "doubled_alignment": alignment(critical, limit, 32),
+            "alignment_limit": limit,
+            "half_batch": critical / (2.0 - 1.0 / limit),
+            "prompts_saved": 1.0 - critical / base[0],
+            "relative_progress": alignment(critical, limit, 16) / alignment(*base, 16),
+        }
+        for name, value in truth.items():
+            assert row[f"{name}_low"] - 1e-9 <= value <= row[f"{name}_high"] + 1e-9, (label, name)
+            assert row[f"{name}_low"] - 1e-9 <= row[name] <= row[f"{name}_high"] + 1e-9, (label, name)
+        assert row["critical_batch_high"] < 1.6 * row["critical_batch_low"]
+        assert row["critical_tokens"] / row["critical_batch"] == pytest.approx(row["tokens"] / row["prompts"])
+    # An own-sample mean is RLOO at another scale, and never passes or falls short of it.
+    np.testing.assert_allclose(frame.loc["group_mean", "critical_batch"], frame.loc["rloo", "critical_batch"])
+
+
+def test_the_alignment_of_batches_is_the_prediction(policy):
+    """Means of 8 groups against the true gradient, without any estimate."""
+    rng, goal = np.random.default_rng(5), policy.gradient
+    for label in ("rloo", "grpo"):
+        batch, scores, _ = policy.sample(40_000, SIZE, rng=rng)
+        gradients = (est.get(label).weights(batch)[:, None] * scores).reshape(-1, SIZE, scores.shape[1]).sum(axis=1)
+        means = gradients.reshape(-1, 8, scores.shape[1]).mean(axis=1)
+        observed = (means @ goal).mean() ** 2 / ((means**2).sum(axis=1).mean() * (goal @ goal))
+        assert observed == pytest.approx(alignment(*exact(policy, label), 8), rel=0.05)
+
+
+def test_groups_drawn_until_they_have_a_weight(policy, sample):
+    """Dynamic sampling reaches what batches of the groups with a weight reach."""
+    row = batch_size(sample[0], ["rloo"], sample[1], prompts=8).to_frame().iloc[0]
+    batch, scores, _ = policy.sample(60_000, SIZE, rng=np.random.default_rng(3))
+    gradients = (est.rloo().weights(batch)[:, None] * scores).reshape(-1, SIZE, scores.shape[1]).sum(axis=1)
+    kept = gradients[(gradients != 0).any(axis=1)]
+    share = len(kept) / len(gradients)
+    means = kept[: len(kept) // 8 * 8].reshape(-1, 8, scores.shape[1]).mean(axis=1)
+    goal = policy.gradient
+    observed = (means @ goal).mean() ** 2 / ((means**2).sum(axis=1).mean() * (goal @ goal))
+    assert row["silent_groups"] == pytest.approx(1.0 - share, abs=0.03)
+    assert row["silent_completions"] == row["silent_groups"]
+    assert row["dynamic_alignment_low"] - 0.02 < observed < row["dynamic_alignment_high"] + 0.02
+    assert row["dynamic_tokens"] == pytest.approx(row["tokens"] / (1.0 - row["silent_groups"]))
+    assert row["same_tokens_alignment"] < row["dynamic_alignment"] < row["same_tokens_alignment"] + 0.1
+
+
+def test_the_interval_of_the_alignment_is_the_image_of_that_of_the_critical_batch(sample):
+    row = batch_size(sample[0], ["rloo"], sample[1], prompts=10).to_frame().iloc[0]
+    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        assert row[f"alignment{end}"] == pytest.approx(1.0 / (1.0 + row[f"critical_batch{other}"] / 10.0))
+    assert row["half_batch"] == row["critical_batch"]
+
+
+def test_the_sentence_and_the_curve_agree_with_the_table(sample):
+    found = batch_size(sample[0], LABELS, sample[1], prompts=16)
+    row = found.to_frame().iloc[0]
+    sentence = found.sentence()
+    assert len(sentence) <= 155
+    assert sentence.startswith(f"At 16 prompts × 3 a step reaches {100 * row['alignment']:.0f}% [")
+    assert f"half takes {float(f'{row.half_batch:.2g}'):g} prompts (rloo)" in sentence
+    assert sentence.endswith(f"doubling adds {100 * (row['doubled_alignment'] - row['alignment']):.0f} points.")
+    ax = registry.get("batch_size").figures[0].draw(found.to_frame())
+    line = next(one for one in ax.lines if len(one.get_xdata()) > 100)
+    x, y = (np.asarray(values, dtype=float) for values in line.get_data())
+    assert np.interp(16.0, x, y) == pytest.approx(row["alignment"], abs=1e-3)
+    tokens = batch_size(sample[0], ["rloo"], sample[1], tokens=float(row["tokens"]))
+    assert tokens.prompts == pytest.approx(16.0)
+
+
+def test_without_a_resolved_signal_there_are_bounds_and_a_plan():
+    batch, scores = correlated_batch(n_prompts=40, size=8)
+    found = quietly(batch_size, batch, ["rloo", "recipe:grpo"], scores)
+    frame = found.to_frame()
+    assert found.prompts == 64
+    assert frame[["critical_batch", "alignment", "doubled_alignment"]].isna().all(axis=None)
+    assert (frame["critical_batch_low"] > 0).all()
+    assert np.isinf(frame["critical_batch_high"]).all()
+    assert (frame["alignment_high"] < 1).all()
+    assert (frame["prompts_to_resolve"] > 40).all()
+    sentence = found.sentence()
+    assert "reaches at most" in sentence
+    assert "40 prompts do not resolve the signal, about " in sentence
+    assert len(sentence) <= 160
+
+
+def test_estimators_of_batch_level_are_answered_by_dealing(sample):
+    batch = sample[0].select(np.arange(900))
+    found = quietly(batch_size, batch, ["rloo", "batch_mean(loo=True)"], sample[1][:900], prompts=400)
+    frame = found.to_frame()
+    assert np.isfinite(frame["critical_batch"]).all()
+    assert np.isnan(frame["dynamic_alignment"].iloc[1])
+    assert any("dealt batches of 75 prompts, a quarter of those" in note for note in found.notes)
+
+
+def test_what_is_not_a_batch_is_refused():
+    batch, scores = correlated_batch(n_prompts=6, size=4)
+    for prompts in (0, 0.5, -3, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"prompts=.* is not a batch: give at least 1 prompt"):
+            batch_size(batch, ["rloo"], scores, prompts=prompts)
+    with pytest.raises(ValueError, match="tokens=3 is below one group, which takes"):
+        batch_size(batch, ["rloo"], scores, tokens=3)
+    with pytest.raises(ValueError, match="both state the size of the batch: give one"):
+        batch_size(batch, ["rloo"], scores, prompts=8, tokens=1000)
+    with pytest.raises(ValueError, match="reference='batch_mean' is a batch-level estimator"):
+        batch_size(batch, ["rloo"], scores, reference="batch_mean")
+
+
+def test_an_unresolved_target_is_a_sentence_without_numbers():
+    batch, scores = correlated_batch(n_prompts=20, size=4)
+    rng = np.random.default_rng(0)
+    width = int(batch.lengths.max())
+    logs = rng.normal(-1.0, 0.1, (80, width))
+    far = Batch(
+        batch.rewards, batch.lengths, batch.groups, logprobs=logs, old_logprobs=logs + rng.normal(0, 1.0, logs.shape)
+    )
+    found = quietly(batch_size, far, ["rloo"], scores)
+    assert found.sentence().startswith("No batch size can be judged, since the effective sample size is ")
+    assert found.to_frame()[["critical_batch", "alignment", "alignment_high"]].isna().all(axis=None)
+
+
+def coverage(policy, n_prompts, replications, seed=0):
+    """Return (estimator, quantity) → whether each interval that is shown with a value covers."""
+    covered: dict[tuple[str, str], list[bool]] = {}
+    labels = ["rloo", "reinforce", "grpo"]
+    truth = {label: exact(policy, label) for label in labels}
+    for replication in range(replications):
+        batch, scores, _ = policy.sample(n_prompts, SIZE, rng=np.random.default_rng([seed, n_prompts, replication]))
+        frame = quietly(batch_size, batch, labels, scores).to_frame()
+        for row in frame.to_dict("records"):
+            critical, limit = truth[row["estimator"]]
+            for name, value in (("critical_batch", critical), ("alignment", alignment(critical, limit, 64))):
+                if np.isfinite(row[name]):
+                    inside = row[f"{name}_low"] - 1e-9 <= value <= row[f"{name}_high"] + 1e-9
+                    covered.setdefault((row["estimator"], name), []).append(inside)
+    return covered
+
+
+def test_intervals_cover_in_a_few_data_sets(policy):
+    for key, inside in coverage(policy, 100, 40).items():
+        assert np.mean(inside) >= 0.93 - 2.5 * np.sqrt(0.93 * 0.07 / len(inside)), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_prompts", [100, 400])
+@pytest.mark.parametrize("tail", [0.0, 1.5, 2.0])
+def test_intervals_cover_where_a_value_is_shown(tail, n_prompts):
+    found = coverage(policy_of(tail=tail, n_prompts=200), n_prompts, 200)
+    for key, inside in found.items():
+        if len(inside) >= 60:  # of fewer, a selection of the data sets that overestimate the signal
+            assert np.mean(inside) >= 0.93 - 2.0 * np.sqrt(0.93 * 0.07 / len(inside)), (key, np.mean(inside))
