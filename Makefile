@@ -7,8 +7,9 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint const
 # Two workers with one thread each: the tests use many small models, which run slower with more threads. Files come in the
 # order of their names: xdist would begin with those of many tests, and leave a few long ones to one worker at the end.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Every call is checked against the shapes and types of its annotations, which takes half as long again.
-CHECKED = --jaxtyping-packages=gradstats,beartype.beartype
+# Every call is checked against the shapes and types of its annotations, which takes half as long again. An int is also a
+# float, and a float a complex number, as type checkers have it.
+CHECKED = '--jaxtyping-packages=gradstats,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'
 # The examples in docstrings, in a process of their own: modules are imported as users import them.
 EXAMPLES = OMP_NUM_THREADS=1 $(BIN)/pytest --import-mode=prepend --doctest-modules --doctest-ignore-import-errors gradstats
 

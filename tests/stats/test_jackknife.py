@@ -111,7 +111,7 @@ def test_the_mean_over_a_single_prompt_has_no_interval_and_no_warning():
 
 @pytest.mark.parametrize("act", [Statistic.root, lambda one: one / one], ids=["root", "ratio"])
 def test_the_slope_at_zero_is_infinite_without_a_warning(act):
-    zero = Statistic(0.0, np.array([0.0, 0.1]), np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+    zero = Statistic(0.0, np.array([0.0, 0.1]), np.array([0.0, 1.0]), np.array([[0.0, 1.0]]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not np.isfinite(act(zero).sketch).any()

@@ -43,7 +43,7 @@ def test_a_plan_from_noise_and_spread_of_lengths():
     assert plan_alpha(half_width=0.1, noise=2.0, length_spread=1.0).n == 387
 
 
-def test_plan_refusals():
+def test_plan_refusals(unchecked):
     with pytest.raises(TypeError, match="pilot is a dict: give a fit, for example gs.fit_length_scaling"):
         plan_alpha({"alpha": 0.8})
     pilot = fit_length_scaling(lengths=[1, 2, 3, 4], sq_norms=[1, 2, 4, 3])

@@ -169,7 +169,7 @@ class Minimiser:
         return quantile * np.sqrt(np.maximum(variance, 0.0))
 
 
-def written_interval(low: float, high: float, values: ArrayLike, digits: int = 3) -> str:
+def written_interval(low: float, high: float, values: Sequence[float] | np.ndarray, digits: int = 3) -> str:
     """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
 
     Example:

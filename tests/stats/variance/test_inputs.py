@@ -166,7 +166,7 @@ def with_probes(measured, tokens, n_heavy):
 
 
 @pytest.mark.parametrize("n_heavy", [0, 1])
-def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy):
+def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy, unchecked):
     """Along as many orthogonal probes as there are parameters, probes are exact; so are weightings without them."""
     labels = ["recipe:grpo", "discounted(gamma=0.8)", "rloo", "recipe:dapo(scope=batch)"]
     measured, tokens = off_policy_measurement("recipe:grpo")
