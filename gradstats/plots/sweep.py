@@ -260,7 +260,7 @@ def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
     if not pd.api.types.is_numeric_dtype(frame[setting]) or pd.api.types.is_bool_dtype(frame[setting]):
         names = list(dict.fromkeys(frame[setting].astype(str)))
         return _Axis(setting, label, names, np.arange(len(names), dtype=float), numeric=False)
-    values = sorted(frame[setting].unique())
+    values = sorted(frame[setting].unique().tolist())
     places = np.asarray(values, dtype=float)
     logarithmic = not training and 0 < 4 * places[0] <= places[-1]
     return _Axis(setting, label, values, np.log(places) if logarithmic else places, numeric=True)

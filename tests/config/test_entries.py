@@ -225,7 +225,7 @@ def imported():
 
 
 @pytest.fixture
-def called(imported, monkeypatch, tmp_path):
+def called(imported, monkeypatch, tmp_path, unchecked):
     """Runs a command up to the function that does the work; returns what that was called with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: None)

@@ -120,7 +120,7 @@ class Embedding(torch.nn.Module):
         return self.rows
 
 
-def test_a_tokenizer_of_another_vocabulary_is_refused(policy_folder, tmp_path):
+def test_a_tokenizer_of_another_vocabulary_is_refused(policy_folder, tmp_path, unchecked):
     larger = copied(policy_folder, tmp_path / "larger")
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([f"more{number}" for number in range(9)])

@@ -114,7 +114,7 @@ def test_extract_answer(completion, answer):
         ({"n": 5, "steps": 9}, "steps must lie between 2 and 8"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_sentence(arguments, message):
+def test_bad_arguments_are_refused_in_one_sentence(arguments, message, unchecked):
     with pytest.raises(ValueError, match=message):
         generate_problems(**arguments)
 

@@ -182,7 +182,7 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
         ({"prompt_ids": ["a", "a"], "sample_ids": [0, 0]}, "row 1 .* repeats its sample_id"),
     ],
 )
-def test_invalid_tables_are_refused_with_the_row(changes, message):
+def test_invalid_tables_are_refused_with_the_row(changes, message, unchecked):
     with pytest.raises(ValueError, match=message):
         table(**changes)
 
