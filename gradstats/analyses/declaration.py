@@ -296,6 +296,8 @@ class Analysis(Tabulated):
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
+    #: Why an experiment file does not list it among its ``analyses``: where its settings belong, or what asks it.
+    instead: str = ""
     #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
     in_latex: bool = False
     says_why: bool = False
@@ -361,9 +363,11 @@ class Analysis(Tabulated):
 
         Raises:
             ValueError: for one that there is not, one that is missing, or a value of another type; for a question
-                that reads something else than a measurement.
+                that belongs elsewhere, or reads something else than a measurement.
             KeyError: for an unknown estimator.
         """
+        if self.instead:
+            raise ValueError(f"this question cannot be listed in `analyses:`: {self.instead}")
         if self.source is not _measurement:
             raise ValueError(
                 f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "
