@@ -46,6 +46,7 @@ from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import fieller_ratio, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.comparison import prepared_inputs
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
 from gradstats.stats.variance.inputs import (
@@ -142,7 +143,6 @@ class Allocation(Result):
             return "No noise could be estimated."
         best = min(known, key=lambda row: row.relative_noise.value)
         ratio, low, high = best.relative_noise.with_interval(confidence_level)
-        saved = 1.0 - ratio
         lowest = (
             f"Of these, {best.estimator} with {best.group_size} completions of {best.n_prompts:.3g} prompts has the "
             f"lowest noise at {self.tokens:,.0f} tokens"
@@ -150,8 +150,8 @@ class Allocation(Result):
         if (best.estimator, best.group_size) == ("rloo", self.reference_size):
             return f"{lowest}; it is the row that the others are compared with."
         return (
-            f"{lowest}: {ratio:.3g} [{low:.3g}, {high:.3g}] times that of rloo with {self.reference_size}, so that "
-            f"equal noise takes {abs(saved):.0%} {'fewer' if saved >= 0 else 'more'} tokens "
+            f"{lowest}: {number_with_interval(ratio, low, high)} times that of rloo with {self.reference_size}. Equal "
+            f"noise takes {abs(1.0 - ratio):.0%} {'fewer' if ratio <= 1.0 else 'more'} tokens "
             f"({confidence_level:.0%} interval of this row, {self.n_prompts} prompts)."
         )
 

@@ -118,6 +118,11 @@ class AlphaReport(Result):
             "sentences": self.sentences(),
         }
 
+    def sentence(self) -> str:
+        """State α, and α within prompts where it is not that of the fit."""
+        alpha = f"α = {self.fit.alpha:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return " ".join([f"The norm grows like the power {alpha} of the length.", *self.beside()])
+
     def beside(self) -> list[str]:
         """State α within prompts, which a group baseline uses, where it is not the α of the fit; else nothing."""
         if self.within_fit is None or self.within_fit is self.fit:
@@ -140,9 +145,8 @@ class AlphaReport(Result):
                 )
         if self.mean_fit is not None:
             sentences.append(
-                f"Fitted to the mean of ‖S‖² at each length instead of its logarithm, as length-weighted baselines "
-                f"need it (method gamma), {self._alpha(self.mean_fit)}; this interval is too narrow where single norms "
-                "are very large."
+                f"For length weights use {self._alpha(self.mean_fit)} (fit to the mean). The interval is too narrow "
+                "where single norms are very large."
             )
         if self.within_between is not None:
             sentences.append(self.within_between.sentence(self.confidence_level))
@@ -372,6 +376,7 @@ ANALYSIS = Analysis(
     source_help="a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or "
     ".parquet; - for standard input); a measurement folder or a run directory; or the name of a published data set, "
     "as in gloeckle2026.",
+    instead="every run answers it with the settings of its section `length_scaling:`; change those",
     figures=(
         AnalysisFigure(
             "length_scaling",

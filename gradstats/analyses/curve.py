@@ -152,18 +152,17 @@ class VarianceCurve(Result):
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
         what = "at an equal total of completions" if self.parameter == GROUP_SIZE else "at matched signal"
-        text = (
-            f"{self.estimator} has its lowest variance {what} at {self.parameter} = {self.minimiser:.3g} "
-            f"{written_interval(low, high, self.values)}"
-        )
+        text = f"{self.estimator} has its lowest variance {what} at {self.parameter} = {self.minimiser:.3g}"
         if self.lowest is not None and self.lowest.is_at_an_end:
-            text += ", an end of the range: it may be lower beyond"
+            ends = f" {written_interval(low, high, self.values)}, an end of the range: it may be lower beyond"
+        else:
+            ends = "" if low == high else f" {written_interval(low, high, self.values)}"
         parts = [
-            f"{row['ratio_to_lowest']:.4g} times that at the fitted {row['value']:.3g} ({row['fit']})"
+            f"{row['ratio_to_lowest']:.4g} at {row['value']:.3g} ({row['fit']})"
             for row in self.fits_frame(confidence_level).to_dict("records")
             if np.isfinite(row["ratio_to_lowest"])
         ]
-        return f"{text}; the variance is {', '.join(parts)}." if parts else f"{text}."
+        return f"{text}{ends}." + (f" At the fitted values, relative to it: {', '.join(parts)}." if parts else "")
 
 
 def variance_curve(

@@ -220,6 +220,10 @@ class Tabulated:
     ends: str | None
     #: The table whose columns it has as well.
     extends: str = ""
+    #: The columns of a first screen, where the rows do not declare any as short.
+    short: Sequence[str] = ()
+    #: The result whose repr shows the columns of a first screen, where nothing else says which these are.
+    result: type[Result] | None = None
     #: Whether its table is that of a comparison of estimators, with the best set in bold.
     as_comparison: bool = False
     #: Changes the numbers that tables show, where they are not those of the files.
@@ -233,6 +237,13 @@ class Tabulated:
     def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
         """Return the columns of a table: name → heading."""
         return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
+
+    def first_shown(self, frame: pd.DataFrame) -> list[str]:
+        """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
+        headings = self.headings_of(frame)
+        short = self.short or {one.name for one in self.columns if one.short}
+        short = short or (() if self.result is None else self.result.printed_columns)
+        return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
     def limits_of(self, name: str) -> Limits:
         """Return the least and the greatest value that a column can have."""
@@ -287,7 +298,6 @@ class Analysis(Tabulated):
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
     headings: Mapping[str, str] | None = None
-    #: The columns of a first screen, where the rows do not declare any as short.
     short: Sequence[str] = ()
     ends: str | None = ""
     as_comparison: bool = False
@@ -296,6 +306,8 @@ class Analysis(Tabulated):
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
+    #: Why an experiment file does not list it among its ``analyses``: where its settings belong, or what asks it.
+    instead: str = ""
     #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
     in_latex: bool = False
     says_why: bool = False
@@ -361,9 +373,11 @@ class Analysis(Tabulated):
 
         Raises:
             ValueError: for one that there is not, one that is missing, or a value of another type; for a question
-                that reads something else than a measurement.
+                that belongs elsewhere, or reads something else than a measurement.
             KeyError: for an unknown estimator.
         """
+        if self.instead:
+            raise ValueError(f"this question cannot be listed in `analyses:`: {self.instead}")
         if self.source is not _measurement:
             raise ValueError(
                 f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "
@@ -422,13 +436,6 @@ class Analysis(Tabulated):
             return self.weightings(arguments)
         labels = [*arguments.get("estimators", ()), *filter(None, [arguments.get("reference")])]
         return [estimators.get(label) for label in labels]
-
-    def first_shown(self, frame: pd.DataFrame) -> list[str]:
-        """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
-        headings = self.headings_of(frame)
-        short = self.short or {one.name for one in self.columns if one.short}
-        short = short or (() if self.result is None else self.result.printed_columns)
-        return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
 
 def _reason_against(value: object, hint: Any) -> str:

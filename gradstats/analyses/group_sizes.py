@@ -30,6 +30,7 @@ from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.numbers import ROUNDING, number_with_interval
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compare, prepared_inputs
 from gradstats.stats.variance.inputs import (
@@ -104,22 +105,37 @@ class EquivalentGroupSize(Printed):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
-        low, high = self.confidence_interval(confidence_level)
         text = (
-            f"{self.estimator} at N = {self.group_size} is as noisy as rloo at N = {self.value:.3g} [{low:.3g}, "
-            f"{high:.3g}], at the same total number of completions ({confidence_level:.0%} interval, "
-            f"{self.n_prompts} prompts)."
+            f"{self.estimator} at N = {self.group_size} is as noisy as rloo at {self.size_in_words(confidence_level)}, "
+            f"at the same total number of completions ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
         )
         if np.isfinite(self.same_prompts.value):
-            size, low, high = self.same_prompts.with_interval(confidence_level)
-            text += f" At the same number of prompts rloo needs N = {size:.3g} [{low:.3g}, {high:.3g}]."
-        saved, low, high = self.tokens_saved(confidence_level)
+            needed = _size_in_words(*self.same_prompts.with_interval(confidence_level))
+            text += f" At the same number of prompts rloo needs {needed}."
+        saved, low, high = (100.0 * share for share in self.tokens_saved(confidence_level))
         if np.isfinite(saved):
-            share, compared = f"{saved:.1%} [{low:.1%}, {high:.1%}]", "fewer"
-            if saved < 0:
-                share, compared = f"{-saved:.1%} [{-high:.1%}, {-low:.1%}]", "more"
-            text += f" At equal noise it takes {share} {compared} tokens than rloo at N = {self.group_size}."
+            if max(abs(saved), abs(low), abs(high)) < ROUNDING:
+                share = "as many tokens as"
+            elif saved < 0:
+                share = f"{number_with_interval(-saved, -high, -low)} % more tokens than"
+            else:
+                share = f"{number_with_interval(saved, low, high)} % fewer tokens than"
+            text += f" At equal noise it takes {share} rloo at N = {self.group_size}."
         return text
+
+    def size_in_words(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """Write N' with its interval."""
+        return _size_in_words(self.value, *self.confidence_interval(confidence_level))
+
+
+def _size_in_words(size: float, low: float, high: float) -> str:
+    """Write a group size with its interval, or as a bound.
+
+    >>> _size_in_words(4.0, 4.0, 4.0), _size_in_words(4.2, 3.1, 5.4), _size_in_words(np.inf, 9.0, np.inf)
+    ('N = 4', 'N = 4.2 [3.1, 5.4]', 'N ≥ 9')
+    """
+    number = number_with_interval(size if np.isfinite(size) else np.nan, low, high)
+    return f"N {number}" if number[0] in "≥≤" else f"N = {number}"
 
 
 def _size(inverse: float) -> float:
@@ -356,9 +372,18 @@ class GroupSizes(Result):
         return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State the equivalent group sizes in words."""
-        known = [one.sentence(confidence_level) for one in self.equivalents if not np.isnan(one.value)]
-        return " ".join(known) or "No equivalent group size could be estimated."
+        """State the equivalent group size in words: of several estimators the largest and the smallest."""
+        known = sorted((one for one in self.equivalents if not np.isnan(one.value)), key=lambda one: one.value)
+        if not known:
+            return "No equivalent group size could be estimated."
+        least, most = known[0], known[-1]
+        if least is most:
+            return most.sentence(confidence_level)
+        return (
+            f"Of these, {most.estimator} at N = {most.group_size} is worth most: as noisy as rloo at "
+            f"{most.size_in_words(confidence_level)}, at the same total number of completions. Worth least is "
+            f"{least.estimator}: as noisy as rloo at {least.size_in_words(confidence_level)}."
+        )
 
 
 def variance_by_group_size(

@@ -74,16 +74,16 @@ class LengthRewardCorrelation(Result):
                 "that differ in both."
             )
         estimate = f"{self.correlation:.2f} [{low:.2f}, {high:.2f}]"
-        basis = f"{confidence_level:.0%} interval, {self.n_prompts} prompts whose completions vary in both"
+        basis = f"{confidence_level:.0%} interval, {self.n_prompts} prompts that vary in both"
         if low > 0 or high < 0:
             often = "more" if low > 0 else "less"
             return (
-                f"Longer answers to a prompt are {often} often right: the correlation of length and reward within "
-                f"prompts is {estimate} ({basis})."
+                f"Longer answers to a prompt are {often} often right: the correlation within prompts is "
+                f"{estimate} ({basis})."
             )
         return (
-            "Whether longer answers to a prompt are more or less often right is not resolved: the correlation of "
-            f"length and reward within prompts is {estimate} ({basis})."
+            "Whether longer answers to a prompt are right more often is not resolved: the correlation within prompts "
+            f"is {estimate} ({basis})."
         )
 
 

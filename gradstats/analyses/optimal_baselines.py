@@ -24,6 +24,7 @@ from gradstats.plots.variance import plot_variance
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, influential_prompts, require_level, satterthwaite_degrees
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
@@ -88,7 +89,7 @@ class LearnedBaseline:
             tried = self.optimum.values if isinstance(self.optimum, Minimiser) else (-np.inf, np.inf)
             return f"{self.names[0]} {means[0]:.3g} {written_interval(low, high, tried)}"
         return ", ".join(
-            f"{name} {mean:.3g} ({low:.3g} to {high:.3g})"
+            f"{name} {mean:.3g}" + (f" ({low:.3g} to {high:.3g})" if low < high else "")
             for name, mean, low, high in zip(self.names, means, lows, highs, strict=True)
         )
 
@@ -279,14 +280,13 @@ class OptimalBaselines(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the most that a learned baseline gains, and what the oracle would gain beyond."""
         frame = self.to_frame(confidence_level).set_index("estimator")
-        parameters = frame.loc[self.best, "parameters"]
-        text = f"The best learned baseline is the {self.best}, {parameters}"
-        for label, what in (("rloo", "that of rloo is"), (ORACLE, "that of the oracle")):
+        parts = []
+        for label, what in (("rloo", "rloo"), (ORACLE, "the oracle")):
             if label in frame.index:
                 value, low, high = (float(frame.loc[label, f"ratio_to_learned{end}"]) for end in ("", "_low", "_high"))
-                text += f"{': relative to its variance' if label == 'rloo' else ' and'} {what} "
-                text += f"{value:.3g} [{low:.3g}, {high:.3g}]"
-        return f"{text}."
+                parts.append(f"{what} {number_with_interval(value, low, high)}")
+        compared = f" Variance relative to it: {', '.join(parts)}." if parts else ""
+        return f"The best learned baseline is the {self.best}.{compared}"
 
 
 def optimal_baselines(

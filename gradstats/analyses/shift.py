@@ -13,6 +13,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
+from gradstats.stats.numbers import number_with_interval
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,9 +45,8 @@ class ImpliedShift(Answer):
             )
         low, high = self.confidence_interval(confidence_level)
         return (
-            f"The baseline of {self.estimator} lies {self.delta.value:+.3g} [{low:.3g}, {high:.3g}] from the group "
-            f"mean on average, as that of asymmetric with this δ does ({confidence_level:.0%} interval, "
-            f"{self.n_prompts} prompts)."
+            f"The baseline of {self.estimator} lies {number_with_interval(self.delta.value, low, high)} from the group "
+            f"mean, like asymmetric with this δ ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
         )
 
 

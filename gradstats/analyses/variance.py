@@ -110,6 +110,7 @@ ANALYSIS = Analysis(
     short=("matched_ratio", "matched_bias_share"),
     row_heading="estimator",
     caption=_caption,
+    instead="every run answers it with the settings of its section `variance:`; change those",
     figures=(
         AnalysisFigure(
             "variance",

@@ -178,8 +178,10 @@ def _in_words(hint: Any) -> Any:
 
 def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {}
-    for option, (_, _, argument) in asked.items():
+    for option, (_, default, argument) in asked.items():
         value = given[option]
+        if value == () and default is inspect.Parameter.empty:
+            raise ValueError(f"name one or more {argument}, as in gradstats ask RUN {label} rloo grpo")
         if argument in analysis.read:
             arguments |= analysis.read[argument](value)
         else:
@@ -235,11 +237,9 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, giv
     notes = list(getattr(found, "notes", ()))
     further = {one.name: one.frame(found, level) for one in analysis.further}
     rows = {name: one.to_dict("records") for name, one in {"rows": frame, **further}.items()}
-    if hasattr(found, "sentences"):
-        answer = found.sentences()
-    else:
-        levels = () if analysis.asked_at_level else (level,)
-        answer = [found.sentence(*levels)] if hasattr(found, "sentence") else []
+    levels = () if analysis.asked_at_level else (level,)
+    answer = [found.sentence(*levels)] if hasattr(found, "sentence") else []
+    answer += found.sentences() if hasattr(found, "sentences") else []
     if given["as_json"]:
         if analysis.kept and answer:
             about = {str(name): value for name, value in frame.attrs.items()}
@@ -251,12 +251,16 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, giv
     first, notes = (answer[0] if answer else analysis.question), [*answer[1:], *notes]
     closing = terminal.more(len(notes), given["notes"], given["everything"])
     if analysis.declared_headings or analysis.as_comparison:
-        table = analysis_table(analysis, frame)
-        needs_table = not (given["everything"] or getattr(found, "is_settled", False))
-        shown = analysis.first_shown(frame) if needs_table else []
-        terminal.show(answer_screen(first, *table.cells("plain"), shown, closing))
+        # A comparison without columns of its own leaves the first screen to the table that answers.
+        leading = analysis if analysis.declared_headings else analysis.further[0]
+        answers = frame if leading is analysis else further[leading.name]
+        if given["everything"] or getattr(found, "is_settled", False) or not len(answers):
+            terminal.show(answer_screen(first, [""], [], [], closing))
+        else:
+            shown = leading.first_shown(answers)
+            terminal.show(answer_screen(first, *analysis_table(leading, answers).cells("plain"), shown, closing))
         if given["everything"]:
-            terminal.show_table(table)
+            terminal.show_table(analysis_table(analysis, frame))
             for one in analysis.further:
                 if len(further[one.name]):
                     terminal.show_table(analysis_table(one, further[one.name]))

@@ -16,12 +16,7 @@ from gradstats.cli.installation import check, list_things
 from gradstats.cli.options import REGISTRY
 from gradstats.cli.reporting import export, report
 from gradstats.cli.running import init, measure, regrade, run, sample
-from gradstats.cli.statistics import (
-    alpha,
-    plan,
-    profile,
-    variance,
-)
+from gradstats.cli.statistics import alpha, plan, profile, variance
 
 # RuntimeError covers the self-check and torch's out-of-memory error, whose messages state the remedy.
 EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
@@ -61,6 +56,7 @@ GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "export": (export, "figures and LaTeX tables for a paper, several runs together"),
     },
     "look": {
+        "profile": (profile, "what are completions like? runs or policies side by side"),
         "list": (list_things, "experiments, estimators, data sets, words, columns"),
         "check": (check, "is this installation sound? are the gradients right?"),
     },
@@ -68,11 +64,6 @@ GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
 COMMANDS: dict[str, Callable[..., None]] = {
     name: command for group in GROUPS.values() for name, (command, _) in group.items()
 }
-#: Questions that still have a command of their own.
-_OWN = {
-    "profile": profile,
-}
-COMMANDS |= _OWN
 
 
 def overview() -> list[str]:

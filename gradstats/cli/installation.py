@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,10 +65,12 @@ def check(
         sys.exit(1)
 
 
+Kind = Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "terms", "quantities", "schema"]
+
+
 def list_things(
-    what: Positional[
-        Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "terms", "quantities", "schema"]
-    ] = "experiments",
+    what: Positional[Kind] = "experiments",
+    name: Positional[str | None] = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
@@ -78,19 +80,26 @@ def list_things(
         what: the kind of thing; ``terms`` are the words of tables and messages, explained; ``quantities`` are the
             columns of every table, with the files that define them; ``schema`` is the JSON schema with which editors
             complete an experiment file.
+        name: all that is known of one of them, or of those whose name contains this; of quantities also a table.
     """
     if what == "schema":
         from gradstats.config.experiment import experiment_schema
 
         print(to_json(experiment_schema()))
-    elif what == "quantities":
-        _show_quantities(everything, as_json)
-    elif as_json:
+        return
+    columns = _columns(what)
+    if name is not None:
+        columns = _named(columns, name, what)
+    if as_json:
         import pandas as pd
 
-        terminal.print_json(pd.DataFrame(_columns(what)))
+        terminal.print_json(pd.DataFrame(columns))
+    elif everything and name is None:
+        _show_all(what, columns)
+    elif name is None or name in columns.get("table", ()):  # the columns of one table have a line each
+        terminal.show(_overview(what, columns))
     else:
-        show_list(what, everything)
+        _show_entries(columns)
 
 
 def show_environment(as_json: bool) -> None:
@@ -107,17 +116,47 @@ def show_environment(as_json: bool) -> None:
         terminal.show(textwrap.wrap(f"{name}: {', '.join(parts)}", 80, subsequent_indent="  ", break_on_hyphens=False))
 
 
-def show_list(what: str, everything: bool = False) -> None:
-    """Print the names of one kind of thing, each on a line with what it is; on request with all that is known of it."""
-    columns = _columns(what)
+def _named(columns: dict[str, list[str]], name: str, what: str) -> dict[str, list[str]]:
+    """Return the rows of a name, or else those whose name contains it.
+
+    Raises:
+        KeyError: where there is none, with the nearest name.
+    """
+    keys = [columns[key] for key in _NAMES.get(what, tuple(columns)[:1])]
+    exactly = ([at for at, cell in enumerate(cells) if cell == name] for cells in keys)
+    partly = ([at for at, cell in enumerate(cells) if name.lower() in cell.lower()] for cells in keys)
+    found = next(filter(None, (*exactly, *partly)), None)
+    if found is None:
+        nearest = get_close_matches(name, [cell for cells in keys for cell in cells], 1, 0.4)
+        proposed = f"did you mean {nearest[0]}? " if nearest else ""
+        raise KeyError(f"none of the {what} is called {name!r}: {proposed}`gradstats list {what}` shows them")
+    return {key: [cells[at] for at in found] for key, cells in columns.items()}
+
+
+def _show_entries(columns: dict[str, list[str]]) -> None:
+    """Print each name with all that is known of it below."""
+    others = list(columns)[1:]
+    for name, *cells in zip(*columns.values(), strict=True):
+        terminal.show([name])
+        for heading, cell in zip(others, cells, strict=True):
+            text = " ".join(cell.split())
+            said = text if len(others) == 1 else f"{heading}: {text}"
+            terminal.show(textwrap.wrap(said, 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _show_all(what: str, columns: dict[str, list[str]]) -> None:
+    """Print a table of all that is known; words with what they mean below, and columns of tables on a line each."""
     if what == "terms":
-        for term, meaning in zip(*columns.values(), strict=True):
-            terminal.show([term, *textwrap.wrap(meaning, 76, initial_indent="  ", subsequent_indent="  "), ""])
+        _show_entries(columns)
         return
-    if not everything:
-        names, *others = columns.values()
-        terminal.show(_lines(names, others[_SHORT.get(what, 0)]))
+    if what == "quantities":
+        *names, meanings = columns.values()
+        widths = [max(map(len, cells)) for cells in names]
+        for *cells, meaning in zip(*names, meanings, strict=True):
+            print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), meaning, sep="  ")
         return
+    if terminal.console.width < terminal.WIDE:  # all columns would have seven characters each
+        columns = {name: columns[name] for name in _NARROW.get(what, columns)}
     first, *others = columns
     table = Table(Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in others), show_lines=True)
     for cells in zip(*columns.values(), strict=True):
@@ -125,37 +164,29 @@ def show_list(what: str, everything: bool = False) -> None:
     terminal.console.print(table)
 
 
-def _lines(names: Sequence[str], meanings: Sequence[str]) -> list[str]:
-    """Return a line of 80 columns for each name, with the beginning of what it means."""
-    from gradstats.report.verdict import shortened
+def _overview(what: str, columns: dict[str, list[str]]) -> list[str]:
+    """Return the names: a line each with the beginning of what it means, or all together where they are too many."""
+    from gradstats.report.verdict import NO_BREAK, shortened
 
-    width = max(map(cell_len, names))
-    texts = [" ".join(meaning.split()) for meaning in meanings]
+    kinds = list(dict.fromkeys(columns[_MANY[what]])) if what in _MANY else []
+    if len(kinds) > 1:
+        text = " · ".join(name.replace(" ", NO_BREAK) for name in kinds)
+        lines = [line.replace(NO_BREAK, " ") for line in textwrap.wrap(text, 80, break_on_hyphens=False)]
+        return [*lines, "", f"gradstats list {what} NAME explains one of them; all: --all"]
+    first, second, *_ = columns
+    names, width = columns[first], max(map(cell_len, columns[first]))
+    texts = [" ".join(meaning.split()) for meaning in columns[_SHORT.get(what, second)]]
     return [f"{name:<{width}}  {shortened(text, 78 - width)}" for name, text in zip(names, texts, strict=True)]
 
 
-def _show_quantities(everything: bool, as_json: bool) -> None:
-    """Print every printed or saved column with its table, one line each; on request with the file that defines it."""
-    from gradstats.report.columns import INDEX
-
-    listed = [
-        (column.name, table, column.file, column.meaning) for table, columns in INDEX.items() for column in columns
-    ]
-    if as_json:
-        import pandas as pd
-
-        terminal.print_json(pd.DataFrame(listed, columns=["name", "table", "file", "meaning"]))
-        return
-    if not everything:
-        terminal.show(_lines([f"{table}: {name}" for name, table, _, _ in listed], [row[-1] for row in listed]))
-        return
-    widths = [max(len(row[place]) for row in listed) for place in range(3)]
-    for *names, meaning in listed:
-        print("  ".join(name.ljust(width) for name, width in zip(names, widths, strict=True)), meaning, sep="  ")
-
-
-# Of kinds of things with several columns, the one behind the name that says most.
-_SHORT = {"estimators": -1, "recipes": -1}
+# Of kinds of things of which there are too many for a line each, the column that is shown; of quantities their table.
+_MANY = {"terms": "term", "quantities": "table"}
+# The columns in which a name is looked up one after the other, where it is not the first alone.
+_NAMES = {"quantities": ("table", "name")}
+# The columns of a narrow terminal, where all are too many.
+_NARROW = {"estimators": ("name", "baseline", "bias"), "recipes": ("label", "components", "bias")}
+# Of kinds of things with several columns, the one that says most.
+_SHORT = {"estimators": "bias", "recipes": "bias", "quantities": "meaning"}
 
 
 def _columns(what: str) -> dict[str, list[str]]:
@@ -177,15 +208,17 @@ def _columns(what: str) -> dict[str, list[str]]:
         table = estimators.table() if what == "estimators" else estimators.recipes.published()
         if what == "estimators":  # as they must be written
             table["name"] = [to_be_filled(name) for name in table["name"]]
-        if terminal.console.width < terminal.WIDE:  # all columns would have seven characters each
-            shown = {"estimators": ["name", "baseline", "bias"], "recipes": ["label", "components", "bias"]}
-            table = table[shown[what]]
         return {str(column): [str(cell) for cell in table[column]] for column in table}
     if what == "data":
         from gradstats import data
 
         names = data.names()
         return {"data set": names, "source": [data.load(name).attrs["source"] for name in names]}
+    if what == "quantities":
+        from gradstats.report.columns import INDEX
+
+        listed = [(one.name, table, one.file, one.meaning) for table, columns in INDEX.items() for one in columns]
+        return {name: [row[at] for row in listed] for at, name in enumerate(("name", "table", "file", "meaning"))}
     if what == "terms":
         from gradstats.report.glossary import TERMS
 

@@ -309,6 +309,7 @@ def profile(
     policy_settings: PolicySettings = (),
     confidence_level: Level = CONFIDENCE_LEVEL,
     out: Path | None = None,
+    everything: All = False,
     as_json: AsJson = False,
     progress: Progress = True,
     partial: Partial = False,
@@ -322,6 +323,7 @@ def profile(
         out: also write the table, as OUT.tex, OUT.md and OUT.csv.
     """
     from gradstats.analyses import profile_policy
+    from gradstats.cli.answers import answer_screen
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
     from gradstats.runs.pipeline import measurement_for_profile
@@ -344,8 +346,12 @@ def profile(
     table = profile_table(profiles, confidence_level=confidence_level)
     if as_json:
         print(to_json({"rows": table.source.to_dict("records")}))
-    else:
+    elif everything:
         terminal.show_table(table)
+    else:
+        headings, rows = table.cells("plain")
+        opening = f"Completions and gradients of {' beside '.join(names)}:"
+        terminal.show(answer_screen(opening, headings, rows, headings, terminal.more(0, notes=False, everything=False)))
     if out is not None:
         with writing_into(out):
             paths = table.save(out, overwrite=overwrite)

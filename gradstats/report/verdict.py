@@ -77,6 +77,7 @@ class Noise:
         together: the ends of its interval that hold for all rows at once, where the comparison has them.
         bias: share of bias in the error of a batch, with its interval; NaN where it is not resolved.
         is_reference: whether the reference is among them.
+        estimates: the least and the greatest relative noise of estimators that are only alike.
     """
 
     labels: tuple[str, ...]
@@ -85,6 +86,7 @@ class Noise:
     together: tuple[float, float]
     bias: Triple = UNKNOWN
     is_reference: bool = False
+    estimates: tuple[float, ...] = ()
 
     @property
     def may_share(self) -> bool:
@@ -112,9 +114,10 @@ class Noise:
         return shortened(first, width - 11) + f" and {others} more" if others else shortened(first, width)
 
     def text(self) -> str:
-        """Write the relative noise with its interval; of rows that look alike, the interval alone."""
-        value, low, high = self.shown
-        return number_with_interval(math.nan if self.alike else value, low, high)
+        """Write the relative noise with its interval; of rows that look alike, the range of their estimates."""
+        if self.alike:
+            return "–".join(dict.fromkeys(f"{value:.2f}" for value in self.estimates))
+        return number_with_interval(*self.shown)
 
     def bias_text(self) -> str:
         """Write the interval of the share of bias in per cent where it is resolved, else nothing."""
@@ -254,6 +257,7 @@ def _alike(rows: Sequence[Noise]) -> Noise:
         labels=tuple(sorted((label for row in rows for label in row.labels), key=len)),
         scale=math.nan,
         shown=(float(np.median(values)), min(lows), max(highs)),
+        estimates=(min(values), max(values)),
         together=(min(row.together[0] for row in rows), max(row.together[1] for row in rows)),
     )
 

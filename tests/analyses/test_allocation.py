@@ -142,4 +142,4 @@ def test_the_row_that_all_are_compared_with_is_not_compared_with_itself():
     assert alone.reference_size == 4
     assert alone.sentence().endswith("lowest noise at 1,000 tokens; it is the row that the others are compared with.")
     smaller = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
-    assert "times that of rloo with 4, so that" in smaller.sentence()
+    assert "times that of rloo with 4. Equal noise" in smaller.sentence()

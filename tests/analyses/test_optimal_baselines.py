@@ -24,6 +24,7 @@ from gradstats.analyses.optimal_baselines import (
 )
 from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
 from gradstats.reference.optimal_baselines import mixture_form
+from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import split_into_groups
@@ -195,8 +196,9 @@ def test_both_ratios_have_simultaneous_intervals(found):
 def test_the_sentence_states_the_gain(found):
     frame = found.to_frame().set_index("estimator")
     sentence = found.sentence()
-    assert sentence.startswith(f"The best learned baseline is the {found.best}, {frame.loc[found.best, 'parameters']}")
-    assert f"{frame.loc['rloo', 'ratio_to_learned']:.3g} [" in sentence
+    ratio, low, high = frame.loc["rloo", ["ratio_to_learned", "ratio_to_learned_low", "ratio_to_learned_high"]]
+    assert sentence.startswith(f"The best learned baseline is the {found.best}. Variance relative to it: rloo ")
+    assert f"rloo {number_with_interval(ratio, low, high)}, the oracle " in sentence
 
 
 def test_refusals():

@@ -58,7 +58,7 @@ def test_implied_shift_refusals():
 
 def test_the_sentence_gives_the_shift_with_its_interval():
     sentence = implied_shift(correlated_batch()[0], est.asymmetric(delta=-0.1)).sentence(0.9)
-    assert sentence.startswith("The baseline of asymmetric lies -0.1 [-0.1, -0.1] from the group mean")
+    assert sentence.startswith("The baseline of asymmetric lies −0.1 from the group mean")
     assert "90% interval, 200 prompts" in sentence
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from command_line import run
 
+from gradstats.analyses import registry
 from gradstats.cli.answers import LINES, WIDTH, first_screen, noise_table
 from gradstats.report.saved_results import ENDS, read_frame, read_results
 from gradstats.report.verdict import Verdict, alpha_verdicts, compared_first, headline, verdicts
@@ -87,6 +90,65 @@ def test_no_number_of_a_committed_table_is_written_outside_of_its_interval_or_ra
             assert not value > min(high, greatest) + 1e-9
 
 
+#: Of each question that a bare measurement answers the words behind it.
+ESTIMATORS = ["rloo", "grpo", "reinforce", "token_mean(loo=True)", "norm_weighted(loo=True)", "dr_grpo"]
+QUESTIONS = {
+    "variance": [],
+    "alpha": [],
+    "alpha_by_block": [],
+    "group_sizes": ESTIMATORS,
+    "allocation": [*ESTIMATORS, "--tokens", "5000"],
+    "batch_size": ESTIMATORS,
+    "length_bins": ESTIMATORS,
+    "success_bins": ESTIMATORS,
+    "curve": ["length_weighted(loo=True)", "alpha=0:1:21"],
+    "optimal_baselines": ["--n-resamples", "8"],
+    "shift": ["length_weighted(alpha=0.8)"],
+    "length_reward": [],
+    "profile": [],
+    "plan": [],
+}
+_ONE_POINT = re.compile(rf"\[({_NUMBER})%?, \1%?\]")
+
+
+def assert_is_a_screen(out):
+    assert max(map(len, out.splitlines())) <= WIDTH
+    assert len(out.splitlines()) <= LINES
+    assert "e+" not in out
+    assert not _ONE_POINT.search(out)
+    opening = " ".join(out.partition("\n\n")[0].split())
+    assert all(len(one) <= 2 * WIDTH for one in re.split(r"(?<=[.?]) (?=[A-Z])", opening)), opening
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_first_screen_of_every_question_is_short(question, measured, monkeypatch, capsys):
+    code, out, err = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question])
+    assert code == 0, err
+    assert_is_a_screen(out)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_screen_of_several_profiles_is_short(measured, tmp_path, monkeypatch, capsys):
+    other = shutil.copytree(measured, tmp_path / "other")
+    code, out, err = run(monkeypatch, capsys, "profile", measured, other)
+    assert code == 0, err
+    assert_is_a_screen(out)
+    assert "other" in out
+
+
+def test_only_what_needs_more_than_a_measurement_is_not_walked():
+    assert set(registry.names()) - set(QUESTIONS) == {"critic", "ratios", "tokens"}
+
+
+def test_the_table_that_answers_is_on_the_first_screen(measured, monkeypatch, capsys):
+    _, out, _ = run(monkeypatch, capsys, "ask", measured, "group_sizes", "rloo", "grpo")
+    assert "equivalent group size" in out
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "group_sizes")
+    assert code == 1
+    assert "name one or more estimators, as in gradstats ask RUN group_sizes rloo grpo" in err
+
+
 def frame_of(*rows, **about):
     """A comparison: estimator, value, low, high, and other columns."""
     frame = pd.DataFrame(
@@ -133,8 +195,10 @@ def test_neighbours_that_look_the_same_share_a_row_but_not_with_the_reference_or
     ]
     compared = compared_first(frame_of(*rows))
     assert [row.name() for row in compared.rows()] == ["biased", "token_mean and 1 more", "rloo", "close"]
-    shared = compared.rows()[1]
-    assert shared.text() == "[0.960, 1.000]"
+    (shared,) = [row for row in compared.rows() if row.alike]
+    assert shared.text() == "0.98"
+    alike = [RLOO, ("a", 0.986, 0.96, 1.02, {}), ("b", 0.996, 0.965, 1.025, {})]
+    assert [row.text() for row in compared_first(frame_of(*alike)).rows()] == ["0.99–1.00", "1"]
     assert compared.rows()[0].bias_text() == "2–10 %"
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import matplotlib as mpl
 import pytest
 from command_line import run
+
+from gradstats.cli.answers import LINES, WIDTH
+from gradstats.cli.installation import Kind
 
 mpl.use("Agg")
 
@@ -25,8 +29,30 @@ def test_quantities_are_listed_one_a_line_with_their_files(monkeypatch, capsys):
     assert code == 0
     assert line == ["energy_ratio", "on_policy", "stats/on_policy.py", "energy", "ratio"]
     _, out, _ = run(monkeypatch, capsys, "list", "quantities")
-    assert max(map(len, out.splitlines())) <= 80
-    assert any(line.startswith("on_policy: energy_ratio ") for line in out.splitlines())
+    assert " on_policy · sampler_gap " in " ".join(out.split())
+    _, out, _ = run(monkeypatch, capsys, "list", "quantities", "on_policy")
+    assert any(line.startswith("energy_ratio ") for line in out.splitlines())
+    _, out, _ = run(monkeypatch, capsys, "list", "quantities", "energy_ratio")
+    assert out.splitlines()[:3] == ["energy_ratio", "  table: on_policy", "  file: stats/on_policy.py"]
+
+
+def test_one_of_a_list_is_explained_and_the_nearest_is_proposed(monkeypatch, capsys):
+    _, out, _ = run(monkeypatch, capsys, "list", "terms", "Best")
+    assert out.startswith("best set\n  The estimators that may have")
+    assert len(out.splitlines()) <= 3
+    _, out, _ = run(monkeypatch, capsys, "list", "estimators", "rloo", "--json")
+    assert [row["name"] for row in json.loads(out)["rows"]] == ["rloo"]
+    code, _, err = run(monkeypatch, capsys, "list", "quantities", "matched_ration")
+    assert code == 1
+    assert "none of the quantities is called 'matched_ration': did you mean matched_ratio?" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("what", [what for what in get_args(Kind) if what != "schema"])
+def test_every_list_fits_on_a_screen(monkeypatch, capsys, what):
+    code, out, _ = run(monkeypatch, capsys, "list", what)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= WIDTH
+    assert len(out.splitlines()) <= LINES
 
 
 def test_env_is_json(monkeypatch, capsys):

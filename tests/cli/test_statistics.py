@@ -491,7 +491,7 @@ def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, po
     assert "for length weights use α = 0.83 [0.45, 1.21]" in out
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all")
     assert "α = 0.7887, standard error 0.139, 95% interval [0.474, 1.103] (cluster); slope" in " ".join(out.split())
-    assert "(method gamma), α = 0.829 [0.448, 1.211]; " in " ".join(out.split())
+    assert "For length weights use α = 0.829 [0.448, 1.211] (fit to the mean). " in " ".join(out.split())
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t", "--all")
     assert "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t); " in " ".join(out.split())
 
@@ -617,7 +617,7 @@ def test_the_questions(monkeypatch, capsys, measured):
     assert "equivalent group size" in run(monkeypatch, capsys, *words, "--all")[1]
     code, out, _ = run(monkeypatch, capsys, "ask", measured, "shift", "length_weighted(alpha=0.8)")
     assert code == 0
-    assert out.startswith("The baseline of length_weighted(alpha=0.8) lies -0.")
+    assert out.startswith("The baseline of length_weighted(alpha=0.8) lies −0.")
     code, out, _ = run(monkeypatch, capsys, "ask", measured.with_name("rollouts.parquet"), "length_reward")
     assert code == 0
     assert out.startswith("Longer answers to a prompt are less often right: the correlation")

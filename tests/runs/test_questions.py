@@ -78,12 +78,32 @@ def test_questions_are_left_out_and_asked_otherwise(experiment, copied):
             {"plan": {"half_width": 0.1}},
             "analyses.plan: {'half_width': 0.1} cannot be asked in a run, .* ask RUN plan`",
         ),
+        ({"variance": {"estimators": ["rloo"]}}, "analyses.variance: .*with the settings of its section `variance:`"),
+        ({"variance": False}, "analyses.variance: .*with the settings of its section `variance:`"),
+        ({"alpha": True}, "analyses.alpha: .*with the settings of its section `length_scaling:`"),
+        ({"profile": {}}, "analyses.profile: .*ask `gradstats profile RUN"),
         ({"allocation": {"estimators": ["rlo"]}}, "analyses.allocation: no estimator is called 'rlo'"),
     ],
 )
 def test_wrong_questions_are_refused_when_the_file_is_checked(experiment, asked, message):
     with pytest.raises(ValueError, match=message):
         check_names(with_questions(experiment, **asked))
+
+
+def test_tokens_are_left_out_and_studied_in_groups_of_another_size(experiment, tmp_path):
+    section = experiment.measurement.model_copy(update={"token_probes": 8, "sketch_dim": 64})
+    probing, path = experiment.model_copy(update={"measurement": section}), tmp_path / "run"
+    file = path / "proxy_quality.csv"
+    run_experiment(probing, path, progress=False)
+    whole = pd.read_csv(file)
+    run_experiment(with_questions(probing, tokens={"group_size": 2}), path, progress=False)
+    smaller = pd.read_csv(file)
+    assert whole["otb_ratio"].notna().all()
+    assert (smaller["otb_ratio"] != whole["otb_ratio"]).all()
+    assert smaller["rank_correlation"].equals(whole["rank_correlation"])
+    run_experiment(with_questions(probing, tokens=False), path, progress=False)
+    assert not file.exists()
+    assert read_results(path).tokens is None
 
 
 def test_a_question_of_ones_own_is_asked_of_a_run(drawn, own, tmp_path, monkeypatch, capsys):
