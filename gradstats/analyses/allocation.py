@@ -452,10 +452,16 @@ def _caption(frame: pd.DataFrame) -> str:
     )
 
 
+def _words(frame: pd.DataFrame) -> list[str] | None:
+    """Return the words that ask for the same number of tokens; None for a run that did not record it."""
+    return ["--tokens", f"{frame.attrs['tokens']:.15g}"] if "tokens" in frame.attrs else None
+
+
 ANALYSIS = Analysis(
     name="allocation",
     ask=allocate,
     options=("estimators", "tokens", "group_sizes", "target"),
+    words=_words,
     columns=Allocated.columns(),
     result=Allocation,
     row_heading="estimator, completions × prompts",

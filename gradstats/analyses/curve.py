@@ -517,6 +517,19 @@ def _read_values(text: str) -> dict[str, Any]:
     return {"parameter": parameter, "values": values}
 
 
+def _words(frame: pd.DataFrame) -> list[str] | None:
+    """Return the words that ask a curve again; None for a table that does not name its estimator and parameter."""
+    about, values = frame.attrs, frame["value"].to_numpy(dtype=float)
+    if not {"curve", "parameter"} <= set(about):
+        return None
+    first, last, n = values[0], values[-1], len(values)
+    evenly = n > 2 and np.allclose(values, np.linspace(first, last, n))
+    written = f"{first:g}:{last:g}:{n}" if evenly else ",".join(f"{value:g}" for value in values)
+    words = [str(about["curve"]), f"{about['parameter']}={written}"]
+    reference = about.get("reference", "rloo")
+    return words if reference == "rloo" else [*words, "--reference", str(reference)]
+
+
 def _weightings(asked: Mapping[str, Any]) -> list[Weighting]:
     """Return the estimator at the first value, and the reference."""
     parameter, label = asked["parameter"], asked["estimator"]
@@ -533,6 +546,7 @@ ANALYSIS = Analysis(
         "max_grad_norm", "rng",
     ),
     read={"values": _read_values},
+    words=_words,
     weightings=_weightings,
     columns=(
         Column("value", "of the parameter"),

@@ -320,6 +320,8 @@ class Analysis(Tabulated):
     #: The name of its files, from the arguments, and the pattern that all of these match.
     file_name: Callable[[Mapping[str, Any]], str] | None = None
     pattern: str = ""
+    #: The words by which the command line asks it again, from its frame; None where the frame does not tell.
+    words: Callable[[pd.DataFrame], Sequence[str] | None] | None = None
     #: Reads an option from a word of the command line as arguments of ``ask``.
     read: Mapping[str, Callable[[str], dict[str, Any]]] = field(default_factory=dict)
     #: The estimators that arguments name: refused before the work, and asked whether they need state values.

@@ -9,8 +9,10 @@ import numpy as np
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of
 from gradstats.config.options import Target
 from gradstats.config.sections import DEFAULT_ESTIMATORS
+from gradstats.estimators.display_names import uses_own_sample
 from gradstats.estimators.estimator import Weighting
-from gradstats.plots.variance import plot_variance, plot_variance_panels
+from gradstats.plots.names import reference_name
+from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, short_rows
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.comparison import compare_available
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
@@ -91,6 +93,28 @@ def _caption(frame: pd.DataFrame) -> str:
     return caption
 
 
+def _figure_caption(frame: pd.DataFrame) -> str:
+    """Say what the marks of the figure mean, as far as it has them, and name the rows that it leaves out."""
+    chosen = short_rows(frame, JUDGED.name) if _by_value(frame) else ShortRows(frame, [], [])
+    parts = [
+        f"Samples that each estimator needs for equal noise at equal signal, where {reference_name(frame)} needs 1, "
+        f"with {level_of(frame)}intervals."
+    ]
+    if f"{JUDGED.name}_simultaneous_low" in frame:
+        parts.append("Thin bars: intervals that hold for all rows at once.")
+    if "in_best_set" in frame:
+        parts.append("Bold: the best set, which holds the lowest at this level.")
+    if any(uses_own_sample(str(label)) for label in chosen.drawn["estimator"]):
+        parts.append("Half-filled markers: the baseline includes the completion itself.")
+    if not np.isfinite(chosen.drawn[JUDGED.name].to_numpy(dtype=float)).all():
+        parts.append("Dashed bars: no estimate; arrows: no end.")
+    if chosen.unresolved:
+        parts.append(f"Not drawn, since not resolved: {'; '.join(chosen.unresolved)}.")
+    if chosen.between:
+        parts.append(f"Not drawn, between the rows shown: {'; '.join(chosen.between)}.")
+    return " ".join(parts).replace("\u00a0", " ")
+
+
 def _by_value(frame: pd.DataFrame) -> bool:
     return frame.attrs.get(ORDER) != "listed"
 
@@ -114,10 +138,7 @@ ANALYSIS = Analysis(
     figures=(
         AnalysisFigure(
             "variance",
-            "Variance of each estimator relative to the reference, at matched signal. Wide bars: intervals of single "
-            "rows; thin bars: intervals that hold together. Bold: the best set, which holds the lowest at this level. "
-            "Half-filled markers: the baseline includes the completion itself. Dashed bars: no estimate; arrows: no "
-            "end.",
+            _figure_caption,
             lambda frame: plot_variance(frame, sort=_by_value(frame), short=_by_value(frame)),
             link="figure: variance",
             after=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -321,8 +321,8 @@ def plot_variance(
     frame, sentence = rows_of_one_unit(frame, [quantity])
     if short:
         reference = reference_name(frame, reference)
-        frame, left_out = short_rows(frame, value)
-        sentence = " ".join(filter(None, [sentence, left_out]))
+        chosen = short_rows(frame, value)
+        frame, sentence = chosen.drawn, " ".join(filter(None, [sentence, chosen.sentence]))
     if sort:
         frame = sorted_rows(frame, value)
     keys = interval_keys(frame, [value], forest=True)
@@ -468,16 +468,33 @@ def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     return ordered
 
 
-def short_rows(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
-    """Return the rows of a figure that is read at a glance, and a sentence that names those left out.
+class ShortRows(NamedTuple):
+    """The rows of a figure that is read at a glance, and the names of those left out."""
+
+    drawn: pd.DataFrame
+    unresolved: list[str]
+    between: list[str]  # those drawn, in the order of their values
+
+    @property
+    def sentence(self) -> str:
+        """Names the rows that are not resolved, and counts the others."""
+        said = [f"Not resolved: {'; '.join(self.unresolved)}."] if self.unresolved else []
+        if self.between:
+            said.append(f"{len(self.between)} more row{'s' if len(self.between) > 1 else ''} in between.")
+        return " ".join(said)
+
+
+def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
+    """Choose the rows of a figure that is read at a glance.
 
     Estimators that are equal by construction share the row of the reference, or of the first of them. Of more than
-    eight rows those with the lowest and the highest values stay. Where no row is resolved, all stay.
+    eight rows those with the lowest and the highest values stay. Where fewer than two rows are resolved, which leaves
+    nothing to compare, all stay.
     """
     known = np.isfinite(frame[value].to_numpy(dtype=float))
-    if not known.any():
-        return frame, ""
-    names = names_in(frame)
+    if known.sum() < 2:
+        return ShortRows(frame, [], [])
+    names, longest = names_in(frame), longest_line() - len(" =")
     by_value = sorted_rows(frame.loc[known], value)
     reference = frame.attrs.get("reference")
     ordered = by_value.iloc[np.argsort(by_value["estimator"] != reference, kind="stable")]
@@ -486,7 +503,8 @@ def short_rows(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     else:
         groups = equal_by_construction(ordered[with_ends(value)].to_numpy(dtype=float).tolist())
     labels = [[str(ordered["estimator"].iloc[at]) for at in group] for group in groups]
-    whole = {label: name.replace(" ", "\u00a0") for label, name in names.items()}  # broken between names only
+    # Broken between names only, where these fit a line.
+    whole = {label: name.replace(" ", "\u00a0") if len(name) <= longest else name for label, name in names.items()}
     shared = {group[0]: " = ".join(map(whole.__getitem__, group)) for group in labels if len(group) > 1}
     kept = sorted_rows(ordered.iloc[[group[0] for group in groups]], value)
     at_ends = [*range(len(kept))]
@@ -496,11 +514,9 @@ def short_rows(frame: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
         at_ends = [*at_ends[: half - len(inner)], *inner, *at_ends[-half:]]
     drawn = kept.iloc[at_ends].copy()
     drawn.attrs = frame.attrs | {LABELS: names | shared}
+    others = [str(label) for at, label in enumerate(kept["estimator"]) if at not in at_ends]
     unresolved = dict.fromkeys(names[str(label)] for label in frame["estimator"][~known])
-    said = [f"Not resolved: {'; '.join(unresolved)}."] if unresolved else []
-    if len(drawn) < len(kept):
-        said.append(f"{len(kept) - len(drawn)} more rows lie between these.")
-    return drawn, " ".join(said)
+    return ShortRows(drawn, list(unresolved), [shared.get(label, names[label]) for label in others])
 
 
 def row_labels(frame: pd.DataFrame, longest: int | None = None) -> list[str]:

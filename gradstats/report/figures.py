@@ -43,9 +43,18 @@ class RunFigure:
     """One figure of a run."""
 
     name: str  # of its files
-    caption: str  # in the report
+    caption: str | Callable[[pd.DataFrame], str]  # in the report, from the table
     needs: Callable[[SavedResults], pd.DataFrame | None]  # the table behind it; None where the run lacks its numbers
     draw: Callable[[SavedResults, pd.DataFrame], object]  # draws that table on a figure of its own
+
+    def caption_of(self, run: SavedResults) -> str:
+        """Return the caption of the figure of a run, which has its numbers."""
+        if isinstance(self.caption, str):
+            return self.caption
+        table = self.needs(run)
+        table = None if table is None else chosen_rows(table, run.figure_style)
+        assert table is not None, f"{run.path} has no numbers for {self.name}"
+        return self.caption(table)
 
 
 def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
@@ -102,7 +111,6 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
             frame.attrs |= analysis.beside(run.tables)
         return None if frame is None else figure.rows(frame)
 
-    assert isinstance(figure.caption, str)
     return RunFigure(figure.name, figure.caption, needs, lambda run, table: figure.draw(table))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import math
 import os
 import re
@@ -21,7 +22,6 @@ from gradstats.plots.names import LABELS
 from gradstats.report.analysis_tables import (
     BEST_SET,
     TOGETHER,
-    analysis_table,
     best_set_marks,
     frame_in_words,
     variance_columns,
@@ -30,9 +30,19 @@ from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
-from gradstats.report.verdict import Verdict, compared_first, headline, verdicts, what_is_open
+from gradstats.report.tables import Table
+from gradstats.report.verdict import (
+    Compared,
+    Naming,
+    Verdict,
+    alpha_verdicts,
+    compared_first,
+    headline,
+    verdicts,
+    what_is_open,
+)
 from gradstats.stats.numbers import Triple, common_exponent, number_with_interval
-from gradstats.stats.variance.quantities import JUDGED, shown_in
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.stats.variance.result import best_rows
 from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
@@ -326,6 +336,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         questions=questions,
         measured=_what_was_measured(run),
         alpha=_alpha(run),
+        alpha_verdicts=_alpha_verdicts(run),
         sentences=linked([] if run.alpha is None else run.alpha.get("sentences", []), drawn),
         variance=variance,
         notes=linked([] if variance is None else variance["notes"], drawn),
@@ -351,23 +362,41 @@ class QuestionOnPage(TypedDict):
     name: str
     question: str
     answer: str  # "" where the run did not record it
-    figures: list[str]  # drawn open
+    figures: list[str]
+    n_open: int  # of the figures; the others are folded
     headings: list[str]
     rows: list[list[str]]
     caption: str
     notes: list[LinkedSentence]
-    command: str
+    command: str  # "" where the run did not record what was asked
+
+
+#: Figures that are open when the page is.
+MOST_OPEN = 6
+# A longer answer goes through the rows of its table, and is read with the notes.
+_LONGEST_ANSWER = 400
+# Letters of a name that no line of the page shortens.
+_WHOLE_NAME = 1000
 
 
 def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -> list[QuestionOnPage]:
-    """Return a section for each question that the run answers, those that commands added behind those of every run."""
+    """Return a section for each question that the run answers, those that commands added behind those of every run.
+
+    The first figure of each is open, up to six of them.
+    """
+    from gradstats.report.run_tables import run_tables
+
     drawn = [figure["name"] for figure in figures]
     asked = [(one.name, one, run.table(one.name)) for one in registry.every()]
     added = [(name, registry.analysis_of_file(name, frame.attrs), frame) for name, frame in run.added.items()]
-    return [
-        _question(run, name, analysis, frame, drawn) for name, analysis, frame in [*asked, *added]
+    tables = run_tables(run)
+    found = [
+        _question(run, name, analysis, frame, tables, drawn) for name, analysis, frame in [*asked, *added]
         if analysis is not None and _is_answered(run, analysis, frame)
     ]  # fmt: skip
+    for one in [one for one in found if one["figures"]][:MOST_OPEN]:
+        one["n_open"] = 1
+    return found
 
 
 def _is_answered(run: SavedResults, analysis: Analysis, frame: pd.DataFrame | None) -> bool:
@@ -375,37 +404,87 @@ def _is_answered(run: SavedResults, analysis: Analysis, frame: pd.DataFrame | No
 
 
 def _question(
-    run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None, drawn: Collection[str]
+    run: SavedResults,
+    name: str,
+    analysis: Analysis,
+    frame: pd.DataFrame | None,
+    tables: Mapping[str, Table],
+    drawn: Collection[str],
 ) -> QuestionOnPage:
-    folder = shlex.quote(run.path.name)
-    own_command = analysis.name in ("alpha", "variance")
     about = {} if frame is None else frame.attrs
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
+    answer = str(about.get(SENTENCE, "")) or (_of_sampler(run) if analysis.name == "ratios" else "")
+    is_long = len(answer) > _LONGEST_ANSWER
     found: QuestionOnPage = {
         "id": name,
         "name": analysis.name,
         "question": analysis.question,
-        "answer": str(about.get(SENTENCE, "")),
+        "answer": "" if is_long else answer,
         "figures": [one for one in own_figures if one in drawn],
+        "n_open": 0,
         "headings": [],
         "rows": [],
         "caption": "",
-        "notes": linked(about.get("notes", []), drawn),
-        "command": f"gradstats {name} {folder}" if own_command else f"gradstats ask {folder} {analysis.name}",
+        "notes": linked([*([answer] if is_long else []), *about.get("notes", [])], drawn),
+        "command": _command(run, name, analysis, frame),
     }
-    # A run of an earlier version recorded the numbers without what captions and headings state.
-    recorded = name in run.answers or name in run.added
-    if frame is not None and recorded and analysis.declared_headings:
-        frame = frame.copy()
-        frame.attrs |= {LABELS: run.figure_style.labels}
-        frame = frame_in_words(frame)
-        table = analysis_table(analysis, frame)
+    if analysis.name == "variance":
+        compared, naming = _compared(run)
+        return found if compared is None else found | _noise_on_page(compared, naming)
+    # A comparison has the columns of the estimators' section, and another table says what is new in it.
+    declared = next((one for one in analysis.tables if not one.as_comparison), None)
+    table = tables.get(name if declared is analysis or declared is None else declared.name)
+    if table is not None and analysis.name != "alpha":
         headings, rows = table.cells("plain")
-        shown = [0, *(at for at, heading in enumerate(headings) if heading in analysis.first_shown(frame))]
+        known = analysis.first_shown(frame_in_words(table.source)) if declared is analysis else []
+        shown = [0, *(at for at, heading in enumerate(table.columns, 1) if heading in known or not known)]
         found["headings"] = [headings[at] for at in shown]
         found["rows"] = [[row[at] for at in shown] for row in rows]
         found["caption"] = table.full_caption
     return found
+
+
+def _of_sampler(run: SavedResults) -> str:
+    """Return what the run recorded of its sampler and its scorer, without the evidence; "" where it did not."""
+    said = str((run.manifest.get("sampler_gap") or {}).get("sentence", ""))
+    return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
+
+
+class NoiseOnPage(TypedDict):
+    """What the section on estimators shows first: verdicts, and a row for those that are equal by construction."""
+
+    answer: str
+    headings: list[str]
+    rows: list[list[str]]
+
+
+def _noise_on_page(compared: Compared, naming: Naming) -> NoiseOnPage:
+    said = {one.topic: one.text for one in verdicts(None, compared, naming)}
+    best, avoid = said.get("best", ""), said.get("avoid", "")
+    sentences = [best[:1].upper() + best[1:], f"Avoid {avoid}" if avoid else ""]
+    rows = [[one.name(naming, _WHOLE_NAME), one.text(), one.bias_text()] for one in compared.estimators]
+    size = "" if compared.group_size is None else f", {compared.group_size:g} completions a group"
+    headings = [f"estimator{size}", JUDGED.heading, QUANTITIES["matched_bias_share"].heading]
+    n_columns = len(headings) if any(row[-1] for row in rows) else len(headings) - 1
+    return {
+        "answer": " ".join(f"{sentence}." for sentence in sentences if sentence),
+        "headings": headings[:n_columns],
+        "rows": [row[:n_columns] for row in rows],
+    }
+
+
+def _command(run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None) -> str:
+    """Return the command that asks again; "" where it needs arguments that the run did not record."""
+    folder = shlex.quote(run.path.name)
+    if analysis.name in ("alpha", "variance"):
+        return f"gradstats {analysis.name} {folder}"
+    if analysis.words is not None and frame is not None:
+        words = analysis.words(frame)
+    else:  # the estimators are those of the run, where none are named
+        asked = inspect.signature(analysis.ask).parameters
+        needed = {name for name in analysis.options if name in asked and asked[name].default is inspect.Parameter.empty}
+        words = [] if needed <= {"estimators"} else None
+    return "" if words is None else shlex.join(["gradstats", "ask", run.path.name, analysis.name, *words])
 
 
 def _headline(run: SavedResults) -> str:
@@ -423,15 +502,17 @@ def _headline(run: SavedResults) -> str:
     )
 
 
-def _verdicts(run: SavedResults) -> list[Verdict]:
-    """Return the verdicts with which the terminal begins as well, with estimators named in words."""
+def _compared(run: SavedResults) -> tuple[Compared | None, Naming]:
+    """Return the comparison of estimators as a reader needs it first, where there is one, and what they are called."""
     frame = run.variance
     compared = None if frame is None or frame.empty else compared_first(frame)
     names = {} if frame is None else distinct_names(map(str, frame["estimator"]), run.figure_style.labels)
+    return compared, lambda label: names.get(label, label)
 
-    def naming(label: str) -> str:
-        return names.get(label, label)
 
+def _verdicts(run: SavedResults) -> list[Verdict]:
+    """Return the verdicts with which the terminal begins as well, with estimators named in words."""
+    compared, naming = _compared(run)
     found = verdicts(run.alpha, compared, naming)
     return found if compared is None else [*found, *(Verdict("open", text) for text in what_is_open(compared, naming))]
 
@@ -460,11 +541,11 @@ def _figures_of_page(run: SavedResults, svgs: Mapping[str, str] | None) -> list[
     return [
         {
             "name": figure.name,
-            "caption": figure.caption,
-            "svg": inline_svg(drawn[figure.name], figure.name, figure.caption),
+            "caption": caption,
+            "svg": inline_svg(drawn[figure.name], figure.name, caption),
         }
         for figure in figures_of(run)
-        if figure.name in drawn
+        if figure.name in drawn and (caption := figure.caption_of(run))
     ]
 
 
@@ -502,6 +583,12 @@ def _alpha(run: SavedResults) -> dict[str, str] | None:
         "within": "" if within is None or saved["method"] == "within_prompt" else _alpha_with_interval(within),
         "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }
+
+
+def _alpha_verdicts(run: SavedResults) -> list[str]:
+    """Return what else is known of α, each in a line."""
+    found = [] if run.alpha is None else alpha_verdicts(run.alpha)
+    return [f"{one.text[:1].upper()}{one.text[1:]}." for one in found if one.topic != "α"]
 
 
 def _alpha_with_interval(saved: Mapping[str, float | None]) -> str:

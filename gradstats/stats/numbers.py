@@ -29,6 +29,8 @@ NOT_BOUNDED = "not bounded"
 ROUNDING = 1e-7
 # Share of an end by which a value is outside of its interval through rounding only.
 _OUTSIDE_BY_ROUNDING = 1e-9
+# What is known exactly and lies below this is 0.
+_NOTHING = 1e-12
 # An end that is so many times farther from a value than the value and its other end is as good as infinite.
 _BOUNDLESS = 1e9
 # Numbers outside of these are written with a power of ten.
@@ -62,8 +64,9 @@ def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) 
             low = -math.inf
     least, greatest = limits
     low, high = low if math.isnan(low) else max(low, least), high if math.isnan(high) else min(high, greatest)
-    if low == high:
-        return low, low, high
+    if low == high:  # known exactly, as what a row saves against itself: 0 but for rounding
+        exact = 0.0 if abs(low) < _NOTHING else low
+        return exact, exact, exact
     for end in (low, high):
         if math.isfinite(end) and abs(value - end) <= _OUTSIDE_BY_ROUNDING * abs(end):
             value = end

@@ -421,7 +421,26 @@ def test_of_many_rows_the_outer_ones_and_the_reference_are_drawn():
     frame = pd.DataFrame({"estimator": [*labels, middle], "matched_ratio": [*np.linspace(0.5, 1.4, 9), 1.01]})
     frame["matched_ratio_low"], frame["matched_ratio_high"] = frame["matched_ratio"], frame["matched_ratio"]
     frame.attrs["reference"] = middle
-    drawn, sentence = short_rows(frame, "matched_ratio")
-    assert len(drawn) == 8
-    assert middle in set(drawn["estimator"])
-    assert sentence == "2 more rows lie between these."
+    chosen = short_rows(frame, "matched_ratio")
+    assert len(chosen.drawn) == 8
+    assert middle in set(chosen.drawn["estimator"])
+    assert chosen.between == [in_words(labels[at]) for at in (3, 4)]
+    assert chosen.sentence == "2 more rows in between."
+
+
+def test_a_row_that_nothing_compares_with_is_drawn_beside_the_unresolved_ones():
+    frame = pd.DataFrame({"estimator": ["reinforce", "rloo"], "matched_ratio": [1.0, np.nan]})
+    frame["matched_ratio_low"], frame["matched_ratio_high"] = [1.0, 0.4], [1.0, np.inf]
+    frame.attrs["reference"] = "reinforce"
+    ax = plot_variance(frame, sort=True, short=True)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["REINFORCE", "RLOO"]
+    assert ax.get_title(loc="right") == ""
+
+
+def test_names_that_share_a_row_are_not_broken_within_their_words():
+    labels = ["otb(loo=True)", "otb(energy=exact, loo=True)", "reinforce"]
+    frame = pd.DataFrame({"estimator": labels, "matched_ratio": [0.9, 0.9, 2.0]})
+    frame["matched_ratio_low"], frame["matched_ratio_high"] = [0.8, 0.8, 1.5], [1.0, 1.0, 2.5]
+    lines = plot_variance(frame, sort=True, short=True).get_yticklabels()[0].get_text().split("\n")
+    assert " ".join(lines) == f"{in_words(labels[0])} = {in_words(labels[1])}"
+    assert not any(line.endswith("-") for line in lines)

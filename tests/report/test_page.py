@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,10 +16,10 @@ from jinja2 import UndefinedError
 from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
 
 from gradstats import data
-from gradstats.analyses import alpha_report
+from gradstats.analyses import alpha_report, registry
 from gradstats.cli import commands
 from gradstats.estimators.display_names import in_words
-from gradstats.report.figures import FIGURES
+from gradstats.report.figures import FIGURES, figures_of
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.page import (
     _TOPICS,
@@ -33,12 +34,14 @@ from gradstats.report.page import (
     write_page,
     write_report,
 )
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import ENDS, read_results
 from gradstats.report.verdict import compared_first, verdicts
 from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.quantities import COMPARED
 from gradstats.system.files import read_json, write_json
 from gradstats.system.outputs import is_marked
+
+FOLDER_OF_FIGURES = Path(__file__).parents[2] / "figures"
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +227,9 @@ def test_no_console_errors_and_no_requests(opened):
 
 @pytest.mark.browser
 def test_the_table_sorts_both_ways_with_unresolved_rows_last(opened):
-    headings = [th.text for th in opened.find_elements("css selector", "#variance-table thead th")]
+    headings = opened.execute_script(
+        "return [...document.querySelectorAll('#variance-table thead th')].map(th => th.textContent)"
+    )
     matched = headings.index("relative noise")
     cells, states = sort_by(opened, matched)
     assert cells == ["0.93", "1.0", "1.3", ""]
@@ -279,7 +284,10 @@ def test_it_opens_with_the_verdicts_of_the_terminal_and_has_a_section_for_each_q
 
 def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
-    frame = pd.read_csv(next((folder / "tables").glob("success_bins.csv")))
+    frame = pd.read_csv(folder / "tables" / "success_bins.csv")
+    for name in registry.get("success_bins").declared_headings:
+        frame = frame.assign(**{f"{name}{end}": 0.5 for end in ENDS})
+    frame.to_csv(folder / "tables" / "success_bins.csv", index=False)
     about = {"sentence": "Easy prompts <dominate>.", "notes": ["counted twice"], "confidence_level": 0.95}
     write_json(folder / "tables" / "answers.json", {"success_bins": about})
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
@@ -290,6 +298,68 @@ def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_
     assert "Easy prompts &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
 
 
+def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_path):
+    folder = shutil.copytree(run_directory, tmp_path / "run")
+    frame = pd.read_csv(folder / "variance.csv")
+    ends = [f"matched_ratio{end}" for end in ("", "_low", "_high")]
+    frame.loc[3, ends] = frame.loc[0, ends] = 1.0  # equal by construction
+    frame.loc[3, "ratio"] = frame.loc[0, "ratio"]
+    frame.to_csv(folder / "variance.csv", index=False)
+    section = questions_on_page(read_results(folder), [])[0]
+    assert section["headings"] == ["estimator", "relative noise", "bias"]
+    assert [row[0] for row in section["rows"]] == [
+        in_words(ESTIMATORS[2]),
+        f"RLOO = {in_words(ESTIMATORS[3])}",
+        "REINFORCE",
+    ]
+    assert section["rows"][1][1] == "1"
+    assert section["answer"] == "Nothing is shown to beat RLOO."
+    page = write_report(folder, svgs={}).read_text()
+    assert page.index(f"<td>{section['rows'][2][1]}</td>") < page.index("All rows and columns</summary>")
+    assert page.index("All rows and columns</summary>") < page.index('id="variance-table"')
+
+
+@pytest.mark.parametrize("run", ["embedded", "qwen_1_5b", "embedded_zoo"])
+def test_a_committed_run_without_recorded_answers_has_its_tables(run):
+    results = read_results(FOLDER_OF_FIGURES / run)
+    assert not results.answers
+    sections = {one["id"]: one for one in questions_on_page(results, [])}
+    for name in ("variance", "alpha_by_block", "ratios"):
+        assert sections[name]["rows"], name
+    assert len(sections["alpha_by_block"]["rows"]) == len(results.by_block)
+    assert sections["alpha_by_block"]["headings"] == ["block", "α", "share of squared norm"]
+    assert sections["ratios"]["answer"].startswith("Sampler and scorer agree")
+    for one in sections.values():
+        assert all(len(row) == len(one["headings"]) for row in one["rows"])
+
+
+def test_commands_are_complete_or_left_out():
+    sections = {one["id"]: one for one in questions_on_page(read_results(FOLDER_OF_FIGURES / "embedded"), [])}
+    curve = sections["curve_length_weighted_loo_true_alpha"]
+    assert curve["command"] == "gradstats ask embedded curve 'length_weighted(loo=True)' alpha=0:2:41"
+    assert sections["group_sizes"]["command"] == "gradstats ask embedded group_sizes"
+    assert sections["allocation"]["command"] == ""  # it did not record the number of tokens
+
+
+def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
+    folder = shutil.copytree(run_directory, tmp_path / "run")
+    long = "One row after the other. " * 20
+    about = {"sentence": long, "confidence_level": 0.95, "tokens": 4800.0, "reference": "rloo", "reference_size": 4}
+    write_json(folder / "tables" / "answers.json", {"allocation": about})
+    section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "allocation")
+    assert section["answer"] == ""
+    assert [note["text"] for note in section["notes"]] == [long]
+    assert section["command"] == "gradstats ask run allocation --tokens 4800"
+
+
+def test_six_figures_at_most_are_open():
+    run = read_results(FOLDER_OF_FIGURES / "embedded")
+    drawn = [{"name": figure.name} for figure in figures_of(run)]
+    sections = [one for one in questions_on_page(run, drawn) if one["figures"]]
+    assert [one["n_open"] for one in sections] == [1] * 6 + [0] * (len(sections) - 6)
+    assert len(sections) > 6
+
+
 @pytest.mark.browser
 def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
     device = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
@@ -297,6 +367,7 @@ def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
     for table, ranking in (("variance-table", "relative noise"), ("prompt-table", "success")):
         heading, right, scrolls = opened.execute_script(
             "const table = document.getElementById(arguments[0]); const head = table.tHead.rows[0].cells[1];"
+            "for (let at = table; at; at = at.parentElement) if (at.tagName === 'DETAILS') at.open = true;"
             "const box = table.closest('.scroll');"
             "return [head.textContent, head.getBoundingClientRect().right, box.scrollWidth > box.clientWidth]",
             table,

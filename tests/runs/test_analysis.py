@@ -292,8 +292,9 @@ def test_gradients_are_split_by_success_once_for_each_unit():
 
 
 def test_what_the_data_do_not_allow_is_missing():
-    assert list(variance_breakdowns(measured(2), SECTION)) == ["group_sizes", "allocation", "length_bins"]
-    assert list(variance_breakdowns(measured(1), SECTION)) == ["length_bins"]
+    found = list(variance_breakdowns(measured(2), SECTION))
+    assert found == ["group_sizes", "allocation", "batch_size", "length_bins"]
+    assert list(variance_breakdowns(measured(1), SECTION)) == ["batch_size", "length_bins"]
 
 
 def test_a_run_directory_and_its_folders_give_the_same(finished):

@@ -167,6 +167,12 @@ def test_what_is_printed_lies_in_what_is_printed_beside_it():
         assert first < last, text
 
 
+def test_what_is_known_exactly_is_0_but_for_rounding():
+    assert readable(*[-2.2e-16] * 3) == (0.0, 0.0, 0.0)
+    assert readable(*[1e-9] * 3) == (1e-9, 1e-9, 1e-9)
+    assert readable(2.2e-16, -0.1, 0.1)[1:] == (-0.1, 0.1)
+
+
 def test_readable_leaves_what_is_known_as_it_is():
     assert readable(0.7, 0.6, 0.8, SHARE) == (0.7, 0.6, 0.8)
     assert readable(NAN, 0.6, 1.0, SHARE)[1] == 0.6
