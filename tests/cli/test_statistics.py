@@ -25,6 +25,7 @@ from gradstats.analyses.ratios import ANALYSIS as RATIOS
 from gradstats.analyses.ratios import CLIPPING
 from gradstats.cli.statistics import refuse_foreign_result, save_result
 from gradstats.config.experiment import load_experiment
+from gradstats.config.sections import DEFAULT_ESTIMATORS
 from gradstats.report.analysis_tables import analysis_table
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
@@ -93,6 +94,20 @@ def test_allocate(monkeypatch, capsys, measured, tmp_path):
     code, _, err = run(monkeypatch, capsys, "ask", measured, "allocation", "rloo", "--tokens", 0)
     assert code == 1
     assert "tokens=0.0 must be a positive number of completion tokens" in err
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_without_estimators_those_of_the_run_answer(own_run, measured, monkeypatch, capsys):
+    """A bare measurement is asked about the usual ones that stay within their group."""
+    questions = {"batch_size": (), "success_bins": (), "length_bins": (), "allocation": ("--tokens", 5000)}
+    within = {label for label in DEFAULT_ESTIMATORS if not gs.estimators.get(label).across_groups}
+    for name, options in questions.items():
+        code, out, err = run(monkeypatch, capsys, "ask", measured, name, *options, "--json")
+        assert code == 0, err
+        assert {row["estimator"] for row in json.loads(out)["rows"]} == within, name
+    code, out, err = run(monkeypatch, capsys, "ask", own_run, "batch_size", "--trust", "--json")
+    assert code == 0, err
+    assert [row["estimator"] for row in json.loads(out)["rows"]] == ["rloo", *LABELS]
 
 
 LABELS = {
