@@ -91,6 +91,10 @@ class BatchRow(Row):
     critical_completions: Estimated | None = estimate("the critical batch in completions", limits=NOT_NEGATIVE)
     critical_tokens: Estimated | None = estimate("the critical batch in completion tokens", limits=NOT_NEGATIVE)
     half_batch: Estimated | None = estimate("prompts at which the alignment is one half", limits=NOT_NEGATIVE)
+    relative_prompts: Estimated | None = estimate(
+        "prompts for an alignment, times those of the reference: its relative noise", "prompts for equal alignment",
+        short=True, limits=NOT_NEGATIVE,
+    )  # fmt: skip
     alignment: Estimated | None = estimate(
         "share of the improvement by a noiseless gradient that a step of the batch reaches", "alignment",
         short=True, limits=SHARE, file="stats/variance/alignment.py",
@@ -98,9 +102,8 @@ class BatchRow(Row):
     doubled_alignment: Estimated | None = estimate("alignment of a batch twice as large", limits=SHARE)
     alignment_limit: Estimated | None = estimate("alignment of ever larger batches: the squared cosine", limits=SHARE)
     prompts_saved: Saved = estimate(
-        "share of prompts saved against the reference at equal alignment", "prompts saved",
-        short=True, limits=(-math.inf, 1.0),
-    )  # fmt: skip
+        "share of prompts saved against the reference at equal alignment", limits=(-math.inf, 1.0)
+    )
     relative_progress: Estimated | None = estimate(
         "alignment over that of the reference at the batch asked for", "progress", limits=NOT_NEGATIVE
     )
@@ -147,7 +150,10 @@ class BatchSizes(Result):
         """State what the batch reaches, how many prompts reach one half, and what a batch twice as large adds."""
         if self.target.missing is not None:
             return f"No batch size can be judged, since {self.target.missing.partition('since ')[2]}."
-        judged = [row for row in self.rows if row.alignment is not None]
+        # The reference comes first, wherever it stands.
+        judged = sorted(
+            (row for row in self.rows if row.alignment is not None), key=lambda row: row.estimator != self.reference
+        )
         if not judged:
             return "No estimator has a gradient here, so that no batch size can be judged."
         known = [row for row in judged if np.isfinite(_of(row.alignment, confidence_level)[0])]
@@ -342,6 +348,7 @@ def _row(
         alignment=None if alignment is None else alignment.at(n_groups),
         doubled_alignment=None if alignment is None else alignment.at(2.0 * n_groups),
         alignment_limit=None if alignment is None else alignment.limit,
+        relative_prompts=found.matched_ratio if alignment is not None else None,
         prompts_saved=Saved(found.matched_ratio if alignment is not None else NOT_ESTIMATED),
         relative_progress=(
             None if alignment is None or base is None else alignment.progress_over(base, found.matched_ratio, n_groups)
@@ -474,15 +481,20 @@ def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) ->
     return batch_size(measured, within_groups(measured, section), rng=section.seed, **shared | settings)
 
 
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows by critical batch, those that have bounds alone last."""
+    return frame.sort_values(["critical_batch", "critical_batch_low"], kind="stable", ignore_index=True)
+
+
 def _caption(frame: pd.DataFrame) -> str:
     batch = ""
     if len(frame):
         row = frame.iloc[0]
         batch = f" Batch of {row['prompts']:.4g} prompts × {row['group_size']:.3g}, {row['tokens']:,.0f} tokens."
     return (
-        "Critical batch in prompts, alignment of a batch with the true gradient, and prompts saved against "
-        f"{frame.attrs.get('reference', 'the reference')} at equal alignment, {level_of(frame)}intervals over prompts."
-        f"{batch}"
+        "Critical batch in prompts, prompts for equal alignment, as a multiple of those of "
+        f"{frame.attrs.get('reference', 'the reference')}, and alignment of a batch with the true gradient, "
+        f"{level_of(frame)}intervals over prompts.{batch}"
     )
 
 
@@ -494,6 +506,7 @@ ANALYSIS = Analysis(
     result=BatchSizes,
     row_heading="estimator",
     caption=_caption,
+    shown=_sorted,
     in_run=_in_run,
     figures=(
         AnalysisFigure(

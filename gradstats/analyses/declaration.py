@@ -436,7 +436,7 @@ class Analysis(Tabulated):
         """Return the estimators that arguments name; raises for an unknown label."""
         if self.weightings is not None:
             return self.weightings(arguments)
-        labels = [*arguments.get("estimators", ()), *filter(None, [arguments.get("reference")])]
+        labels = [*(arguments.get("estimators") or ()), *filter(None, [arguments.get("reference")])]
         return [estimators.get(label) for label in labels]
 
 

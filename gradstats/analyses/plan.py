@@ -8,13 +8,15 @@ from typing import Literal
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
+from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
 from gradstats.stats.length_scaling.alpha import fit_length_scaling
-from gradstats.stats.plans import plan_alpha, plan_ratio, plan_signal
+from gradstats.stats.plans import plan_alpha, plan_critical_batch, plan_ratio, plan_signal
 from gradstats.stats.prompt_plan import PromptPlan
+from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.comparison import compare
 
 
@@ -32,13 +34,14 @@ def plan(
     signal: bool = False,
     within: float | None = None,
     equivalent: float | None = None,
+    critical_batch: float | None = None,
     confidence_level: float = CONFIDENCE_LEVEL,
     lengths: ArrayLike | None = None,
     sq_norms: ArrayLike | None = None,
     groups: ArrayLike | None = None,
     truncated: ArrayLike | None = None,
 ) -> PromptPlan:
-    """Plan a study of α, of a ratio of variances, or of the expected gradient, from a pilot or two numbers.
+    """Plan a study of α, of a ratio of variances, of the expected gradient or of a critical batch, from a pilot.
 
     Args:
         measured: the pilot; or, for α, its arrays or none.
@@ -53,6 +56,7 @@ def plan(
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
         within: plan until the ratio is known to this share of itself, as in 0.03.
         equivalent: plan until the two are shown to differ by at most this share, as in 0.05, if their ratio is 1.
+        critical_batch: plan until the critical batch of the estimator is known to this factor, as in 2.
         confidence_level: of the planned interval.
         lengths: as in :func:`gradstats.fit_length_scaling`.
         sq_norms: likewise.
@@ -65,9 +69,10 @@ def plan(
             without an estimator, and an estimator without a measurement.
     """
     if estimator is None:
-        if signal or any(one is not None for one in (ratio, within, equivalent)):
+        if signal or any(one is not None for one in (ratio, within, equivalent, critical_batch)):
             raise ValueError(
-                "--ratio and --signal need --estimator, as --within and --equivalent do: name the estimator to plan for"
+                "--ratio and --signal need --estimator, as --within, --equivalent and --critical-batch do: name the "
+                "estimator to plan for"
             )
         fit = None
         if measured is not None or lengths is not None:
@@ -75,6 +80,8 @@ def plan(
         return plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread)
     if measured is None:
         raise ValueError("give a measurement folder or a run directory as the pilot of --estimator")
+    if critical_batch is not None:
+        return _of_critical_batch(measured, estimator, critical_batch, group_size, reference, confidence_level)
     with warnings.catch_warnings():  # the plan says what is not resolved
         warnings.simplefilter("ignore")
         compared = compare(measured, [estimator], group_size=group_size, reference=reference)
@@ -93,6 +100,30 @@ def plan(
     )
 
 
+def _of_critical_batch(
+    measured: Measurement,
+    estimator: str,
+    factor: float,
+    group_size: int | None,
+    reference: str,
+    confidence_level: float,
+) -> PromptPlan:
+    with warnings.catch_warnings():  # the plan says what is not resolved
+        warnings.simplefilter("ignore")
+        found = batch_size(measured, [estimator], group_size=group_size, reference=reference)
+    pilot = found.rows[0].critical_batch
+    if not isinstance(pilot, CriticalBatch):
+        raise ValueError(f"the pilot has no critical batch of {estimator!r}: {found.sentence()}")
+    return plan_critical_batch(
+        pilot,
+        factor,
+        confidence_level,
+        estimator=estimator,
+        completions_per_prompt=len(measured.rollouts) / len(set(measured.rollouts.prompt_id)),
+        tokens_per_completion=float(measured.rollouts.lengths.mean()),
+    )
+
+
 _FILE = "stats/prompt_plan.py"
 
 ANALYSIS = Analysis(
@@ -100,7 +131,7 @@ ANALYSIS = Analysis(
     ask=plan,
     options=(
         "half_width", "noise", "length_spread", "estimator", "ratio", "quantity", "reference", "group_size", "signal",
-        "within", "equivalent",
+        "within", "equivalent", "critical_batch",
     ),
     weightings=lambda asked: [families.get(asked[name]) for name in ("estimator", "reference") if asked[name]],
     columns=(

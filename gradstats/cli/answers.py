@@ -17,7 +17,7 @@ WIDTH, LINES = 80, 25
 _INDENT = "  "
 _GAP = "   "  # between columns
 _TOPIC = 7  # columns of the topics of verdicts
-# Columns of names in the table of relative noise, without and with a column of bias.
+# Columns of names in a table, and in one with little room, as that of relative noise with a column of bias.
 _LONGEST_NAME, _LONGEST_BESIDE_BIAS = 36, 28
 _BIAS = "bias"
 # The axis does not reach beyond these, whatever the intervals.
@@ -82,20 +82,44 @@ def answer_screen(
     # What no row resolves says nothing here.
     known = [column for column in cells[1:] if column[0] in shown and set(column[1:]) - {UNRESOLVED, ""}]
     if known and rows:
-        widths = [max(map(cell_len, column)) for column in known]
         longest = max(map(cell_len, cells[0]))
-        room = WIDTH - len(_INDENT) - min(longest, _LONGEST_NAME)
-        fitting = max(1, sum(total <= room for total in accumulate(width + len(_GAP) for width in widths)))
-        known, widths = known[:fitting], widths[:fitting]
+        headed = [[column[0]] for column in known]
+        widths = [max(map(cell_len, column)) for column in known]
+        if _fitting(widths, longest) < len(known):
+            headed = [_folded_heading(column[0], max(map(cell_len, column[1:]))) for column in known]
+            widths = [max(map(cell_len, [*head, *column[1:]])) for head, column in zip(headed, known, strict=True)]
+        fitting = _fitting(widths, longest)
+        height = max(map(len, headed[:fitting]))
+        known = [
+            [*[""] * (height - len(head)), *head, *column[1:]]
+            for head, column in zip(headed[:fitting], known[:fitting], strict=True)
+        ]
+        widths = widths[:fitting]
         first = min(longest, WIDTH - len(_INDENT) - sum(widths) - fitting * len(_GAP))
-        most = LINES - len(lines) - len(closing) - _AROUND
-        names = [shortened(name, first) for name in cells[0]]
+        most = LINES - len(lines) - len(closing) - _AROUND - (height - 1)
+        names = [shortened(name, first) for name in [*[""] * (height - 1), *cells[0]]]
         columns = [[f"{_GAP}{cell:>{width}}" for cell in column] for column, width in zip(known, widths, strict=True)]
-        table = [f"{_INDENT}{name:<{first}}{''.join(row)}" for name, *row in zip(names, *columns, strict=True)]
-        lines += ["", *table[: most + 1]]
+        table = [f"{_INDENT}{name:<{first}}{''.join(row)}".rstrip() for name, *row in zip(names, *columns, strict=True)]
+        lines += ["", *table[: most + height]]
         if len(rows) > most:
             lines.append(f"{_INDENT}… {len(rows) - most} more rows: --all")
     return [*lines, *([""] if closing else []), *closing]
+
+
+def _fitting(widths: Sequence[int], longest: int) -> int:
+    """Return how many columns fit beside names, which are shortened further where only one would."""
+    n_fitting = 1
+    for of_names in (_LONGEST_NAME, _LONGEST_BESIDE_BIAS):
+        room = WIDTH - len(_INDENT) - min(longest, of_names)
+        n_fitting = max(1, sum(total <= room for total in accumulate(width + len(_GAP) for width in widths)))
+        if n_fitting > 1:
+            break
+    return n_fitting
+
+
+def _folded_heading(heading: str, width: int) -> list[str]:
+    """Return the lines of a heading over cells of some width."""
+    return textwrap.wrap(heading, width, break_long_words=False, break_on_hyphens=False)
 
 
 def noise_table(compared: Compared, most: int) -> list[str]:

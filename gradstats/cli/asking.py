@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.analyses.declaration import Analysis
+    from gradstats.estimators.estimator import Weighting
+    from gradstats.measurement.measurement import Measurement
 
 Words = tuple[str, ...]
 
@@ -146,7 +148,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             hint = _in_words(hint)
         if hint == Words:
             annotation = tyro.conf.arg(
-                help=_plain(text), metavar="ESTIMATOR [ESTIMATOR ...]", help_behavior_hint="(one or more)"
+                help=_plain(text), metavar="[ESTIMATOR ...]", help_behavior_hint="(default: those of the run)"
             )
         if hint in (Words, str) and default is inspect.Parameter.empty:
             hint = Positional[hint]
@@ -201,6 +203,9 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
     with keeping as folder:
         refuse_foreign_result(folder, name, columns)
         asked_of = analysis.source(given["source"], partial=given["partial"])
+        if arguments.get("estimators", ()) is None:
+            arguments["estimators"] = _estimators_of(given["source"], asked_of)
+            weightings = [*weightings, *arguments["estimators"]]
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
             found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
@@ -213,6 +218,16 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
             save_result(frame, folder, name, overwrite, needs, quiet=as_json)
     if not analysis.kept:
         save_table(out, frame, overwrite, quiet=as_json)
+
+
+def _estimators_of(source: Path, measured: Measurement) -> list[Weighting]:
+    """Return the estimators of a run, or the usual ones for a bare measurement, that stay within their group."""
+    from gradstats.analyses.declaration import within_groups
+    from gradstats.report.saved_results import is_run_directory, read_recorded_experiment
+
+    in_run = is_run_directory(source)
+    section = read_recorded_experiment(source / "experiment.yaml").variance if in_run else VarianceSection()
+    return within_groups(measured, section)
 
 
 def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) -> dict[str, Any]:

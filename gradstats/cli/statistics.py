@@ -242,6 +242,7 @@ def plan(
     signal: bool = False,
     within: float | None = None,
     equivalent: float | None = None,
+    critical_batch: float | None = None,
     dry_run: bool = False,
     confidence_level: Level = CONFIDENCE_LEVEL,
     everything: All = False,
@@ -249,7 +250,7 @@ def plan(
     partial: Partial = False,
     trust: Trust = False,
 ) -> None:
-    """Plan how many prompts are needed for α ± a half-width, a ratio of variances, or a resolved expected gradient.
+    """Plan the prompts that give α, a ratio (differing, known or equivalent), a resolved signal or a critical batch.
 
     Args:
         pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
@@ -264,6 +265,7 @@ def plan(
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
         within: plan until the ratio is known to this share of itself, as in 0.03.
         equivalent: plan until the two are shown to differ by at most this share, as in 0.05, if their ratio is 1.
+        critical_batch: plan until the critical batch of the estimator is known to this factor, as in 2.
         dry_run: load the policy of a run directory and time a trial of each step, for the hours.
     """
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
@@ -283,6 +285,7 @@ def plan(
         signal=signal,
         within=within,
         equivalent=equivalent,
+        critical_batch=critical_batch,
         confidence_level=confidence_level,
     )
     if dry_run:
@@ -295,9 +298,8 @@ def plan(
     if as_json:
         terminal.show_answer(answer, as_json)
     else:
-        terminal.show_sentence(answer.line())
-        if everything:
-            terminal.show_sentence(answer.sentence())
+        for sentence in answer.sentences() if everything else [answer.sentence()]:
+            terminal.show_sentence(sentence)
 
 
 def profile(

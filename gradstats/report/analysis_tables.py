@@ -214,7 +214,7 @@ def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Ta
     return Table(
         analysis.caption(frame),
         heading if isinstance(heading, str) else heading(frame),
-        tuple(str(analysis.row_name(row)) for row in frame.to_dict("records")),
+        tuple(str(analysis.row_name(row)) for row in numbers.to_dict("records")),
         triples,
         frame,
         label=analysis.label or f"tab:{analysis.name}",

@@ -15,6 +15,7 @@ from .plans import AlphaPlan as AlphaPlan
 from .plans import RatioPlan as RatioPlan
 from .plans import SignalPlan as SignalPlan
 from .plans import plan_alpha as plan_alpha
+from .plans import plan_critical_batch as plan_critical_batch
 from .plans import plan_ratio as plan_ratio
 from .plans import plan_signal as plan_signal
 from .sampler_gap import SamplerGap as SamplerGap

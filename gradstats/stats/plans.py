@@ -1,4 +1,4 @@
-"""How many prompts a study needs: for α, for a ratio of variances, for the expected gradient."""
+"""How many prompts a study needs: for α, for a ratio of variances, for the expected gradient, for a critical batch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.prompt_plan import ASSURANCE, PromptPlan, smallest
+from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.estimates import FEW_PROMPTS, OfKnownScale
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.result import Comparison, VarianceComparison
@@ -40,7 +41,7 @@ class AlphaPlan(PromptPlan):
         return f"α ± {self.half_width:g} ({self.confidence_level:.0%} interval)"
 
     def _aim(self) -> str:
-        return f"α ± {self.half_width:g}"
+        return f"give α ± {self.half_width:g}"
 
 
 def plan_alpha(
@@ -168,15 +169,16 @@ class RatioPlan(PromptPlan):
     within: float | None = None
     equivalent: float | None = None
 
-    def sentence(self) -> str:
-        """Put the answer in words, and say where it is not the width that decides."""
-        answer = super().sentence()
+    def sentences(self) -> list[str]:
+        """Return the answer and the range behind it, and say where it is not the width that decides."""
+        answer = super().sentences()
         if self.n_prompts > self.fewest_prompts:
             return answer
-        return (
-            f"{answer[:-1]}; fewer would make it narrow enough, but intervals hold from about {FEW_PROMPTS} effective "
-            f"prompts on, which {self.fewest_prompts:,} prompts are worth."
-        )
+        return [
+            *answer,
+            f"Fewer would make it narrow enough, but intervals hold from about {FEW_PROMPTS} effective prompts on, "
+            f"which {self.fewest_prompts:,} prompts are worth.",
+        ]
 
     def _goal(self) -> str:
         name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
@@ -196,11 +198,12 @@ class RatioPlan(PromptPlan):
         )
 
     def _aim(self) -> str:
+        name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
         if self.within is not None:
-            return f"the ratio of {self.estimator} to {self.reference} ± {self.within:.2g} of itself"
+            return f"give the {name} of {self.estimator} to {self.reference} ± {100 * self.within:.2g}%"
         if self.equivalent is not None:
-            return f"showing {self.estimator} and {self.reference} to differ by at most {self.equivalent:.2g}"
-        return f"telling {self.estimator} at {self.ratio:.3g} from {self.reference}"
+            return f"show {self.estimator} and {self.reference} to differ by at most {100 * self.equivalent:.2g}%"
+        return f"distinguish {self.estimator} from {self.reference} at a {name} of {self.ratio:.3g}"
 
 
 def plan_ratio(
@@ -393,7 +396,7 @@ class SignalPlan(PromptPlan):
         )
 
     def _aim(self) -> str:
-        return f"resolving the signal of {self.estimator}"
+        return f"resolve the signal of {self.estimator}"
 
 
 def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
@@ -447,4 +450,90 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         completions_per_prompt=pilot.splits[0].n_completions / pilot.n_prompts,  # pyright: ignore[reportGeneralTypeIssues]
         tokens_per_completion=pilot.splits[0].mean_length,  # pyright: ignore[reportGeneralTypeIssues]
         pilot_n_prompts=pilot.n_prompts,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CriticalBatchPlan(PromptPlan):
+    """The size of a measurement whose interval of the critical batch ends within a factor of its value.
+
+    Attributes:
+        estimator: label of the estimator.
+        factor: f, the interval lies between 1/f and f times the value.
+        critical_batch: the pilot's estimate, in prompts.
+    """
+
+    estimator: str
+    factor: float
+    critical_batch: float
+
+    def _goal(self) -> str:
+        return (
+            f"the critical batch of {self.estimator} known to a factor of {self.factor:g} "
+            f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+        )
+
+    def _aim(self) -> str:
+        return f"give the critical batch of {self.estimator} to a factor of {self.factor:g}"
+
+
+def plan_critical_batch(
+    pilot: CriticalBatch,
+    factor: float = 2.0,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    *,
+    estimator: str,
+    completions_per_prompt: float = 1.0,
+    tokens_per_completion: float = math.nan,
+) -> CriticalBatchPlan:
+    r"""Compute how many prompts make the interval of a critical batch end within a factor of its value.
+
+    The interval of a study follows from the variances of the pilot's influence values, scaled to its prompts
+    (:meth:`gradstats.stats.variance.alignment.CriticalBatch.in_study`), for a signal as low as one study in five finds.
+    The range is that over the pilot's interval of the signal, and reaches to infinity where that does to 0; the assured
+    size is that for the lower end of its one-sided 80 % interval.
+
+    Args:
+        pilot: ``critical_batch`` of a row of :func:`gradstats.analyses.batch_size`.
+        factor: f, above 1.
+        confidence_level: of the interval, and of the range of sizes.
+        estimator: label of the estimator.
+        completions_per_prompt: as in the pilot.
+        tokens_per_completion: mean length in the pilot.
+
+    Raises:
+        ValueError: for a factor that is not above 1, or a pilot whose signal is not known well enough to plan with.
+    """
+    level = require_level(confidence_level)
+    if not 1.0 < factor < math.inf:
+        raise ValueError(f"critical_batch={factor:g} must be a factor above 1, for example 2")
+    found = pilot.at_estimate
+    if pilot.only_low or not (found.is_known and found.denominator > 0.0):
+        raise ValueError(
+            f"the pilot does not resolve the signal of {estimator!r}, which its critical batch is relative to: measure "
+            "as many prompts as --signal plans"
+        )
+    stderr = math.sqrt(found.denominator_variance)
+
+    def enough(n_prompts: int, signal: float) -> bool:
+        value, low, high = pilot.in_study(n_prompts, signal, ASSURANCE).with_interval(level)
+        return bool(high <= factor * value and value <= factor * low)
+
+    def needed(deviation: float) -> int | float:
+        signal = found.denominator + deviation * stderr
+        return smallest(partial(enough, signal=signal)) if signal > 0.0 else math.inf
+
+    z, z_80 = (float(special.stdtrit(found.degrees, at)) for at in (0.5 + level / 2.0, ASSURANCE))
+    return CriticalBatchPlan(
+        estimator=estimator,
+        factor=factor,
+        critical_batch=found.value,
+        confidence_level=confidence_level,
+        n_prompts=needed(0.0),
+        n_prompts_low=needed(z),
+        n_prompts_high=needed(-z),
+        n_prompts_assured=needed(-z_80),
+        completions_per_prompt=completions_per_prompt,
+        tokens_per_completion=tokens_per_completion,
+        pilot_n_prompts=round(found.degrees) + 1,
     )

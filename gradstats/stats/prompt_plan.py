@@ -95,39 +95,33 @@ class PromptPlan(Printed):
         return pd.DataFrame([vars(self) | derived])
 
     def sentence(self) -> str:
-        """Put the answer in words."""
-        size = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
-        if self.pilot_n_prompts is not None:
-            ends = f"{self.n_prompts_low:,.0f}, {self.n_prompts_high:,.0f}"
-            known = ends if np.isfinite(self.n_prompts_high) else f"≥ {self.n_prompts_low:,.0f}"
-            size += f" [{known}] like these"
+        """Put the answer in words: the size that is enough in 80 % of studies."""
+        aim = f"{self._aim()} in {ASSURANCE:.0%} of studies"
         if not np.isfinite(self.n_prompts_assured):
-            return f"{size}; the pilot is too small to name a size that is enough in {ASSURANCE:.0%} of studies."
+            low = f": at least {_count(self.n_prompts_low)}" if np.isfinite(self.n_prompts_low) else ""
+            return f"The pilot is too small to say how many prompts {aim}{low}."
         cost = f"{_count(self.n_assured)} completions"
         if np.isfinite(self.n_tokens):
             cost += f", {_two_digits(self.n_tokens)} tokens"
         if np.isfinite(self.hours):
             cost += f", {self.hours:.2g} hours"
-        return f"{size}; {_count(self.n_prompts_assured)} ({cost}) are enough in {ASSURANCE:.0%} of studies."
+        return f"{_count(self.n_prompts_assured)} prompts ({cost}) {aim}."
 
-    def line(self) -> str:
-        """Put the answer on one line: the size that is enough in 80 % of studies."""
-        like = "" if self.pilot_n_prompts is None else " like these"
-        if not np.isfinite(self.n_prompts_assured):
-            low = "many more" if not np.isfinite(self.n_prompts_low) else f"at least {_two_digits(self.n_prompts_low)}"
-            return f"{self._aim()} takes {low} prompts{like}; the pilot is too small to say how many"
-        cost = f"{_two_digits(self.n_assured)} completions"
-        if np.isfinite(self.n_tokens):
-            cost += f", {_two_digits(self.n_tokens)} tokens"
-        if np.isfinite(self.hours):
-            cost += f", {self.hours:.2g} hours"
-        return f"{self._aim()} takes {_two_digits(self.n_prompts_assured)} prompts{like} ({cost})"
+    def sentences(self) -> list[str]:
+        """Return the answer, and the range of sizes behind it."""
+        behind = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
+        if self.pilot_n_prompts is not None:
+            ends = f"{self.n_prompts_low:,.0f}, {self.n_prompts_high:,.0f}"
+            known = ends if np.isfinite(self.n_prompts_high) else f"≥ {self.n_prompts_low:,.0f}"
+            behind += f" [{known}] by the estimates of the pilot's {self.pilot_n_prompts:,}"
+        return [self.sentence(), f"{behind}."]
 
     def _goal(self) -> str:
+        """Return what is planned, with the level of its interval."""
         raise NotImplementedError
 
     def _aim(self) -> str:
-        """Return the goal in a few words."""
+        """Return what the prompts do, in a few words: a verb and its object."""
         raise NotImplementedError
 
     def _completions(self, n_prompts: int | float) -> int | float:

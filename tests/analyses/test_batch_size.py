@@ -8,8 +8,10 @@ from comparison_batches import correlated_batch, quietly
 
 from gradstats import estimators as est
 from gradstats.analyses import batch_size, registry
+from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
 from gradstats.reference import EnumeratedPolicy
+from gradstats.report.analysis_tables import analysis_table
 
 LABELS = ["rloo", "reinforce", "group_mean", "grpo"]
 SIZE = 3
@@ -76,6 +78,7 @@ def test_numbers_are_those_of_the_enumeration(policy, sample):
             "doubled_alignment": alignment(critical, limit, 32),
             "alignment_limit": limit,
             "half_batch": critical / (2.0 - 1.0 / limit),
+            "relative_prompts": critical / base[0],
             "prompts_saved": 1.0 - critical / base[0],
             "relative_progress": alignment(critical, limit, 16) / alignment(*base, 16),
         }
@@ -137,6 +140,24 @@ def test_the_sentence_and_the_curve_agree_with_the_table(sample):
     assert np.interp(16.0, x, y) == pytest.approx(row["alignment"], abs=1e-3)
     tokens = batch_size(sample[0], ["rloo"], sample[1], tokens=float(row["tokens"]))
     assert tokens.prompts == pytest.approx(16.0)
+
+
+def test_the_first_screen_is_sorted_and_says_what_equal_alignment_takes(sample):
+    analysis = registry.get("batch_size")
+    found = batch_size(sample[0], ["reinforce", "rloo", "length_weighted(alpha=within_prompt, loo=True)"], sample[1])
+    frame = found.to_frame()
+    table = analysis_table(analysis, frame)
+    assert list(table.rows) == list(frame.sort_values("critical_batch")["estimator"])
+    shown = analysis.first_shown(frame)
+    assert shown == ["critical batch", "prompts for equal alignment", "alignment"]
+    headings, rows = table.cells("plain")
+    assert next(row for row in rows if row[0] == "rloo")[2] == "1"
+    screen = answer_screen(found.sentence(), headings, rows, shown)
+    assert max(map(len, screen)) <= 80
+    first = next(line for line in range(len(screen)) if "prompts for equal" in screen[line])
+    assert screen[first + 1].split() == ["estimator", "critical", "batch", "alignment"]
+    assert found.sentence().startswith("At 64 prompts × 3 a step reaches ")
+    assert " prompts (rloo), " in found.sentence()  # the reference first, wherever it stands
 
 
 def test_without_a_resolved_signal_there_are_bounds_and_a_plan():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import warnings
@@ -25,6 +26,7 @@ from gradstats.analyses.ratios import ANALYSIS as RATIOS
 from gradstats.analyses.ratios import CLIPPING
 from gradstats.cli.statistics import refuse_foreign_result, save_result
 from gradstats.config.experiment import load_experiment
+from gradstats.config.sections import DEFAULT_ESTIMATORS
 from gradstats.report.analysis_tables import analysis_table
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
@@ -93,6 +95,20 @@ def test_allocate(monkeypatch, capsys, measured, tmp_path):
     code, _, err = run(monkeypatch, capsys, "ask", measured, "allocation", "rloo", "--tokens", 0)
     assert code == 1
     assert "tokens=0.0 must be a positive number of completion tokens" in err
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_without_estimators_those_of_the_run_answer(own_run, measured, monkeypatch, capsys):
+    """A bare measurement is asked about the usual ones that stay within their group."""
+    questions = {"batch_size": (), "success_bins": (), "length_bins": (), "allocation": ("--tokens", 5000)}
+    within = {label for label in DEFAULT_ESTIMATORS if not gs.estimators.get(label).across_groups}
+    for name, options in questions.items():
+        code, out, err = run(monkeypatch, capsys, "ask", measured, name, *options, "--json")
+        assert code == 0, err
+        assert {row["estimator"] for row in json.loads(out)["rows"]} == within, name
+    code, out, err = run(monkeypatch, capsys, "ask", own_run, "batch_size", "--trust", "--json")
+    assert code == 0, err
+    assert [row["estimator"] for row in json.loads(out)["rows"]] == ["rloo", *LABELS]
 
 
 LABELS = {
@@ -568,10 +584,17 @@ def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points, words):
     assert "4 of 29 completions were cut off at the cap" in out
 
 
+def joined(out):
+    """Return a sentence that was folded to the width of the terminal."""
+    return " ".join(out.split())
+
+
 def test_plan(monkeypatch, capsys, points):
     code, out, _ = run(monkeypatch, capsys, "plan", points)
     assert code == 0
-    assert out.startswith("α ± 0.05 takes 1,600 prompts like these (1,600 completions, ")
+    assert re.match(
+        r"1,\d\d\d prompts \(1,\d\d\d completions, .* tokens\) give α ± 0.05 in 80% of studies\.", joined(out)
+    )
     _, out, _ = run(monkeypatch, capsys, "plan", points, "--all")
     assert "α ± 0.05 (95% interval) takes 870 prompts [" in " ".join(out.split())
     _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
@@ -663,14 +686,18 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     words = ("plan", measured, "--estimator", "reinforce", "--group-size", 4)
     code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5)
     assert code == 0
-    assert out.startswith("telling reinforce at 1.5 from rloo takes ")
+    assert joined(out).endswith(" distinguish reinforce from rloo at a ratio of 1.5 in 80% of studies.")
     code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "matched_ratio", "--ratio", 1.5, "--all")
     assert code == 0
     assert "distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, " in " ".join(out.split())
     code, out, _ = run(monkeypatch, capsys, *words, "--signal")
     assert code == 0
-    assert out.startswith("resolving the signal of reinforce takes ")
+    assert "resolve the signal of reinforce in 80% of studies" in joined(out)
+    code, out, _ = run(monkeypatch, capsys, *words, "--critical-batch", 2)
+    assert code == 0
+    assert "give the critical batch of reinforce to a factor of 2 in 80% of studies" in joined(out)
     for wrong, message in (
+        (("plan", measured, "--critical-batch", 2), "--critical-batch do: name the estimator to plan for"),
         (("plan", measured, "--estimator", "rloo"), "choose an estimator that is not a multiple of the reference"),
         (("plan", measured, "--ratio", 0.9), "--ratio and --signal need --estimator"),
         (("plan", "--estimator", "grpo"), "give a measurement folder or a run directory as the pilot of --estimator"),

@@ -25,6 +25,7 @@ from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import alpha_table, profile_table
 from gradstats.runs.analysis import block_variances, variance_breakdowns
 from gradstats.stats.jackknife import NOT_ESTIMATED
+from gradstats.stats.plans import CriticalBatchPlan
 from gradstats.system.files import read_csv, read_json
 from gradstats.values.fitted import FittedValues
 from tests.off_policy import turned_policy
@@ -104,10 +105,13 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         save_tokens(quality, folder)
+        sizes = dict.fromkeys(("n_prompts", "n_prompts_low", "n_prompts_high", "n_prompts_assured"), 100)
+        sizes |= {"confidence_level": 0.95, "completions_per_prompt": 4.0}
         plans = [
             gs.plan_alpha(report.fit),
             gs.plan_ratio(comparison, "reinforce", ratio=1.2),
             gs.plan_signal(comparison, "rloo"),
+            CriticalBatchPlan(estimator="rloo", factor=2.0, critical_batch=30.0, **sizes),
         ]
         frames = variance_breakdowns(measured, section)
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)

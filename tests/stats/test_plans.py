@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,8 +11,10 @@ from comparison_batches import quiet_compare, sized_batch
 from scipy import stats
 
 from gradstats import data
+from gradstats.analyses import batch_size
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import fit_length_scaling, plan_alpha, plan_ratio, plan_signal
+from gradstats.stats.plans import plan_critical_batch
 
 
 def test_the_published_points_call_for_hundreds_of_sequences():
@@ -39,7 +43,7 @@ def test_a_plan_from_noise_and_spread_of_lengths():
     plan = plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5)
     assert plan.n == plan.n_prompts == 387
     assert plan.pilot_n_prompts is None
-    assert plan.sentence().startswith("α ± 0.1 (95% interval) takes 387 prompts; ")
+    assert plan.sentences()[1] == "α ± 0.1 (95% interval) takes 387 prompts."
     assert plan_alpha(half_width=0.1, noise=2.0, length_spread=1.0).n == 387
 
 
@@ -91,7 +95,8 @@ def test_the_size_by_hand():
     assert plan.completions_per_prompt == 8
     assert plan.n == 8 * plan.n_prompts
     assert plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
-    assert plan.sentence().startswith(
+    assert plan.sentence().endswith("completions) distinguish grpo from rloo at a ratio of 0.87 in 80% of studies.")
+    assert plan.sentences()[1].startswith(
         "distinguishing a ratio of 0.87 of grpo to rloo from 1 (95% interval, in 80% of studies) takes"
     )
 
@@ -122,9 +127,9 @@ def test_no_size_is_below_what_the_interval_needs():
     plan = plan_ratio(pilot(n_effective_prompts=80.0), "grpo", 0.2)
     assert plan.fewest_prompts == 250
     assert (plan.n_prompts_low, plan.n_prompts, plan.n_prompts_high, plan.n_prompts_assured) == (250,) * 4
-    assert "fewer would make it narrow enough" in plan.sentence()
-    assert "50 effective prompts on, which 250 prompts are worth." in plan.sentence()
-    assert "fewer would" not in plan_ratio(pilot(n_effective_prompts=80.0), "grpo").sentence()
+    assert plan.sentences()[2].startswith("Fewer would make it narrow enough")
+    assert plan.sentences()[2].endswith("50 effective prompts on, which 250 prompts are worth.")
+    assert len(plan_ratio(pilot(n_effective_prompts=80.0), "grpo").sentences()) == 2
 
 
 def test_a_matched_ratio_is_planned_from_its_own_interval():
@@ -132,7 +137,7 @@ def test_a_matched_ratio_is_planned_from_its_own_interval():
     plan = plan_ratio(pilot(**columns), "grpo", quantity="matched_ratio")
     assert plan.ratio == 0.9
     assert plan.stderr_of_one == pytest.approx(20 * np.log(0.9 / 0.8) / stats.t.ppf(0.975, 399), rel=1e-9)
-    assert plan.sentence().startswith("distinguishing a relative noise of 0.9 of grpo to rloo from 1")
+    assert plan.sentences()[1].startswith("distinguishing a relative noise of 0.9 of grpo to rloo from 1")
 
 
 def test_a_closer_ratio_takes_more_and_the_level_matters():
@@ -179,7 +184,8 @@ def test_the_size_solves_its_equation():
     assert plan.n_prompts_low <= plan.n_prompts <= plan.n_prompts_assured <= plan.n_prompts_high
     assert plan.completions_per_prompt == 8
     assert plan.tokens_per_completion == pytest.approx(batch.lengths.mean())
-    assert plan.sentence().startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes")
+    assert plan.sentence().endswith("resolve the signal of reinforce in 80% of studies.")
+    assert plan.sentences()[1].startswith("‖E ĝ‖² of reinforce resolved (95% interval above 0 in 80% of studies) takes")
 
 
 def test_a_signal_that_may_be_zero_has_no_upper_end():
@@ -188,7 +194,7 @@ def test_a_signal_that_may_be_zero_has_no_upper_end():
     compared = quiet_compare(batch, ["reinforce", "rloo"], scores * signs[batch.group_index][:, None], group_size=8)
     plan = plan_signal(compared, "rloo")
     assert plan.n_prompts_high == np.inf
-    assert "prompts [≥ " in plan.sentence()
+    assert "prompts [≥ " in plan.sentences()[1]
 
 
 def test_refusals_of_signal_plan():
@@ -248,5 +254,39 @@ def test_goals_that_cannot_be_planned_are_refused():
         plan_ratio(pilot(), "grpo", within=-0.1)
     with pytest.raises(ValueError, match=r"a ratio of 0\.87 is not within 0\.05 of 1"):
         plan_ratio(pilot(), "grpo", 0.87, equivalent=0.05)
-    assert plan_ratio(pilot(), "grpo", equivalent=0.05).sentence().startswith("showing that the ratio of grpo to rloo")
-    assert "known to ± 0.03 of itself" in plan_ratio(pilot(), "grpo", within=0.03).sentence()
+    same, known = plan_ratio(pilot(), "grpo", 1.0, equivalent=0.05), plan_ratio(pilot(), "grpo", within=0.03)
+    assert same.sentence().endswith(" show grpo and rloo to differ by at most 5% in 80% of studies.")
+    assert same.sentences()[1].startswith("showing that the ratio of grpo to rloo")
+    assert known.sentence().endswith(" give the ratio of grpo to rloo ± 3% in 80% of studies.")
+    assert "known to ± 0.03 of itself" in known.sentences()[1]
+
+
+def test_a_critical_batch_is_known_to_the_factor_that_was_planned():
+    """Studies of the planned size, drawn from a policy, keep the promise; studies of a third do not."""
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=12, rng=1)
+
+    def study(n_prompts, seed):
+        batch, scores, _ = policy.sample(n_prompts, 4, rng=np.random.default_rng([11, seed]))
+        return batch_size(batch, ["rloo"], scores).rows[0].critical_batch
+
+    plan = plan_critical_batch(study(200, 0), 2.0, estimator="rloo", completions_per_prompt=4)
+    assert plan.n_prompts_low <= plan.n_prompts <= plan.n_prompts_assured <= plan.n_prompts_high
+    assert plan.sentence().endswith(" give the critical batch of rloo to a factor of 2 in 80% of studies.")
+
+    def kept(n_prompts):
+        found = [study(n_prompts, seed).with_interval(0.95) for seed in range(1, 25)]
+        return np.mean([high <= 2.0 * value and value <= 2.0 * low for value, low, high in found])
+
+    assert kept(plan.n_prompts_assured) >= 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 24)
+    assert kept(plan.n_prompts // 3) < 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 24)
+
+
+def test_a_critical_batch_that_cannot_be_planned_is_refused():
+    policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=6, n_prompts=12, rng=1)
+    batch, scores, _ = policy.sample(100, 4, rng=np.random.default_rng(0))
+    resolved = batch_size(batch, ["rloo"], scores).rows[0].critical_batch
+    with pytest.raises(ValueError, match="critical_batch=1 must be a factor above 1, for example 2"):
+        plan_critical_batch(resolved, 1.0, estimator="rloo")
+    silent = replace(resolved, only_low=True)
+    with pytest.raises(ValueError, match="does not resolve the signal of 'grpo'.*as many prompts as --signal plans"):
+        plan_critical_batch(silent, estimator="grpo")

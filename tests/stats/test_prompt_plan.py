@@ -1,7 +1,6 @@
 """What every plan states."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,30 +37,29 @@ def test_completions_tokens_and_hours():
     assert timed.hours == pytest.approx(4.0)
     assert timed.to_frame()[["n", "n_assured", "n_tokens", "hours"]].iloc[0].tolist() == [750, 1125, 225_000, 4.0]
     assert timed.sentence() == (
-        "α ± 0.05 (95% interval) takes 100 prompts [60, 240] like these; 150 (1,125 completions, "
-        "220,000 tokens, 4 hours) are enough in 80% of studies."
+        "150 prompts (1,125 completions, 220,000 tokens, 4 hours) give α ± 0.05 in 80% of studies."
     )
+
+
+def test_the_range_is_behind_the_answer():
+    assert plan().sentences() == [
+        plan().sentence(),
+        "α ± 0.05 (95% interval) takes 100 prompts [60, 240] by the estimates of the pilot's 30.",
+    ]
 
 
 def test_what_is_not_known_is_left_out():
-    assert plan(pilot_n_prompts=None, tokens_per_completion=math.nan).sentence() == (
-        "α ± 0.05 (95% interval) takes 100 prompts; 150 (1,125 completions) are enough in 80% of studies."
-    )
+    without = plan(pilot_n_prompts=None, tokens_per_completion=math.nan)
+    assert without.sentences() == [
+        "150 prompts (1,125 completions) give α ± 0.05 in 80% of studies.",
+        "α ± 0.05 (95% interval) takes 100 prompts.",
+    ]
     endless = plan(n_prompts_high=math.inf, n_prompts_assured=math.inf)
     assert endless.n_assured == math.inf
-    assert endless.sentence() == (
-        "α ± 0.05 (95% interval) takes 100 prompts [≥ 60] like these; the pilot is too small to name a "
-        "size that is enough in 80% of studies."
-    )
-
-
-def test_the_answer_on_one_line():
-    given = plan()
-    assert given.line() == "α ± 0.05 takes 150 prompts like these (1,100 completions, 220,000 tokens)"
-    assert len(given.line()) <= 80
-    assert replace(given, pilot_n_prompts=None).line().startswith("α ± 0.05 takes 150 prompts (")
-    endless = plan(n_prompts_high=math.inf, n_prompts_assured=math.inf)
-    assert endless.line() == "α ± 0.05 takes at least 60 prompts like these; the pilot is too small to say how many"
+    assert endless.sentences() == [
+        "The pilot is too small to say how many prompts give α ± 0.05 in 80% of studies: at least 60.",
+        "α ± 0.05 (95% interval) takes 100 prompts [≥ 60] by the estimates of the pilot's 30.",
+    ]
 
 
 @pytest.mark.parametrize("threshold", [1, 3, 4, 57, 10_000])

@@ -13,15 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from gradstats.stats.intervals import FiellerRatio, fieller_ratio
-from gradstats.stats.jackknife import Estimate, Estimated, Interval, Statistic
+from gradstats.stats.intervals import FiellerRatio, SkewedMeanEstimate, fieller_ratio
+from gradstats.stats.jackknife import Estimate, Estimated, Interval
 from gradstats.stats.variance.estimates import BoundedQuotient, GradientStatistics, cosine, trace_cov
 from gradstats.stats.variance.moments import SignalComponents
+from gradstats.system.late import special
+
+# Prompts of a planned study for which heavy tails are simulated: more only make the interval shorter.
+_MOST_SIMULATED = 1000
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,15 @@ class CriticalBatch:
     The upper end is raised by as much as the heavy tails of squared gradients raise that of tr Cov.
     """
 
-    quotient: FiellerRatio
+    at_estimate: FiellerRatio  # V/D, with the variances at the estimate
+    quadratic: float  # δ, at the scale of D
     noise: Estimate  # tr Cov
     only_low: bool = False  # whether the quotient bounds B* from below and says no more
+
+    @cached_property
+    def quotient(self) -> FiellerRatio:
+        """V/D, with the variances that each value in question implies."""
+        return self.at_estimate if self.only_low else critical_batch(self.at_estimate, self.quadratic)
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``."""
@@ -45,8 +56,35 @@ class CriticalBatch:
         high *= raised if raised > 1.0 else 1.0
         return self.quotient.value if np.isfinite(high) else np.nan, low, high
 
+    def in_study(self, n_prompts: int, signal: float, share: float) -> CriticalBatch:
+        r"""Return what a study of M prompts finds, if the signal is D: that of a D as low as at most 1 − share have.
 
-def critical_batch(noise: Statistic, along: Statistic, quadratic: float) -> FiellerRatio:
+        The variances of the pilot's influence values fall like 1/M, but for :math:`4δ/M²` in that of D, whose other
+        part is in proportion to D.
+        """
+        found, m = self.at_estimate, self.at_estimate.degrees + 1.0
+        quadratic = max(self.quadratic, 0.0)
+        linear = max(found.denominator_variance - 4.0 * quadratic / m**2, 0.0) * m * signal / found.denominator
+        low = signal - float(special.ndtri(share)) * np.sqrt(linear / n_prompts + 2.0 * quadratic / n_prompts**2)
+        low = max(low, 0.0)
+        of_low = linear * low / signal / n_prompts + 4.0 * quadratic / n_prompts**2
+        r = float(np.divide(found.value * found.denominator, low)) if low else np.nan
+        numerator, covariance = (part * m / n_prompts for part in _of_numerator(found))
+        study = FiellerRatio(
+            value=r,
+            denominator=low,
+            contrast_variance=max(numerator - 2.0 * r * covariance + r**2 * of_low, 0.0),
+            covariance=covariance - r * of_low,
+            denominator_variance=of_low,
+            degrees=n_prompts - 1.0,
+        )
+        noise = replace(self.noise, stderr=self.noise.stderr * np.sqrt(m / n_prompts), degrees=n_prompts - 1.0)
+        if isinstance(noise, SkewedMeanEstimate):
+            noise = replace(noise, n_prompts=min(n_prompts, _MOST_SIMULATED))
+        return CriticalBatch(study, self.quadratic, noise)
+
+
+def critical_batch(found: FiellerRatio, quadratic: float) -> FiellerRatio:
     r"""Return V/D, noise over signal, with a Fieller set whose variance is that under the value in question.
 
     The estimate of D from M prompts has the variance :math:`4ζ/M + 2δ/M²`, of which the jackknife counts the second
@@ -57,24 +95,28 @@ def critical_batch(noise: Statistic, along: Statistic, quadratic: float) -> Fiel
     shrunk to its largest possible value :math:`4\sqrt δ/M` as if a standard error of D more had been seen.
 
     Args:
-        noise: V.
-        along: D.
+        found: V/D with the variance at the estimate.
         quadratic: δ, at the scale of D.
     """
-    found, m = fieller_ratio(noise, along), len(noise.replicates)
-    at_zero = 4.0 * max(quadratic, 0.0) / m**2
+    at_zero = 4.0 * max(quadratic, 0.0) / (found.degrees + 1.0) ** 2
     if not (found.is_known and at_zero > 0.0):
         return found
     linear, error = max(found.denominator_variance - at_zero, 0.0), np.sqrt(at_zero)
-    slope = (linear + error * 2.0 * error) / (max(along.value, 0.0) + error)
+    slope = (linear + error * 2.0 * error) / (max(found.denominator, 0.0) + error)
     # Of N − ψD; that of e = N − rD, in which sets are solved, follows from Cov(N, D) = Cov(e, D) + r Var(D).
-    r, d = found.value, found.denominator_variance
-    numerator = found.contrast_variance + 2.0 * r * found.covariance + r**2 * d
-    both = found.covariance + r * d - slope * noise.value / 2.0
+    r, numerator, covariance = found.value, *_of_numerator(found)
+    both = covariance - slope * r * found.denominator / 2.0
     contrast = numerator - 2.0 * r * both + r**2 * at_zero
     return replace(
         found, contrast_variance=max(contrast, 0.0), covariance=both - r * at_zero, denominator_variance=at_zero
     )
+
+
+def _of_numerator(found: FiellerRatio) -> tuple[float, float]:
+    """Return the variance of N and its covariance with D."""
+    r, of_denominator = found.value, found.denominator_variance
+    numerator = found.contrast_variance + 2.0 * r * found.covariance + r**2 * of_denominator
+    return numerator, found.covariance + r * of_denominator
 
 
 @dataclass(frozen=True)
@@ -173,15 +215,15 @@ def alignment_of(gradient: GradientStatistics, target: SignalComponents | None) 
     signal, known, noise = gradient.target.signal, gradient.known_scale, trace_cov(gradient)
     quadratic = 0.0 if target is None else target.quadratic
     if known is not None:
-        quotient = critical_batch(gradient.trace_cov, signal.scaled(known**2), known**4 * quadratic)
-        return Alignment(CriticalBatch(quotient, noise), SquaredCosine(None))
+        quotient = fieller_ratio(gradient.trace_cov, signal.scaled(known**2))
+        return Alignment(CriticalBatch(quotient, known**4 * quadratic, noise), SquaredCosine(None))
     if min(signal.value, float(signal.replicates.min())) > 0.0:
         cross = gradient.target.cross
         along = (cross * cross / signal).without_bias()
-        quotient = critical_batch(gradient.trace_cov, along, (along.value / signal.value) ** 2 * quadratic)
-        critical = CriticalBatch(quotient, noise)
+        quotient = fieller_ratio(gradient.trace_cov, along)
+        critical = CriticalBatch(quotient, (along.value / signal.value) ** 2 * quadratic, noise)
     else:
-        critical = CriticalBatch(fieller_ratio(gradient.trace_cov, gradient.signal), noise, only_low=True)
+        critical = CriticalBatch(fieller_ratio(gradient.trace_cov, gradient.signal), 0.0, noise, only_low=True)
     found = cosine(gradient)
     assert isinstance(found, BoundedQuotient)
     return Alignment(critical, SquaredCosine(found))
