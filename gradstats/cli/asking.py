@@ -182,8 +182,8 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
     arguments: dict[str, Any] = {}
     for option, (_, default, argument) in asked.items():
         value = given[option]
-        if value == () and default is inspect.Parameter.empty:
-            raise ValueError(f"name one or more {argument}, as in gradstats ask RUN {label} rloo grpo")
+        if value == () and default is inspect.Parameter.empty and argument != "estimators":
+            raise ValueError(f"name one or more {argument}: gradstats ask {label} --help says which there are")
         if argument in analysis.read:
             arguments |= analysis.read[argument](value)
         else:
