@@ -113,7 +113,7 @@ def _is_token_id(token: object) -> bool:
     return bool(whole == token) and 0 <= whole < _MOST_IDS
 
 
-def _largest(values: Sequence[float]) -> float:
+def _largest(values: Sequence[float] | np.ndarray) -> float:
     """Return the largest of some numbers; NaN, which stands for an unknown one, is below every other."""
     return float(np.fmax.reduce(np.asarray(values, dtype=np.float64), initial=-np.inf))
 
