@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -201,6 +201,12 @@ class ProxyQuality(Result):
             "share_exact": self.share_exact,
             "notes": list(self.notes),
         }
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the share of a completion's energy that its heaviest tokens hold; returns the axes."""
+        from gradstats.plots.tokens import plot_concentration
+
+        return plot_concentration(self.concentration, **options)
 
     def profiles_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the bins of all profiles, a row each."""

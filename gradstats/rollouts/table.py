@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from gradstats.rewards.grading import merge_grading_counts
 from gradstats.rollouts.schema import (
     METADATA_KEY,
     SCHEMA,
@@ -188,6 +187,8 @@ class Rollouts:
         metadata = {name: value for name, value in shards[0].metadata.items() if name != ORIGIN}
         gradings = [shard.metadata["grading"] for shard in shards if "grading" in shard.metadata]
         if gradings:
+            from gradstats.rewards.grading import merge_grading_counts  # reads all rewards, which tables do without
+
             metadata["grading"] = merge_grading_counts(gradings)
         return cls(pd.concat(frames, ignore_index=True), metadata)
 

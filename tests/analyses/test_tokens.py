@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from probed_policies import drawn_tokens
@@ -140,3 +141,11 @@ def test_it_is_spearmans_averaged_over_prompts():
 
 def test_a_constant_proxy_has_no_ranks_of_rank_correlation():
     assert np.isnan(rank_correlation(ENERGIES, [np.ones(len(e)) for e in ENERGIES], PROMPTS).value)
+
+
+def test_its_figure_is_that_of_concentration():
+    quality = gs.proxy_quality(drawn_tokens(n_groups=60)[0])
+    ax = quality.plot()
+    drawn = np.concatenate([np.ravel(line.get_ydata()) for line in ax.lines])
+    assert np.isin(quality.concentration.to_frame()["share"], drawn).all()
+    plt.close("all")

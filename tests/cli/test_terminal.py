@@ -19,7 +19,7 @@ from rich.table import Table
 from gradstats.analyses import alpha_report
 from gradstats.cli import terminal
 from gradstats.cli.commands import COMMANDS
-from gradstats.cli.installation import show_list
+from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.data import load
 from gradstats.rollouts.table import Rollouts
@@ -236,21 +236,21 @@ def test_lists_have_a_row_for_each_name(printed):
     from gradstats.rewards.registry import REWARDS
 
     for what, names in (("estimators", estimators.names()), ("rewards", REWARDS), ("data", ["gloeckle2026"])):
-        text = printed(show_list, what, width=80)
+        text = printed(list_things, what, width=80)
         assert max(map(len, text.splitlines())) <= 80
         assert len(text.splitlines()) == len(list(names))
         assert all(name in text for name in names), what
 
 
 def test_the_recipes_are_listed_by_their_labels_in_80_columns(printed):
-    text = printed(show_list, "recipes", True, width=80)
+    text = printed(list_things, "recipes", everything=True, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert all(f"recipe:{name}" in text for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "kimi_k15", "ppo"))
 
 
 def test_a_narrow_list_of_estimators_has_fewer_columns(printed):
     heading = "┃ name", "┃ baseline", "┃ bias", "┃ source", "┃ scale", "┃ aggregation"
-    wide, narrow = (printed(show_list, "estimators", True, width=width) for width in (400, 80))
+    wide, narrow = (printed(list_things, "estimators", everything=True, width=width) for width in (400, 80))
     assert [column in wide for column in heading] == [True] * 6
     assert [column in narrow for column in heading] == [True] * 3 + [False] * 3
     assert max(map(len, narrow.splitlines())) <= 80
