@@ -273,7 +273,7 @@ def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = C
     record_tables(folder, paths, {})
     for name, table in tables.items():
         write_csv(folder / name, table, float_format=_DIGITS)
-    write_json(folder / _ABOUT_TOKENS, _attributes(frame))
+    write_json(folder / _ABOUT_TOKENS, attributes_of(frame))
     record_tables(folder, paths)
     return paths
 
