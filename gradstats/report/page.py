@@ -430,7 +430,10 @@ def _question(
     }
     if analysis.name == "variance":
         compared, naming = _compared(run)
-        return found if compared is None else found | _noise_on_page(compared, naming)
+        if compared is not None:
+            found["answer"] = _answer_on_estimators(compared, naming)
+            found["headings"], found["rows"] = _noise_on_page(compared, naming)
+        return found
     # A comparison has the columns of the estimators' section, and another table says what is new in it.
     declared = next((one for one in analysis.tables if not one.as_comparison), None)
     table = tables.get(name if declared is analysis or declared is None else declared.name)
@@ -450,27 +453,21 @@ def _of_sampler(run: SavedResults) -> str:
     return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
 
 
-class NoiseOnPage(TypedDict):
-    """What the section on estimators shows first: verdicts, and a row for those that are equal by construction."""
-
-    answer: str
-    headings: list[str]
-    rows: list[list[str]]
-
-
-def _noise_on_page(compared: Compared, naming: Naming) -> NoiseOnPage:
+def _answer_on_estimators(compared: Compared, naming: Naming) -> str:
+    """Return which estimator to use and which to avoid."""
     said = {one.topic: one.text for one in verdicts(None, compared, naming)}
     best, avoid = said.get("best", ""), said.get("avoid", "")
     sentences = [best[:1].upper() + best[1:], f"Avoid {avoid}" if avoid else ""]
+    return " ".join(f"{sentence}." for sentence in sentences if sentence)
+
+
+def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of the relative noise, with a row for estimators that are equal by construction."""
     rows = [[one.name(naming, _WHOLE_NAME), one.text(), one.bias_text()] for one in compared.estimators]
     size = "" if compared.group_size is None else f", {compared.group_size:g} completions a group"
     headings = [f"estimator{size}", JUDGED.heading, QUANTITIES["matched_bias_share"].heading]
     n_columns = len(headings) if any(row[-1] for row in rows) else len(headings) - 1
-    return {
-        "answer": " ".join(f"{sentence}." for sentence in sentences if sentence),
-        "headings": headings[:n_columns],
-        "rows": [row[:n_columns] for row in rows],
-    }
+    return headings[:n_columns], [row[:n_columns] for row in rows]
 
 
 def _command(run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None) -> str:

@@ -102,7 +102,7 @@ def test_the_first_figure_of_each_run_stands_below_its_alpha(folders, tmp_path, 
     alpha = read_json(folders[0] / "alpha.json")
     number = number_with_interval(alpha["alpha"], alpha["alpha_low"], alpha["alpha_high"], markup="html")
     assert f'<h3><a href="runs/one/report.html">one</a>: α = {number}</h3>' in figure
-    assert 'aria-label="one: Variance of each estimator' in figure
+    assert 'aria-label="one: Samples that each estimator needs for equal noise' in figure
     assert "Of the first 1 runs" in page
 
 
