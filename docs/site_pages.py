@@ -32,12 +32,14 @@ GENERATED = ROOT / "docs" / "generated"
 WIDTH = 96
 #: What made the folders of figures that are neither a run's nor a benchmark's.
 OTHER_COMMANDS = {
+    "batch_size": "python experiments/alignment_of_batches.py",
     "training": "python experiments/training_curves.py",
     "training_monitor": "python experiments/train_with_estimators.py",
     "zoo": "make figures",
 }
 #: Captions of the figures that no run draws by itself.
 OTHER_CAPTIONS = {
+    "alignment": "Predicted alignment of batches with the target gradient, and that of real batches of other prompts.",
     "cell": "The cells of the sweep: α, length, success, and variances at matched signal.",
     "critic": "Bias and explained variance of a fitted value head, against Monte-Carlo values of prefixes.",
     "curve_asymmetric_loo_true_delta": "Variance, cosine and bias of RLOO's baseline shifted by δ.",
