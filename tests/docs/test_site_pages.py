@@ -69,7 +69,7 @@ def test_every_figure_is_shown_with_its_command(pages):
 
 def test_figures_of_unknown_origin_are_an_error(pages, monkeypatch):
     monkeypatch.setattr(pages, "OTHER_COMMANDS", {})
-    with pytest.raises(LookupError, match="nothing says what made .*training"):
+    with pytest.raises(LookupError, match="nothing says what made .*figures"):
         list(pages.drawn_folders())
 
 
