@@ -26,6 +26,8 @@ from gradstats.integrations.trl import VarianceMonitor, use_estimator
 from gradstats.integrations.trl.contract import own_estimator, prompts_of_step
 from gradstats.integrations.trl.monitor import live_policy, step_name
 from gradstats.policy.policy import Policy
+from gradstats.stats.intervals import fieller_ratio
+from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.pools import PooledCompletions
 
 
@@ -170,9 +172,13 @@ class TestLoggedValues:
             assert 0.0 <= row["alignment_low"] <= row["alignment_high"] <= 1.0
         tables = [pd.read_csv(monitor.folder / step_name(step) / "variance.csv").iloc[0] for step in range(4)]
         assert {table["estimator"] for table in tables} == {"rloo"}
-        if "critical_batch" in rows[3]:
-            noise, signal = (np.mean([table[name] for table in tables]) for name in ("trace_cov", "signal_sq"))
-            assert rows[3]["critical_batch"] == pytest.approx(noise / signal)
+        noise, signal = (
+            mean_statistic(np.array([table[name] for table in tables])) for name in ("trace_cov", "signal_sq")
+        )
+        low, high = fieller_ratio(noise, signal).within(0.95, 0.0, np.inf)
+        assert rows[3]["critical_batch_low"] == pytest.approx(low, rel=1e-6)
+        assert ("critical_batch" in rows[3]) == np.isfinite(high)  # without a resolved signal there is a bound alone
+        assert 0.0 <= rows[3]["best_saving_low"] <= rows[3]["best_saving"] <= rows[3]["best_saving_high"] < 1.0
 
     def test_are_of_the_estimator_that_the_trainer_uses(self, tmp_path):
         for kind, settings, label in (
