@@ -46,22 +46,21 @@ class MovingBatch:
         table = variance.set_index("estimator")
         if not np.isfinite(table.loc[own, ["trace_cov", "signal_sq"]].astype(float)).all():
             return {}
-        self._steps.append(table[_NUMBERS].astype(float))
+        self._steps.append(pd.DataFrame(table, columns=_NUMBERS, dtype=float))
         level = float(variance.attrs["confidence_level"])
         found = {"batch_prompts": float(n_prompts)}
         if len(self._steps) < _FEWEST:
-            critical = tuple(float(table.loc[own, f"noise_to_signal{end}"]) for end in _ENDS)
+            value, low, high = (float(table.at[own, f"noise_to_signal{end}"]) for end in _ENDS)
             found["over_steps"] = 1.0
         else:
             noise, signal = (mean_statistic(self._along(own, name)) for name in ("trace_cov", "signal_sq"))
             quotient = fieller_ratio(noise, signal)
             low, high = quotient.within(level, 0.0, np.inf)
-            critical = quotient.value if np.isfinite(high) else np.nan, low, high
+            value = quotient.value if np.isfinite(high) else np.nan
             found["over_steps"] = float(len(self._steps))
             found |= self._saving(own, level)
-        value, low, high = critical
-        alignment = tuple(float(alignment_at(one, 1.0, n_prompts)) for one in (value, high, low))
-        found |= _with_ends("critical_batch", critical) | _with_ends("alignment", alignment)
+        aligned, least, most = (float(alignment_at(one, 1.0, n_prompts)) for one in (value, high, low))
+        found |= _with_ends("critical_batch", (value, low, high)) | _with_ends("alignment", (aligned, least, most))
         return {key: one for key, one in found.items() if math.isfinite(one)}
 
     def _along(self, label: str, name: str) -> np.ndarray:
