@@ -21,7 +21,7 @@ from coverage import FOLDER, LEVEL, ONE_SLOPE, draw, policy
 from scipy.special import log_softmax
 
 from gradstats import estimators
-from gradstats.analyses import equivalent_group_size, implied_shift, length_reward_correlation
+from gradstats.analyses import batch_size, equivalent_group_size, implied_shift, length_reward_correlation
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import (
     compare,
@@ -35,6 +35,8 @@ from gradstats.system.files import atomic_path
 SIZE = 3
 SPLIT = ("reinforce", "rloo", "grpo", "token_mean")
 EQUIVALENT = ("token_mean(loo=True)", "length_weighted(alpha=0.8, loo=True)", "reinforce")
+BATCHED, BATCH_PROMPTS = ("rloo", "reinforce", "grpo"), 64
+BATCH_SIZES = (100, 400)
 SHIFTED = ("token_mean", "length_weighted(alpha=0.8)")
 HALF_WIDTH, PILOT_PROMPTS, PER_PROMPT = 0.05, 30, 4
 SIGNAL_PILOT, MOST_PROMPTS = 400, 6000
@@ -70,6 +72,11 @@ def truths(exact: EnumeratedPolicy) -> dict[tuple[str, str], float]:
     """Return (quantity, estimator) → its value under the enumerated policy."""
     truth = every_group(exact)
     moments = {name: exact.moments(estimators.get(name), SIZE) for name in (*SPLIT, *EQUIVALENT)}
+    squared = float(exact.gradient @ exact.gradient)
+    for name in BATCHED:
+        critical, limit = moments[name].matched_trace_cov / squared, moments[name].cosine ** 2
+        truth["critical_batch", name] = critical
+        truth["alignment", name] = 1.0 / (1.0 / limit + critical / BATCH_PROMPTS)
     for name in SPLIT:
         truth["within_prompt", name] = moments[name].within_prompt
         truth["between_prompt", name] = moments[name].between_prompt
@@ -107,11 +114,23 @@ def of_gradients(exact: EnumeratedPolicy, truth: dict[tuple[str, str], float], n
             if name not in equivalent:
                 continue
             low, high = equivalent[name].loc[name, [f"{quantity}_low", f"{quantity}_high"]]
+        elif quantity in ("critical_batch", "alignment"):
+            continue
         elif quantity == "implied_shift":
             low, high = implied_shift(single, name).confidence_interval(LEVEL)
         else:
             low, high = length_reward_correlation(single).confidence_interval(LEVEL)
         yield quantity, name, bool(low <= value <= high)
+
+
+def of_batches(exact: EnumeratedPolicy, truth: dict[tuple[str, str], float], n_prompts: int, seed: int) -> Hits:
+    """Check the critical batch and the alignment of a batch: intervals, and bounds where no value is shown."""
+    batch, scores, _ = exact.sample(n_prompts, SIZE, np.random.default_rng([seed, n_prompts, 6]))
+    frame = batch_size(batch, BATCHED, scores, prompts=BATCH_PROMPTS).to_frame(LEVEL)
+    for row in frame.to_dict("records"):
+        for quantity in ("critical_batch", "alignment"):
+            value, name = truth[quantity, row["estimator"]], row["estimator"]
+            yield quantity, name, bool(row[f"{quantity}_low"] <= value <= row[f"{quantity}_high"])
 
 
 def of_temperatures(n_prompts: int, seed: int) -> Hits:
@@ -176,11 +195,17 @@ def main(replications: int = 300, sizes: tuple[int, ...] = (30, 100)) -> None:
         of_temperatures,
     ]
     planned: list[Callable[[int, int], Hits]] = [of_alpha_plan, lambda _, seed: of_signal_plan(exact, seed)]
+    batches: list[Callable[[int, int], Hits]] = [lambda n_prompts, seed: of_batches(exact, truth, n_prompts, seed)]
     hits: dict[tuple[str, str, int], list[bool]] = defaultdict(list)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for seed in range(replications):
-            for n_prompts, checks in ((sizes[0], planned), *((size, of_size) for size in sizes)):
+            every = (
+                (sizes[0], planned),
+                *((size, of_size) for size in sizes),
+                *((size, batches) for size in BATCH_SIZES),
+            )
+            for n_prompts, checks in every:
                 for check in checks:
                     for quantity, name, covered in check(n_prompts, seed):
                         pilot = {"plan of α": PILOT_PROMPTS, "plan of a signal": SIGNAL_PILOT}

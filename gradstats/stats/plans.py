@@ -503,6 +503,18 @@ def plan_critical_batch(
 
     Raises:
         ValueError: for a factor that is not above 1, or a pilot whose signal is not known well enough to plan with.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards = rng.integers(0, 2, 400)
+        >>> batch = gs.estimators.Batch(rewards, np.full(400, 50), np.repeat(np.arange(50), 8))
+        >>> scores = rng.normal(size=(400, 32)) + 0.8 * rewards[:, None] - 0.4
+        >>> pilot = gs.analyses.batch_size(batch, ["rloo"], scores).rows[0].critical_batch
+        >>> plan = gs.stats.plan_critical_batch(pilot, 1.5, estimator="rloo", completions_per_prompt=8)
+        >>> plan.n_prompts <= plan.n_prompts_assured < 50
+        True
     """
     level = require_level(confidence_level)
     if not 1.0 < factor < math.inf:

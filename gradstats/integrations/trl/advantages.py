@@ -18,14 +18,13 @@ from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.gradients.session import MeasuringSession
 from gradstats.integrations.training_record import Complaints
-from gradstats.integrations.trl.contract import Generation, check_trainer, gathered, intercept
+from gradstats.integrations.trl.contract import IN_USE, Generation, check_trainer, gathered, intercept
 from gradstats.integrations.trl.monitor import live_policy
 from gradstats.rollouts.table import Rollouts
 
 if TYPE_CHECKING:
     from gradstats.integrations.trl.contract import Trainer
 
-_ATTACHED = "gradstats_estimator"
 #: Fields of the batch that a forward pass gives.
 OF_FORWARD = ("logprobs", "entropy", "sum_pi_squared")
 #: Fields that take a measurement of every completion's gradient.
@@ -150,9 +149,9 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
     """
     check_trainer(trainer)
     estimator = families.get(label)
-    if _ATTACHED in vars(trainer):
+    if IN_USE in vars(trainer):
         raise ValueError(
-            f"this trainer takes its advantages from {vars(trainer)[_ATTACHED].estimator.label} already: make another "
+            f"this trainer takes its advantages from {vars(trainer)[IN_USE].estimator.label} already: make another "
             "trainer"
         )
     _refuse_unknown_needs(estimator, token_probes)
@@ -160,7 +159,7 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
     section = MeasurementSection(sketch_dim=None, token_probes=token_probes)
     used = EstimatorInUse(estimator, section)
     intercept(trainer, used.replace_advantages)
-    vars(trainer)[_ATTACHED] = used
+    vars(trainer)[IN_USE] = used
     return used
 
 

@@ -40,6 +40,8 @@ class Trainer(Protocol):
     temperature: float
 
 
+#: The attribute of a trainer that holds the estimator which it takes its advantages from, in place of its own.
+IN_USE = "gradstats_estimator"
 #: The trainers that are known.
 TRAINERS = ("GRPOTrainer", "RLOOTrainer")
 #: Private methods that are wrapped, with their parameters.
@@ -196,6 +198,23 @@ def sampler_settings(trainer: Trainer) -> dict[str, object]:
     names = ("top_p", "top_k", "min_p", "repetition_penalty")
     settings = {"temperature": trainer.temperature} | {name: getattr(args, name, None) for name in names}
     return {name: given.get(name, value) for name, value in settings.items()}
+
+
+def own_estimator(trainer: Trainer) -> str:
+    """Return the label of what a trainer takes its advantages from, up to a factor that a batch shares."""
+    used = vars(trainer).get(IN_USE)
+    if used is not None:
+        return used.estimator.label
+    if any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__):
+        return "rloo"
+    return "grpo" if trainer.args.scale_rewards == "group" else "group_mean"
+
+
+def prompts_of_step(trainer: Trainer) -> float:
+    """Return the number of groups that an optimizer step learns from."""
+    args = trainer.args
+    of_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return of_process * trainer.accelerator.num_processes / trainer.num_generations
 
 
 def intercept(trainer: Trainer, handle: Callable[[Generation], None]) -> None:

@@ -28,8 +28,17 @@ from gradstats.config.sections import (
     VarianceSection,
 )
 from gradstats.gradients.session import MeasuringSession
-from gradstats.integrations.training_record import PREFIX, Complaints, TrainingRecord, logged_values
-from gradstats.integrations.trl.contract import Generation, check_trainer, gathered, intercept, sampler_settings
+from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
+from gradstats.integrations.training_record import PREFIX, Complaints, RecordedStep, TrainingRecord, logged_values
+from gradstats.integrations.trl.contract import (
+    Generation,
+    check_trainer,
+    gathered,
+    intercept,
+    own_estimator,
+    prompts_of_step,
+    sampler_settings,
+)
 from gradstats.measurement.measurement import Measurement
 from gradstats.policy.checkpoint import known_as
 from gradstats.policy.model import dtype_name
@@ -105,9 +114,11 @@ class VarianceMonitor:
     Every so many optimizer steps, when completions have been drawn and scored and before they are learnt from, their
     gradients are measured with the live model, as :func:`gradstats.measure` does, and compared, as
     :func:`gradstats.compare` does. The numbers of :func:`gradstats.integrations.training_record.logged_values` go to
-    the trainer's own reporters, and everything to a folder that ``gradstats export`` draws. The training run ends with
-    the same weights, bit for bit, as without a monitor. What cannot be measured is warned of, skipped and counted
-    (``gradstats/skipped``, ``gradstats/left_out``); it never stops the training.
+    the trainer's own reporters, with those of :class:`gradstats.integrations.moving_batch.MovingBatch` on the batch of
+    an optimizer step: of the trainer's own estimator where the list has it, of the reference otherwise. Everything goes
+    to a folder that ``gradstats export`` draws. The training run ends with the same weights, bit for bit, as without a
+    monitor. What cannot be measured is warned of, skipped and counted (``gradstats/skipped``, ``gradstats/left_out``);
+    it never stops the training.
 
     Completions without a reward or without a token that counts are left out, and so are groups of which fewer than
     two are left. Rewards are the trainer's weighted sums, without a KL penalty.
@@ -169,6 +180,7 @@ class VarianceMonitor:
         self._last: int | None = None
         self._session: MeasuringSession | None = None
         self._record: TrainingRecord | None = None
+        self._moving = MovingBatch()
         self._complaints = Complaints()
         self.n_measured = self.n_skipped = self.n_left_out = 0
 
@@ -238,7 +250,7 @@ class VarianceMonitor:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they are in the record
-                values = dict(self._recorded(parts, step, start))
+                values = dict(self._recorded(trainer, parts, step, start))
         except Exception as error:
             self.n_skipped += 1
             self._complaints.say(f"the gradients of step {step} were not measured", error)
@@ -276,7 +288,7 @@ class VarianceMonitor:
         said = [str(one.message) for one in caught if issubclass(one.category, (UserWarning, RuntimeWarning))]
         return _Part(measured, left_out, tuple(dict.fromkeys(said)))
 
-    def _recorded(self, parts: Sequence[_Part], step: int, start: float) -> Mapping[str, float]:
+    def _recorded(self, trainer: Trainer, parts: Sequence[_Part], step: int, start: float) -> Mapping[str, float]:
         """Join what all processes measured, analyse it and write it; returns what to log."""
         self.n_left_out += sum(part.n_left_out for part in parts)
         if errors := [part.error for part in parts if part.error is not None]:
@@ -296,4 +308,14 @@ class VarianceMonitor:
         remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
         recorded = self._record.add(step_name(step), measured, list(remarks))
         self.n_measured += 1
-        return logged_values(recorded, time.perf_counter() - start)
+        of_batch = {f"{PREFIX}/{key}": value for key, value in self._of_batch(trainer, recorded).items()}
+        return of_batch | logged_values(recorded, time.perf_counter() - start)
+
+    def _of_batch(self, trainer: Trainer, recorded: RecordedStep) -> Mapping[str, float]:
+        """Return what the trainer's own batch reaches, from the comparison alone: key → number."""
+        if recorded.variance is None:
+            return {}
+        listed = {families.get(label).label: label for label in self._variance.estimators}
+        own = listed.get(own_estimator(trainer), self._variance.reference)
+        found = self._moving.add(recorded.variance, own, prompts_of_step(trainer))
+        return found and found | {"silent_tokens": silent_tokens(recorded.measured, own)}

@@ -5,6 +5,7 @@ import random
 import warnings
 
 import numpy as np
+import pandas as pd
 import peft
 import pytest
 import torch
@@ -20,9 +21,14 @@ from small_trainers import (
 )
 
 import gradstats as gs
-from gradstats.integrations.trl import VarianceMonitor
+from gradstats.gradients.session import MeasuringSession
+from gradstats.integrations.trl import VarianceMonitor, use_estimator
+from gradstats.integrations.trl.contract import own_estimator, prompts_of_step
 from gradstats.integrations.trl.monitor import live_policy, step_name
 from gradstats.policy.policy import Policy
+from gradstats.stats.intervals import fieller_ratio
+from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.variance.pools import PooledCompletions
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -131,6 +137,60 @@ class TestLoggedValues:
         assert row["mean_length"] == rollouts.lengths.mean()
         assert row["skipped"] == row["left_out"] == 0
         assert row["seconds"] > 0
+
+    def test_say_what_the_batch_of_the_trainer_reaches(self, tmp_path, monkeypatch):
+        """From the comparison of each step alone: nothing is measured or compared a second time."""
+
+        def rewards(completion_ids, **_):
+            found = odd_rewards(completion_ids)
+            return [1.0] * GROUP_SIZE + found[GROUP_SIZE:]  # the first group has no signal
+
+        calls = {"measure": 0, "row": 0}
+
+        def counted(owner, name):
+            original = getattr(owner, name)
+
+            def call(*arguments, **options):
+                calls[name] += 1
+                return original(*arguments, **options)
+
+            monkeypatch.setattr(owner, name, call)
+
+        counted(MeasuringSession, "measure")
+        counted(PooledCompletions, "row")
+        settings = {"max_steps": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False}
+        trainer, monitor = watched("RLOO", tmp_path, rewards=rewards, **settings)
+        trainer.train()
+        assert calls == {"measure": monitor.n_measured, "row": monitor.n_measured * len(LABELS)}
+        rows = logged(trainer)
+        assert [row["over_steps"] for row in rows] == [1, 1, 3, 4]
+        steps = [gs.read_rollouts(monitor.folder / step_name(step) / "rollouts") for step in range(4)]
+        for row, rollouts in zip(rows, steps, strict=True):
+            first = rollouts.frame["prompt_id"] == rollouts.frame["prompt_id"].iloc[0]
+            assert row["silent_tokens"] == pytest.approx(rollouts.lengths[first].sum() / rollouts.lengths.sum())
+            assert row["batch_prompts"] == 6
+            assert 0.0 <= row["alignment_low"] <= row["alignment_high"] <= 1.0
+        tables = [pd.read_csv(monitor.folder / step_name(step) / "variance.csv").iloc[0] for step in range(4)]
+        assert {table["estimator"] for table in tables} == {"rloo"}
+        noise, signal = (
+            mean_statistic(np.array([table[name] for table in tables])) for name in ("trace_cov", "signal_sq")
+        )
+        low, high = fieller_ratio(noise, signal).within(0.95, 0.0, np.inf)
+        assert rows[3]["critical_batch_low"] == pytest.approx(low, rel=1e-6)
+        assert ("critical_batch" in rows[3]) == np.isfinite(high)  # without a resolved signal there is a bound alone
+        assert 0.0 <= rows[3]["best_saving_low"] <= rows[3]["best_saving"] <= rows[3]["best_saving_high"] < 1.0
+
+    def test_are_of_the_estimator_that_the_trainer_uses(self, tmp_path):
+        for kind, settings, label in (
+            ("GRPO", {}, "grpo"),
+            ("GRPO", {"scale_rewards": "none"}, "group_mean"),
+            ("RLOO", {}, "rloo"),
+        ):
+            trainer = small_trainer(kind, tmp_path / f"{kind}{label}", **settings)
+            assert own_estimator(trainer) == label
+            assert prompts_of_step(trainer) == 3
+        use_estimator(trainer, "norm_weighted(loo=True)")
+        assert own_estimator(trainer) == "norm_weighted(loo=True)"
 
     def test_hold_numbers_only(self, tmp_path):
         """Lengths that are all equal leave α out, and α only."""

@@ -1,0 +1,81 @@
+"""The moving estimate of what a trainer's batch reaches."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gradstats.integrations.moving_batch import WINDOW, MovingBatch, silent_tokens
+from gradstats.rollouts.table import Rollouts
+
+
+def step(rng, noise=64.0, signal=1.0, spread=1.0, saved=0.2):
+    """A comparison whose noise and signal scatter about those of a critical batch of 64 prompts."""
+    ratio = (1.0 - saved) * np.exp(0.1 * rng.normal())
+    frame = pd.DataFrame(
+        {
+            "estimator": ["grpo", "rloo", "norm_weighted(loo=True)"],
+            "trace_cov": noise * np.exp(0.1 * rng.normal(size=3)),
+            "signal_sq": signal + spread * rng.normal(size=3),
+            "matched_ratio": [1.0, np.nan, ratio],
+            "noise_to_signal": np.nan,
+            "noise_to_signal_low": 11.0,
+            "noise_to_signal_high": np.inf,
+        }
+    )
+    frame.attrs["confidence_level"] = 0.95
+    return frame
+
+
+def test_one_step_says_what_it_resolves_alone():
+    found = MovingBatch().add(step(np.random.default_rng(0)), "grpo", 8.0)
+    assert found == {
+        "batch_prompts": 8.0,
+        "over_steps": 1.0,
+        "critical_batch_low": 11.0,
+        "alignment_low": 0.0,
+        "alignment_high": pytest.approx(1.0 / (1.0 + 11.0 / 8.0)),
+    }
+
+
+def test_several_steps_resolve_what_none_does():
+    rng, moving = np.random.default_rng(1), MovingBatch()
+    frames = [step(rng, spread=0.4) for _ in range(WINDOW + 3)]
+    *_, found = [moving.add(frame, "grpo", 8.0) for frame in frames]
+    assert found["over_steps"] == WINDOW  # earlier ones are left out
+    last = [frame.iloc[0] for frame in frames[-WINDOW:]]
+    expected = np.mean([row["trace_cov"] for row in last]) / np.mean([row["signal_sq"] for row in last])
+    assert found["critical_batch"] == pytest.approx(expected)
+    assert found["alignment"] == pytest.approx(1.0 / (1.0 + expected / 8.0))
+    assert found["alignment_low"] == pytest.approx(1.0 / (1.0 + found["critical_batch_high"] / 8.0))
+    assert 0.2 - 0.15 < found["best_saving_low"] < found["best_saving"] < found["best_saving_high"] < 0.2 + 0.15
+
+
+def test_the_interval_over_steps_covers():
+    rng, inside = np.random.default_rng(2), []
+    for _ in range(300):
+        moving = MovingBatch()
+        *_, found = [moving.add(step(rng, spread=0.5), "grpo", 8.0) for _ in range(WINDOW)]
+        truth = 64.0 * np.exp(0.1**2 / 2.0)
+        low, high = (found.get(f"critical_batch_{end}", ends) for end, ends in (("low", 0.0), ("high", np.inf)))
+        inside.append(low <= truth <= high)
+    assert 0.92 <= np.mean(inside) <= 0.99
+
+
+def test_nothing_better_saves_nothing_and_no_noise_says_nothing():
+    rng, moving = np.random.default_rng(3), MovingBatch()
+    *_, found = [moving.add(step(rng, saved=-0.5), "grpo", 8.0) for _ in range(4)]
+    assert (found["best_saving"], found["best_saving_low"], found["best_saving_high"]) == (0.0, 0.0, 0.0)
+    assert not [key for key in moving.add(step(rng), "rloo", 8.0) if "saving" in key]  # its ratio is not known
+    assert moving.add(step(rng).assign(trace_cov=np.nan), "grpo", 8.0) == {}
+
+
+def test_tokens_of_groups_without_signal():
+    lengths = np.arange(3, 15)
+    rewards = np.array([1.0, 0.0, 0.5, 0.0] + 4 * [1.0] + [0.0, 0.0, 1.0, 0.0])
+    found = SimpleNamespace(
+        rollouts=Rollouts.from_sequences([[1]] * 12, [[2] * length for length in lengths], rewards, np.arange(12) // 4)
+    )
+    assert silent_tokens(found, "rloo") == pytest.approx(lengths[4:8].sum() / lengths.sum())
+    assert silent_tokens(found, "reinforce") == 0.0
