@@ -26,6 +26,7 @@ from gradstats.config.experiment import find_experiment, read_experiment
 from gradstats.plots import estimator_appearance, save_figure, style
 from gradstats.plots.marks import legend_below
 from gradstats.plots.variance import plain_ticks
+from gradstats.runs.pipeline import run_experiment
 from gradstats.stats.variance.alignment import alignment_at
 from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.inputs import target_of
@@ -34,7 +35,7 @@ from gradstats.system.environment import environment
 from gradstats.system.files import write_json
 
 #: Kind of completions → settings that differ from those of experiments/embedded_resolved.yaml.
-KINDS = {"on-policy": [], "eight steps stale": ["behaviour_policy.revision=step-5492"]}
+KINDS: dict[str, list[str]] = {"on-policy": [], "eight steps stale": ["behaviour_policy.revision=step-5492"]}
 LABELS = ("rloo", "reinforce", "grpo")
 #: The columns from which the alignment of any batch and the ends of its interval follow.
 ENDS = (
@@ -50,7 +51,7 @@ def measurement_of(kind: str, runs: Path) -> gs.Measurement:
     folder = runs / kind.replace(" ", "_").replace("-", "_")
     if not (folder / "manifest.json").exists():
         settings = [*KINDS[kind], f"variance.estimators=[{','.join(LABELS)}]"]
-        gs.run_experiment(read_experiment(find_experiment("embedded_resolved"), settings), folder)
+        run_experiment(read_experiment(find_experiment("embedded_resolved"), settings), folder)
     return gs.read_measurement(folder)
 
 
@@ -102,9 +103,9 @@ def alignments(kind: str, runs: Path, n_splits: int) -> pd.DataFrame:
                 records.append({"completions": kind, "estimator": label, "prompts": size, "split": split} | row)
     frame = pd.DataFrame(records)
     grouped = frame.groupby(["completions", "estimator", "prompts"], sort=False)
-    means = grouped[["predicted", "predicted_low", "predicted_high", "observed"]].mean()
-    means["observed_low"], means["observed_high"] = grouped["observed"].quantile(0.1), grouped["observed"].quantile(0.9)
-    return means.reset_index()
+    means = pd.DataFrame(grouped[["predicted", "predicted_low", "predicted_high", "observed"]].mean())
+    lowest, highest = (grouped["observed"].quantile(at) for at in (0.1, 0.9))
+    return means.assign(observed_low=lowest, observed_high=highest).reset_index()
 
 
 def draw(frame: pd.DataFrame) -> None:
@@ -139,7 +140,7 @@ def main(runs: Path = Path("runs/alignment"), out: Path = Path("figures/batch_si
     """
     out.mkdir(parents=True, exist_ok=True)
     frame = pd.concat([alignments(kind, runs, n_splits) for kind in KINDS], ignore_index=True)
-    with mpl.rc_context(style("iclr")):
+    with mpl.rc_context(style("iclr")):  # pyright: ignore[reportArgumentType]
         draw(frame)
         save_figure(plt.gcf(), out / "alignment", source=frame, overwrite=True)
     plt.close("all")

@@ -488,6 +488,9 @@ def plan_critical_batch(
 ) -> CriticalBatchPlan:
     r"""Compute how many prompts make the interval of a critical batch end within a factor of its value.
 
+    It is the smallest number whose interval :math:`[l, h]` of :math:`B^*` has :math:`B^*/f \le l` and
+    :math:`h \le f B^*`.
+
     The interval of a study follows from the variances of the pilot's influence values, scaled to its prompts
     (:meth:`gradstats.stats.variance.alignment.CriticalBatch.in_study`), for a signal as low as one study in five finds.
     The range is that over the pilot's interval of the signal, and reaches to infinity where that does to 0; the assured
