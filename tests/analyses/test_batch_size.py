@@ -144,7 +144,7 @@ def test_the_sentence_and_the_curve_agree_with_the_table(sample):
 
 def test_the_first_screen_is_sorted_and_says_what_equal_alignment_takes(sample):
     analysis = registry.get("batch_size")
-    found = batch_size(sample[0], ["reinforce", "rloo", "length_weighted(alpha=within_prompt, loo=True)"], sample[1])
+    found = batch_size(sample[0], ["reinforce", "rloo", "token_mean(loo=True)"], sample[1])
     frame = found.to_frame()
     table = analysis_table(analysis, frame)
     assert list(table.rows) == list(frame.sort_values("critical_batch")["estimator"])
