@@ -256,7 +256,7 @@ def batch_size(
         >>> scores = rng.normal(size=(1600, 32)) + 0.8 * rewards[:, None] - 0.4
         >>> frame = gs.analyses.batch_size(batch, ["rloo"], scores, prompts=16).to_frame()
         >>> frame[["critical_batch", "alignment"]].round(2).to_numpy().tolist()
-        [[0.91, 0.95]]
+        [[0.88, 0.95]]
     """
     if prompts is not None and tokens is not None:
         raise ValueError("prompts and tokens both state the size of the batch: give one of them")
