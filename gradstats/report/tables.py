@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,10 +214,13 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
     frame = pd.concat([fit.to_frame(confidence_level) for fit in fits.values()], ignore_index=True)
     frame.insert(0, "run", list(fits))
     frame.attrs["metric"] = " or ".join(dict.fromkeys(fit.metric for fit in fits.values()))
-    within = [fit.within_prompts() for fit in fits.values()]
-    ends = [
-        (math.nan,) * 3 if fit is None else (fit.alpha, *fit.confidence_interval(confidence_level)) for fit in within
-    ]
+    with warnings.catch_warnings():  # what the fits lack was said when they were made
+        warnings.simplefilter("ignore", UserWarning)
+        within = [fit.within_prompts() for fit in fits.values()]
+        ends = [
+            (math.nan,) * 3 if fit is None else (fit.alpha, *fit.confidence_interval(confidence_level))
+            for fit in within
+        ]
     frame[["alpha_within", "alpha_within_low", "alpha_within_high"]] = ends
     counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
     known = triples_of(frame, "alpha_within")
