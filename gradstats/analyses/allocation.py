@@ -43,7 +43,7 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
-from gradstats.stats.intervals import fieller_ratio, studentised_ratio
+from gradstats.stats.intervals import fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import number_with_interval
@@ -69,18 +69,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What a share, or a relative noise, is less than 1."""
-
-    noise: Estimated
-
-    def with_interval(self, confidence_level: float) -> tuple[float, float, float]:
-        """Return the share and the ends of its interval."""
-        ratio, low, high = self.noise.with_interval(confidence_level)
-        return 1.0 - ratio, 1.0 - high, 1.0 - low
-
-
-@dataclass(frozen=True)
 class Allocated(Row):
     """One estimator in groups of one size, at a number of tokens."""
 
@@ -95,7 +83,7 @@ class Allocated(Row):
     relative_noise: Estimate = estimate(
         "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
     )
-    tokens_saved: Saved = estimate(
+    tokens_saved: Estimated = estimate(
         "share of tokens saved at equal noise", "tokens saved", short=True, limits=(-math.inf, 1.0)
     )
     within_prompt: Estimate = estimate("variance between groups of one prompt", "within prompts", limits=NOT_NEGATIVE)
@@ -251,7 +239,7 @@ def allocate(
                     n_prompts=tokens / (size * mean_length),
                     noise_to_signal=None if judge is None else NoiseToSignal(fieller_ratio(noise, judge.signal)),
                     relative_noise=relative,
-                    tokens_saved=Saved(relative),
+                    tokens_saved=share_saved(relative),
                     within_prompt=NOT_ESTIMATED if parts.within is None else parts.within.estimate("log"),
                     between_prompt=NOT_ESTIMATED if parts.between is None else parts.between.estimate(),
                     extrapolated=size > most,

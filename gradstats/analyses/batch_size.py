@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.analyses.allocation import Saved
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
@@ -40,9 +39,10 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.style import stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
+from gradstats.stats.intervals import Derived, share_saved
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.alignment import Derived, alignment_at, alignment_of
+from gradstats.stats.variance.alignment import alignment_at, alignment_of
 from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.estimates import KeptShare
 from gradstats.stats.variance.inputs import TargetChoice, target_of
@@ -56,6 +56,7 @@ from gradstats.stats.variance.moments import (
 from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, EstimatorVariance
+from gradstats.stats.variance.result import equal_by_construction
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.late import pd, plt
 
@@ -101,15 +102,15 @@ class BatchRow(Row):
     )  # fmt: skip
     doubled_alignment: Estimated | None = estimate("alignment of a batch twice as large", limits=SHARE)
     alignment_limit: Estimated | None = estimate("alignment of ever larger batches: the squared cosine", limits=SHARE)
-    prompts_saved: Saved = estimate(
+    prompts_saved: Estimated = estimate(
         "share of prompts saved against the reference at equal alignment", limits=(-math.inf, 1.0)
     )
     relative_progress: Estimated | None = estimate(
         "alignment over that of the reference at the batch asked for", "progress", limits=NOT_NEGATIVE
     )
-    silent_groups: Saved = estimate("share of groups in which every weight is 0", "without signal", limits=SHARE)
-    silent_completions: Saved = estimate("share of completions in such groups", limits=SHARE)
-    silent_tokens: Saved = estimate("share of tokens in such groups", limits=SHARE)
+    silent_groups: Estimated = estimate("share of groups in which every weight is 0", "without signal", limits=SHARE)
+    silent_completions: Estimated = estimate("share of completions in such groups", limits=SHARE)
+    silent_tokens: Estimated = estimate("share of tokens in such groups", limits=SHARE)
     dynamic_tokens: Estimated | None = estimate(
         "tokens drawn until as many groups as asked for have a weight", limits=NOT_NEGATIVE
     )
@@ -349,13 +350,13 @@ def _row(
         doubled_alignment=None if alignment is None else alignment.at(2.0 * n_groups),
         alignment_limit=None if alignment is None else alignment.limit,
         relative_prompts=found.matched_ratio if alignment is not None else None,
-        prompts_saved=Saved(found.matched_ratio if alignment is not None else NOT_ESTIMATED),
+        prompts_saved=share_saved(found.matched_ratio if alignment is not None else NOT_ESTIMATED),
         relative_progress=(
             None if alignment is None or base is None else alignment.progress_over(base, found.matched_ratio, n_groups)
         ),
-        silent_groups=Saved(found.kept_share),
-        silent_completions=Saved(kept_completions),
-        silent_tokens=Saved(kept_tokens),
+        silent_groups=share_saved(found.kept_share),
+        silent_completions=share_saved(kept_completions),
+        silent_tokens=share_saved(kept_tokens),
         dynamic_tokens=None
         if filtered is None
         else Derived(lambda kept: n_groups * per_prompt / kept, (found.kept_share,)),
@@ -459,16 +460,11 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
 
 def _lines(frame: pd.DataFrame) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
     """Return the estimators of each line, with the critical batch and the limit and their ends."""
-    found: list[tuple[list[str], np.ndarray, np.ndarray]] = []
     both = np.concatenate([estimates_of(frame, name) for name in ("critical_batch", "alignment_limit")], axis=1)
-    for label, numbers in zip(frame["estimator"], both, strict=True):
-        for names, critical, limit in found:
-            if np.allclose(np.concatenate([critical, limit]), numbers, rtol=1e-9, atol=0.0, equal_nan=True):
-                names.append(str(label))
-                break
-        else:
-            found.append(([str(label)], numbers[:3], numbers[3:]))
-    return found
+    return [
+        (frame["estimator"].iloc[group].astype(str).tolist(), both[group[0], :3], both[group[0], 3:])
+        for group in equal_by_construction(both.tolist())
+    ]
 
 
 def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> BatchSizes | None:

@@ -35,6 +35,8 @@ POINTS = "length_scaling"
 ORDER = "order"
 #: Entry of the ``.attrs`` of an answer in a run: the sentence that answers.
 SENTENCE = "sentence"
+#: Another: true where the sentence says all, and the rows add nothing to it.
+SETTLED = "settled"
 _KEY = "column"
 
 
@@ -426,6 +428,7 @@ class Analysis(Tabulated):
         frame = found.to_frame(level)
         if hasattr(found, "sentence"):
             frame.attrs[SENTENCE] = found.sentence(*(() if self.asked_at_level else (level,)))
+            frame.attrs |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
         return {self.name: frame} | {one.name: one.frame(found, level) for one in self.further}
 
     def files_named(self, arguments: Mapping[str, Any]) -> str:

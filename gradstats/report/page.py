@@ -15,7 +15,7 @@ from typing import TypedDict, cast
 import pandas as pd
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import SENTENCE, Analysis
+from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
@@ -437,7 +437,7 @@ def _question(
     # A comparison has the columns of the estimators' section, and another table says what is new in it.
     declared = next((one for one in analysis.tables if not one.as_comparison), None)
     table = tables.get(name if declared is analysis or declared is None else declared.name)
-    if table is not None and analysis.name != "alpha":
+    if table is not None and analysis.name != "alpha" and not about.get(SETTLED):
         headings, rows = table.cells("plain")
         known = analysis.first_shown(frame_in_words(table.source)) if declared is analysis else []
         shown = [0, *(at for at, heading in enumerate(table.columns, 1) if heading in known or not known)]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.stats.jackknife import Estimate, Statistic, influential_prompts, require_level, satterthwaite_degrees
+from gradstats.stats.jackknife import (
+    Estimate,
+    Estimated,
+    Interval,
+    Statistic,
+    influential_prompts,
+    require_level,
+    satterthwaite_degrees,
+)
 from gradstats.system.late import special
 
 N_RESAMPLES = 1999
@@ -325,3 +334,26 @@ def _random_numbers(n_prompts: int) -> tuple[Float[np.ndarray, "samples m"], Flo
     rng = np.random.default_rng(0)
     shape = (int(np.clip(NUMBERS // n_prompts, FEWEST_SAMPLES, 1999)), n_prompts)
     return rng.standard_normal(shape), rng.random(shape)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A monotone function of several estimates, with the least and the greatest value over their intervals.
+
+    Of one estimate its interval covers as often as that of the estimate, of several at least as often as all of theirs.
+    """
+
+    function: Callable[..., float]
+    estimates: tuple[Estimated, ...]
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``; no value where one of the estimates has none."""
+        values, *ends = zip(*(one.with_interval(confidence_level) for one in self.estimates), strict=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            corners = [self.function(*map(np.float64, corner)) for corner in product(*zip(*ends, strict=True))]
+            return float(self.function(*map(np.float64, values))), float(min(corners)), float(max(corners))
+
+
+def share_saved(share: Estimated) -> Derived:
+    """Return what a share, or a relative noise, is less than 1."""
+    return Derived(lambda one: 1.0 - one, (share,))

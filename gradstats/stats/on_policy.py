@@ -278,12 +278,12 @@ class OnPolicyCheck(Printed):
                 f"Consistent with on-policy sampling: temperatures below {low:.3g} and above {high:.3g}{times} are "
                 f"excluded ({evidence})."
             )
-        ends = [f"below {low:.3g}"] if low > 0.0 else []
-        ends += [f"above {high:.3g}"] if np.isfinite(high) else []
-        excluded = f"only sampling temperatures {' and '.join(ends)}{times}" if ends else "no temperature"
-        known = "On-policy by the recorded settings; the samples alone cannot tell"
+        known = "On-policy by its settings; the samples alone cannot tell"
         said = known if "temperature" in self.sampler else "The samples alone cannot tell whether they are on-policy"
-        return f"{said} (they exclude {excluded}; {evidence}). Measure more prompts to resolve it."
+        lowest = f"from {low:.3g}" if low > 0.0 else "up"
+        span = f"{lowest} to {high:.3g}" if np.isfinite(high) else f"{lowest} on" if low > 0.0 else ""
+        fitting = f"Sampling temperatures {span}{times} fit" if span else "Every sampling temperature fits"
+        return f"{said} ({evidence}). {fitting}; more prompts would resolve it."
 
     def _evidence(self, estimates: Mapping[str, Estimate], confidence_level: float) -> str:
         evidence = "; ".join(

@@ -252,12 +252,16 @@ HYBRIDS = {
 EVERY = DENSE | MIXTURES | HYBRIDS
 
 
-def architecture_model(architecture: str) -> nn.Module:
-    """A random model of an architecture in float64; the grouped matrix product of experts does not exist there."""
+#: Mixtures with each way in which transformers holds experts.
+KINDS_OF_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3", "gpt_oss")
+
+
+def small_model(architecture: str, options: dict | None = None, experts: str | None = None) -> nn.Module:
+    """A random model in float64, where the grouped matrix product of experts does not exist; options are further."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = AutoConfig.for_model(architecture, **(SMALL | EVERY[architecture]))
-        model = randomised(AutoModelForCausalLM.from_config(config))
-    if getattr(model.config, "_experts_implementation", None) == "grouped_mm":
-        model.set_experts_implementation("eager")
+        settings = SMALL | EVERY[architecture] | (options or {})
+        model = randomised(AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **settings)))
+    if experts is not None or getattr(model.config, "_experts_implementation", None) == "grouped_mm":
+        model.set_experts_implementation(experts or "eager")
     return model

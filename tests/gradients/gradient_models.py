@@ -8,52 +8,13 @@ import numpy as np
 import pandas as pd
 import torch
 from conftest import VOCABULARY, tiny_model
-from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
 
 import gradstats.gradients as gradients
 from gradstats.measurement.measurement import Measurement
 from gradstats.reference.naive_estimators import sequence_gradients
 
 ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
-
-
-#: A random model of two layers has these sizes; mixtures of experts have further ones.
-SMALL = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
-}
-QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "decoder_sparse_step": 1}
-DEEPSEEK = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 8,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "q_lora_rank": 8,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 4,
-    "head_dim": 4,
-    "v_head_dim": 8,
-}
-MIXTURES = {
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 12},
-    "qwen3_moe": QWEN,
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "deepseek_v3": DEEPSEEK,
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
-}
 
 
 def any_model(architecture: str, tied: bool = False, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
@@ -113,16 +74,6 @@ def lora_model(architecture: str = "qwen2", **options) -> torch.nn.Module:
 def with_own_parameter(model: torch.nn.Module) -> torch.nn.Module:
     """The model with a parameter of its own, outside all layers."""
     model.shift = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    return model
-
-
-def small_model(architecture: str, options: dict, experts: str | None = None) -> torch.nn.Module:
-    """A random model of two layers."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = randomised(AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **(SMALL | options))))
-    if experts is not None:
-        model.set_experts_implementation(experts)
     return model
 
 

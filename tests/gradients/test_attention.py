@@ -9,8 +9,9 @@ from types import MethodType
 import numpy as np
 import pytest
 import torch
+from architectures import small_model
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import any_model, oracle, small_model
+from gradient_models import any_model, oracle
 from rotary_models import LIMIT, LONG, lengths_around_the_limit, rotary_model
 from torch import nn
 from transformers.models.gemma2 import modeling_gemma2
@@ -75,7 +76,7 @@ def queries_one_by_one(monkeypatch):
 @pytest.mark.parametrize("engine", ["ghost", "loop"])
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma2"])
 def test_eager_attention_in_slices_of_queries_is_exact(architecture, engine, recompute, rollouts, queries_one_by_one):
-    model = small_model(architecture, {}).float()
+    model = small_model(architecture).float()
     model.set_attn_implementation("eager")
     expected = sum(oracle(model, rollouts).values())
     assert 1 not in queries_one_by_one
@@ -94,7 +95,7 @@ def test_token_scores_with_attention_in_slices_of_queries(rollouts, queries_one_
 
 
 def test_attention_that_cannot_go_in_slices_stays_whole(monkeypatch):
-    assert attention.eager_of(small_model("bloom", {"n_head": 2})) == "eager"
+    assert attention.eager_of(small_model("bloom")) == "eager"
     assert attention.eager_of(tiny_model("qwen2")) == attention.EAGER_IN_SLICES
     own = modeling_qwen2.eager_attention_forward
 

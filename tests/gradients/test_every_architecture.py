@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from architectures import EVERY, architecture_model
+from architectures import EVERY, small_model
 from conftest import ragged_rollouts
 from torch.overrides import TorchFunctionMode
 
@@ -50,7 +50,7 @@ QUICK = (
     "architecture", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
 )
 def test_every_architecture_equals_autograd(architecture):
-    model, rollouts = architecture_model(architecture), ragged_rollouts(5)
+    model, rollouts = small_model(architecture), ragged_rollouts(5)
     with InFloat64():
         # The measured model is a copy: some modules keep a state from one call to the next.
         measured = gradients.measure(

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from architectures import small_model
 from conftest import VOCABULARY, ragged_rollouts, tiny_model
-from gradient_models import any_model, assert_same, lora_model, random_weightings, small_model
+from gradient_models import any_model, assert_same, lora_model, random_weightings
 from metrics import random_metric
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

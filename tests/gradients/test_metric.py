@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from architectures import small_model
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import ARCHITECTURES, MIXTURES, any_model, lora_model, random_weightings, small_model
+from gradient_models import ARCHITECTURES, any_model, lora_model, random_weightings
 from metrics import metric_oracle, random_metric, scaled_gradients, unit_metric
 from optimizers import EPS, assert_moments, decay_groups, trained
 from safetensors.torch import save_file
@@ -76,7 +77,7 @@ def test_adapters(architecture):
 
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "gpt_oss"])
 def test_experts(architecture):
-    model = small_model(architecture, MIXTURES[architecture], "eager")
+    model = small_model(architecture, experts="eager")
     # Softmax of routers and norms compute in float32 inside.
     assert_exact(model, ragged_rollouts(4), random_metric(model), rtol=1e-5, temperature=1.0)
 

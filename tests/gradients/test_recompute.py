@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from architectures import architecture_model
+from architectures import small_model
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, assert_same, lora_model, random_weightings
 
@@ -20,9 +20,9 @@ MODELS = {
     "mixture": (lambda: any_model("qwen2_moe"), None),
     "adapters": (lora_model, None),
     "last norms": (lambda: any_model("qwen2"), r"layers\.1.*norm"),
-    "recurrent": (lambda: architecture_model("mamba2"), None),  # modules of no known kind
-    "shared layers": (lambda: architecture_model("zamba2"), None),
-    "hybrid": (lambda: architecture_model("qwen3_next"), None),
+    "recurrent": (lambda: small_model("mamba2"), None),  # modules of no known kind
+    "shared layers": (lambda: small_model("zamba2"), None),
+    "hybrid": (lambda: small_model("qwen3_next"), None),
 }
 
 
@@ -86,7 +86,7 @@ def test_a_layer_that_cannot_run_twice_is_refused_by_name(rollouts):
 
 
 def test_layers_that_share_keys_and_values_through_an_object_do_not_run_again():
-    model = architecture_model("gemma4_text")
+    model = small_model("gemma4_text")
     assert "may exchange tensors with others through KVSharingDict" in why_not_twice(model)
     assert not RecomputeRule(Policy(model), memory_gib=1e-12)(1, 50)
 

@@ -296,6 +296,9 @@ def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_
     assert len(section["rows"]) == len(frame)
     assert section["command"] == "gradstats ask run success_bins"
     assert "Easy prompts &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
+    write_json(folder / "tables" / "answers.json", {"success_bins": about | {"settled": True}})
+    section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
+    assert (section["answer"], section["rows"]) == (about["sentence"], [])
 
 
 def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_path):

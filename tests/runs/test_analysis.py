@@ -211,6 +211,10 @@ def test_ratios_are_written_and_drawn_only_where_they_differ_from_one(finished, 
     assert ratios["ratio"].tolist()[:3] == ["token", "product", "geometric_mean"]
     assert {"grpo", "dapo"} <= set(pd.read_csv(tables / "ratio_clipping.csv")["recipe"])
     assert not (finished.run.path / "figures" / "ratios.png").exists()
+    recorded = read_results(finished.run.path).breakdowns
+    assert recorded["ratios"].attrs["sentence"].startswith("Sampler and scorer agree")
+    assert recorded["ratios"].attrs["settled"] is True
+    assert "settled" not in recorded["batch_size"].attrs
     saved = read_results(finished.run.path)
     drawn_off_policy = replace(saved, breakdowns=saved.breakdowns | {"ratios": ratios.assign(chi_squared=0.2)})
     assert "ratios" in figures_as_svg(drawn_off_policy)

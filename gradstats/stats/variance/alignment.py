@@ -11,15 +11,13 @@ E g along G, cos the cosine of the two, and B* the *critical batch*: tr Cov(g) a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
 
-from gradstats.stats.intervals import FiellerRatio, SkewedMeanEstimate, fieller_ratio
+from gradstats.stats.intervals import Derived, FiellerRatio, SkewedMeanEstimate, fieller_ratio
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
 from gradstats.stats.variance.estimates import BoundedQuotient, GradientStatistics, cosine, trace_cov
 from gradstats.stats.variance.moments import SignalComponents
@@ -117,24 +115,6 @@ def _of_numerator(found: FiellerRatio) -> tuple[float, float]:
     r, of_denominator = found.value, found.denominator_variance
     numerator = found.contrast_variance + 2.0 * r * found.covariance + r**2 * of_denominator
     return numerator, found.covariance + r * of_denominator
-
-
-@dataclass(frozen=True)
-class Derived:
-    """A monotone function of several estimates, with the least and the greatest value over their intervals.
-
-    Of one estimate its interval covers as often as that of the estimate, of several at least as often as all of theirs.
-    """
-
-    function: Callable[..., float]
-    estimates: tuple[Estimated, ...]
-
-    def with_interval(self, confidence_level: float) -> Interval:
-        """Return ``(value, low, high)``; no value where one of the estimates has none."""
-        values, *ends = zip(*(one.with_interval(confidence_level) for one in self.estimates), strict=True)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            corners = [self.function(*map(np.float64, corner)) for corner in product(*zip(*ends, strict=True))]
-            return float(self.function(*map(np.float64, values))), float(min(corners)), float(max(corners))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ EQUAL = 1e-6
 
 
 def equal_by_construction(triples: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Return the places of values with their intervals, those of equal ones together, in order of appearance.
+    """Return the places of rows of numbers, those of equal ones together, in order of appearance.
 
     >>> equal_by_construction([(1, 1, 1), (2, 1, 3), (1, 1, 1)])
     [[0, 2], [1]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from architectures import KINDS_OF_EXPERTS, small_model
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import MIXTURES, assert_exact, oracle, random_weightings, small_model
+from gradient_models import assert_exact, oracle, random_weightings
 from torch import nn
 
 import gradstats.gradients as gradients
@@ -32,18 +33,18 @@ def no_mixture_is_run_again(monkeypatch):
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("experts", ["eager", "batched_mm"])
-@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("architecture", KINDS_OF_EXPERTS)
 def test_mixtures_of_experts_equal_autograd(architecture, experts):
-    model = small_model(architecture, MIXTURES[architecture], experts)
+    model = small_model(architecture, experts=experts)
     measured, _ = assert_exact(model, ragged_rollouts(4, masked=True))
     assert set(measured.sq_norms_by_block) == {name for name, _ in model.named_parameters()}
     assert not any("forward" in vars(module) for module in model.modules())
 
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
-@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("architecture", KINDS_OF_EXPERTS)
 def test_the_grouped_implementation_which_has_no_float64(architecture):
-    model, rollouts = small_model(architecture, MIXTURES[architecture], "eager"), ragged_rollouts(4)
+    model, rollouts = small_model(architecture, experts="eager"), ragged_rollouts(4)
     exact = oracle(model, rollouts)
     model.float().set_experts_implementation("grouped_mm")
     measured = gradients.measure(model, rollouts, engine="ghost", blocks="parameter", sketch_dim=128, progress=False)
@@ -53,7 +54,7 @@ def test_the_grouped_implementation_which_has_no_float64(architecture):
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_auto_takes_ghost_for_a_mixture_and_weightings_share_the_forward_pass(rollouts):
-    model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
+    model = small_model("qwen3_moe", experts="eager")
     weightings = random_weightings(rollouts)
     found, loop = (
         gradients.measure(model, rollouts, engine=engine, sketch_dim=64, token_weights=weightings, progress=False)
@@ -67,7 +68,7 @@ def test_auto_takes_ghost_for_a_mixture_and_weightings_share_the_forward_pass(ro
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_two_layers_share_are_one_gradient():
-    model = small_model("gpt_oss", MIXTURES["gpt_oss"], "eager")
+    model = small_model("gpt_oss", experts="eager")
     model.model.layers[1].mlp = model.model.layers[0].mlp
     assert_exact(model, ragged_rollouts(4))
 
@@ -75,7 +76,7 @@ def test_experts_that_two_layers_share_are_one_gradient():
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 @pytest.mark.parametrize("params", [r"down_proj$", r"gate_up_proj_bias", r"router"])
 def test_some_parameters_alone(params):
-    model, rollouts = small_model("gpt_oss", MIXTURES["gpt_oss"], "eager"), ragged_rollouts(4)
+    model, rollouts = small_model("gpt_oss", experts="eager"), ragged_rollouts(4)
     expected = oracle(model, rollouts)
     measured = gradients.measure(
         model, rollouts, engine="ghost", params=params, blocks="parameter", sketch_dim=None, progress=False
@@ -87,7 +88,7 @@ def test_some_parameters_alone(params):
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_an_index_beyond_the_last_expert_stands_for_none():
-    model, rollouts = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager"), ragged_rollouts(4)
+    model, rollouts = small_model("qwen3_moe", experts="eager"), ragged_rollouts(4)
     router = model.model.layers[0].mlp.gate
 
     def skip(_module, _inputs, output):
@@ -100,7 +101,7 @@ def test_an_index_beyond_the_last_expert_stands_for_none():
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
-    experts = small_model("qwen3_moe", MIXTURES["qwen3_moe"]).model.layers[0].mlp.experts
+    experts = small_model("qwen3_moe").model.layers[0].mlp.experts
     assert ExpertsLayer.handles(experts)
     for change in (
         lambda: setattr(experts, "_is_expert_parallel", True),
@@ -119,7 +120,7 @@ def test_experts_that_cannot_be_computed_here_are_left_to_the_general_rule():
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_a_block_that_limits_the_tokens_of_an_expert_is_refused(rollouts):
     """The first tokens of the batch take an expert's places, so that later sequences get another output alone."""
-    model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
+    model = small_model("qwen3_moe", experts="eager")
     block = model.model.layers[0].mlp
     kind = type(block)
 
@@ -138,7 +139,7 @@ def test_a_block_that_limits_the_tokens_of_an_expert_is_refused(rollouts):
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_a_measurement_records_what_computed_the_experts(rollouts):
-    model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
+    model = small_model("qwen3_moe", experts="eager")
     found = {
         engine: gradients.measure(model, rollouts, engine=engine, sketch_dim=None, progress=False).metadata
         for engine in ("ghost", "loop")
@@ -151,7 +152,7 @@ def test_a_measurement_records_what_computed_the_experts(rollouts):
 
 @pytest.mark.usefixtures("no_mixture_is_run_again")
 def test_tokens_that_cannot_be_assigned_to_sequences_are_refused(rollouts):
-    model = small_model("qwen3_moe", MIXTURES["qwen3_moe"], "eager")
+    model = small_model("qwen3_moe", experts="eager")
     block = model.model.layers[0].mlp
 
     class Twice(nn.Module):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from architectures import small_model
 from conftest import ragged_rollouts, tiny_model
-from gradient_models import assert_exact, oracle, small_model, with_own_parameter
+from gradient_models import assert_exact, oracle, with_own_parameter
 from torch import nn
 
 import gradstats.gradients as gradients
