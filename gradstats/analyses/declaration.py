@@ -306,6 +306,8 @@ class Analysis(Tabulated):
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
     extends: str = ""
+    #: Options that most people never need, beside those fields of the section `variance` that are not often set.
+    advanced: Sequence[str] = ()
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
     #: Why an experiment file does not list it among its ``analyses``: where its settings belong, or what asks it.

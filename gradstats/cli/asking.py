@@ -20,6 +20,7 @@ from docstring_parser import parse
 from gradstats.cli import terminal
 from gradstats.cli.options import (
     REGISTRY,
+    Advanced,
     All,
     AsJson,
     Level,
@@ -154,6 +155,8 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             hint = Positional[hint]
         if typing.get_origin(hint) is tuple and default is None:
             default = ()
+        if option in analysis.advanced or (of_section and option not in VarianceSection.often_set):
+            hint = Advanced[hint]
         found[option] = (Annotated[hint, annotation], default, argument)
     return found
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from itertools import filterfalse
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import tyro
+from docstring_parser import parse
 from pydantic_core import PydanticUndefined
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from gradstats.config.experiment import as_yaml, with_settings
 from gradstats.config.options import (
@@ -25,10 +35,16 @@ from gradstats.config.validation import Section
 
 Positional = tyro.conf.Positional
 
-Options = TypeVar("Options", bound=Section)
+Declared = TypeVar("Declared")
 
-#: A section whose fields are options of the command itself: ``--group-size``, not ``--settings.group-size``.
-OptionsOf = Annotated[Options, tyro.conf.arg(name="")]
+#: A section, or another class, whose fields are options of the command itself: ``--group-size``, not
+#: ``--settings.group-size``.
+OptionsOf = Annotated[Declared, tyro.conf.arg(name="")]
+
+_ADVANCED = "advanced"
+
+#: An option that most people never need, which help shows at its end; of a section all fields but its ``often_set``.
+Advanced = Annotated[Declared, _ADVANCED]
 
 #: Settings as words: ``name=value …``.
 SettingWords = Sequence[str]
@@ -68,27 +84,33 @@ def one_or_more(what: str) -> object:
 
 # Options that several commands share.
 PolicyName = Annotated[str, described_by(PolicySection, "name")]
-PolicySettings = Annotated[SettingWords, _settings_of(PolicySection, "temperature=0.6 revision=main adapter=./lora")]
 PolicyDtype = Annotated[str | None, described_by(PolicySection, "dtype")]
 PolicyDevice = Annotated[str | None, described_by(PolicySection, "device")]
 PolicyTemperature = Annotated[float | None, described_by(PolicySection, "temperature")]
 PromptSource = Annotated[str, described_by(PromptsSection, "source")]
 PromptCount = Annotated[int | None, described_by(PromptsSection, "n")]
-PromptSettings = Annotated[SettingWords, described_by(PromptsSection, "settings")]
-Level = Annotated[float, described_by(VarianceSection, "confidence_level")]
 AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
 All = Annotated[
     bool, tyro.conf.arg(name="all", help="print every row and column, folded to the width of the terminal.")
 ]
 Notes = Annotated[bool, tyro.conf.arg(help="print the notes: what qualifies the numbers.")]
-Progress = Annotated[bool, tyro.conf.arg(help="show progress bars.")]
-Partial = Annotated[
-    bool, tyro.conf.arg(help="use the existing shards although others that the run planned are missing.")
+PolicySettings = Advanced[
+    Annotated[SettingWords, _settings_of(PolicySection, "temperature=0.6 revision=main adapter=./lora")]
 ]
-Trust = Annotated[
-    bool, tyro.conf.arg(help="search for modules in the folder that the run records as its experiment file's.")
+PromptSettings = Advanced[Annotated[SettingWords, described_by(PromptsSection, "settings")]]
+Level = Advanced[Annotated[float, described_by(VarianceSection, "confidence_level")]]
+Progress = Advanced[Annotated[bool, tyro.conf.arg(help="show progress bars.")]]
+Partial = Advanced[
+    Annotated[bool, tyro.conf.arg(help="use the existing shards although others that the run planned are missing.")]
 ]
-Overwrite = Annotated[bool, tyro.conf.arg(help="replace a finished result obtained with other settings at --out.")]
+Trust = Advanced[
+    Annotated[
+        bool, tyro.conf.arg(help="search for modules in the folder that the run records as its experiment file's.")
+    ]
+]
+Overwrite = Advanced[
+    Annotated[bool, tyro.conf.arg(help="replace a finished result obtained with other settings at --out.")]
+]
 
 
 @dataclass(frozen=True)
@@ -115,10 +137,6 @@ class Execution:
             "as its experiment file's, and model code or pickles that a file allows."
         ),
     ] = False
-
-
-#: Options that most people never need, in a group of their own at the end of the help.
-Advanced = tyro.conf.OmitArgPrefixes[Execution]
 
 
 def with_execution(overrides: SettingWords, **options: object) -> SettingWords:
@@ -161,6 +179,54 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
         raise ValueError(f"{key} is given both by --{key} and by --policy-settings: give it once")
     fields: dict[str, Any] = {"name": name, **written, **given}
     return PolicySection(**fields)
+
+
+class _Group(dict[str, Any]):
+    """What was given for the advanced options of a command or section."""
+
+    options: ClassVar[tuple[StructFieldSpec, ...]]
+
+
+@REGISTRY.struct_rule
+def _in_two_groups(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Return the options of a command or section, with a group of the advanced ones that help shows at its end."""
+    target: Any = info.type
+    if inspect.isclass(target) and issubclass(target, _Group):
+        return StructConstructorSpec(target, target.options)
+    if inspect.isfunction(target):
+        options = list(_options_of_command(target))
+    elif inspect.isclass(target) and issubclass(target, Section):
+        options = list(_options_of_section(target))
+    else:
+        return None
+    group = type("_AdvancedGroup", (_Group,), {"options": tuple(filter(_is_advanced, options))})
+
+    def make(advanced: _Group, **given: Any) -> Any:
+        return target(**given, **advanced)
+
+    make.__doc__ = target.__doc__  # what help says of the command
+    # Its name is the heading in the help, "advanced options", and the empty text is what stands below that.
+    last = StructFieldSpec(_ADVANCED, tyro.conf.OmitArgPrefixes[group], tyro.MISSING_NONPROP, helptext="")
+    return StructConstructorSpec(make, (*filterfalse(_is_advanced, options), last))
+
+
+def _is_advanced(option: StructFieldSpec) -> bool:
+    return _ADVANCED in getattr(option.type, "__metadata__", ())
+
+
+def _options_of_command(command: Callable[..., None]) -> Iterator[StructFieldSpec]:
+    hints = get_type_hints(command, include_extras=True)
+    helps = {one.arg_name: one.description for one in parse(command.__doc__ or "").params}
+    for name, parameter in inspect.signature(command).parameters.items():
+        default = tyro.MISSING_NONPROP if parameter.default is parameter.empty else parameter.default
+        yield StructFieldSpec(name, hints[name], default, helps.get(name))
+
+
+def _options_of_section(section: type[Section]) -> Iterator[StructFieldSpec]:
+    hints = get_type_hints(section, include_extras=True)
+    for name, field in section.model_fields.items():
+        hint = hints[name] if name in section.often_set else Advanced[hints[name]]
+        yield StructFieldSpec(name, hint, field.get_default(call_default_factory=True), field.description)
 
 
 @REGISTRY.primitive_rule

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Positional, SettingWords, Trust, described_by, one_or_more
+from gradstats.cli.options import Advanced, Positional, SettingWords, Trust, described_by, one_or_more
 from gradstats.cli.statistics import code_of_run
 from gradstats.config.options import read_display_names
 from gradstats.config.sections import FiguresSection
@@ -38,15 +38,18 @@ def export(
     only: Literal["figures", "tables"] | None = None,
     venue: Annotated[str | None, described_by(FiguresSection, "venue", "that of the experiment")] = None,
     column: Annotated[str | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
-    theme: Annotated[str | None, described_by(FiguresSection, "theme", "that of the experiment")] = None,
+    theme: Advanced[Annotated[str | None, described_by(FiguresSection, "theme", "that of the experiment")]] = None,
     formats: Annotated[tuple[str, ...], described_by(FiguresSection, "formats", "those of the experiment")] = (),
     labels: Annotated[SettingWords, described_by(FiguresSection, "labels", "those of the experiment")] = (),
     estimators: Annotated[tuple[str, ...], described_by(FiguresSection, "estimators", "those of the experiment")] = (),
-    order: Annotated[
-        Literal["value", "listed"] | None, described_by(FiguresSection, "order", "value in figures, listed in tables")
+    order: Advanced[
+        Annotated[
+            Literal["value", "listed"] | None,
+            described_by(FiguresSection, "order", "value in figures, listed in tables"),
+        ]
     ] = None,
     columns: tuple[str, ...] = (),
-    siunitx: bool = False,
+    siunitx: Advanced[bool] = False,
     out: Path | None = None,
     trust: Trust = False,
 ) -> None:

@@ -70,7 +70,7 @@ def run(
     everything: All = False,
     notes: Notes = False,
     as_json: AsJson = False,
-    advanced: Advanced = _BY_DEFAULT,
+    execution: Advanced[OptionsOf[Execution]] = _BY_DEFAULT,
 ) -> None:
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
 
@@ -82,11 +82,11 @@ def run(
         dry_run: only print what would be sampled and measured, for each cell of a sweep, with upper bounds of time and
             disk and an estimate of memory.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
-        advanced: where the work is done.
+        execution: where the work is done.
     """
-    execution = asdict(advanced)
-    part, trust = execution.pop("part"), execution.pop("trust")
-    overrides = with_execution(overrides, **execution)
+    given = asdict(execution)
+    part, trust = given.pop("part"), given.pop("trust")
+    overrides = with_execution(overrides, **given)
     from gradstats.config.sweep import varies
 
     if varies(experiment):
@@ -211,7 +211,7 @@ def sample(
 def regrade(
     run: Positional[Path],
     reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
-    trust: bool = False,
+    trust: Advanced[bool] = False,
     progress: Progress = True,
     everything: All = False,
     notes: Notes = False,
@@ -240,12 +240,12 @@ def measure(
     out: Path,
     settings: OptionsOf[MeasurementSection],
     rollouts_format: Literal["gradstats", "trl", "verl"] = "gradstats",
-    rollouts_options: SettingWords = (),
+    rollouts_options: Advanced[SettingWords] = (),
     temperature: PolicyTemperature = None,
     dtype: PolicyDtype = None,
     device: PolicyDevice = None,
     policy_settings: PolicySettings = (),
-    allow_policy_mismatch: bool = False,
+    allow_policy_mismatch: Advanced[bool] = False,
     progress: Progress = True,
     partial: Partial = False,
     overwrite: Overwrite = False,

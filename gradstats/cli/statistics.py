@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
+    Advanced,
     All,
     AsJson,
     Level,
@@ -232,11 +233,11 @@ def variance(
 def plan(
     pilot: Positional[Path | None] = None,
     half_width: float = 0.05,
-    noise: float | None = None,
-    length_spread: float | None = None,
+    noise: Advanced[float | None] = None,
+    length_spread: Advanced[float | None] = None,
     estimator: str | None = None,
     ratio: float | None = None,
-    quantity: Literal["ratio", "matched_ratio"] = "ratio",
+    quantity: Advanced[Literal["ratio", "matched_ratio"]] = "ratio",
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,

@@ -87,6 +87,9 @@ class SamplingSection(Section):
     """Arguments of :func:`gradstats.sample`."""
 
     title: ClassVar[str] = "sampling"
+    often_set: ClassVar[frozenset[str]] = frozenset(
+        {"group_size", "max_new_tokens", "temperature", "reward", "seed", "sampler"}
+    )
 
     group_size: Count = Field(default=8, description="completions of each prompt.")
     max_new_tokens: Count = Field(default=1500, description="cap on a completion's tokens.")
@@ -212,6 +215,7 @@ class VarianceSection(Section):
 
     title: ClassVar[str] = "the variance comparison"
     not_arguments: ClassVar[frozenset[str]] = frozenset({"confidence_level"})
+    often_set: ClassVar[frozenset[str]] = frozenset({"estimators", "group_size", "reference"})
 
     estimators: list[str] = Field(
         default_factory=lambda: list(DEFAULT_ESTIMATORS),
@@ -284,6 +288,7 @@ class MeasurementSection(Section):
 
     title: ClassVar[str] = "the measurement"
     not_arguments: ClassVar[frozenset[str]] = frozenset({"token_dtype"})
+    often_set: ClassVar[frozenset[str]] = frozenset({"engine", "metric", "second_moments", "sketch_dim"})
 
     engine: Literal["auto", "ghost", "vmap", "loop"] = Field(default="auto", description="how gradients are computed.")
     params: str | None = Field(

@@ -57,6 +57,8 @@ class Section(BaseModel):
     title: ClassVar[str] = "the section"
     #: Fields that are not arguments of the function whose options these are.
     not_arguments: ClassVar[frozenset[str]] = frozenset()
+    #: Fields that most people set, which help shows before the others where they are options of a command.
+    often_set: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, **settings: Any) -> None:
         settings = {name: _plain(value) for name, value in settings.items()}

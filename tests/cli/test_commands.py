@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 
@@ -11,9 +13,27 @@ import pytest
 from command_line import run
 
 import gradstats
-from gradstats.cli.commands import GROUPS, unexpected
+from gradstats.analyses import registry
+from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
+from gradstats.cli.options import REGISTRY
 
 mpl.use("Agg")
+
+#: Options of a command that help shows before the advanced ones, ``--help`` included, at most.
+FEW = 14
+
+
+def options_in_help(monkeypatch, capsys, command):
+    """What help says of each option, by the heading of its group: `` options``, below it ``  --out PATH  the file``."""
+    groups = {}
+    for line in run(monkeypatch, capsys, *command.split(), "--help")[1].splitlines():
+        if re.match(r" \w", line):
+            groups[line.strip()] = entries = []
+        elif re.match(r"  \S", line):
+            entries.append(line)
+        elif line.startswith("   "):
+            entries[-1] += line
+    return {heading: [" ".join(text.split()) for text in entries] for heading, entries in groups.items()}
 
 
 def test_importing_and_helping_need_no_torch():
@@ -93,12 +113,36 @@ def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypat
     assert "did you mean" not in run(monkeypatch, capsys, "zzz")[2]
 
 
-def test_options_that_few_need_are_in_a_group_at_the_end_of_the_help(monkeypatch, capsys):
-    _, out, _ = run(monkeypatch, capsys, "run", "--help")
-    first, advanced = out.split("advanced options")
-    assert "--set" in first
-    assert "--workers" in advanced
-    assert "--workers" not in first
+@pytest.mark.parametrize(
+    ("command", "first", "advanced"),
+    [
+        ("run", "--set", "--workers"),
+        ("sample", "--group-size", "--top-p"),
+        ("measure", "--metric", "--token-probes"),
+        ("variance", "--estimators", "--n-resamples"),
+        ("profile", "--max-new-tokens", "--min-p"),
+        ("plan", "--critical-batch", "--quantity"),
+        ("export", "--venue", "--siunitx"),
+        ("ask curve", "--reference", "--n-resamples"),
+        ("ask plan", "--critical-batch", "--quantity"),
+    ],
+)
+def test_options_that_few_need_are_in_a_group_at_the_end_of_the_help(monkeypatch, capsys, command, first, advanced):
+    groups = options_in_help(monkeypatch, capsys, command)
+    assert list(groups)[-1] == "advanced options"
+    for group, option in {"options": first, "advanced options": advanced}.items():
+        assert [name for name in groups if any(text.startswith(option) for text in groups[name])] == [group]
+
+
+@pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"ask"}), *(f"ask {one}" for one in registry.names())])
+def test_help_begins_with_few_options_and_leaves_none_out(monkeypatch, capsys, command):
+    groups = options_in_help(monkeypatch, capsys, command)
+    monkeypatch.setattr(REGISTRY, "_struct_rules", [])
+    by_tyro = options_in_help(monkeypatch, capsys, command)
+    assert set(by_tyro) <= {"positional arguments", "options"}
+    assert len(groups["options"]) <= FEW
+    assert sorted(itertools.chain(*groups.values())) == sorted(itertools.chain(*by_tyro.values()))
+    assert not any("(required)" in text for text in groups.get("advanced options", []))
 
 
 def test_every_public_name_can_be_had():

@@ -27,6 +27,11 @@ from gradstats.policy.model import DTYPES
 from gradstats.sampling.plan import SAMPLERS
 
 
+@pytest.mark.parametrize("section", [SamplingSection, MeasurementSection, VarianceSection])
+def test_what_most_people_set_are_fields_of_the_section(section):
+    assert section.often_set < section.model_fields.keys()
+
+
 @pytest.mark.parametrize("token_exact", [0, 1, 7, 0.25, 3.0])
 def test_tokens_measured_exactly_are_a_number_or_a_share(token_exact):
     assert MeasurementSection(token_exact=token_exact).token_exact == token_exact
