@@ -330,6 +330,7 @@ def test_a_committed_run_without_recorded_answers_has_its_tables(run):
     for name in ("variance", "alpha_by_block", "ratios"):
         assert sections[name]["rows"], name
     assert len(sections["alpha_by_block"]["rows"]) == len(results.by_block)
+    assert sections["alpha_by_block"]["answer"].startswith("α lies between ")
     assert sections["alpha_by_block"]["headings"] == ["block", "α", "share of squared norm"]
     assert sections["ratios"]["answer"].startswith("Sampler and scorer agree")
     for one in sections.values():
