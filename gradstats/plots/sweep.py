@@ -99,6 +99,7 @@ def plot_sweep(
 ) -> list[Axes]:
     """Draw α, mean length, mean reward and the ratios of the estimators against a setting, with intervals.
 
+    Mean length and reward are left out where they are equal in all cells, as where the same completions are measured.
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
     drawn against the training step, with the variance and the noise-to-signal of the reference. A caret stands at the
@@ -128,7 +129,7 @@ def plot_sweep(
     lines = _lines(frame, others)
     styles = _styles(lines) if setting != CELL else ["none"]  # unlike cells are joined by no line
     axis = _axis_of(frame, setting, training=steps is not None)
-    panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
+    panels = [name for name in OF_CELLS if _is_found(frame, name)]
     if steps is not None:
         panels += [name for name in OF_REFERENCE if name in frame and np.isfinite(frame[f"{name}_low"]).any()]
     panels += [name for name in OF_ESTIMATORS if drawn and name in frame]
@@ -158,6 +159,13 @@ def plot_sweep(
         axes[0].plot([], [], linestyle="none", label=label)
     legend_below(axes[0], keys)
     return axes[: len(panels)]
+
+
+def _is_found(frame: pd.DataFrame, name: str) -> bool:
+    """Whether a quantity of the cells is known, and differs between them, as it does not on the same completions."""
+    cells = frame.drop_duplicates(CELL)
+    values = set(cells[name].dropna())
+    return len(values) > 1 or (len(values) == 1 and (len(cells) == 1 or name == "alpha"))
 
 
 def _drawn(frame: pd.DataFrame, estimators: Sequence[str] | None) -> list[str]:

@@ -25,8 +25,8 @@ def frame_of(cells):
             row = {"cell": f"c{at}", **settings, "estimator": estimator}
             numbers = {
                 "alpha": 0.5 + at,
-                "mean_length": 50.0,
-                "mean_reward": 0.5,
+                "mean_length": 50.0 + at,
+                "mean_reward": 0.5 + 0.01 * at,
                 "ratio": ratio,
                 "matched_ratio": ratio,
             }
@@ -54,6 +54,13 @@ def test_panels_stand_at_the_values_of_the_setting():
     assert heights(axes[3]) == [[1.3, 1.2]]  # the reference is not drawn
     assert axes[3].get_yscale() == "log"
     assert axes[0].get_xlabel().split() == ["sampling", "temperature"]
+
+
+def test_what_is_equal_in_all_cells_has_no_panel():
+    frame = frame_of([{"measurement.metric": "euclidean"}, {"measurement.metric": "adam"}])
+    same = frame.assign(mean_length=50.0, mean_reward=0.5)
+    axes = plot_sweep(same, "measurement.metric", varied=["measurement.metric"])
+    assert [ax.get_title(loc="left") for ax in axes] == [r"$\alpha$", "ratio to RLOO", "relative noise (RLOO = 1)"]
 
 
 def test_settings_of_different_magnitude_stand_on_a_log_scale():
