@@ -113,6 +113,16 @@ def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
     frame.loc[frame["estimator"] == "grpo", ["ratio", "ratio_low", "ratio_high"]] = np.nan
     axes = plot_sweep(frame, "a.x", estimators=["grpo", "rloo"])
     assert heights(axes[3])[1] == [1.0, 1.0]
+    frame.loc[(frame["estimator"] == "grpo") & (frame["cell"] == "c0"), ["ratio", "ratio_low", "ratio_high"]] = [
+        1e-4, 0.0, np.inf
+    ]  # fmt: skip
+    frame.loc[(frame["estimator"] == "grpo") & (frame["cell"] == "c1"), ["ratio", "ratio_low", "ratio_high"]] = [
+        1.3, 1.2, 1.4
+    ]  # fmt: skip
+    axes = plot_sweep(frame, "a.x")
+    np.testing.assert_array_equal(heights(axes[3])[0], [np.nan, 1.3])  # the first has no upper end
+    (legend,) = axes[0].get_figure().legends
+    assert legend.get_texts()[-1].get_text().split() == "not drawn: intervals without an upper end".split()
     with pytest.raises(ValueError, match="no cell has a row of 'grop': choose from rloo, grpo"):
         plot_sweep(frame, "a.x", estimators=["grop"])
     with pytest.raises(ValueError, match=r"lacks the column\(s\) a\.z"):
