@@ -137,11 +137,10 @@ class Allocation(Result):
         )
         if (best.estimator, best.group_size) == ("rloo", self.reference_size):
             return f"{lowest}; it is the row that the others are compared with."
-        return (
-            f"{lowest}: {number_with_interval(ratio, low, high)} times that of rloo with {self.reference_size}. Equal "
-            f"noise takes {abs(1.0 - ratio):.0%} {'fewer' if ratio <= 1.0 else 'more'} tokens "
-            f"({confidence_level:.0%} interval of this row, {self.n_prompts} prompts)."
-        )
+        times = f"{lowest}: {number_with_interval(ratio, low, high)} times that of rloo with {self.reference_size}"
+        if not (high < 1.0 or low > 1.0):
+            return f"{times}, so that no split is shown to be better."
+        return f"{times}: equal noise takes {abs(1.0 - ratio):.0%} {'fewer' if ratio < 1.0 else 'more'} tokens."
 
 
 def allocate(

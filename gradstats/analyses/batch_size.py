@@ -42,6 +42,7 @@ from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import Derived, share_saved
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.numbers import percentage
 from gradstats.stats.variance.alignment import alignment_at, alignment_of
 from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.estimates import KeptShare
@@ -162,9 +163,9 @@ class BatchSizes(Result):
         if not known:
             return self._bound(judged[0], batch, confidence_level)
         first = known[0]
-        value, low, high = (100.0 * one for one in _of(first.alignment, confidence_level))
-        reaches = f"{batch} reaches {value:.0f}% [{low:.0f}, {high:.0f}] of what a noiseless gradient would"
-        added = 100.0 * _of(first.doubled_alignment, confidence_level)[0] - value
+        alignment = _of(first.alignment, confidence_level)
+        reaches = f"{batch} reaches {percentage(*alignment)} of what a noiseless gradient would"
+        added = 100.0 * (_of(first.doubled_alignment, confidence_level)[0] - alignment[0])
         doubling = f"; doubling adds {added:.0f} points"
         halves = [(row.estimator, _of(row.half_batch, confidence_level)[0]) for row in known]
         needed = [(name, prompts) for name, prompts in halves if np.isfinite(prompts)]

@@ -30,6 +30,7 @@ from gradstats.plots.style import ink, paper
 from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
+from gradstats.stats.numbers import number_with_interval, percentage
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
@@ -88,6 +89,16 @@ class CriticQuality(Result):
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of the bias over all states."""
         return self.rows[0].bias.confidence_interval(confidence_level)
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State the bias of the head over all states, and the share of the variance of the values that it explains."""
+        every = self.rows[0]
+        off = number_with_interval(*every.bias.with_interval(confidence_level))
+        bias = f"The values of the head are off by {off} in the mean"
+        share = every.explained_variance.with_interval(confidence_level)
+        if not np.isfinite(share[0]):
+            return f"{bias}; how much of the variance of the true values it explains is not resolved."
+        return f"{bias} and explain {percentage(*share)} of the variance of the true values."
 
     def about(self) -> dict[str, object]:
         """Return what the frame's ``.attrs`` state besides the level."""

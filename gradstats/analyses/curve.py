@@ -152,7 +152,7 @@ class VarianceCurve(Result):
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
         what = "at an equal total of completions" if self.parameter == GROUP_SIZE else "at matched signal"
-        text = f"{self.estimator} has its lowest variance {what} at {self.parameter} = {self.minimiser:.3g}"
+        text = f"The variance {what} of {self.estimator} is lowest at {self.parameter} = {self.minimiser:.3g}"
         if self.lowest is not None and self.lowest.is_at_an_end:
             ends = f" {written_interval(low, high, self.values)}, an end of the range: it may be lower beyond"
         else:

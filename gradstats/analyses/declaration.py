@@ -351,8 +351,16 @@ class Analysis(Tabulated):
         return "confidence_level" in inspect.signature(self.ask).parameters
 
     def frame_of(self, found: Any, confidence_level: float) -> pd.DataFrame:
-        """Return the frame of an answer at a level, which is that of the answer where it was asked at one."""
-        return found.to_frame() if self.asked_at_level else found.to_frame(confidence_level)
+        """Return the frame of an answer at a level, which is that of the answer where it was asked at one.
+
+        Its ``.attrs`` state the sentence that answers, where there is one.
+        """
+        levels = () if self.asked_at_level else (confidence_level,)
+        frame = found.to_frame(*levels)
+        if hasattr(found, "sentence"):
+            frame.attrs[SENTENCE] = found.sentence(*levels)
+            frame.attrs |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
+        return frame
 
     @property
     def question(self) -> str:
@@ -427,11 +435,7 @@ class Analysis(Tabulated):
         if found is None:
             return {}
         level = section.confidence_level
-        frame = found.to_frame(level)
-        if hasattr(found, "sentence"):
-            frame.attrs[SENTENCE] = found.sentence(*(() if self.asked_at_level else (level,)))
-            frame.attrs |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
-        return {self.name: frame} | {one.name: one.frame(found, level) for one in self.further}
+        return {self.name: self.frame_of(found, level)} | {one.name: one.frame(found, level) for one in self.further}
 
     def files_named(self, arguments: Mapping[str, Any]) -> str:
         """Return the name of the files of an answer."""

@@ -21,6 +21,7 @@ from gradstats.plots.shares import lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.numbers import percentage
 from gradstats.stats.printed import Printed
 from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
 from gradstats.stats.variance.inputs import ComparisonInputs, TargetChoice, refuse_batch_level, target_of
@@ -123,6 +124,26 @@ class LengthBins(Printed):
         del frame.attrs["lowest_beyond_doubt"]  # bins are not compared with each other
         return frame.assign(estimator=self.estimator)
 
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State which lengths make up most of the variance, and how much of the gradient."""
+        shares = [one.columns(confidence_level) for one in self.shares]
+        known = [at for at, one in enumerate(shares) if np.isfinite(one["share_of_variance"])]
+        if not known:
+            return f"No share of the variance of {self.estimator} could be estimated."
+        most = max(known, key=lambda at: shares[at]["share_of_variance"])
+        first, last = self.bins[most]
+        variance, gradient = (
+            [shares[most][f"{name}{end}"] for end in ("", "_low", "_high")]
+            for name in ("share_of_variance", "share_of_gradient")
+        )
+        told = (
+            f"The {self.n_completions[most] / self.n_completions.sum():.0%} of completions with {first:,}–{last:,} "
+            f"tokens make up {percentage(*variance)} of the variance of {self.estimator}"
+        )
+        # Outside its range a share is not resolved.
+        resolved_share = all(np.isfinite(gradient)) and 0.0 <= gradient[0] <= 1.0
+        return f"{told} and {percentage(*gradient)} of its gradient." if resolved_share else f"{told}."
+
 
 @dataclass(frozen=True, repr=False)
 class LengthBinsOfSeveral(Result, Sequence[LengthBins]):
@@ -164,6 +185,11 @@ class LengthBinsOfSeveral(Result, Sequence[LengthBins]):
         frame = pd.concat([one.to_frame(confidence_level) for one in self.estimators], ignore_index=True)
         frame.attrs["confidence_level"] = confidence_level
         return frame
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State what :meth:`LengthBins.sentence` does of RLOO, or of the first where it is not among them."""
+        chosen = next((one for one in self.estimators if one.estimator == "rloo"), self.estimators[0])
+        return chosen.sentence(confidence_level)
 
 
 def variance_by_length(

@@ -219,8 +219,12 @@ def plot_length_reward(
     return ax
 
 
-def _points_of_several_rewards(points: pd.DataFrame) -> pd.DataFrame | None:
-    return points if "reward" in points and len(set(points["reward"])) > 1 else None
+def _points_that_vary(points: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the points where the answers to some prompt differ in length and in reward; None otherwise."""
+    if "reward" not in points:
+        return None
+    varying = points.groupby("prompt_id")[["length", "reward"]].nunique() > 1
+    return points if varying.all(axis=1).any() else None
 
 
 def _draw(points: pd.DataFrame) -> Axes:
@@ -258,7 +262,7 @@ ANALYSIS = Analysis(
             link="figure: length and reward",
             after="blocks_alpha",
             table=POINTS,
-            rows=_points_of_several_rewards,
+            rows=_points_that_vary,
         ),
     ),
 )

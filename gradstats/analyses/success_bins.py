@@ -29,6 +29,7 @@ from gradstats.plots.shares import bin_label, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.numbers import percentage
 from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import TargetChoice, refuse_batch_level, target_of
@@ -135,6 +136,20 @@ class SuccessBins(Result):
             **self.target.attributes(confidence_level),
         }
         return frame
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State which prompts make up most of the variance of the first estimator, RLOO where it is among them."""
+        label = "rloo" if "rloo" in self.estimators else self.estimators[0]
+        found = [one.columns(confidence_level) for one in self.rows[self.estimators.index(label)]]
+        known = [at for at, one in enumerate(found) if np.isfinite(one["share_of_variance"])]
+        if not known:
+            return f"No share of the variance of {label} could be estimated."
+        most = max(known, key=lambda at: found[at]["share_of_variance"])
+        variance = [found[most][f"share_of_variance{end}"] for end in ("", "_low", "_high")]
+        low, high = self.bins[most]
+        share = self.n_prompts[most] / self.n_prompts.sum()
+        prompts = f"The {share:.0%} of prompts with success rate {bin_label(low, high)}"
+        return f"{prompts} make up {percentage(*variance)} of the variance of {label}."
 
     @property
     def notes(self) -> list[str]:

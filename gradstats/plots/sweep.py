@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from gradstats.plots.marks import (
     WithFrame,
@@ -99,9 +99,11 @@ def plot_sweep(
 ) -> list[Axes]:
     """Draw α, mean length, mean reward and the ratios of the estimators against a setting, with intervals.
 
+    Mean length and reward are left out where they are equal in all cells, as where the same completions are measured.
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
-    drawn against the training step, with the variance and the noise-to-signal of the reference. A caret stands at the
+    drawn against the training step, with the variance and the noise-to-signal of the reference. A ratio whose interval
+    has no upper end is left out, as the legend states. A caret stands at the
     lower end of a quantity that is known from below only. Where further settings vary, cells that agree in them are
     joined by a line of the same style, as the legend states. Cells that no setting orders (``setting="cell"``) stand
     side by side under numbers, which the legend explains.
@@ -128,7 +130,7 @@ def plot_sweep(
     lines = _lines(frame, others)
     styles = _styles(lines) if setting != CELL else ["none"]  # unlike cells are joined by no line
     axis = _axis_of(frame, setting, training=steps is not None)
-    panels = [name for name in OF_CELLS if np.isfinite(frame[name].to_numpy(dtype=float)).any()]
+    panels = [name for name in OF_CELLS if _is_found(frame, name)]
     if steps is not None:
         panels += [name for name in OF_REFERENCE if name in frame and np.isfinite(frame[f"{name}_low"]).any()]
     panels += [name for name in OF_ESTIMATORS if drawn and name in frame]
@@ -137,6 +139,8 @@ def plot_sweep(
     # The axis has no room for the names of cells.
     cells = enumerate(axis.values, start=1) if setting == CELL else ()
     numbered = [f"{at}: {str(cell).replace(',', ', ')}" for at, cell in cells]
+    if any(_unbounded(estimates_of(frame, name)).any() for name in panels if name in OF_ESTIMATORS):
+        numbered.append("not drawn: intervals without an upper end")
     labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label), *numbered]
     height = rows * _ROW_INCHES * plt.rcParams["font.size"] / 8.0 + legend_height(labels, keys)
     _, grid = plt.subplots(rows, 2, figsize=(plt.rcParams["figure.figsize"][0], height), squeeze=False)
@@ -158,6 +162,13 @@ def plot_sweep(
         axes[0].plot([], [], linestyle="none", label=label)
     legend_below(axes[0], keys)
     return axes[: len(panels)]
+
+
+def _is_found(frame: pd.DataFrame, name: str) -> bool:
+    """Whether a quantity of the cells is known, and differs between them, as it does not on the same completions."""
+    cells = frame.drop_duplicates(CELL)
+    values = set(cells[name].dropna())
+    return len(values) > 1 or (len(values) == 1 and (len(cells) == 1 or name == "alpha"))
 
 
 def _drawn(frame: pd.DataFrame, estimators: Sequence[str] | None) -> list[str]:
@@ -244,7 +255,10 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     if axis.numeric:
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
-    centre, low, high = estimates_of(rows, name).T
+    estimates = estimates_of(rows, name)
+    centre, low, high = (
+        np.where(_unbounded(estimates)[:, None], np.nan, estimates).T if name in OF_ESTIMATORS else estimates.T
+    )
     ax.plot(at, centre, linewidth=stroke(1.0), zorder=3, **look, **edge())
     if name not in OF_CELLS:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
         low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
@@ -252,6 +266,11 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     draw_intervals(ax, at, centre, low, high, look["color"])
     known_below = np.isnan(centre) & np.isfinite(low)
     ax.plot(at[known_below], low[known_below], linestyle="none", marker=CARETUP, color=look["color"], zorder=3)
+
+
+def _unbounded(estimates: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:
+    """Whether the interval of each ratio has no upper end: a point there would say nothing, and stretch the axis."""
+    return np.isinf(estimates[:, 2])
 
 
 def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, cast
@@ -361,6 +362,7 @@ class QuestionOnPage(TypedDict):
     id: str  # of the section, that of its files
     name: str
     question: str
+    asked: str  # of what, where the run recorded it; in the heading where a question was asked more than once
     answer: str  # "" where the run did not record it
     figures: list[str]
     n_open: int  # of the figures; the others are folded
@@ -396,6 +398,10 @@ def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -
     ]  # fmt: skip
     for one in [one for one in found if one["figures"]][:MOST_OPEN]:
         one["n_open"] = 1
+    times = Counter(one["name"] for one in found)
+    for one in found:
+        if times[one["name"]] > 1 and one["asked"]:
+            one["question"] += f" ({one['asked']})"
     return found
 
 
@@ -415,17 +421,23 @@ def _question(
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
     answer = str(about.get(SENTENCE, "")) or (_of_sampler(run) if analysis.name == "ratios" else "")
     is_long = len(answer) > _LONGEST_ANSWER
+    naming = _names_of(run, frame)
+    answer = in_words_of(answer, naming)
+    asked = analysis.words(frame) if analysis.words is not None and frame is not None else None
     found: QuestionOnPage = {
         "id": name,
         "name": analysis.name,
         "question": analysis.question,
+        "asked": in_words_of(" ".join(asked or []), naming),
         "answer": "" if is_long else answer,
         "figures": [one for one in own_figures if one in drawn],
         "n_open": 0,
         "headings": [],
         "rows": [],
         "caption": "",
-        "notes": linked([*([answer] if is_long else []), *about.get("notes", [])], drawn),
+        "notes": linked(
+            [in_words_of(one, naming) for one in ([answer] if is_long else []) + list(about.get("notes", []))], drawn
+        ),
         "command": _command(run, name, analysis, frame),
     }
     if analysis.name == "variance":
@@ -445,6 +457,17 @@ def _question(
         found["rows"] = [[row[at] for at in shown] for row in rows]
         found["caption"] = table.full_caption
     return found
+
+
+def _names_of(run: SavedResults, frame: pd.DataFrame | None) -> dict[str, str]:
+    """Return the name in words of each estimator that a table, or what was asked, mentions."""
+    if frame is None:
+        return {}
+    mentioned = [
+        *frame.get("estimator", ()),
+        *(frame.attrs[key] for key in ("curve", "reference") if key in frame.attrs),
+    ]
+    return distinct_names(dict.fromkeys(map(str, mentioned)), run.figure_style.labels)
 
 
 def _of_sampler(run: SavedResults) -> str:

@@ -246,9 +246,8 @@ def _texts(run: SavedResults, listed: list[str]) -> tuple[dict[str, ShownPrompt]
 def _sentence(run: SavedResults, table: pd.DataFrame) -> str:
     means = completion_means(run)
     mean = number_with_interval(means["mean_reward"], means["mean_reward_low"], means["mean_reward_high"])
-    ends = f"[{means['mean_reward_low']:.3f}, {means['mean_reward_high']:.3f}]"
     known = np.isfinite(means["mean_reward"])
-    reward = f"Mean reward {mean} ({run.confidence_level:.0%} interval over prompts {ends}), " if known else ""
+    reward = f"Mean reward {mean} ({run.confidence_level:.0%} interval over prompts), " if known else ""
     highest, n = table["highest"].to_numpy(dtype=float), table["n"].to_numpy(dtype=int)
     equal = table["lowest"].to_numpy(dtype=float) == highest
     of_n = f"{len(table)} prompts" if len(table) != 1 else "1 prompt"

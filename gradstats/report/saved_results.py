@@ -18,7 +18,8 @@ from jaxtyping import Float
 
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
-from gradstats.analyses.declaration import POINTS
+from gradstats.analyses.alpha_by_block import sentence_on_blocks
+from gradstats.analyses.declaration import POINTS, SENTENCE
 from gradstats.analyses.tokens import ProxyQuality
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -388,7 +389,11 @@ class SavedResults:
     def by_block(self) -> pd.DataFrame | None:
         """α of each block, where blocks were measured."""
         rows = None if self.alpha is None else self.alpha.get("by_block")
-        return _in_metric(pd.DataFrame(rows), self.metric) if rows else None
+        if not rows:
+            return None
+        frame = _in_metric(pd.DataFrame(rows), self.metric)
+        frame.attrs[SENTENCE] = sentence_on_blocks(frame)
+        return frame
 
     def table(self, name: str) -> pd.DataFrame | None:
         """Return a table that every run has, by the name of its file."""

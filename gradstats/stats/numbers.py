@@ -237,6 +237,15 @@ def common_exponent(triples: Iterable[Triple]) -> int:
     return usual if usual >= 5 or usual <= -3 else 0
 
 
+def percentage(share: float, low: float, high: float) -> str:
+    """Write a share and its interval in whole per cent.
+
+    >>> percentage(0.438, 0.355, 0.533)
+    '44% [36, 53]'
+    """
+    return f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
 def number_alone(number: float) -> str:
     """Return a number without interval: a count in full, others to three significant digits.
 

@@ -141,5 +141,11 @@ def test_the_row_that_all_are_compared_with_is_not_compared_with_itself():
     alone = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[4])
     assert alone.reference_size == 4
     assert alone.sentence().endswith("lowest noise at 1,000 tokens; it is the row that the others are compared with.")
+    split = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
+    assert split.sentence().endswith("times that of rloo with 4, so that no split is shown to be better.")
+    batch, scores = correlated_batch(n_prompts=60, size=16)
     smaller = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
-    assert "times that of rloo with 4. Equal noise" in smaller.sentence()
+    (row,) = smaller.rows
+    saved = 1.0 - row.relative_noise.value
+    assert row.relative_noise.confidence_interval()[0] > 1.0
+    assert smaller.sentence().endswith(f"times that of rloo with 16: equal noise takes {-saved:.0%} more tokens.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,11 @@ from fixture_frames import blocks, parameter_blocks
 
 from gradstats import analyses
 from gradstats.analyses.alpha_by_block import has_kinds
+from gradstats.rollouts.table import Rollouts
+from gradstats.stats.numbers import number_with_interval
+
+#: Block → exponent of its squared norm.
+POWERS = {"middle": 1.2, "steep": 2.0, "flat": 0.9}
 
 
 def test_the_map_puts_each_block_in_its_cell():
@@ -30,6 +37,30 @@ def test_the_map_puts_each_block_in_its_cell():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["embed_tokens", "up"]
     with pytest.raises(ValueError, match="value='norm' cannot be drawn: choose from share_of_sq_norm, alpha"):
         analyses.plot_block_heatmap(frame, value="norm")
+
+
+def test_the_sentence_names_the_ends_and_the_largest_block():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(10, 200, 60)
+    shares = pd.DataFrame({name: lengths**power * rng.lognormal(0.0, 0.2, 60) for name, power in POWERS.items()})
+    rollouts = Rollouts.from_sequences(
+        [[1]] * 60, [[0] * length for length in lengths], np.zeros(60), [f"p{row // 4:02d}" for row in range(60)]
+    )
+    measured = SimpleNamespace(
+        rollouts=rollouts, lengths=lengths, sq_norms=shares.sum(axis=1).to_numpy(), sq_norms_by_block=shares
+    )
+    found = analyses.alpha_by_block(measured)
+    alpha = found.to_frame().set_index("block")["alpha"]
+    assert found.sentence() == (
+        f"α lies between {ends(found, 'flat')} (flat) and {ends(found, 'steep')} (steep); steep holds "
+        f"{shares['steep'].sum() / shares.to_numpy().sum():.0%} of ‖S‖²."
+    )
+    assert alpha["flat"] < alpha["middle"] < alpha["steep"]
+
+
+def ends(found, block):
+    row = found.to_frame().set_index("block").loc[block]
+    return number_with_interval(row["alpha"], row["alpha_low"], row["alpha_high"])
 
 
 def test_blocks_with_the_same_ending_stay_apart():

@@ -58,6 +58,9 @@ def test_bias_and_explained_variance_are_those_of_the_true_values(sampled):
     v, m = batch.fitted_values[batch.mask], batch.values[batch.mask]
     assert 1.0 - np.mean((v - m) ** 2) / np.var(m) < value - 0.1
     assert found[RECOVERED].explained_variance.unexplained is None
+    said = critic_quality(batch, last_step=9).sentence()
+    assert said.startswith(f"The values of the head are off by {found['all'].bias.value:.3f}"[:-1].replace("-", "−"))
+    assert f"explain {value:.0%} [" in said
 
 
 def test_steps_and_states_after_a_wrong_step_by_hand():

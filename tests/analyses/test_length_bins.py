@@ -107,6 +107,25 @@ def test_several_estimators_have_the_same_bins_and_their_own_rows():
         alone = variance_by_length(batch, label, scores, n_bins=3).to_frame()
         pd.testing.assert_frame_equal(found.to_frame(), alone)
         assert set(alone["estimator"]) == {label}
+    assert together.sentence() == together[0].sentence()
+    assert variances_by_length(batch, labels[::-1], scores, n_bins=3).sentence() == together.sentence()
+
+
+def test_the_sentence_names_the_lengths_with_most_of_the_variance():
+    batch, scores = ragged_batch()
+    found = variance_by_length(batch, "rloo", scores, n_bins=3)
+    most = found.to_frame().sort_values("share_of_variance").iloc[-1]
+    share, low, high = (100 * most[f"share_of_variance{end}"] for end in ("", "_low", "_high"))
+    lengths = f"{most['n_completions'] / 240:.0%} of completions with {most['length_low']}–{most['length_high']} tokens"
+    assert found.sentence().startswith(
+        f"The {lengths} make up {share:.0f}% [{low:.0f}, {high:.0f}] of the variance of rloo"
+    )
+    assert found.sentence().endswith(
+        f" and {100 * most['share_of_gradient']:.0f}% ["
+        f"{100 * most['share_of_gradient_low']:.0f}, {100 * most['share_of_gradient_high']:.0f}] of its gradient."
+    )
+    flat = variance_by_length(batch, "rloo", 0.0 * scores + 1e-9 * np.eye(3)[batch.groups % 3], n_bins=3)
+    assert "of its gradient" not in flat.sentence()  # its share is not resolved
 
 
 def test_an_estimator_without_any_weight_says_why():

@@ -127,6 +127,13 @@ def test_the_bin_is_chosen_by_the_other_half_of_the_completions():
             differ = half.rewards.reshape(30, 4)[inside]
             assert row["spread_share"] == pytest.approx((differ.min(axis=1) < differ.max(axis=1)).mean())
     assert np.isfinite(frame["scale"]).any()
+    low = frame["share_of_variance"][0] > frame["share_of_variance"][1]
+    most = frame.iloc[0 if low else 1]
+    share, first, last = (100 * most[f"share_of_variance{end}"] for end in ("", "_low", "_high"))
+    assert found.sentence() == (
+        f"The {most['n_prompts'] / 30:.0%} of prompts with success rate {'0–0.5' if low else '0.5–1'} make up "
+        f"{share:.0f}% [{first:.0f}, {last:.0f}] of the variance of rloo."
+    )
 
 
 def test_smaller_groups_of_the_half_are_averaged_within_their_prompt():

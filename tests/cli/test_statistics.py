@@ -304,7 +304,7 @@ def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp
         monkeypatch, capsys, "ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
     )
     assert code == 0, err
-    assert "length_weighted(loo=True) has its lowest variance at matched signal at alpha = " in " ".join(out.split())
+    assert "variance at matched signal of length_weighted(loo=True) is lowest at alpha = " in " ".join(out.split())
     name = "curve_length_weighted_loo_true_alpha"
     assert (tmp_path / "figures" / f"{name}.pdf").is_file()
     expected = gs.variance_curve(

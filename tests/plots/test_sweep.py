@@ -25,8 +25,8 @@ def frame_of(cells):
             row = {"cell": f"c{at}", **settings, "estimator": estimator}
             numbers = {
                 "alpha": 0.5 + at,
-                "mean_length": 50.0,
-                "mean_reward": 0.5,
+                "mean_length": 50.0 + at,
+                "mean_reward": 0.5 + 0.01 * at,
                 "ratio": ratio,
                 "matched_ratio": ratio,
             }
@@ -54,6 +54,13 @@ def test_panels_stand_at_the_values_of_the_setting():
     assert heights(axes[3]) == [[1.3, 1.2]]  # the reference is not drawn
     assert axes[3].get_yscale() == "log"
     assert axes[0].get_xlabel().split() == ["sampling", "temperature"]
+
+
+def test_what_is_equal_in_all_cells_has_no_panel():
+    frame = frame_of([{"measurement.metric": "euclidean"}, {"measurement.metric": "adam"}])
+    same = frame.assign(mean_length=50.0, mean_reward=0.5)
+    axes = plot_sweep(same, "measurement.metric", varied=["measurement.metric"])
+    assert [ax.get_title(loc="left") for ax in axes] == [r"$\alpha$", "ratio to RLOO", "relative noise (RLOO = 1)"]
 
 
 def test_settings_of_different_magnitude_stand_on_a_log_scale():
@@ -106,6 +113,16 @@ def test_estimators_may_be_chosen_and_unresolved_numbers_are_left_out():
     frame.loc[frame["estimator"] == "grpo", ["ratio", "ratio_low", "ratio_high"]] = np.nan
     axes = plot_sweep(frame, "a.x", estimators=["grpo", "rloo"])
     assert heights(axes[3])[1] == [1.0, 1.0]
+    frame.loc[(frame["estimator"] == "grpo") & (frame["cell"] == "c0"), ["ratio", "ratio_low", "ratio_high"]] = [
+        1e-4, 0.0, np.inf
+    ]  # fmt: skip
+    frame.loc[(frame["estimator"] == "grpo") & (frame["cell"] == "c1"), ["ratio", "ratio_low", "ratio_high"]] = [
+        1.3, 1.2, 1.4
+    ]  # fmt: skip
+    axes = plot_sweep(frame, "a.x")
+    np.testing.assert_array_equal(heights(axes[3])[0], [np.nan, 1.3])  # the first has no upper end
+    (legend,) = axes[0].get_figure().legends
+    assert legend.get_texts()[-1].get_text().split() == "not drawn: intervals without an upper end".split()
     with pytest.raises(ValueError, match="no cell has a row of 'grop': choose from rloo, grpo"):
         plot_sweep(frame, "a.x", estimators=["grop"])
     with pytest.raises(ValueError, match=r"lacks the column\(s\) a\.z"):

@@ -288,17 +288,17 @@ def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_
     for name in registry.get("success_bins").declared_headings:
         frame = frame.assign(**{f"{name}{end}": 0.5 for end in ENDS})
     frame.to_csv(folder / "tables" / "success_bins.csv", index=False)
-    about = {"sentence": "Easy prompts <dominate>.", "notes": ["counted twice"], "confidence_level": 0.95}
+    about = {"sentence": "Easy prompts of rloo <dominate>.", "notes": ["counted twice"], "confidence_level": 0.95}
     write_json(folder / "tables" / "answers.json", {"success_bins": about})
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
-    assert section["answer"] == about["sentence"]
+    assert section["answer"] == "Easy prompts of RLOO <dominate>."
     assert [one["text"] for one in section["notes"]] == about["notes"]
     assert len(section["rows"]) == len(frame)
     assert section["command"] == "gradstats ask run success_bins"
-    assert "Easy prompts &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
+    assert "Easy prompts of RLOO &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
     write_json(folder / "tables" / "answers.json", {"success_bins": about | {"settled": True}})
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
-    assert (section["answer"], section["rows"]) == (about["sentence"], [])
+    assert (section["answer"], section["rows"]) == ("Easy prompts of RLOO <dominate>.", [])
 
 
 def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_path):
@@ -330,6 +330,7 @@ def test_a_committed_run_without_recorded_answers_has_its_tables(run):
     for name in ("variance", "alpha_by_block", "ratios"):
         assert sections[name]["rows"], name
     assert len(sections["alpha_by_block"]["rows"]) == len(results.by_block)
+    assert sections["alpha_by_block"]["answer"].startswith("α lies between ")
     assert sections["alpha_by_block"]["headings"] == ["block", "α", "share of squared norm"]
     assert sections["ratios"]["answer"].startswith("Sampler and scorer agree")
     for one in sections.values():
@@ -342,6 +343,9 @@ def test_commands_are_complete_or_left_out():
     assert curve["command"] == "gradstats ask embedded curve 'length_weighted(loo=True)' alpha=0:2:41"
     assert sections["group_sizes"]["command"] == "gradstats ask embedded group_sizes"
     assert sections["allocation"]["command"] == ""  # it did not record the number of tokens
+    # What was asked more than once states of what, in words.
+    assert curve["question"].endswith("? (length-weighted, leave-one-out alpha=0:2:41)")
+    assert sections["group_sizes"]["question"].endswith("?")
 
 
 def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_every_prompt_has_its_success_and_the_sentence_its_interval(tmp_path):
     assert {row["name"]: row["success"] for row in section["rows"]} == {
         prompt: f"{int(count)} of 4" for prompt, count in right.items()
     }
-    assert "95% interval over prompts [" in section["sentence"]
+    assert re.match(r"Mean reward [\d.]+ \[[\d.]+, [\d.]+\] \(95% interval over prompts\), ", section["sentence"])
     assert "60 completions of 15 prompts." in section["sentence"]
     equal = int(right.isin([0, 4]).sum())
     assert f"On {equal} of them all completions have the same reward ({int((right == 4).sum())}" in section["sentence"]
