@@ -50,7 +50,7 @@ _ROW_INCHES = 1.35
 # The names of checkpoints of training runs: step-1000, runs/a/checkpoint-50.
 _TRAINING_STEP = re.compile(r"(?:.*[/\\])?(?:step|checkpoint)-(\d+)")
 _MOST_TICKS = 6
-# Ends of an interval further than this from its centre are drawn as if they were unknown.
+# A ratio is not drawn where an end of its interval is further than this from it, nor such an end of another quantity.
 _FARTHEST = 1e3
 
 
@@ -102,8 +102,8 @@ def plot_sweep(
     Mean length and reward are left out where they are equal in all cells, as where the same completions are measured.
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
-    drawn against the training step, with the variance and the noise-to-signal of the reference. A ratio whose interval
-    has no upper end is left out, as the legend states. A caret stands at the
+    drawn against the training step, with the variance and the noise-to-signal of the reference. A ratio that is
+    not known within a factor of 1,000 is left out, as the legend states. A caret stands at the
     lower end of a quantity that is known from below only. Where further settings vary, cells that agree in them are
     joined by a line of the same style, as the legend states. Cells that no setting orders (``setting="cell"``) stand
     side by side under numbers, which the legend explains.
@@ -139,8 +139,8 @@ def plot_sweep(
     # The axis has no room for the names of cells.
     cells = enumerate(axis.values, start=1) if setting == CELL else ()
     numbered = [f"{at}: {str(cell).replace(',', ', ')}" for at, cell in cells]
-    if any(_unbounded(estimates_of(frame, name)).any() for name in panels if name in OF_ESTIMATORS):
-        numbered.append("not drawn: intervals without an upper end")
+    if any(_unresolved(estimates_of(frame, name)).any() for name in panels if name in OF_ESTIMATORS):
+        numbered.append(f"not drawn: not known within a factor of {_FARTHEST:,.0f}")
     labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label), *numbered]
     height = rows * _ROW_INCHES * plt.rcParams["font.size"] / 8.0 + legend_height(labels, keys)
     _, grid = plt.subplots(rows, 2, figsize=(plt.rcParams["figure.figsize"][0], height), squeeze=False)
@@ -256,11 +256,11 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
     estimates = estimates_of(rows, name)
-    centre, low, high = (
-        np.where(_unbounded(estimates)[:, None], np.nan, estimates).T if name in OF_ESTIMATORS else estimates.T
-    )
+    if name in OF_ESTIMATORS:
+        estimates = np.where(_unresolved(estimates)[:, None], np.nan, estimates)
+    centre, low, high = estimates.T
     ax.plot(at, centre, linewidth=stroke(1.0), zorder=3, **look, **edge())
-    if name not in OF_CELLS:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
+    if name in OF_REFERENCE:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
         low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
         high = np.where(high > centre * _FARTHEST, np.inf, high)
     draw_intervals(ax, at, centre, low, high, look["color"])
@@ -268,9 +268,10 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
     ax.plot(at[known_below], low[known_below], linestyle="none", marker=CARETUP, color=look["color"], zorder=3)
 
 
-def _unbounded(estimates: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:
-    """Whether the interval of each ratio has no upper end: a point there would say nothing, and stretch the axis."""
-    return np.isinf(estimates[:, 2])
+def _unresolved(estimates: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:
+    """Whether each ratio may be far from its estimate: a point there would say nothing, and stretch the axis."""
+    centre, low, high = estimates.T
+    return (high > _FARTHEST * centre) | (low < centre / _FARTHEST)
 
 
 def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
