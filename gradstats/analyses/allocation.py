@@ -131,16 +131,14 @@ class Allocation(Result):
             return "No noise could be estimated."
         best = min(known, key=lambda row: row.relative_noise.value)
         ratio, low, high = best.relative_noise.with_interval(confidence_level)
-        lowest = (
-            f"Of these, {best.estimator} with {best.group_size} completions of {best.n_prompts:.3g} prompts has the "
-            f"lowest noise at {self.tokens:,.0f} tokens"
-        )
+        split = f"{best.estimator}, {best.group_size} completions of {best.n_prompts:.3g} prompts"
+        reference, noise = f"rloo with {self.reference_size}", number_with_interval(ratio, low, high)
         if (best.estimator, best.group_size) == ("rloo", self.reference_size):
-            return f"{lowest}; it is the row that the others are compared with."
-        times = f"{lowest}: {number_with_interval(ratio, low, high)} times that of rloo with {self.reference_size}"
+            return f"Of these splits of {self.tokens:,.0f} tokens, none has less noise than {reference}."
         if not (high < 1.0 or low > 1.0):
-            return f"{times}, so that no split is shown to be better."
-        return f"{times}: equal noise takes {abs(1.0 - ratio):.0%} {'fewer' if ratio < 1.0 else 'more'} tokens."
+            return f"No split of {self.tokens:,.0f} tokens is shown to beat {reference}; lowest is {noise} ({split})."
+        tokens = f"{abs(1.0 - ratio):.0%} {'fewer' if ratio < 1.0 else 'more'} tokens than {reference}"
+        return f"The best split ({split}) needs {tokens} for the same noise, {noise} times at equal tokens."
 
 
 def allocate(

@@ -106,22 +106,18 @@ class EquivalentGroupSize(Printed):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
         text = (
-            f"{self.estimator} at N = {self.group_size} is as noisy as rloo at {self.size_in_words(confidence_level)}, "
-            f"at the same total number of completions ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
+            f"{self.estimator} at N = {self.group_size} is as noisy as rloo at {self.size_in_words(confidence_level)}"
         )
-        if np.isfinite(self.same_prompts.value):
-            needed = _size_in_words(*self.same_prompts.with_interval(confidence_level))
-            text += f" At the same number of prompts rloo needs {needed}."
         saved, low, high = (100.0 * share for share in self.tokens_saved(confidence_level))
-        if np.isfinite(saved):
-            if max(abs(saved), abs(low), abs(high)) < ROUNDING:
-                share = "as many tokens as"
-            elif saved < 0:
-                share = f"{number_with_interval(-saved, -high, -low)} % more tokens than"
-            else:
-                share = f"{number_with_interval(saved, low, high)} % fewer tokens than"
-            text += f" At equal noise it takes {share} rloo at N = {self.group_size}."
-        return text
+        if not np.isfinite(saved):
+            return f"{text}, at the same total of completions."
+        if max(abs(saved), abs(low), abs(high)) < ROUNDING:
+            share = "as many tokens"
+        elif saved < 0:
+            share = f"{number_with_interval(-saved, -high, -low)} % more tokens"
+        else:
+            share = f"{number_with_interval(saved, low, high)} % fewer tokens"
+        return f"{text} and takes {share} for the same noise."
 
     def size_in_words(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """Write N' with its interval."""
@@ -379,11 +375,11 @@ class GroupSizes(Result):
         least, most = known[0], known[-1]
         if least is most:
             return most.sentence(confidence_level)
-        return (
-            f"Of these, {most.estimator} at N = {most.group_size} is worth most: as noisy as rloo at "
-            f"{most.size_in_words(confidence_level)}, at the same total number of completions. Worth least is "
-            f"{least.estimator}: as noisy as rloo at {least.size_in_words(confidence_level)}."
-        )
+        smallest = least.size_in_words(confidence_level)
+        sizes = f"At N = {most.group_size}, {least.estimator} is as noisy as rloo at {smallest}"
+        if not most.confidence_interval(confidence_level)[0] > most.group_size:
+            return f"{sizes}; none is shown to be worth more than rloo."
+        return f"{sizes} and {most.estimator} as rloo at {most.size_in_words(confidence_level)}."
 
 
 def variance_by_group_size(

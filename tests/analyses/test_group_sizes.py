@@ -73,8 +73,7 @@ def test_group_size_refusals():
 def test_the_sentence_names_both_group_sizes():
     batch, scores = correlated_batch()
     sentence = equivalent_group_size(batch, "rloo", 4, scores).sentence()
-    assert sentence.startswith("rloo at N = 4 is as noisy as rloo at N = 4, at the same total number of completions")
-    assert "(95% interval, 200 prompts)" in sentence
+    assert sentence == "rloo at N = 4 is as noisy as rloo at N = 4 and takes as many tokens for the same noise."
 
 
 def test_an_estimator_of_another_unit_is_brought_to_the_scale_of_rloo():
@@ -111,12 +110,12 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
     assert same.same_prompts.value == pytest.approx(3.0)
     assert same.tokens_saved() == (0.0, 0.0, 0.0)
     assert same.to_frame()["same_prompts_group_size_high"].item() == pytest.approx(3.0)
-    assert "At equal noise it takes as many tokens as rloo at N = 3." in same.sentence()
+    assert same.sentence().endswith("and takes as many tokens for the same noise.")
     (noisier,) = equivalent_group_sizes(batch, ["asymmetric(delta=2.0, loo=True)"], 3, scores)
     saved, low, high = noisier.tokens_saved()
     assert saved < 0
     percent = number_with_interval(-100 * saved, -100 * high, -100 * low)
-    assert f"it takes {percent} % more tokens than rloo" in noisier.sentence()
+    assert f" and takes {percent} % more tokens for the same noise." in noisier.sentence()
 
 
 def test_an_unresolved_scale_may_be_a_row_of_nan():
