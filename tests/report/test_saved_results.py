@@ -16,7 +16,7 @@ from scipy import stats
 
 import gradstats as gs
 from gradstats.config.experiment import Experiment, FiguresSection
-from gradstats.report.figures import draw_run
+from gradstats.report.figures import draw_run_for_report
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import (
     TOKEN_FILES,
@@ -462,8 +462,8 @@ def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, quality, 
     results = read_results(folder)
     assert results.energy_fit is not None
     assert results.energy_fit.alpha == pytest.approx(gs.stats.fit_energy_scaling(measured).alpha)
-    names = {path.stem for path in draw_run(results, folder / "figures", FiguresSection(formats=["svg"]))}
-    assert {"alpha_energy", *FIGURES} <= names
-    page = report_page(results)
+    drawn = draw_run_for_report(results, folder / "figures", FiguresSection(formats=["svg"]))
+    assert {"alpha_energy", *FIGURES} <= {path.stem for path in drawn.paths}
+    page = report_page(results, drawn.svgs)
     assert "Energy of each token along completions of typical lengths" in page
     assert re.search(r"gradstats ask \S+ tokens", page)
