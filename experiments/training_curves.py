@@ -167,7 +167,7 @@ def draw_differences(table: pd.DataFrame, stem: Path) -> list[Path]:
     """Draw each arm's differences from RLOO as forests side by side."""
     with mpl.rc_context(style("icml", "half", height=1.5)):  # pyright: ignore[reportArgumentType]
         fig, axes = plt.subplots(1, len(QUANTITIES), sharey=True)
-        ends = table[["difference", "difference_low", "difference_high"]].to_numpy(dtype=float)
+        ends = table[["difference", "difference_low", "difference_high"]].to_numpy(dtype=float).ravel()
         for ax, (quantity, words) in zip(axes, QUANTITIES.items(), strict=True):
             rows = table.loc[table["quantity"] == quantity]
             ax.set_xlim(*forest_limits(ends, logarithmic=False, landmark=0.0))

@@ -80,7 +80,7 @@ HOSTILE = "</div></script><img src=x onerror=alert(1)> \x1b[31mred\x00 \u202etex
 def save_rollouts(folder, shards=1, **columns):
     """Add to a saved run the completions of its points, with texts; some columns may be given."""
     points = pd.read_csv(folder / "tables" / "length_scaling.csv")
-    prompts, samples = points["prompt_id"], points["sample_id"]
+    prompts, samples = points["prompt_id"].to_numpy(), points["sample_id"].to_numpy()
     given = {
         "prompt_text": [f"What is <{prompt}>?" for prompt in prompts],
         "completion_text": [f"It is {prompt} {sample}." for prompt, sample in zip(prompts, samples, strict=True)],
@@ -89,7 +89,7 @@ def save_rollouts(folder, shards=1, **columns):
     rollouts = Rollouts.from_sequences(
         [[1]] * len(points),
         [[2] * length for length in points["length"]],
-        points["reward"],
+        points["reward"].to_numpy(),
         prompts,
         sample_ids=samples,
         **{name: values for name, values in given.items() if values is not None},
@@ -97,7 +97,7 @@ def save_rollouts(folder, shards=1, **columns):
     (folder / "rollouts").mkdir(exist_ok=True)
     for shard in range(shards):
         # Every shard has completions of each prompt, as in a run that grew.
-        rows = np.flatnonzero(samples.to_numpy() % shards == shard)
+        rows = np.flatnonzero(samples % shards == shard)
         rollouts.select(rows).to_parquet(folder / "rollouts" / f"shard-{shard:05}.parquet")
     return folder
 

@@ -119,8 +119,9 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     parameters = [
         inspect.Parameter(option, keyword, annotation=hint, default=default) for option, hint, default in options
     ]
-    command.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    command.__annotations__ = {option: hint for option, hint, _ in options}
+    read = inspect.unwrap(command)  # by tyro, where a decorator that checks types lies around it
+    read.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    read.__annotations__ = {option: hint for option, hint, _ in options}
     return command
 
 

@@ -6,6 +6,7 @@ import re
 
 from command_line import run
 from saved_runs import save_run, saved_sweep
+from small_runs import only_two_figures
 
 from gradstats.report.saved_results import read_results
 
@@ -17,6 +18,7 @@ def test_figures_need_a_run(monkeypatch, capsys):
 
 
 def test_figures_are_drawn_as_the_options_say(monkeypatch, capsys, tmp_path):
+    only_two_figures(monkeypatch)
     save_run(tmp_path / "run")
     words = ("--venue", "neurips", "--column", "half", "--formats", "svg", "--out", tmp_path / "drawn")
     code, out, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--only", "figures", *words)
@@ -27,9 +29,11 @@ def test_figures_are_drawn_as_the_options_say(monkeypatch, capsys, tmp_path):
 
 
 def test_the_report_is_one_page(monkeypatch, capsys, tmp_path):
-    save_run(tmp_path / "run")
+    only_two_figures(monkeypatch)
+    before = {path: path.read_bytes() for path in save_run(tmp_path / "run").rglob("*") if path.is_file()}
     code, out, err = run(monkeypatch, capsys, "report", tmp_path / "run", "--out", tmp_path / "page.html")
     assert code == 0, err
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     assert out.strip() == str(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
 
@@ -60,13 +64,14 @@ def test_tables_fit_the_venue_and_say_what_they_leave_out(monkeypatch, capsys, t
 
 def test_columns_of_tables_are_chosen_and_a_misspelt_one_is_refused(monkeypatch, capsys, tmp_path):
     save_run(tmp_path / "run")
-    code, _, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--columns", "cosine", "--siunitx")
+    words = ("export", tmp_path / "run", "--only", "tables", "--columns")
+    code, _, err = run(monkeypatch, capsys, *words, "cosine", "--siunitx")
     assert code == 0, err
     text = (tmp_path / "run" / "tables" / "variance.tex").read_text()
     assert "{cosine}" in text
     assert "{tr Cov}" not in text
     assert "S[table-format=" in text
-    code, _, err = run(monkeypatch, capsys, "export", tmp_path / "run", "--only", "tables", "--columns", "cosin")
+    code, _, err = run(monkeypatch, capsys, *words, "cosin")
     assert code == 1
     assert "--columns cosin: no table of the run has such a column, only" in " ".join(err.split())
 

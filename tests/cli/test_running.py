@@ -14,6 +14,7 @@ import yaml
 from command_line import run
 from rich.console import Console
 from saved_runs import saved_sweep
+from small_runs import only_two_figures
 
 import gradstats
 import gradstats as gs
@@ -28,6 +29,7 @@ mpl.use("Agg")
 
 
 def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
+    only_two_figures(monkeypatch)
     words = ("run", run_directory / "tiny.yaml", "--out", run_directory / "run", "--no-progress")
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0

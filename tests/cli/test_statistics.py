@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from command_line import run
 from comparison_batches import quiet_compare
-from small_runs import sampled_and_measured, small_experiment
+from small_runs import only_two_figures, sampled_and_measured, small_experiment
 
 import gradstats
 import gradstats as gs
@@ -142,7 +142,9 @@ def own_run(policy_folder, tmp_path_factory):
         """
     )
     path = tmp_path_factory.mktemp("runs") / "labels"
-    run_experiment(load_experiment(folder / "labels.yaml"), path, progress=False)
+    with pytest.MonkeyPatch.context() as patched:
+        only_two_figures(patched)
+        run_experiment(load_experiment(folder / "labels.yaml"), path, progress=False)
     yield path
     sys.modules.pop("labels_of_mine", None)
 
@@ -243,6 +245,7 @@ def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(own_run, tm
 @pytest.mark.parametrize("given", [[], ["--reward", "rewards_of_mine:twice"]])
 def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(own_run, given, monkeypatch, capsys):
     """The run names its estimators' module itself, and the reward's is named with the command."""
+    only_two_figures(monkeypatch)
     copy = Path(shutil.copytree(own_run, own_run.parent / f"scored_again_{len(given)}"))  # records the same folder
     folder = copy / json.loads((copy / "manifest.json").read_text())["experiment_folder"]
     (folder / "rewards_of_mine.py").write_text("def twice(text, problem):\n    return 2.0 * text.count('a')\n")

@@ -290,7 +290,7 @@ def test_chunks_hold_sequences_with_the_factors_that_they_have_alone(kind):
     model, rollouts = rotary_model(kind), lengths_around_the_limit()
     selection = select_parameters(model)
     for chunk in plan_chunks(rollouts, Policy(model), selection):
-        assert same_class(model, rollouts, list(chunk)) == [list(chunk)]
+        assert same_class(model, rollouts, chunk.tolist()) == [chunk.tolist()]
     beyond = [LIMIT + 1, LIMIT + 2] if kind == "dynamic" else [1, 1]
     assert length_classes([model], np.array([2, LIMIT, LIMIT + 1, LIMIT + 2])) == [(0,), (0,), *((n,) for n in beyond)]
     assert length_classes([tiny_model("gpt2")], np.array([2, 99])) == [(), ()]

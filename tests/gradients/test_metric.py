@@ -200,12 +200,14 @@ def test_settings_out_of_range(settings, message):
         ({"w": [1.0, "a"]}, r"the second moments of w are no tensor: "),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_is_no_mapping_of_tensors_is_refused(second_moments, message):
     with pytest.raises(TypeError, match=message):
         gs.AdamMetric(second_moments)
 
 
 @pytest.mark.parametrize("metric", [{"w": torch.ones(1)}, gs.AdamMetric])
+@pytest.mark.usefixtures("unchecked")
 def test_what_is_no_metric_is_not_taken_for_the_euclidean_one(metric, rollouts):
     with pytest.raises(TypeError, match=r"metric is .*: give the label of one, such as 'adam', or a gradstats\.Adam"):
         gradients.measure(tiny_model("qwen2"), rollouts, metric=metric, progress=False)

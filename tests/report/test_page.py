@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 from jinja2 import UndefinedError
 from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
 
 from gradstats import data
 from gradstats.analyses import alpha_report, registry
-from gradstats.cli import commands
 from gradstats.estimators.display_names import in_words
 from gradstats.report.figures import FIGURES, figures_of
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
@@ -175,13 +173,6 @@ def test_broken_numbers_and_an_unwritable_place_are_said(tmp_path):
     (folder / "alpha.json").write_text("{")
     with pytest.raises(ValueError, match=r"alpha\.json cannot be read as JSON"):
         write_report(folder)
-
-
-def test_the_command(run_directory, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["gradstats", "report", str(run_directory), "--out", str(tmp_path / "r.html")])
-    commands.main()
-    assert capsys.readouterr().out.strip() == str(tmp_path / "r.html")
-    assert yaml.safe_load((run_directory / "experiment.yaml").read_text())["name"] == "saved <run>"
 
 
 def test_ids_of_a_figure_are_its_own_and_its_inks_the_pages():

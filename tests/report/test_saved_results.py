@@ -16,7 +16,7 @@ from scipy import stats
 
 import gradstats as gs
 from gradstats.config.experiment import Experiment, FiguresSection
-from gradstats.report.figures import draw_run
+from gradstats.report.figures import draw_run_for_report
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import (
     TOKEN_FILES,
@@ -365,6 +365,11 @@ def measured():
     return probed(batch, scores, 32, 1, np.random.default_rng(0))
 
 
+@pytest.fixture(scope="module")
+def quality(measured):
+    return gs.proxy_quality(measured)
+
+
 @pytest.fixture
 def folder(measured, tmp_path):
     """A run directory that contains only a measurement."""
@@ -393,10 +398,10 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("n_tables", [0, 1, 3])
-def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(measured, folder, monkeypatch, n_tables):
+def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(quality, folder, monkeypatch, n_tables):
     (folder / "rollouts").mkdir()  # else it counts as a copy of a run's results
     write_json(folder / "manifest.json", {"files": ["alpha.json"], "checksums": {}})
-    save_tokens(gs.proxy_quality(measured), folder, 0.9)
+    save_tokens(quality, folder, 0.9)
     written = []
 
     def killed(path, *arguments, **options):
@@ -408,10 +413,10 @@ def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(measured, 
     with monkeypatch.context() as patched:
         patched.setattr("gradstats.report.saved_results.write_csv", killed)
         with pytest.raises(Killed):
-            save_tokens(gs.proxy_quality(measured), folder, 0.95)
+            save_tokens(quality, folder, 0.95)
     assert set(TOKEN_FILES) <= set(read_json(folder / "manifest.json")["files"])
     read_results(folder)  # refuses a table with another checksum
-    save_tokens(gs.proxy_quality(measured), folder, 0.95)
+    save_tokens(quality, folder, 0.95)
     csv_files = {name for name in TOKEN_FILES if name.endswith(".csv")}
     assert set(read_json(folder / "manifest.json")["checksums"]) == csv_files
 
@@ -425,8 +430,7 @@ def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, t
     assert "measure with token_probes=…, for example 32" in err
 
 
-def test_what_is_saved_is_read_back(measured, tmp_path):
-    quality = gs.proxy_quality(measured)
+def test_what_is_saved_is_read_back(quality, tmp_path):
     save_tokens(quality, tmp_path)
     saved = read_tokens(tmp_path)
     assert saved is not None
@@ -446,7 +450,7 @@ def test_what_is_saved_is_read_back(measured, tmp_path):
         read_tokens(tmp_path)
 
 
-def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, folder):
+def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, quality, folder):
     report = gs.alpha_report(measured)
     write_json(folder / "alpha.json", report.summary())
     points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
@@ -454,12 +458,12 @@ def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, folder):
     )
     (folder / "tables").mkdir()
     points.to_csv(folder / "tables" / "length_scaling.csv", index=False)
-    save_tokens(gs.proxy_quality(measured), folder)
+    save_tokens(quality, folder)
     results = read_results(folder)
     assert results.energy_fit is not None
     assert results.energy_fit.alpha == pytest.approx(gs.stats.fit_energy_scaling(measured).alpha)
-    names = {path.stem for path in draw_run(results, folder / "figures", FiguresSection(formats=["svg"]))}
-    assert {"alpha_energy", *FIGURES} <= names
-    page = report_page(results)
+    drawn = draw_run_for_report(results, folder / "figures", FiguresSection(formats=["svg"]))
+    assert {"alpha_energy", *FIGURES} <= {path.stem for path in drawn.paths}
+    page = report_page(results, drawn.svgs)
     assert "Energy of each token along completions of typical lengths" in page
     assert re.search(r"gradstats ask \S+ tokens", page)

@@ -40,7 +40,7 @@ class ScoredCompletions:
     """Completions with what an estimator needs of them, one entry per completion."""
 
     rollouts: Rollouts
-    fields: dict[str, list[np.ndarray]]  # name → one number, or one array (T_i,), for each
+    fields: dict[str, Sequence[np.ndarray | np.floating]]  # name → one number, or one array (T_i,), for each
 
 
 @dataclass
@@ -196,16 +196,18 @@ def _refuse_unknown_needs(estimator: Estimator | Recipe, token_probes: int) -> N
 def _refuse_unfit_loss(trainer: Trainer, estimator: Estimator | Recipe) -> None:
     """Refuse advantages that a trainer's loss would use otherwise than is meant."""
     level = estimator.advantage.level if isinstance(estimator, Recipe) else estimator.level
+    # RLOOTrainer has one loss only.
+    loss_type = getattr(trainer, "loss_type", None)
     if level == "token":
-        if not hasattr(trainer, "loss_type"):
+        if loss_type is None:
             raise ValueError(
                 f"{estimator.label} gives one advantage for each token, and {type(trainer).__name__} takes one for "
                 "each completion: use GRPOTrainer"
             )
-        if trainer.loss_type == "vespo" or trainer.off_policy_mask_threshold is not None:
-            what = 'loss_type="vespo"' if trainer.loss_type == "vespo" else "off_policy_mask_threshold"
+        if loss_type == "vespo" or getattr(trainer, "off_policy_mask_threshold", None) is not None:
+            what = 'loss_type="vespo"' if loss_type == "vespo" else "off_policy_mask_threshold"
             raise ValueError(f"{estimator.label} gives one advantage for each token, which {what} cannot use: unset it")
-    if not hasattr(trainer, "loss_type") and trainer.beta != 0.0:
+    if loss_type is None and trainer.beta != 0.0:
         raise ValueError(
             f"{type(trainer).__name__} puts the KL penalty (beta={trainer.beta:g}) into rewards that it does not hand "
             "on: set beta=0, or use GRPOTrainer, whose penalty is in the loss"

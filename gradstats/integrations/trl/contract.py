@@ -30,8 +30,6 @@ class Trainer(Protocol):
     args: Any
     beta: float
     eos_token_ids: list[int]
-    loss_type: str  # of GRPOTrainer
-    off_policy_mask_threshold: float | None  # of GRPOTrainer
     model: nn.Module
     num_generations: int
     processing_class: Any

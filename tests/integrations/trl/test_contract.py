@@ -27,6 +27,7 @@ def test_this_version_is_known(trainers, kind):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("unchecked")
 def test_another_object_is_refused():
     with pytest.raises(TypeError, match="is a SimpleNamespace: attach to TRL's GRPOTrainer or RLOOTrainer"):
         check_trainer(SimpleNamespace())  # pyright: ignore[reportArgumentType]
@@ -40,6 +41,7 @@ def test_another_signature_is_refused_with_the_version(trainers, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("unchecked")
 def test_a_missing_attribute_is_refused_with_the_version(trainers, monkeypatch):
     monkeypatch.delattr(trainers["RLOO"], "_metrics")
     with pytest.raises(TypeError, match=rf"RLOOTrainer has no _metrics: TRL {trl.__version__}"):
@@ -89,6 +91,7 @@ def generation(process_index: int = 0, weights=(1.0,), rewards=None, clip=None, 
     return Generation(trainer, tensors, rewards)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_padding_is_left_out():
     rollouts = generation().rollouts()
     assert rollouts.frame["prompt_tokens"].tolist() == [[5], [4, 5], [6]]
@@ -99,6 +102,7 @@ def test_padding_is_left_out():
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_group_of_two_processes_keeps_its_number():
     first = generation(0, rewards=np.arange(6.0)[:, None].tolist())
     object.__setattr__(first.trainer, "num_generations", 2)
@@ -112,6 +116,7 @@ def test_a_group_of_two_processes_keeps_its_number():
     assert second.rollouts([1]).rewards.tolist() == [3.0]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_rewards_are_weighted_and_clipped():
     nan = float("nan")
     rewards = [[1.0, 2.0], [nan, 3.0], [nan, nan], [0.0, 0.0], [9.0, 9.0], [1.0, 1.0]]
@@ -121,6 +126,7 @@ def test_rewards_are_weighted_and_clipped():
     assert len(found.rollouts()) == 2
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_output_of_tools_does_not_count():
     mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
     found = generation(tool_mask=mask, sampling_per_token_logps=-torch.arange(12.0).reshape(3, 4))
