@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
 from gradstats.plots.length_scaling import plot_length_scaling
@@ -26,7 +27,6 @@ from gradstats.stats.length_scaling.diagnostics import (
 )
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
-from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.stats.printed import records
 from gradstats.stats.token_profiles import has_token_energies
 from gradstats.stats.variance.quantities import in_metric

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradstats.analyses import registry
+from gradstats.analyses.on_policy import WORDS
 from gradstats.analyses.profile import PROFILE_QUANTITIES
-from gradstats.stats.on_policy import WORDS
 from gradstats.stats.variance.quantities import Quantity, filled_in
 
 
@@ -168,7 +168,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         change="of α",
     ),
     "on_policy": _of(
-        "stats/on_policy.py",
+        "analyses/on_policy.py",
         **WORDS,
         quantity="which of the three",
         on_policy_value="what on-policy sampling gives",
@@ -179,7 +179,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "sampler_gap": (
         *_of(
-            "stats/sampler_gap.py",
+            "analyses/sampler_gap.py",
             mean_abs_gap="mean |log π − log q| of a token, nats",
             token_kl="KL(q‖π) per token, nats",
             token_distance="total variation distance per token",
@@ -259,7 +259,7 @@ INDEX["profile"] += (
     *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
 )
 INDEX["plan"] += _of(
-    "stats/plans.py",
+    "analyses/plan.py",
     half_width="wanted half-width of α",
     stderr_of_one="standard error of α, or of the logarithm of the ratio, times √M",
     estimator="in the numerator, or whose signal or critical batch is planned for",

@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.analyses.alpha import AlphaReport
+    from gradstats.analyses.sampler_gap import SamplerGap
     from gradstats.config.experiment import VarianceSection
     from gradstats.estimators.estimator import Weighting
-    from gradstats.stats import LengthScalingFit, SamplerGap, VarianceComparison
+    from gradstats.stats import LengthScalingFit, VarianceComparison
 
 
 def variance_breakdowns(
@@ -293,7 +294,7 @@ def _remove(run: RunDirectory, additions: list[Path], other: str) -> None:
 
 def distance_of_sampler(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
     """Return the distance between sampler and scorer, with a remark where the samples are off-policy."""
-    from gradstats.stats import sampler_gap
+    from gradstats.analyses import sampler_gap
 
     if measured.old_logprobs is None:
         return None

@@ -17,6 +17,7 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
 from gradstats.analyses import registry
+from gradstats.analyses.plan import CriticalBatchPlan
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
@@ -25,7 +26,6 @@ from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import alpha_table, profile_table
 from gradstats.runs.analysis import block_variances, variance_breakdowns
 from gradstats.stats.jackknife import NOT_ESTIMATED
-from gradstats.stats.plans import CriticalBatchPlan
 from gradstats.system.files import read_csv, read_json
 from gradstats.values.fitted import FittedValues
 from tests.off_policy import turned_policy
