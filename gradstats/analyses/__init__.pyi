@@ -22,6 +22,7 @@ from .declaration import AnalysisFigure as AnalysisFigure
 from .declaration import Answer as Answer
 from .declaration import Column as Column
 from .declaration import FurtherTable as FurtherTable
+from .declaration import KeptTable as KeptTable
 from .declaration import Result as Result
 from .declaration import Row as Row
 from .declaration import column as column
@@ -62,3 +63,5 @@ from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success
 from .tokens import ProxyQuality as ProxyQuality
 from .tokens import proxy_quality as proxy_quality
+from .variance_by_block import BlockNoise as BlockNoise
+from .variance_by_block import variance_by_block as variance_by_block

@@ -367,6 +367,10 @@ ANALYSIS = Analysis(
     ask=alpha_report,
     options=("method", "interval"),
     columns=FIT_COLUMNS,
+    also=(
+        Column("run", "name of the run", file="report/tables.py"),
+        Column("alpha_within", "α within prompts, that of a group baseline", file="report/tables.py"),
+    ),
     result=AlphaReport,
     headings={"alpha": "α", "r_squared": "R²", "n": "n"},
     row_name=lambda row: row["method"],

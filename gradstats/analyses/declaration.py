@@ -49,9 +49,7 @@ class Column:
     heading: str = ""  # in tables; "" for a column of files only
     estimated: bool = False  # whether its ends _low and _high stand beside it
     short: bool = False  # whether the result's repr and the first screen of the command show it
-    limits: Limits = (
-        NO_LIMITS  # the least and the greatest value that are possible; an unbiased estimate may lie beyond
-    )
+    limits: Limits = NO_LIMITS  # the least and the greatest possible value; an unbiased estimate may lie beyond
     file: str = ""  # that computes it, from the folder of the package; that of the analysis by default
 
 
@@ -216,6 +214,8 @@ class Tabulated:
     """What the tables of files and of print share: columns and their headings."""
 
     columns: tuple[Column, ...]
+    #: Columns that only some of its tables have, as those of one kind of plan.
+    also: tuple[Column, ...] = ()
     #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
     headings: Mapping[str, str] | None
     #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
@@ -273,6 +273,17 @@ class FurtherTable(Tabulated):
     headings: Mapping[str, str] | None = None
     ends: str | None = ""
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+    also: tuple[Column, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """A table in which files hold a part of an answer that is more than its rows."""
+
+    name: str  # of its file, and of the `table` of a figure that draws it
+    frame: Callable[..., pd.DataFrame]  # of the result and a level
+    columns: tuple[Column, ...] = ()  # where no table of the analysis has that name
+    about: tuple[Column, ...] = ()  # entries of the JSON file beside the first of them
 
 
 @dataclass(frozen=True)
@@ -305,6 +316,10 @@ class Analysis(Tabulated):
     as_comparison: bool = False
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
+    #: The tables in which a run keeps the answer, in its folder and not among its tables, and ``--out`` of the command
+    #: in another folder: that of the answer first, with its ``.attrs`` in a JSON file beside it.
+    keeps: tuple[KeptTable, ...] = ()
+    also: tuple[Column, ...] = ()
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
@@ -356,6 +371,11 @@ class Analysis(Tabulated):
     def question(self) -> str:
         """The first line of the docstring of its file."""
         return (sys.modules[self.ask.__module__].__doc__ or self.name).strip().partition("\n")[0]
+
+    @property
+    def table_name(self) -> str:
+        """What the files of a run call its table."""
+        return self.keeps[0].name if self.keeps else self.name
 
     @property
     def tables(self) -> tuple[Analysis | FurtherTable, ...]:
@@ -416,12 +436,16 @@ class Analysis(Tabulated):
             given |= self.read[name](value) if name in self.read else {self.settings[name]: value}
         return given
 
+    def found_in_run(self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]) -> Any:
+        """Return the answer in a run, with settings of its experiment file; None for too few data."""
+        given = self.arguments_in_run(settings, section)
+        return self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
+
     def answer_in_run(
         self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]
     ) -> dict[str, pd.DataFrame]:
         """Return the tables of the answer in a run, with settings of its experiment file; none for too few data."""
-        given = self.arguments_in_run(settings, section)
-        found = self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
+        found = self.found_in_run(measured, section, settings)
         if found is None:
             return {}
         level = section.confidence_level

@@ -72,8 +72,7 @@ def write_page(page: str, target: Path) -> Path:
 
 #: Figure → what a link to it is called.
 FIGURE_WORDS: dict[str, str] = {
-    "token_correlation": "figure: correlation of tokens",
-    **{figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link},
+    figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link
 }
 
 # What a sentence mentions, as a regular expression → the figure that shows it. The first that was drawn is linked.
@@ -387,7 +386,7 @@ def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -
     from gradstats.report.run_tables import run_tables
 
     drawn = [figure["name"] for figure in figures]
-    asked = [(one.name, one, run.table(one.name)) for one in registry.every()]
+    asked = [(one.table_name, one, run.table(one.table_name)) for one in registry.every()]
     added = [(name, registry.analysis_of_file(name, frame.attrs), frame) for name, frame in run.added.items()]
     tables = run_tables(run)
     found = [
@@ -598,7 +597,6 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
     folder = shlex.quote(run.path.name)
     return [
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
-        *([("single tokens", f"gradstats ask {folder} tokens")] if run.tokens is not None else []),
         ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),
     ]

@@ -55,9 +55,10 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
                 tables[declared.name] = replace(_asked_table(analysis, declared, run, frame), source=frame)
     if run.by_block is not None:
         tables["alpha_by_block"] = analysis_table(registry.get("alpha_by_block"), run.by_block)
-    tokens = registry.get("tokens")
-    if run.tokens is not None and _has(run.tokens.proxies, tokens.declared_headings):
-        tables["proxy_quality"] = analysis_table(tokens, _with_attrs(run, run.tokens.proxies))
+    for analysis in registry.kept_apart():
+        frame = run.kept.get(analysis.table_name)
+        if frame is not None and _has(frame, analysis.declared_headings):
+            tables[analysis.table_name] = analysis_table(analysis, _with_attrs(run, frame))
     for name, frame in run.added.items():
         if (chosen := _chosen(frame, style)) is not None:
             analysis = registry.analysis_of_file(name, frame.attrs)
