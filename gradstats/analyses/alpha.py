@@ -380,7 +380,7 @@ ANALYSIS = Analysis(
     source_help="a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or "
     ".parquet; - for standard input); a measurement folder or a run directory; or the name of a published data set, "
     "as in gloeckle2026.",
-    instead="every run answers it with the settings of its section `length_scaling:`; change those",
+    section="length_scaling",
     figures=(
         AnalysisFigure(
             "length_scaling",

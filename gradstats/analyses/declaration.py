@@ -204,6 +204,7 @@ class AnalysisFigure:
     table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
     columns: tuple[Column, ...] = ()  # that its rows have and the table lacks
+    on_prompts: bool = False  # whether the page links to it where it lists the prompts
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """Return the caption of the figure of a frame."""
@@ -323,7 +324,10 @@ class Analysis(Tabulated):
     extends: str = ""
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
-    #: Why an experiment file does not list it among its ``analyses``: where its settings belong, or what asks it.
+    #: The section of an experiment file that holds its settings: every run answers it with these, in words and files of
+    #: its own, and a command of its name asks it.
+    section: str = ""
+    #: Why an experiment file does not list it among its ``analyses``: what asks it.
     instead: str = ""
     #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
     in_latex: bool = False
@@ -400,8 +404,11 @@ class Analysis(Tabulated):
                 that belongs elsewhere, or reads something else than a measurement.
             KeyError: for an unknown estimator.
         """
-        if self.instead:
-            raise ValueError(f"this question cannot be listed in `analyses:`: {self.instead}")
+        instead = self.instead
+        if self.section:
+            instead = f"every run answers it with the settings of its section `{self.section}:`; change those"
+        if instead:
+            raise ValueError(f"this question cannot be listed in `analyses:`: {instead}")
         if self.source is not _measurement:
             raise ValueError(
                 f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "

@@ -259,6 +259,7 @@ ANALYSIS = Analysis(
             after="blocks_alpha",
             table=POINTS,
             rows=_points_of_several_rewards,
+            on_prompts=True,
         ),
     ),
 )

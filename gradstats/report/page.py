@@ -75,6 +75,9 @@ FIGURE_WORDS: dict[str, str] = {
     figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link
 }
 
+#: The figures that the list of prompts links to.
+_PROMPT_FIGURES = {figure.name for one in registry.every() for figure in one.figures if figure.on_prompts}
+
 # What a sentence mentions, as a regular expression → the figure that shows it. The first that was drawn is linked.
 _TOPICS: tuple[tuple[str, str], ...] = (
     ("token energ", "alpha_energy"),
@@ -345,7 +348,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         figures={figure["name"]: figure for figure in figures},
         more_figures=[name for name in drawn if name not in shown],
         figure_words=FIGURE_WORDS,
-        prompt_figures=[name for name in ("success_shares", "length_reward") if name in drawn],
+        prompt_figures=[name for name in drawn if name in _PROMPT_FIGURES],
         commands=_commands(run),
         remarks=linked(run.manifest.get("remarks", []), drawn),
         settings=run.settings,
@@ -357,8 +360,8 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
 class QuestionOnPage(TypedDict):
     """What a section shows: what the analysis declares, filled with the numbers of the run."""
 
-    id: str  # of the section, that of its files
-    name: str
+    id: str  # on the page, that of its files
+    section: str  # of an experiment file, of what every run answers in words of its own; otherwise ""
     question: str
     answer: str  # "" where the run did not record it
     figures: list[str]
@@ -399,7 +402,7 @@ def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -
 
 
 def _is_answered(run: SavedResults, analysis: Analysis, frame: pd.DataFrame | None) -> bool:
-    return analysis.name in ("alpha", "variance") or (frame is not None and len(frame) > 0)
+    return bool(analysis.section) or (frame is not None and len(frame) > 0)
 
 
 def _question(
@@ -416,7 +419,7 @@ def _question(
     is_long = len(answer) > _LONGEST_ANSWER
     found: QuestionOnPage = {
         "id": name,
-        "name": analysis.name,
+        "section": analysis.section,
         "question": analysis.question,
         "answer": "" if is_long else answer,
         "figures": [one for one in own_figures if one in drawn],
@@ -427,16 +430,16 @@ def _question(
         "notes": linked([*([answer] if is_long else []), *about.get("notes", [])], drawn),
         "command": _command(run, name, analysis, frame),
     }
-    if analysis.name == "variance":
+    if analysis.section:
         compared, naming = _compared(run)
-        if compared is not None:
+        if analysis.section == "variance" and compared is not None:
             found["answer"] = _answer_on_estimators(compared, naming)
             found["headings"], found["rows"] = _noise_on_page(compared, naming)
         return found
     # A comparison has the columns of the estimators' section, and another table says what is new in it.
     declared = next((one for one in analysis.tables if not one.as_comparison), None)
     table = tables.get(name if declared is analysis or declared is None else declared.name)
-    if table is not None and analysis.name != "alpha" and not about.get(SETTLED):
+    if table is not None and not about.get(SETTLED):
         headings, rows = table.cells("plain")
         known = analysis.first_shown(frame_in_words(table.source)) if declared is analysis else []
         shown = [0, *(at for at, heading in enumerate(table.columns, 1) if heading in known or not known)]
@@ -472,7 +475,7 @@ def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[
 def _command(run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None) -> str:
     """Return the command that asks again; "" where it needs arguments that the run did not record."""
     folder = shlex.quote(run.path.name)
-    if analysis.name in ("alpha", "variance"):
+    if analysis.section:
         return f"gradstats {analysis.name} {folder}"
     if analysis.words is not None and frame is not None:
         words = analysis.words(frame)

@@ -53,12 +53,11 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
             needed = {} if declared.as_comparison else declared.declared_headings
             if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
                 tables[declared.name] = replace(_asked_table(analysis, declared, run, frame), source=frame)
-    if run.by_block is not None:
-        tables["alpha_by_block"] = analysis_table(registry.get("alpha_by_block"), run.by_block)
-    for analysis in registry.kept_apart():
-        frame = run.kept.get(analysis.table_name)
-        if frame is not None and _has(frame, analysis.declared_headings):
-            tables[analysis.table_name] = analysis_table(analysis, _with_attrs(run, frame))
+    for analysis in registry.every():
+        name = analysis.table_name
+        frame = None if analysis.section or name in run.breakdowns else run.table(name)
+        if frame is not None and _has(frame, {one.name: "" for one in analysis.columns if one.estimated}):
+            tables[name] = analysis_table(analysis, _with_attrs(run, frame))
     for name, frame in run.added.items():
         if (chosen := _chosen(frame, style)) is not None:
             analysis = registry.analysis_of_file(name, frame.attrs)
