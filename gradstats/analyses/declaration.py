@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -363,6 +364,15 @@ class Analysis(Tabulated):
         return self.ask(**asked_of, **options) if isinstance(asked_of, Mapping) else self.ask(asked_of, **options)
 
     @property
+    def hints(self) -> dict[str, Any]:
+        """The types of the arguments that the command line takes; only type checkers may know those of others."""
+        ask = inspect.unwrap(self.ask)
+        taken = {name: hint for name, hint in ask.__annotations__.items() if name in self.options}
+        return typing.get_type_hints(
+            SimpleNamespace(__annotations__=taken), getattr(ask, "__globals__", {}), include_extras=True
+        )
+
+    @property
     def asked_at_level(self) -> bool:
         """Whether the level of intervals is an argument of ``ask``, and so that of its answer."""
         return "confidence_level" in inspect.signature(self.ask).parameters
@@ -425,7 +435,7 @@ class Analysis(Tabulated):
             missing = [name for name in needed if name in self.settings and name not in settings]
             if missing:
                 raise ValueError(f"{' and '.join(missing)} must be given")
-        hints = typing.get_type_hints(self.ask)
+        hints = self.hints
         for name, value in settings.items():
             reason = (
                 "" if name in self.read else _reason_against(value, int if name == "seed" else hints.get(name, Any))

@@ -130,7 +130,7 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
 def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
     """Return the options of a question: name → what words it takes, its default, the argument that it is."""
     signature = inspect.signature(analysis.ask).parameters
-    hints = typing.get_type_hints(analysis.ask, include_extras=True)
+    hints = analysis.hints
     helps = {one.arg_name: one.description or "" for one in parse(analysis.ask.__doc__ or "").params}
     found: dict[str, tuple[Any, Any, str]] = {}
     for argument in analysis.options:
@@ -248,7 +248,7 @@ def _estimators_of(source: Path, measured: Measurement) -> list[Weighting]:
 
 def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with the columns of the rollouts that some of them name."""
-    hints = typing.get_type_hints(analysis.ask, include_extras=True)
+    hints = analysis.hints
     filled = dict(arguments)
     for name, value in arguments.items():
         is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == _or_none(str)

@@ -14,7 +14,7 @@ from command_line import run
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Result
+from gradstats.analyses.declaration import Analysis, Result
 from gradstats.report.analysis_tables import analysis_table
 from gradstats.report.columns import INDEX, without_interval_end
 from gradstats.report.figures import FIGURES
@@ -71,6 +71,15 @@ def answer(name, folder):
     with warnings.catch_warnings():  # the data are few
         warnings.simplefilter("ignore")
         return registry.get(name).of_source(registry.get(name).source(folder), **ASKED[name][1])
+
+
+def asked_of_a_type_that_only_checkers_know(measured: Nowhere, *, count: int = 1) -> None:
+    """Ask."""
+
+
+def test_only_the_types_of_options_are_needed():
+    question = Analysis(name="mine", ask=asked_of_a_type_that_only_checkers_know, options=("count",), columns=())
+    assert question.hints == {"count": int}
 
 
 def test_every_question_is_asked_here():
