@@ -379,7 +379,8 @@ def _beside(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     proxies = tables.get(_PROXIES)
     if proxies is None:
         return {}
-    return {"rank_correlation": float(proxies.set_index("proxy")["rank_correlation"][_DRAWN])}
+    of_each = dict(zip(proxies["proxy"], proxies["rank_correlation"], strict=True))
+    return {"rank_correlation": float(of_each[_DRAWN])}
 
 
 def _profile(name: str) -> Callable[[pd.DataFrame], pd.DataFrame | None]:

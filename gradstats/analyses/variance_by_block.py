@@ -12,7 +12,7 @@ from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, Column, Result, level_of
 from gradstats.config.options import CONFIDENCE_LEVEL, Target
 from gradstats.estimators.estimator import Weighting
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.measured import MeasuredBlockGradients
 from gradstats.stats.variance.comparison import compare, reasons_against
 from gradstats.stats.variance.result import VarianceByBlock
 from gradstats.system.late import pd
@@ -40,7 +40,7 @@ class BlockNoise(Result):
 
 
 def variance_by_block(
-    measured: MeasuredGradients,
+    measured: MeasuredBlockGradients,
     estimators: Sequence[str | Weighting],
     *,
     group_size: int | Sequence[int] | None = None,
@@ -87,7 +87,8 @@ def variance_by_block(
 
 def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
     """Add what the name of a row says of its group size, where these differ."""
-    sizes = [f", N={size:g}" for size in frame["group_size"]] if frame["group_size"].nunique() > 1 else ""
+    several = len(set(frame["group_size"].dropna())) > 1
+    sizes = [f", N={size:g}" if several else "" for size in frame["group_size"]]
     return frame.assign(size_in_name=sizes)
 
 

@@ -156,8 +156,9 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             )
         if hint in (Several, str) and default is inspect.Parameter.empty:
             hint = Positional[hint]
-        if isinstance(hint, type) and issubclass(hint, Several):
-            default = default if default is inspect.Parameter.empty else hint(default or ())
+        if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
+            words: Any = default or ()
+            default = hint(words)
         found[option] = (Annotated[hint, annotation], default, argument)
     return found
 
