@@ -21,13 +21,18 @@ from coverage import FOLDER, LEVEL, ONE_SLOPE, draw, policy
 from scipy.special import log_softmax
 
 from gradstats import estimators
-from gradstats.analyses import batch_size, equivalent_group_size, implied_shift, length_reward_correlation
+from gradstats.analyses import (
+    batch_size,
+    equivalent_group_size,
+    implied_shift,
+    length_reward_correlation,
+    plan_alpha,
+    plan_signal,
+)
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import (
     compare,
     fit_length_scaling,
-    plan_alpha,
-    plan_signal,
 )
 from gradstats.stats.on_policy import temperature_test
 from gradstats.system.files import atomic_path

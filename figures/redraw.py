@@ -27,7 +27,7 @@ from gradstats.config.sections import FiguresSection
 from gradstats.plots import save_figure
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import draw_overlay, draw_run, styled
-from gradstats.report.saved_results import BREAKDOWNS, TOKEN_FILES, SavedResults, added_tables, read_results
+from gradstats.report.saved_results import BREAKDOWNS, KEPT_FILES, SavedResults, added_tables, read_results
 from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
 from gradstats.system.files import atomic_path, read_json, write_csv, write_json
@@ -39,7 +39,7 @@ NUMBERS = {
     "variance.csv": "variance.csv",
     "variance.json": "variance.json",
     **{f"{name}.csv": f"tables/{name}.csv" for name in ("length_scaling", *BREAKDOWNS)},
-    **{name: name for name in TOKEN_FILES},
+    **{name: name for name in KEPT_FILES},
 }
 TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experiment.yaml"}
 #: α by block of parameters, of sweeps whose cells hold the same completions measured in several ways.

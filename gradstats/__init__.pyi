@@ -29,16 +29,16 @@ from .analyses import allocate as allocate
 from .analyses import optimal_baselines as optimal_baselines
 from .analyses import variance_by_success as variance_by_success
 from .analyses import variance_curve as variance_curve
-from .stats import check_on_policy as check_on_policy
+from .analyses import check_on_policy as check_on_policy
 from .analyses import equivalent_group_size as equivalent_group_size
 from .analyses import implied_shift as implied_shift
 from .analyses import length_reward_correlation as length_reward_correlation
-from .stats import plan_alpha as plan_alpha
-from .stats import plan_ratio as plan_ratio
-from .stats import plan_signal as plan_signal
+from .analyses import plan_alpha as plan_alpha
+from .analyses import plan_ratio as plan_ratio
+from .analyses import plan_signal as plan_signal
 from .analyses import proxy_quality as proxy_quality
 from .analyses import ratio_diagnostics as ratio_diagnostics
-from .stats import sampler_gap as sampler_gap
+from .analyses import sampler_gap as sampler_gap
 from .analyses import variance_by_length as variance_by_length
 
 # figures, tables, reports

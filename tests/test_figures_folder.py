@@ -36,7 +36,7 @@ def test_what_is_committed_is_as_new_as_its_numbers(figures):
 def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):
     folder = figures.take(run_directory, tmp_path)
     # This run measured no single tokens, has no log-probabilities of a sampler, and is older than batch sizes.
-    assert {path.name for path in folder.iterdir()} == set(figures.TAKEN) - set(figures.TOKEN_FILES) - {
+    assert {path.name for path in folder.iterdir()} == set(figures.TAKEN) - set(figures.KEPT_FILES) - {
         "ratios.csv",
         "ratio_clipping.csv",
         "batch_size.csv",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
 from gradstats.plots.length_scaling import plot_length_scaling
@@ -26,7 +27,6 @@ from gradstats.stats.length_scaling.diagnostics import (
 )
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
-from gradstats.stats.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.stats.printed import records
 from gradstats.stats.token_profiles import has_token_energies
 from gradstats.stats.variance.quantities import in_metric
@@ -367,6 +367,10 @@ ANALYSIS = Analysis(
     ask=alpha_report,
     options=("method", "interval"),
     columns=FIT_COLUMNS,
+    also=(
+        Column("run", "name of the run", file="report/tables.py"),
+        Column("alpha_within", "α within prompts, that of a group baseline", file="report/tables.py"),
+    ),
     result=AlphaReport,
     headings={"alpha": "α", "r_squared": "R²", "n": "n"},
     row_name=lambda row: row["method"],
@@ -376,7 +380,7 @@ ANALYSIS = Analysis(
     source_help="a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or "
     ".parquet; - for standard input); a measurement folder or a run directory; or the name of a published data set, "
     "as in gloeckle2026.",
-    instead="every run answers it with the settings of its section `length_scaling:`; change those",
+    section="length_scaling",
     figures=(
         AnalysisFigure(
             "length_scaling",

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -49,9 +50,7 @@ class Column:
     heading: str = ""  # in tables; "" for a column of files only
     estimated: bool = False  # whether its ends _low and _high stand beside it
     short: bool = False  # whether the result's repr and the first screen of the command show it
-    limits: Limits = (
-        NO_LIMITS  # the least and the greatest value that are possible; an unbiased estimate may lie beyond
-    )
+    limits: Limits = NO_LIMITS  # the least and the greatest possible value; an unbiased estimate may lie beyond
     file: str = ""  # that computes it, from the folder of the package; that of the analysis by default
 
 
@@ -206,6 +205,7 @@ class AnalysisFigure:
     table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
     columns: tuple[Column, ...] = ()  # that its rows have and the table lacks
+    on_prompts: bool = False  # whether the page links to it where it lists the prompts
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """Return the caption of the figure of a frame."""
@@ -216,6 +216,8 @@ class Tabulated:
     """What the tables of files and of print share: columns and their headings."""
 
     columns: tuple[Column, ...]
+    #: Columns that only some of its tables have, as those of one kind of plan.
+    also: tuple[Column, ...] = ()
     #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
     headings: Mapping[str, str] | None
     #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
@@ -273,6 +275,17 @@ class FurtherTable(Tabulated):
     headings: Mapping[str, str] | None = None
     ends: str | None = ""
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+    also: tuple[Column, ...] = ()
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """A table in which files hold a part of an answer that is more than its rows."""
+
+    name: str  # of its file, and of the `table` of a figure that draws it
+    frame: Callable[..., pd.DataFrame]  # of the result and a level
+    columns: tuple[Column, ...] = ()  # where no table of the analysis has that name
+    about: tuple[Column, ...] = ()  # entries of the JSON file beside the first of them
 
 
 @dataclass(frozen=True)
@@ -305,12 +318,19 @@ class Analysis(Tabulated):
     as_comparison: bool = False
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
+    #: The tables in which a run keeps the answer, in its folder and not among its tables, and ``--out`` of the command
+    #: in another folder: that of the answer first, with its ``.attrs`` in a JSON file beside it.
+    keeps: tuple[KeptTable, ...] = ()
+    also: tuple[Column, ...] = ()
     extends: str = ""
     #: Options that most people never need, beside those fields of the section `variance` that are not often set.
     advanced: Sequence[str] = ()
     #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
     in_run: Callable[..., Any] | None = None
-    #: Why an experiment file does not list it among its ``analyses``: where its settings belong, or what asks it.
+    #: The section of an experiment file that holds its settings: every run answers it with these, in words and files of
+    #: its own, and a command of its name asks it.
+    section: str = ""
+    #: Why an experiment file does not list it among its ``analyses``: what asks it.
     instead: str = ""
     #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
     in_latex: bool = False
@@ -346,6 +366,15 @@ class Analysis(Tabulated):
         return self.ask(**asked_of, **options) if isinstance(asked_of, Mapping) else self.ask(asked_of, **options)
 
     @property
+    def hints(self) -> dict[str, Any]:
+        """The types of the arguments that the command line takes; only type checkers may know those of others."""
+        ask = inspect.unwrap(self.ask)
+        taken = {name: hint for name, hint in ask.__annotations__.items() if name in self.options}
+        return typing.get_type_hints(
+            SimpleNamespace(__annotations__=taken), getattr(ask, "__globals__", {}), include_extras=True
+        )
+
+    @property
     def asked_at_level(self) -> bool:
         """Whether the level of intervals is an argument of ``ask``, and so that of its answer."""
         return "confidence_level" in inspect.signature(self.ask).parameters
@@ -366,6 +395,11 @@ class Analysis(Tabulated):
     def question(self) -> str:
         """The first line of the docstring of its file."""
         return (sys.modules[self.ask.__module__].__doc__ or self.name).strip().partition("\n")[0]
+
+    @property
+    def table_name(self) -> str:
+        """What the files of a run call its table."""
+        return self.keeps[0].name if self.keeps else self.name
 
     @property
     def tables(self) -> tuple[Analysis | FurtherTable, ...]:
@@ -390,8 +424,11 @@ class Analysis(Tabulated):
                 that belongs elsewhere, or reads something else than a measurement.
             KeyError: for an unknown estimator.
         """
-        if self.instead:
-            raise ValueError(f"this question cannot be listed in `analyses:`: {self.instead}")
+        instead = self.instead
+        if self.section:
+            instead = f"every run answers it with the settings of its section `{self.section}:`; change those"
+        if instead:
+            raise ValueError(f"this question cannot be listed in `analyses:`: {instead}")
         if self.source is not _measurement:
             raise ValueError(
                 f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "
@@ -408,7 +445,7 @@ class Analysis(Tabulated):
             missing = [name for name in needed if name in self.settings and name not in settings]
             if missing:
                 raise ValueError(f"{' and '.join(missing)} must be given")
-        hints = typing.get_type_hints(self.ask)
+        hints = self.hints
         for name, value in settings.items():
             reason = (
                 "" if name in self.read else _reason_against(value, int if name == "seed" else hints.get(name, Any))
@@ -426,12 +463,16 @@ class Analysis(Tabulated):
             given |= self.read[name](value) if name in self.read else {self.settings[name]: value}
         return given
 
+    def found_in_run(self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]) -> Any:
+        """Return the answer in a run, with settings of its experiment file; None for too few data."""
+        given = self.arguments_in_run(settings, section)
+        return self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
+
     def answer_in_run(
         self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]
     ) -> dict[str, pd.DataFrame]:
         """Return the tables of the answer in a run, with settings of its experiment file; none for too few data."""
-        given = self.arguments_in_run(settings, section)
-        found = self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
+        found = self.found_in_run(measured, section, settings)
         if found is None:
             return {}
         level = section.confidence_level

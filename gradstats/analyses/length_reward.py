@@ -224,7 +224,7 @@ def _points_that_vary(points: pd.DataFrame) -> pd.DataFrame | None:
     if "reward" not in points:
         return None
     varying = points.groupby("prompt_id")[["length", "reward"]].nunique() > 1
-    return points if varying.all(axis=1).any() else None
+    return points if varying.to_numpy().all(axis=1).any() else None
 
 
 def _draw(points: pd.DataFrame) -> Axes:
@@ -263,6 +263,7 @@ ANALYSIS = Analysis(
             after="blocks_alpha",
             table=POINTS,
             rows=_points_that_vary,
+            on_prompts=True,
         ),
     ),
 )

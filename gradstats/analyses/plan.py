@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -13,11 +16,624 @@ from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
-from gradstats.stats.length_scaling.alpha import fit_length_scaling
-from gradstats.stats.plans import plan_alpha, plan_critical_batch, plan_ratio, plan_signal
-from gradstats.stats.prompt_plan import PromptPlan
+from gradstats.stats.jackknife import Estimate, require_level
+from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
+from gradstats.stats.printed import Printed
+from gradstats.stats.prompt_plan import (
+    ASSURANCE,
+    PlannedPrompts,
+    prompts_for_factor,
+    prompts_for_logarithm,
+    prompts_for_slope,
+)
 from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.comparison import compare
+from gradstats.stats.variance.estimates import FEW_PROMPTS, OfKnownScale
+from gradstats.stats.variance.quantities import JUDGED
+from gradstats.stats.variance.result import Comparison, VarianceComparison
+from gradstats.system.late import pd, special
+
+
+@runtime_checkable
+class Speed(Protocol):
+    """The result of a dry run that a plan needs: seconds for a number of tokens."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of completions."""
+        ...
+
+    @property
+    def sampling_seconds(self) -> int | float:
+        """To draw them."""
+        ...
+
+    @property
+    def measuring_seconds(self) -> int | float:
+        """To differentiate them."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PromptPlan(Printed):
+    """The size that a question takes; whole numbers, infinite where no size is enough.
+
+    Attributes:
+        confidence_level: of the planned interval, and of the range of sizes.
+        n_prompts: prompts needed, if the pilot's estimates are exactly right.
+        n_prompts_low: lower end of the range of sizes that may be needed, as the pilot's estimates are uncertain.
+        n_prompts_high: upper end of it.
+        n_prompts_assured: prompts that are enough in 80 % of studies, over pilots and studies.
+        completions_per_prompt: as in the pilot.
+        tokens_per_completion: mean length in the pilot; NaN where it is not known.
+        pilot_n_prompts: prompts of the pilot; None without one.
+        seconds_per_token: of sampling and measuring, see :meth:`at_speed`; NaN where it is not known.
+    """
+
+    confidence_level: float
+    n_prompts: int | float
+    n_prompts_low: int | float
+    n_prompts_high: int | float
+    n_prompts_assured: int | float
+    completions_per_prompt: float
+    tokens_per_completion: float = math.nan
+    pilot_n_prompts: int | None = None
+    seconds_per_token: float = math.nan
+
+    @property
+    def n(self) -> int | float:
+        """Completions of ``n_prompts``."""
+        return self._completions(self.n_prompts)
+
+    @property
+    def n_assured(self) -> int | float:
+        """Completions of ``n_prompts_assured``."""
+        return self._completions(self.n_prompts_assured)
+
+    @property
+    def n_tokens(self) -> int | float:
+        """Tokens of ``n_assured`` completions of the pilot's mean length."""
+        return self.n_assured * self.tokens_per_completion
+
+    @property
+    def hours(self) -> int | float:
+        """Hours that ``n_tokens`` take to sample and to measure, at the speed of a dry run."""
+        return self.n_tokens * self.seconds_per_token / 3600.0
+
+    def at_speed(self, speed: Speed) -> PromptPlan:
+        """Return the same plan with its hours, from the cost that a dry run estimates."""
+        seconds = speed.sampling_seconds + speed.measuring_seconds
+        return replace(self, seconds_per_token=seconds / speed.n_tokens)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a frame of one row."""
+        derived = {name: getattr(self, name) for name in ("n", "n_assured", "n_tokens", "hours")}
+        return pd.DataFrame([vars(self) | derived])
+
+    def sentence(self) -> str:
+        """Put the answer in words: the size that is enough in 80 % of studies."""
+        aim = f"{self._aim()} in {ASSURANCE:.0%} of studies"
+        if not np.isfinite(self.n_prompts_assured):
+            low = f": at least {_count(self.n_prompts_low)}" if np.isfinite(self.n_prompts_low) else ""
+            return f"The pilot is too small to say how many prompts {aim}{low}."
+        cost = f"{_count(self.n_assured)} completions"
+        if np.isfinite(self.n_tokens):
+            cost += f", {_two_digits(self.n_tokens)} tokens"
+        if np.isfinite(self.hours):
+            cost += f", {self.hours:.2g} hours"
+        return f"{_count(self.n_prompts_assured)} prompts ({cost}) {aim}."
+
+    def sentences(self) -> list[str]:
+        """Return the answer, and the range of sizes behind it."""
+        behind = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
+        if self.pilot_n_prompts is not None:
+            ends = f"{self.n_prompts_low:,.0f}, {self.n_prompts_high:,.0f}"
+            known = ends if np.isfinite(self.n_prompts_high) else f"≥ {self.n_prompts_low:,.0f}"
+            behind += f" [{known}] by the estimates of the pilot's {self.pilot_n_prompts:,}"
+        return [self.sentence(), f"{behind}."]
+
+    def _goal(self) -> str:
+        """Return what is planned, with the level of its interval."""
+        raise NotImplementedError
+
+    def _aim(self) -> str:
+        """Return what the prompts do, in a few words: a verb and its object."""
+        raise NotImplementedError
+
+    def _completions(self, n_prompts: int | float) -> int | float:
+        return math.ceil(n_prompts * self.completions_per_prompt - 1e-9) if np.isfinite(n_prompts) else math.inf
+
+
+def _count(number: int | float) -> str:
+    return f"{number:,.0f}" if np.isfinite(number) else "more than 10¹²"
+
+
+def _two_digits(number: int | float) -> str:
+    rounded = round(number, 1 - math.floor(math.log10(number)))
+    return f"{rounded:,.0f}"
+
+
+def _sizes(planned: PlannedPrompts) -> dict[str, int | float]:
+    """Return the numbers of prompts by the names of their columns."""
+    return {
+        "n_prompts": planned.needed,
+        "n_prompts_low": planned.low,
+        "n_prompts_high": planned.high,
+        "n_prompts_assured": planned.assured,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AlphaPlan(PromptPlan):
+    r"""The size of a measurement of α with a given precision, :math:`t\,\mathrm{se}_1/\sqrt M ≤ h` of M prompts.
+
+    Attributes:
+        half_width: h, the wanted half-width of the interval of α.
+        stderr_of_one: :math:`\mathrm{se}_1`, the standard error of α times the root of the number of prompts.
+    """
+
+    half_width: float
+    stderr_of_one: float
+
+    def _goal(self) -> str:
+        return f"α ± {self.half_width:g} ({self.confidence_level:.0%} interval)"
+
+    def _aim(self) -> str:
+        return f"give α ± {self.half_width:g}"
+
+
+def plan_alpha(
+    pilot: LengthScalingFit | None = None,
+    half_width: float = 0.05,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    *,
+    noise: float | None = None,
+    length_spread: float | None = None,
+) -> AlphaPlan:
+    r"""Compute how many prompts give α ± ``half_width``, from a pilot fit or from two numbers.
+
+    The standard error falls like one over the root of the number of prompts, at the pilot's completions per prompt,
+    range of lengths and noise; the Student quantile is that of the resulting number. Without a pilot, independent
+    sequences have :math:`\mathrm{se}(α) = \frac{σ}{2 s \sqrt n}`, σ the noise about the line and s the spread of
+    lengths. A wider range of lengths needs fewer.
+
+    A pilot's squared standard error is taken as a multiple of χ² with ν degrees of freedom, 1/ν being the sum of that
+    of the error (Satterthwaite's) and of that of the spread of lengths, which the next study will not share. So is that
+    of the study, with degrees that grow with its size: the half-width is reached in 80 % of studies where the quantile
+    of their F-distributed quotient allows for it.
+
+    Args:
+        pilot: a fit of the same policy and task, however small.
+        half_width: wanted half-width of the interval.
+        confidence_level: of the interval, and of the range of sizes.
+        noise: σ, the standard deviation of log‖S‖² about the line, instead of a pilot.
+        length_spread: s, the standard deviation of log T, instead of a pilot.
+
+    Raises:
+        TypeError: when neither or both of a pilot and the two numbers are given, or the pilot is not a fit.
+        ValueError: for a half-width, noise or spread that is not positive, or a pilot without a standard error.
+
+    Example:
+        >>> import gradstats as gs
+        >>> gs.plan_alpha(half_width=0.1, noise=1.0, length_spread=0.5).n
+        387
+        >>> points = gs.data.load("gloeckle2026")
+        >>> pilot = gs.fit_length_scaling(lengths=points.length, sq_norms=points.sq_norm)
+        >>> plan = gs.plan_alpha(pilot, half_width=0.1)
+        >>> plan.n_prompts, plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
+        (220, True)
+    """
+    if (pilot is None) == (noise is None and length_spread is None):
+        raise TypeError("give either a pilot fit, or both noise= and length_spread=")
+    if pilot is not None and not isinstance(pilot, LengthScalingFit):
+        raise TypeError(f"pilot is a {type(pilot).__name__}: give a fit, for example gs.fit_length_scaling(measured)")
+    for name, value, example in (
+        ("half_width", half_width, 0.05),
+        ("noise", noise, 1.0),
+        ("length_spread", length_spread, 0.6),
+    ):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value:g} must be positive, for example {example:g}")
+    level = require_level(confidence_level)
+    degrees_of_one, degrees = 0.5, math.inf
+    if pilot is not None:
+        if not pilot.alpha_stderr > 0:
+            raise ValueError("the pilot has no standard error of alpha: give one with noise and at least 3 prompts")
+        of_one, per_prompt = pilot.alpha_stderr * math.sqrt(pilot.n_prompts), pilot.n / pilot.n_prompts
+        degrees = 1.0 / (1.0 / pilot.line.degrees() + 1.0 / (pilot.n_prompts - 1.0))
+        degrees_of_one = degrees / pilot.n_prompts
+    elif noise is None or length_spread is None:
+        raise TypeError("give both noise= and length_spread=: the error of a slope is proportional to their quotient")
+    else:
+        of_one, per_prompt = noise / (2.0 * length_spread), 1.0
+
+    planned = prompts_for_slope(of_one, half_width, level, degrees=degrees, degrees_of_one=degrees_of_one)
+    return AlphaPlan(
+        half_width=half_width,
+        stderr_of_one=of_one,
+        confidence_level=confidence_level,
+        **_sizes(planned),
+        completions_per_prompt=per_prompt,
+        tokens_per_completion=math.nan if pilot is None else float(pilot.lengths.mean()),
+        pilot_n_prompts=None if pilot is None else pilot.n_prompts,
+    )
+
+
+#: What can be planned: the ratio of variances, and that at matched signal.
+RATIOS = ("ratio", JUDGED.name)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RatioPlan(PromptPlan):
+    r"""The size of a comparison whose interval of a ratio r excludes 1, :math:`t\,\mathrm{se}_1/\sqrt M < |\log r|`.
+
+    Attributes:
+        estimator: label of the estimator in the numerator.
+        reference: label of that in the denominator.
+        quantity: the name of the ratio, see :data:`RATIOS`.
+        ratio: the ratio to distinguish from 1.
+        stderr_of_one: standard error of its logarithm times the root of the number of prompts.
+        fewest_prompts: below these the interval would cover less than stated, however narrow it were; no size in the
+            plan is smaller.
+        within: the ratio is to be known to this share, instead of being distinguished from 1.
+        equivalent: the two are to be shown to differ by at most this share.
+    """
+
+    estimator: str
+    reference: str
+    quantity: str
+    ratio: float
+    stderr_of_one: float
+    fewest_prompts: int
+    within: float | None = None
+    equivalent: float | None = None
+
+    def sentences(self) -> list[str]:
+        """Return the answer and the range behind it, and say where it is not the width that decides."""
+        answer = super().sentences()
+        if self.n_prompts > self.fewest_prompts:
+            return answer
+        return [
+            *answer,
+            f"Fewer would make it narrow enough, but intervals hold from about {FEW_PROMPTS} effective prompts on, "
+            f"which {self.fewest_prompts:,} prompts are worth.",
+        ]
+
+    def _goal(self) -> str:
+        name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
+        if self.within is not None:
+            return (
+                f"a {name} of {self.estimator} to {self.reference} known to ± {self.within:.2g} of itself "
+                f"({self.confidence_level:.0%} interval)"
+            )
+        if self.equivalent is not None:
+            return (
+                f"showing that the {name} of {self.estimator} to {self.reference} lies within {self.equivalent:.2g} of "
+                f"1, if it is {self.ratio:.3g} ({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+            )
+        return (
+            f"distinguishing a {name} of {self.ratio:.3g} of {self.estimator} to {self.reference} from 1 "
+            f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+        )
+
+    def _aim(self) -> str:
+        name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
+        if self.within is not None:
+            return f"give the {name} of {self.estimator} to {self.reference} ± {100 * self.within:.2g}%"
+        if self.equivalent is not None:
+            return f"show {self.estimator} and {self.reference} to differ by at most {100 * self.equivalent:.2g}%"
+        return f"distinguish {self.estimator} from {self.reference} at a {name} of {self.ratio:.3g}"
+
+
+def plan_ratio(
+    pilot: Comparison | pd.DataFrame,
+    estimator: str,
+    ratio: float | None = None,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    *,
+    quantity: str = "ratio",
+    within: float | None = None,
+    equivalent: float | None = None,
+    tokens_per_completion: float = math.nan,
+) -> RatioPlan:
+    r"""Compute how many prompts distinguish a ratio of variances from 1, from a pilot comparison.
+
+    Or, with ``within``, make the half-width of the interval of its logarithm at most :math:`\log(1 + w)`; with
+    ``equivalent``, put the interval between :math:`1/(1 + m)` and :math:`1 + m` in 80 % of studies where the ratio is
+    that given, 1 by default.
+
+    The standard error of the logarithm falls like one over the root of the number of prompts. It is that of the pilot's
+    influence values, or from the width of the interval where a frame states no more: of a small pilot that interval is
+    wider than a larger study's will be, which plans several times too many prompts. The interval of a study of M
+    prompts excludes 1 in 80 % of studies where
+    :math:`(t + z_{0.8})\,\mathrm{se}_1/\sqrt M \le |\log r|`. The range and the assured size take the squared standard
+    error of the pilot as a multiple of χ² with one degree of freedom fewer than its (effective) prompts. No size is
+    smaller than the number of prompts that is worth 50 effective ones, at the pilot's share of them: with fewer the
+    interval covers less than stated (docs/statistics.md).
+
+    Args:
+        pilot: a comparison, or its frame (as in ``variance.csv``, with its ``.attrs``).
+        estimator: label of a row, other than the reference.
+        ratio: the ratio to distinguish from 1; None for the pilot's.
+        confidence_level: of the interval, and of the range of sizes.
+        quantity: the name of the ratio, see :data:`RATIOS`.
+        within: w, the share of itself to which the ratio is to be known.
+        equivalent: m, the largest difference that counts as equal, as a share.
+        tokens_per_completion: for the tokens of the plan; known for the comparison of a measurement.
+
+    Raises:
+        ValueError: for an estimator without one row in the pilot, a ratio that is 1 or not positive, or one without an
+            interval.
+
+    Example:
+        >>> import pandas as pd
+        >>> import gradstats as gs
+        >>> pilot = pd.DataFrame({"estimator": ["grpo"], "ratio": [0.87], "ratio_low": [0.7], "ratio_high": [1.08]})
+        >>> pilot.attrs = {"n_prompts": 100, "reference": "rloo", "confidence_level": 0.95, "completions_per_prompt": 8}
+        >>> plan = gs.plan_ratio(pilot, "grpo")
+        >>> plan.n_prompts, plan.n_prompts_low < plan.n_prompts < plan.n_prompts_high
+        (485, True)
+    """
+    level = require_level(confidence_level)
+    frame = pilot if isinstance(pilot, pd.DataFrame) else pilot.to_frame(confidence_level)
+    if quantity not in RATIOS:
+        raise ValueError(f"quantity={quantity!r} is not a ratio to be planned: choose {' or '.join(RATIOS)}")
+    rows = frame.loc[frame["estimator"] == estimator]
+    if len(rows) != 1:
+        raise ValueError(
+            f"estimator={estimator!r} has {len(rows)} rows in the pilot and one is needed: compare it at one group size"
+        )
+    row, about = rows.iloc[0], frame.attrs
+    value, low, high = (float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high"))
+    n_prompts = int(about["n_prompts"])
+    wanted = (1.0 if equivalent is not None else value) if ratio is None else ratio
+    if not (0 < low < high < math.inf):
+        raise ValueError(
+            f"{quantity} of {estimator!r} has no interval of any width in the pilot ([{low:g}, {high:g}]): choose an "
+            "estimator that is not a multiple of the reference, or measure more prompts"
+        )
+    goal = _goal_of(wanted, within, equivalent)
+    if goal == 0.0:
+        raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
+    stderr = _stderr_of_logarithm(pilot, estimator, quantity)
+    if not stderr > 0:
+        width = (math.log(high) - math.log(low)) / 2.0
+        stderr = width / float(special.stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0))
+    of_one = stderr * math.sqrt(n_prompts)
+    effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
+    degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW_PROMPTS * n_prompts / effective)
+
+    # A width is reached or not, whatever the estimate; of an equivalence both ends have to lie inside.
+    power = 0.0 if within is not None else ASSURANCE if equivalent is None else (1.0 + ASSURANCE) / 2.0
+    planned = prompts_for_logarithm(of_one, goal, level, degrees=degrees, fewest=fewest, power=power)
+    return RatioPlan(
+        estimator=estimator,
+        reference=str(about.get("reference", "the reference")),
+        quantity=quantity,
+        ratio=wanted,
+        stderr_of_one=of_one,
+        confidence_level=confidence_level,
+        fewest_prompts=fewest,
+        within=within,
+        equivalent=equivalent,
+        **_sizes(planned),
+        completions_per_prompt=_completions_per_prompt(about, row),
+        tokens_per_completion=tokens_per_completion,
+        pilot_n_prompts=n_prompts,
+    )
+
+
+def _goal_of(wanted: float, within: float | None, equivalent: float | None) -> float:
+    """Return what standard errors of the logarithm are measured against; 0 where nothing can be planned."""
+    if within is not None and equivalent is not None:
+        raise ValueError("within and equivalent are two goals: plan for one of them")
+    for name, share in (("within", within), ("equivalent", equivalent)):
+        if share is not None and not 0 < share < math.inf:
+            raise ValueError(f"{name}={share:g} must be a positive share, for example 0.05 for 5 %")
+    if within is not None:
+        return math.log1p(within)
+    if not wanted > 0:
+        return 0.0
+    if equivalent is None:
+        return 0.0 if abs(math.log(wanted)) < 1e-9 else abs(math.log(wanted))
+    room = math.log1p(equivalent) - abs(math.log(wanted))
+    if not room > 0:
+        raise ValueError(f"a ratio of {wanted:g} is not within {equivalent:g} of 1: give a larger share as equivalent")
+    return room
+
+
+def _stderr_of_logarithm(pilot: Comparison | pd.DataFrame, estimator: str, quantity: str) -> float:
+    """Return the standard error of the influence values of a ratio; NaN where the pilot does not have them."""
+    if not isinstance(pilot, VarianceComparison):
+        return math.nan
+    row = next(row for row in pilot.rows if row.label == estimator)
+    found = row.ratio if quantity == "ratio" else row.matched_ratio
+    found = found.ratio if isinstance(found, OfKnownScale) else found
+    return found.stderr if isinstance(found, Estimate) and found.scale == "log" else math.nan
+
+
+def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
+    if "completions_per_prompt" in about:
+        return float(about["completions_per_prompt"])
+    size = row.get("group_size", about.get("group_size"))
+    groups = about.get("n_groups", about["n_prompts"]) / about["n_prompts"]
+    return float(size) * groups if size is not None and np.isfinite(float(size)) else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SignalPlan(PromptPlan):
+    r"""The size of a measurement whose interval of :math:`‖E g‖²` lies above 0.
+
+    Attributes:
+        estimator: label of the estimator.
+        signal_sq: the pilot's estimate of ‖E g‖².
+        linear: ζ, the variance of :math:`\langle E g, g_m\rangle` over prompts: the part of the variance that falls
+            like 4ζ/M.
+        quadratic: δ, the rest of the variance of :math:`\langle g_m, g_l\rangle`: the part that falls like 2δ/M².
+    """
+
+    estimator: str
+    signal_sq: float
+    linear: float
+    quadratic: float
+
+    def _goal(self) -> str:
+        return (
+            f"‖E ĝ‖² of {self.estimator} resolved ({self.confidence_level:.0%} interval above 0 in {ASSURANCE:.0%} of "
+            "studies)"
+        )
+
+    def _aim(self) -> str:
+        return f"resolve the signal of {self.estimator}"
+
+
+def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
+    r"""Compute how many prompts put the interval of ‖E g‖² above 0, from a pilot comparison.
+
+    How many are needed for a signal follows from the two parts of the variance of its estimate, :math:`4ζ/M + 2δ/M²`
+    (:meth:`gradstats.stats.variance.moments.SignalComponents.prompts_to_resolve`). The range is that over the
+    pilot's interval of the signal, and reaches to infinity where that does to 0; the assured size is that for the lower
+    end of its one-sided 80 % interval.
+
+    Args:
+        pilot: a comparison at one group size.
+        estimator: label of a row.
+        confidence_level: of the interval, and of the range of sizes.
+
+    Raises:
+        ValueError: for an estimator without a row, at batch level, or without an interval; a comparison of several
+            group sizes; fewer than 4 prompts.
+    """
+    level = require_level(confidence_level)
+    row = next((row for row in pilot.rows if row.label == estimator), None)
+    if row is None:
+        raise ValueError(
+            f"estimator={estimator!r} is not in the pilot: choose from {', '.join(row.label for row in pilot.rows)}"
+        )
+    if len(pilot.splits) > 1:
+        raise ValueError("the pilot compares several group sizes: compare at one group size")
+    parts = row.signal_components
+    if parts is None or not np.isfinite(row.signal_sq.stderr):
+        raise ValueError(
+            f"the pilot has no interval of ‖E g‖² for {estimator!r} from at least 4 prompts: choose a group-level "
+            "estimator with weights that are not all 0, or measure more prompts"
+        )
+    signal = row.signal_sq.value
+    low, high = row.signal_sq.confidence_interval(level)
+    assured = signal - float(special.stdtrit(row.signal_sq.degrees, ASSURANCE)) * row.signal_sq.stderr
+
+    def needed(of: float) -> int | float:
+        return parts.prompts_to_resolve(of, signal, level)
+
+    return SignalPlan(
+        estimator=estimator,
+        signal_sq=signal,
+        linear=max(parts.linear, 0.0),
+        quadratic=max(parts.quadratic, 0.0),
+        confidence_level=confidence_level,
+        n_prompts=needed(signal),
+        n_prompts_low=needed(high),
+        n_prompts_high=needed(low),
+        n_prompts_assured=needed(assured),
+        completions_per_prompt=pilot.splits[0].n_completions / pilot.n_prompts,  # pyright: ignore[reportGeneralTypeIssues]
+        tokens_per_completion=pilot.splits[0].mean_length,  # pyright: ignore[reportGeneralTypeIssues]
+        pilot_n_prompts=pilot.n_prompts,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CriticalBatchPlan(PromptPlan):
+    """The size of a measurement whose interval of the critical batch ends within a factor of its value.
+
+    Attributes:
+        estimator: label of the estimator.
+        factor: f, the interval lies between 1/f and f times the value.
+        critical_batch: the pilot's estimate, in prompts.
+    """
+
+    estimator: str
+    factor: float
+    critical_batch: float
+
+    def _goal(self) -> str:
+        return (
+            f"the critical batch of {self.estimator} known to a factor of {self.factor:g} "
+            f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+        )
+
+    def _aim(self) -> str:
+        return f"give the critical batch of {self.estimator} to a factor of {self.factor:g}"
+
+
+def plan_critical_batch(
+    pilot: CriticalBatch,
+    factor: float = 2.0,
+    confidence_level: float = CONFIDENCE_LEVEL,
+    *,
+    estimator: str,
+    completions_per_prompt: float = 1.0,
+    tokens_per_completion: float = math.nan,
+) -> CriticalBatchPlan:
+    r"""Compute how many prompts make the interval of a critical batch end within a factor of its value.
+
+    It is the smallest number whose interval :math:`[l, h]` of :math:`B^*` has :math:`B^*/f \le l` and
+    :math:`h \le f B^*`.
+
+    The interval of a study follows from the variances of the pilot's influence values, scaled to its prompts
+    (:meth:`gradstats.stats.variance.alignment.CriticalBatch.in_study`), for a signal as low as one study in five finds.
+    The range is that over the pilot's interval of the signal, and reaches to infinity where that does to 0; the assured
+    size is that for the lower end of its one-sided 80 % interval.
+
+    Args:
+        pilot: ``critical_batch`` of a row of :func:`gradstats.analyses.batch_size`.
+        factor: f, above 1.
+        confidence_level: of the interval, and of the range of sizes.
+        estimator: label of the estimator.
+        completions_per_prompt: as in the pilot.
+        tokens_per_completion: mean length in the pilot.
+
+    Raises:
+        ValueError: for a factor that is not above 1, or a pilot whose signal is not known well enough to plan with.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards = rng.integers(0, 2, 400)
+        >>> batch = gs.estimators.Batch(rewards, np.full(400, 50), np.repeat(np.arange(50), 8))
+        >>> scores = rng.normal(size=(400, 32)) + 0.8 * rewards[:, None] - 0.4
+        >>> pilot = gs.analyses.batch_size(batch, ["rloo"], scores).rows[0].critical_batch
+        >>> plan = gs.analyses.plan_critical_batch(pilot, 1.5, estimator="rloo", completions_per_prompt=8)
+        >>> plan.n_prompts <= plan.n_prompts_assured < 50
+        True
+    """
+    level = require_level(confidence_level)
+    if not 1.0 < factor < math.inf:
+        raise ValueError(f"critical_batch={factor:g} must be a factor above 1, for example 2")
+    found = pilot.at_estimate
+    if pilot.only_low or not (found.is_known and found.denominator > 0.0):
+        raise ValueError(
+            f"the pilot does not resolve the signal of {estimator!r}, which its critical batch is relative to: measure "
+            "as many prompts as --signal plans"
+        )
+    planned = prompts_for_factor(
+        lambda n_prompts, at: pilot.in_study(n_prompts, at, ASSURANCE).with_interval(level),
+        factor,
+        level,
+        signal=found.denominator,
+        stderr=math.sqrt(found.denominator_variance),
+        degrees=found.degrees,
+    )
+    return CriticalBatchPlan(
+        estimator=estimator,
+        factor=factor,
+        critical_batch=found.value,
+        confidence_level=confidence_level,
+        **_sizes(planned),
+        completions_per_prompt=completions_per_prompt,
+        tokens_per_completion=tokens_per_completion,
+        pilot_n_prompts=round(found.degrees) + 1,
+    )
 
 
 def plan(
@@ -124,8 +740,6 @@ def _of_critical_batch(
     )
 
 
-_FILE = "stats/prompt_plan.py"
-
 ANALYSIS = Analysis(
     name="plan",
     ask=plan,
@@ -136,17 +750,33 @@ ANALYSIS = Analysis(
     advanced=("noise", "length_spread", "quantity"),
     weightings=lambda asked: [families.get(asked[name]) for name in ("estimator", "reference") if asked[name]],
     columns=(
-        Column("confidence_level", "level of the planned interval", file=_FILE),
-        Column("n_prompts", "prompts needed, by the pilot's estimates", estimated=True, file=_FILE),
-        Column("n_prompts_assured", "prompts that are enough in 80 % of studies", file=_FILE),
-        Column("completions_per_prompt", "as in the pilot", file=_FILE),
-        Column("tokens_per_completion", "mean length in the pilot", file=_FILE),
-        Column("pilot_n_prompts", "prompts of the pilot", file=_FILE),
-        Column("seconds_per_token", "of sampling and measuring", file=_FILE),
-        Column("n", "completions of n_prompts", file=_FILE),
-        Column("n_assured", "completions of n_prompts_assured", file=_FILE),
-        Column("n_tokens", "tokens of those", file=_FILE),
-        Column("hours", "hours that they take", file=_FILE),
+        Column("confidence_level", "level of the planned interval"),
+        Column("n_prompts", "prompts needed, by the pilot's estimates", estimated=True),
+        Column("n_prompts_assured", "prompts that are enough in 80 % of studies"),
+        Column("completions_per_prompt", "as in the pilot"),
+        Column("tokens_per_completion", "mean length in the pilot"),
+        Column("pilot_n_prompts", "prompts of the pilot"),
+        Column("seconds_per_token", "of sampling and measuring"),
+        Column("n", "completions of n_prompts"),
+        Column("n_assured", "completions of n_prompts_assured"),
+        Column("n_tokens", "tokens of those"),
+        Column("hours", "hours that they take"),
+    ),
+    also=(
+        Column("half_width", "wanted half-width of α"),
+        Column("stderr_of_one", "standard error of α, or of the logarithm of the ratio, times √M"),
+        Column("estimator", "in the numerator, or whose signal or critical batch is planned for"),
+        Column("reference", "in the denominator"),
+        Column("quantity", "which ratio"),
+        Column("ratio", "that is to be distinguished from 1"),
+        Column("fewest_prompts", "prompts that are worth 50 effective ones"),
+        Column("within", "share of itself to which the ratio is to be known"),
+        Column("equivalent", "largest share by which the two may differ and count as equal"),
+        Column("factor", "to which the critical batch is to be known"),
+        Column("critical_batch", "the pilot's, in prompts"),
+        Column("signal_sq", "the pilot's ‖E ĝ‖²"),
+        Column("linear", "part of its variance that falls like 4/M"),
+        Column("quadratic", "part that falls like 2/M²"),
     ),
     source=load_points,
     source_help="the pilot: a table of points, a measurement folder or a run directory, as for the question alpha.",

@@ -232,6 +232,11 @@ ANALYSIS = Analysis(
         Column("low", "lower end of its interval"),
         Column("high", "upper end"),
     ),
+    also=(
+        *(Column(name, meaning) for name, meaning in PROFILE_QUANTITIES.items()),
+        Column("policy", "name of the policy", file="report/tables.py"),
+        Column("ratio", "tr Cov of an estimator over RLOO's", file="stats/variance/estimates.py"),
+    ),
     headings={"value": "value"},
     ends=None,
     result=PolicyProfile,

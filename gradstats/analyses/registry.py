@@ -22,6 +22,7 @@ ANALYSES = (
     "variance",
     "alpha",
     "alpha_by_block",
+    "variance_by_block",
     "group_sizes",
     "allocation",
     "batch_size",
@@ -90,8 +91,13 @@ def every() -> list[Analysis]:
 
 
 def asked_in_runs() -> list[Analysis]:
-    """Return the analyses that every run asks, in order."""
-    return [one for one in every() if one.in_run is not None]
+    """Return the analyses that every run asks and keeps among its tables, in order."""
+    return [one for one in every() if one.in_run is not None and not one.keeps]
+
+
+def kept_apart() -> list[Analysis]:
+    """Return the analyses whose answers a run keeps in files of their own, in order."""
+    return [one for one in every() if one.keeps]
 
 
 def analysis_of_file(stem: str, about: Mapping[Any, Any]) -> Analysis | None:

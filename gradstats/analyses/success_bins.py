@@ -453,6 +453,7 @@ ANALYSIS = Analysis(
             link="figure: gradient by success rate",
             after="length_bins",
             rows=_of_units,
+            on_prompts=True,
         ),
     ),
 )

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradstats.analyses.declaration import Analysis, Column, FurtherTable, Result, Row, column, estimate
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Column,
+    FurtherTable,
+    KeptTable,
+    Result,
+    Row,
+    column,
+    estimate,
+)
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
 from gradstats.estimators.estimator import Level
 from gradstats.measurement.token_scores import TokenScores
+from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredTokens
 from gradstats.stats.numbers import number_with_interval
@@ -33,7 +44,11 @@ from gradstats.stats.token_profiles import (
 )
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.quantities import limits_of, with_ends
-from gradstats.system.late import pd
+from gradstats.system.late import pd, special
+
+if TYPE_CHECKING:
+    from gradstats.config.sections import VarianceSection
+    from gradstats.measurement.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,8 @@ QUANTITIES = tuple(one.name for one in ProxyRow.columns() if one.estimated)
 #: The columns of the cumulative error, in the order of ``along``.
 _ALONG = {f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS}
 _PROFILES = ("correlation", "concentration", "local_slope")
+# Quantiles of length at which completions are kept as traces, and how many tokens the sample holds at most.
+_TRACES_AT, _MOST_TOKENS = (0.25, 0.5, 0.9), 3000
 
 
 @dataclass(frozen=True, repr=False)
@@ -204,8 +221,6 @@ class ProxyQuality(Result):
 
     def plot(self, **options: Any) -> Any:
         """Draw the share of a completion's energy that its heaviest tokens hold; returns the axes."""
-        from gradstats.plots.tokens import plot_concentration
-
         return plot_concentration(self.concentration, **options)
 
     def profiles_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -217,6 +232,26 @@ class ProxyQuality(Result):
             table.columns = ["first", "last", "value", "low", "high", "n_prompts"]
             long.append(table.assign(profile=name, axis=profile.axis, quantity=profile.quantity))
         return pd.concat(long, ignore_index=True)
+
+    def traces_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return the tokens of completions of typical lengths, with the intervals of their energies."""
+        traces = sorted((rows for _, rows in self.tokens.groupby(["prompt_id", "sample_id"], sort=False)), key=len)
+        quantile = special.ndtri(0.5 + confidence_level / 2.0)
+        drawn = []
+        for place in sorted({round(share * (len(traces) - 1)) for share in _TRACES_AT}):
+            rows = traces[place]
+            # An energy is a mean of squares: symmetric about its logarithm, and never below 0.
+            energy, error = rows["energy"].to_numpy(), rows["energy_stderr"].to_numpy()
+            width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
+            ends = {"energy_low": energy / width, "energy_high": energy * width}
+            drawn.append(rows.assign(sequence=f"{len(rows)} tokens", **ends))
+        return pd.concat(drawn, ignore_index=True)
+
+    def sample_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return tokens of all completions, drawn at random where there are many."""
+        if len(self.tokens) <= _MOST_TOKENS:
+            return self.tokens
+        return self.tokens.sample(_MOST_TOKENS, random_state=0).sort_index()
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State what the heaviest token holds, and the proxy that orders tokens best."""
@@ -328,10 +363,65 @@ def _token_table(
     return pd.concat(frames, ignore_index=True)
 
 
+def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> ProxyQuality | None:
+    if measured.token_projections is None:
+        return None
+    return proxy_quality(measured, **({"group_size": section.first_group_size, "rng": section.seed} | settings))
+
+
 def _caption(frame: pd.DataFrame) -> str:
     level = f"{frame.attrs['confidence_level']:.0%}"
     return f"Forward-only proxies of token energies against measured ones, {level} intervals."
 
+
+def _beside(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Return the rank correlation of the proxy that is drawn."""
+    proxies = tables.get(_PROXIES)
+    if proxies is None:
+        return {}
+    of_each = dict(zip(proxies["proxy"], proxies["rank_correlation"], strict=True))
+    return {"rank_correlation": float(of_each[_DRAWN])}
+
+
+def _profile(name: str) -> Callable[[pd.DataFrame], pd.DataFrame | None]:
+    """Return what takes a profile, with the columns of its own, from the bins of all."""
+
+    def bins(long: pd.DataFrame) -> pd.DataFrame | None:
+        rows = long.loc[long["profile"] == name]
+        if rows.empty:
+            return None
+        axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]
+        names = {"first": f"{axis}_first", "last": f"{axis}_last", "value": quantity}
+        names |= {end: f"{quantity}_{end}" for end in ("low", "high")}
+        return rows.rename(columns=names)[[*names.values(), "n_prompts"]].reset_index(drop=True)
+
+    return bins
+
+
+def _scaled(sample: pd.DataFrame) -> pd.DataFrame:
+    """Scale the proxy of sampled tokens so that totals agree, since a proxy's unit means nothing."""
+    scaled = sample.copy()
+    scaled[_DRAWN] *= scaled["energy"].sum() / scaled[_DRAWN].sum()
+    scaled.attrs |= {"proxy": f"{_DRAWN} proxy, scaled", "truth": "token energy"}
+    return scaled
+
+
+#: The proxy that a figure draws against the energies, and the tables that a run keeps.
+_DRAWN = "logit"
+_PROXIES, _BINS, _TRACES, _SAMPLE = "proxy_quality", "token_profiles", "token_traces", "token_sample"
+_TABLE, _ENERGY, _PROFILE = "rollouts/schema.py", "measurement/token_scores.py", "stats/token_profiles.py"
+_TOKEN = (
+    Column("prompt_id", "prompt of a completion", file=_TABLE),
+    Column("sample_id", "its number among those of the prompt", file=_TABLE),
+    Column("energy", "squared norm of a token's score", file=_ENERGY),
+    Column("energy_stderr", "standard error of the energy", file=_ENERGY),
+    Column("exact", "whether it is exact", file=_ENERGY),
+    Column("position", "token of the completion, from 0"),
+    Column("logit", "proxy: squared norm of the gradient with respect to the logits"),
+    Column("last_layer", "proxy: the same with respect to the output embedding"),
+    Column("entropy", "proxy: entropy of the next token, nats"),
+    Column("surprisal", "proxy: −log π of the token, nats"),
+)
 
 ANALYSIS = Analysis(
     name="tokens",
@@ -342,9 +432,11 @@ ANALYSIS = Analysis(
     row_heading="proxy",
     caption=_caption,
     label="tab:proxies",
+    in_run=_in_run,
+    beside=_beside,
     further=(
         FurtherTable(
-            name="token_profiles",
+            name=_BINS,
             frame=ProxyQuality.profiles_frame,
             columns=(
                 Column("first", "first value of the axis in a bin"),
@@ -357,11 +449,68 @@ ANALYSIS = Analysis(
                 Column("axis", "distance, position or number of tokens"),
                 Column("quantity", "what is estimated"),
             ),
+            also=(
+                Column("correlation", "correlation of token scores by the distance between tokens", file=_PROFILE),
+                Column("concentration", "share of a completion's energy in its heaviest tokens", file=_PROFILE),
+                Column("local_slope", "exponent of summed energy from position to position", file=_PROFILE),
+                Column("share", "the quantity of the profile concentration", file=_PROFILE),
+            ),
             headings={"value": "value"},
             ends=None,
             row_name=lambda row: f"{row['profile']}, {row['axis']} {row['first']:g}–{row['last']:g}",
             row_heading="profile",
             caption=lambda frame: "Profiles along completions.",
+        ),
+    ),
+    keeps=(
+        KeptTable(
+            _PROXIES,
+            ProxyQuality.to_frame,
+            about=(
+                Column("confidence_level", "level of the intervals"),
+                Column("n_prompts", "prompts"),
+                Column("n_tokens", "tokens"),
+                Column("n_probes", "random probes of token scores"),
+                Column("share_exact", "share of the energy that was measured exactly"),
+                Column("notes", "what to know when reading the table"),
+            ),
+        ),
+        KeptTable(_BINS, ProxyQuality.profiles_frame),
+        KeptTable(_TRACES, ProxyQuality.traces_frame, (*_TOKEN, Column("sequence", "completion, named by its length"))),
+        KeptTable(_SAMPLE, ProxyQuality.sample_frame, _TOKEN),
+    ),
+    figures=(
+        AnalysisFigure(
+            "token_energy",
+            "Energy of each token along completions of typical lengths, a panel for each.",
+            plot_token_energy_panels,
+            after="alpha_energy",
+            table=_TRACES,
+        ),
+        AnalysisFigure(
+            "concentration",
+            "Share of a completion's token energy that its heaviest tokens hold.",
+            plot_concentration,
+            after="token_energy",
+            table=_BINS,
+            rows=_profile("concentration"),
+        ),
+        AnalysisFigure(
+            "token_correlation",
+            "Correlation of token scores against the distance between tokens; 0 on-policy.",
+            plot_token_correlation,
+            link="figure: correlation of tokens",
+            after="concentration",
+            table=_BINS,
+            rows=_profile("correlation"),
+        ),
+        AnalysisFigure(
+            "proxy",
+            "Forward-only proxy of token energies against the energies measured.",
+            lambda frame: plot_proxy(frame, proxy=_DRAWN, truth="energy"),
+            after="token_correlation",
+            table=_SAMPLE,
+            rows=_scaled,
         ),
     ),
 )

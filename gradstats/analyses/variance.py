@@ -134,7 +134,7 @@ ANALYSIS = Analysis(
     short=("matched_ratio", "matched_bias_share"),
     row_heading="estimator",
     caption=_caption,
-    instead="every run answers it with the settings of its section `variance:`; change those",
+    section="variance",
     figures=(
         AnalysisFigure(
             "variance",

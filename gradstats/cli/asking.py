@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
 import tyro
 from docstring_parser import parse
@@ -20,6 +20,7 @@ from docstring_parser import parse
 from gradstats.cli import terminal
 from gradstats.cli.options import (
     REGISTRY,
+    SEVERAL,
     Advanced,
     All,
     AsJson,
@@ -28,10 +29,11 @@ from gradstats.cli.options import (
     Overwrite,
     Partial,
     Positional,
+    Several,
     Trust,
     described_by,
 )
-from gradstats.cli.statistics import code_of_run, refuse_foreign_result, save_result, save_table
+from gradstats.cli.statistics import code_of_run, refuse_foreign_result, save_result, save_table, save_tables
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import VarianceSection
 from gradstats.system.files import to_json
@@ -43,10 +45,8 @@ if TYPE_CHECKING:
     from gradstats.estimators.estimator import Weighting
     from gradstats.measurement.measurement import Measurement
 
-Words = tuple[str, ...]
 
-
-def ask(words: Positional[Words] = ()) -> None:
+def ask(words: Positional[tuple[str, ...]] = ()) -> None:
     """Ask a question of a run: ``gradstats ask RUN QUESTION …``; alone it lists the questions.
 
     Args:
@@ -96,8 +96,12 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     """Return the function whose signature are the options of a question."""
     asked = _parameters(analysis)
     empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
-    about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
-    out = Annotated[Path | None, tyro.conf.arg(help=about_out if analysis.kept else "also write the table as CSV.")]
+    about_out = "also write the table as CSV."
+    if analysis.kept:
+        about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
+    elif analysis.keeps:
+        about_out = "folder for the tables that a run keeps of it, as CSV."
+    out = Annotated[_or_none(Path), tyro.conf.arg(help=about_out)]
     options: list[tuple[str, Any, Any]] = [
         ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], empty),
         *((option, hint, default) for option, (hint, default, _) in asked.items()),
@@ -128,7 +132,7 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
 def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
     """Return the options of a question: name → what words it takes, its default, the argument that it is."""
     signature = inspect.signature(analysis.ask).parameters
-    hints = typing.get_type_hints(analysis.ask, include_extras=True)
+    hints = analysis.hints
     helps = {one.arg_name: one.description or "" for one in parse(analysis.ask.__doc__ or "").params}
     found: dict[str, tuple[Any, Any, str]] = {}
     for argument in analysis.options:
@@ -148,14 +152,15 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             hint = int
         else:
             hint = _in_words(hint)
-        if hint == Words:
+        if hint is Several:
             annotation = tyro.conf.arg(
                 help=_plain(text), metavar="[ESTIMATOR ...]", help_behavior_hint="(default: those of the run)"
             )
-        if hint in (Words, str) and default is inspect.Parameter.empty:
+        if hint in (Several, str) and default is inspect.Parameter.empty:
             hint = Positional[hint]
-        if typing.get_origin(hint) is tuple and default is None:
-            default = ()
+        if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
+            words: Any = default or ()
+            default = hint(words)
         if option in analysis.advanced or (of_section and option not in VarianceSection.often_set):
             hint = Advanced[hint]
         found[option] = (Annotated[hint, annotation], default, argument)
@@ -175,11 +180,16 @@ def _in_words(hint: Any) -> Any:
     optional = type(None) in members
     for one in (float,) if float in members else members:
         if one in (int, float, str, bool) or typing.get_origin(one) is Literal:
-            return one | None if optional else one
+            return _or_none(one) if optional else one
         if typing.get_origin(one) is Sequence or getattr(typing.get_origin(one), "__name__", "") == "Sequence":
             (inner,) = typing.get_args(one)
-            return tuple[_in_words(inner), ...]  # pyright: ignore[reportInvalidTypeArguments]
-    return str | None if optional else str  # an array: the name of a column of the rollouts
+            return SEVERAL[_in_words(inner)]
+    return _or_none(str) if optional else str  # an array: the name of a column of the rollouts
+
+
+def _or_none(hint: Any) -> Any:
+    """Return the type that may be None; of ``X | None`` tyro checks the default with typeguard, slow to import."""
+    return Optional[hint]  # noqa: UP045
 
 
 def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
@@ -197,15 +207,20 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
         arguments["confidence_level"] = level
     weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the imports
     from gradstats.analyses import registry
+    from gradstats.report.saved_results import refuse_foreign_kept
     from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
 
     columns = [analysis.columns[0].name, *(list(analysis.declared_headings) or [analysis.columns[-1].name])[:1]]
-    if not analysis.kept:
-        refuse_foreign_table(out, columns)
     name = analysis.files_named(arguments)
-    keeping = folder_of_results(given["source"], out, partial=given["partial"]) if analysis.kept else nullcontext()
+    in_folder = analysis.kept or (bool(analysis.keeps) and out is not None)
+    if not in_folder:
+        refuse_foreign_table(out, columns)
+    keeping = folder_of_results(given["source"], out, partial=given["partial"]) if in_folder else nullcontext()
     with keeping as folder:
-        refuse_foreign_result(folder, name, columns)
+        if analysis.keeps and folder is not None:
+            refuse_foreign_kept(analysis, folder)
+        else:
+            refuse_foreign_result(folder, name, columns)
         asked_of = analysis.source(given["source"], partial=given["partial"])
         if arguments.get("estimators", ()) is None:
             arguments["estimators"] = _estimators_of(given["source"], asked_of)
@@ -220,7 +235,9 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
                 frame.attrs[registry.QUESTION] = label
             needs = analysis.needs_values or any("values" in one.needs for one in weightings)
             save_result(frame, folder, name, overwrite, needs, quiet=as_json)
-    if not analysis.kept:
+        elif folder is not None:
+            save_tables(analysis, found, folder, level, overwrite, quiet=as_json)
+    if not in_folder:
         save_table(out, frame, overwrite, quiet=as_json)
 
 
@@ -236,10 +253,10 @@ def _estimators_of(source: Path, measured: Measurement) -> list[Weighting]:
 
 def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with the columns of the rollouts that some of them name."""
-    hints = typing.get_type_hints(analysis.ask, include_extras=True)
+    hints = analysis.hints
     filled = dict(arguments)
     for name, value in arguments.items():
-        is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == str | None
+        is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == _or_none(str)
         if isinstance(value, str) and is_array and str not in typing.get_args(hints[name])[:1]:
             frame = asked_of.rollouts.frame
             if value not in frame:

@@ -52,6 +52,28 @@ SettingWords = Sequence[str]
 REGISTRY = ConstructorRegistry()
 
 
+class Several(tuple[Any, ...]):
+    """Positional words or those behind one option; of a plain class, which tyro checks without importing typeguard."""
+
+    kind: ClassVar[type] = str
+
+
+class Integers(Several):
+    """Whole numbers."""
+
+    kind = int
+
+
+class Numbers(Several):
+    """Numbers."""
+
+    kind = float
+
+
+#: What each kind of word is read as, where there are several.
+SEVERAL = {one.kind: one for one in (Several, Integers, Numbers)}
+
+
 def described_by(section: type[Section], field: str, by_default: str | None = None) -> object:
     """Annotate an option that a command declares by itself with the help and the default of a section's field.
 
@@ -239,6 +261,16 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             instance_from_str=lambda words: with_settings({}, words),
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=_as_words,
+        )
+    if isinstance(info.type, type) and issubclass(info.type, Several):
+        several = info.type
+        name = several.kind.__name__.upper()
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar=f"[{name} [{name} ...]]",
+            instance_from_str=lambda words: several(map(several.kind, words)),
+            is_instance=lambda value: isinstance(value, several),
+            str_from_instance=lambda value: list(map(str, value)),
         )
     if info.type == DisplayNames:
         return PrimitiveConstructorSpec(

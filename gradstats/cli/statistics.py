@@ -39,6 +39,8 @@ from gradstats.system.user_code import MissingModuleError, UserCodeError, code_b
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gradstats.analyses.declaration import Analysis
+
 
 def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]) -> None:
     """Refuse to write over what lies in the folder asked for, before anything is computed."""
@@ -64,6 +66,17 @@ def save_result(
         if not quiet:
             drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
             terminal.show([f"  → {drawn}"])
+
+
+def save_tables(
+    analysis: Analysis, found: object, folder: Path, level: float, overwrite: bool, *, quiet: bool = False
+) -> None:
+    """Write the tables that a run keeps of an answer, and name the first, unless the output is JSON (quiet)."""
+    from gradstats.report.saved_results import save_kept
+
+    first, *_ = save_kept(analysis, found, folder, level, overwrite=overwrite)
+    if not quiet:
+        terminal.show([f"  → {first}"])
 
 
 P = ParamSpec("P")
@@ -180,7 +193,6 @@ def alpha(
 def variance(
     source: Positional[Path],
     settings: OptionsOf[VarianceSection],
-    blocks: bool = False,
     out: Path | None = None,
     partial: Partial = False,
     trust: Trust = False,
@@ -193,37 +205,24 @@ def variance(
 
     Args:
         source: a measurement folder or a run directory.
-        blocks: compare on each block of parameters alone, of a measurement with --block-sketches.
         out: also write the table as CSV.
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
     from gradstats.measurement.measurement import read_measurement
     from gradstats.report.verdict import headline_of
     from gradstats.runs.analysis import refuse_foreign_table
+    from gradstats.stats.variance.comparison import compare_available
 
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
-        if blocks:
-            from gradstats.runs.analysis import block_variances
-
-            frame, said = block_variances(measured, settings)
-        else:
-            from gradstats.stats.variance.comparison import compare_available
-
-            comparison = compare_available(measured, **settings.arguments())
-            frame, said = comparison.to_frame(settings.confidence_level), comparison.notes
+        comparison = compare_available(measured, **settings.arguments())
+    frame, said = comparison.to_frame(settings.confidence_level), comparison.notes
     if as_json:
         terminal.print_json(frame, said)
     else:
-        if blocks:
-            from gradstats.report.analysis_tables import block_table
-
-            terminal.show_table(block_table(frame))
-            terminal.show(terminal.more(len(said), notes, everything=True))
-        else:
-            terminal.show_comparison(frame, headline_of(str(source), measured.rollouts), said, everything, notes)
+        terminal.show_comparison(frame, headline_of(str(source), measured.rollouts), said, everything, notes)
         if notes:
             terminal.show_notes(said)
     save_table(out, frame, overwrite, quiet=as_json)

@@ -21,8 +21,8 @@ from gradstats.system.files import remove_path
 from gradstats.system.lock import only_writer
 
 if TYPE_CHECKING:
+    from gradstats.analyses import OnPolicyCheck, SamplerGap
     from gradstats.analyses.alpha import AlphaReport
-    from gradstats.stats import OnPolicyCheck, SamplerGap
 
 
 @dataclass
@@ -123,7 +123,7 @@ class TrainingRecord:
 
 
 def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
-    from gradstats.stats import check_on_policy
+    from gradstats.analyses import check_on_policy
 
     return check_on_policy(measured) if len(set(measured.rollouts.prompt_id)) >= FEWEST_PROMPTS else None
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from gradstats.analyses.declaration import Analysis, FurtherTable
-from gradstats.analyses.declaration import level_of as _level
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
 from gradstats.report.tables import Table
 from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, limits_of, shown_in
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
 from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
@@ -220,29 +219,3 @@ def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Ta
         label=analysis.label or f"tab:{analysis.name}",
         names=columns,
     )
-
-
-def columns_of(frame: pd.DataFrame, headings: Mapping[str, str]) -> dict[str, list[Triple]]:
-    """Return what a table's columns hold: heading → (value, low, high) of each row, given column → heading."""
-    return {
-        heading: [readable(*triple, limits_of(name)) for triple in triples_of(frame, name)]
-        for name, heading in headings.items()
-    }
-
-
-BLOCK_HEADINGS = {"trace_cov": "variance", "ratio": "ratio"}
-
-
-def block_table(frame: pd.DataFrame) -> Table:
-    """Return the table of ``VarianceByBlock.to_frame()``."""
-    caption = (
-        "Variance of the gradient with respect to each block of parameters, and its ratio to that of "
-        f"{frame.attrs['reference']} on the same block, {_level(frame)}intervals over prompts."
-    )
-    several = len(set(frame["group_size"])) > 1
-    rows = [
-        f"{row['block']}, {row['estimator']}{', N={:g}'.format(row['group_size']) if several else ''}"
-        for row in frame.to_dict("records")
-    ]
-    columns = columns_of(frame, BLOCK_HEADINGS)
-    return Table(caption, "block, estimator", tuple(rows), columns, frame, label="tab:variance-by-block")

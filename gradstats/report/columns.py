@@ -6,11 +6,12 @@ a column's ``_low`` and ``_high`` are the ends of its interval and have no entry
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gradstats.analyses import registry
-from gradstats.analyses.profile import PROFILE_QUANTITIES
-from gradstats.stats.on_policy import WORDS
+from gradstats.analyses.declaration import Analysis, Column
+from gradstats.analyses.on_policy import WORDS
 from gradstats.stats.variance.quantities import Quantity, filled_in
 
 
@@ -28,10 +29,14 @@ def _of(file: str, **meanings: str) -> tuple[PrintedColumn, ...]:
     return tuple(PrintedColumn(name, meaning, file) for name, meaning in meanings.items())
 
 
+def _own_of(analysis: Analysis, columns: Iterable[Column]) -> tuple[PrintedColumn, ...]:
+    """Return columns that an analysis declares."""
+    return tuple(PrintedColumn(one.name, one.meaning, one.file or analysis.file) for one in columns)
+
+
 def _declared(name: str) -> tuple[PrintedColumn, ...]:
-    """Return the columns that an analysis declares itself."""
-    one = registry.get(name)
-    return tuple(PrintedColumn(column.name, column.meaning, column.file or one.file) for column in one.columns)
+    """Return the columns of the table of an analysis."""
+    return _own_of(registry.get(name), registry.get(name).columns)
 
 
 def _headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
@@ -53,24 +58,6 @@ _ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
 _COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
 _ROW = _declared("variance")
-
-_TOKEN = (
-    *_COMPLETION,
-    *_of(
-        "measurement/token_scores.py",
-        energy="squared norm of a token's score",
-        energy_stderr="standard error of the energy",
-        exact="whether it is exact",
-    ),
-    *_of(
-        _PROXIES,
-        position="token of the completion, from 0",
-        logit="proxy: squared norm of the gradient with respect to the logits",
-        last_layer="proxy: the same with respect to the output embedding",
-        entropy="proxy: entropy of the next token, nats",
-        surprisal="proxy: −log π of the token, nats",
-    ),
-)
 
 _POINT = (
     *_COMPLETION,
@@ -104,7 +91,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         difference="between the two, paired over prompts",
         n_prompts="prompts of both",
     ),
-    "variance_by_block": (*_of(_RESULT, block="block of parameters"), *_ROW),
     "variance.json": (
         *_of(
             _RESULT,
@@ -168,7 +154,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         change="of α",
     ),
     "on_policy": _of(
-        "stats/on_policy.py",
+        "analyses/on_policy.py",
         **WORDS,
         quantity="which of the three",
         on_policy_value="what on-policy sampling gives",
@@ -179,7 +165,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
     "sampler_gap": (
         *_of(
-            "stats/sampler_gap.py",
+            "analyses/sampler_gap.py",
             mean_abs_gap="mean |log π − log q| of a token, nats",
             token_kl="KL(q‖π) per token, nats",
             token_distance="total variation distance per token",
@@ -208,17 +194,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
     ),
-    "proxy_quality.json": _of(
-        _PROXIES,
-        confidence_level="level of the intervals",
-        n_prompts="prompts",
-        n_tokens="tokens",
-        n_probes="random probes of token scores",
-        share_exact="share of the energy that was measured exactly",
-        notes="what to know when reading the table",
-    ),
-    "token_traces": (*_TOKEN, *_of("report/saved_results.py", sequence="completion, named by its length")),
-    "token_sample": _TOKEN,
     "length_scaling": _POINT,
     "fitted values": _of(
         "values/fitted.py",
@@ -241,43 +216,14 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 for _one in registry.every():
     for _table in _one.tables:
         _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
-        _columns = (*_table.columns, *(column for figure in _figures for column in figure.columns))
-        _own = [PrintedColumn(column.name, column.meaning, column.file or _one.file) for column in _columns]
+        _columns = (*_table.columns, *_table.also, *(column for figure in _figures for column in figure.columns))
+        _own = _own_of(_one, _columns)
         _names = {column.name for column in _own}
         INDEX[_table.name] = (*_own, *(one for one in INDEX.get(_table.extends, ()) if one.name not in _names))
-INDEX["proxy_quality"] = INDEX["tokens"]
-INDEX["token_profiles"] += _of(
-    _PROFILES,
-    correlation="correlation of token scores by the distance between tokens",
-    concentration="share of a completion's energy in its heaviest tokens",
-    local_slope="exponent of summed energy from position to position",
-    share="the quantity of the profile concentration",
-)
-INDEX["profile"] += (
-    *_of("analyses/profile.py", **PROFILE_QUANTITIES),
-    *_of("report/tables.py", policy="name of the policy"),
-    *_of(_ESTIMATES, ratio="tr Cov of an estimator over RLOO's"),
-)
-INDEX["plan"] += _of(
-    "stats/plans.py",
-    half_width="wanted half-width of α",
-    stderr_of_one="standard error of α, or of the logarithm of the ratio, times √M",
-    estimator="in the numerator, or whose signal or critical batch is planned for",
-    reference="in the denominator",
-    quantity="which ratio",
-    ratio="that is to be distinguished from 1",
-    fewest_prompts="prompts that are worth 50 effective ones",
-    within="share of itself to which the ratio is to be known",
-    equivalent="largest share by which the two may differ and count as equal",
-    factor="to which the critical batch is to be known",
-    critical_batch="the pilot's, in prompts",
-    signal_sq="the pilot's ‖E ĝ‖²",
-    linear="part of its variance that falls like 4/M",
-    quadratic="part that falls like 2/M²",
-)
-INDEX["alpha"] += _of(
-    "report/tables.py", run="name of the run", alpha_within="α within prompts, that of a group baseline"
-)
+    for _kept in _one.keeps:
+        INDEX.setdefault(_kept.name, _own_of(_one, _kept.columns or _one.columns))
+        if _kept.about:
+            INDEX[f"{_kept.name}.json"] = _own_of(_one, _kept.about)
 
 
 def without_interval_end(column: str) -> str:

@@ -57,52 +57,8 @@ class RunFigure:
         return self.caption(table)
 
 
-def _token_profile(name: str) -> Callable[[SavedResults], pd.DataFrame | None]:
-    return lambda run: None if run.tokens is None else run.tokens.profiles.get(name)
-
-
-def _scaled_proxy(run: SavedResults) -> pd.DataFrame | None:
-    """Scale the proxy of sampled tokens so that totals agree, since a proxy's unit means nothing."""
-    if run.tokens is None:
-        return None
-    sample = run.tokens.sample.copy()
-    sample["logit"] *= sample["energy"].sum() / sample["logit"].sum()
-    ranks = dict(zip(run.tokens.proxies["proxy"], run.tokens.proxies["rank_correlation"], strict=True))
-    sample.attrs |= {"proxy": "logit proxy, scaled", "truth": "token energy", "rank_correlation": float(ranks["logit"])}
-    return sample
-
-
-#: The figures of a run that no analysis declares, in the order of the report.
-_OWN_FIGURES = (
-    RunFigure(
-        "token_energy",
-        "Energy of each token along completions of typical lengths, a panel for each.",
-        lambda run: None if run.tokens is None else run.tokens.traces,
-        lambda run, table: plots.plot_token_energy_panels(table),
-    ),
-    RunFigure(
-        "concentration",
-        "Share of a completion's token energy that its heaviest tokens hold.",
-        _token_profile("concentration"),
-        lambda run, table: plots.plot_concentration(table),
-    ),
-    RunFigure(
-        "token_correlation",
-        "Correlation of token scores against the distance between tokens; 0 on-policy.",
-        _token_profile("correlation"),
-        lambda run, table: plots.plot_token_correlation(table),
-    ),
-    RunFigure(
-        "proxy",
-        "Forward-only proxy of token energies against the energies measured.",
-        _scaled_proxy,
-        lambda run, table: plots.plot_proxy(table, proxy="logit", truth="energy"),
-    ),
-)
-
-
 def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
-    """Return a figure that an analysis declares, of a table that every run has."""
+    """Return a figure that an analysis declares, of a table of a run."""
 
     def needs(run: SavedResults) -> pd.DataFrame | None:
         frame = run.table(figure.table or analysis.name)
@@ -116,7 +72,7 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
 
 def _all_figures() -> tuple[RunFigure, ...]:
     """Return every figure of a run, those of analyses behind the figures that they follow."""
-    found = list(_OWN_FIGURES)
+    found: list[RunFigure] = []
     declared = [(one, figure) for one in registry.every() for figure in one.figures]
     waiting = [(one, figure) for one, figure in declared if figure.table or one.in_run is not None]
     while waiting:  # one that follows another waits for it

@@ -73,9 +73,11 @@ def write_page(page: str, target: Path) -> Path:
 
 #: Figure → what a link to it is called.
 FIGURE_WORDS: dict[str, str] = {
-    "token_correlation": "figure: correlation of tokens",
-    **{figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link},
+    figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link
 }
+
+#: The figures that the list of prompts links to.
+_PROMPT_FIGURES = {figure.name for one in registry.every() for figure in one.figures if figure.on_prompts}
 
 # What a sentence mentions, as a regular expression → the figure that shows it. The first that was drawn is linked.
 _TOPICS: tuple[tuple[str, str], ...] = (
@@ -347,7 +349,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         figures={figure["name"]: figure for figure in figures},
         more_figures=[name for name in drawn if name not in shown],
         figure_words=FIGURE_WORDS,
-        prompt_figures=[name for name in ("success_shares", "length_reward") if name in drawn],
+        prompt_figures=[name for name in drawn if name in _PROMPT_FIGURES],
         commands=_commands(run),
         remarks=linked(run.manifest.get("remarks", []), drawn),
         settings=run.settings,
@@ -359,8 +361,8 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
 class QuestionOnPage(TypedDict):
     """What a section shows: what the analysis declares, filled with the numbers of the run."""
 
-    id: str  # of the section, that of its files
-    name: str
+    id: str  # on the page, that of its files
+    section: str  # of an experiment file, of what every run answers in words of its own; otherwise ""
     question: str
     asked: str  # of what, where the run recorded it; in the heading where a question was asked more than once
     answer: str  # "" where the run did not record it
@@ -389,7 +391,7 @@ def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -
     from gradstats.report.run_tables import run_tables
 
     drawn = [figure["name"] for figure in figures]
-    asked = [(one.name, one, run.table(one.name)) for one in registry.every()]
+    asked = [(one.table_name, one, run.table(one.table_name)) for one in registry.every()]
     added = [(name, registry.analysis_of_file(name, frame.attrs), frame) for name, frame in run.added.items()]
     tables = run_tables(run)
     found = [
@@ -398,15 +400,15 @@ def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -
     ]  # fmt: skip
     for one in [one for one in found if one["figures"]][:MOST_OPEN]:
         one["n_open"] = 1
-    times = Counter(one["name"] for one in found)
+    times = Counter(one["question"] for one in found)
     for one in found:
-        if times[one["name"]] > 1 and one["asked"]:
+        if times[one["question"]] > 1 and one["asked"]:
             one["question"] += f" ({one['asked']})"
     return found
 
 
 def _is_answered(run: SavedResults, analysis: Analysis, frame: pd.DataFrame | None) -> bool:
-    return analysis.name in ("alpha", "variance") or (frame is not None and len(frame) > 0)
+    return bool(analysis.section) or (frame is not None and len(frame) > 0)
 
 
 def _question(
@@ -426,7 +428,7 @@ def _question(
     asked = analysis.words(frame) if analysis.words is not None and frame is not None else None
     found: QuestionOnPage = {
         "id": name,
-        "name": analysis.name,
+        "section": analysis.section,
         "question": analysis.question,
         "asked": in_words_of(" ".join(asked or []), naming),
         "answer": "" if is_long else answer,
@@ -440,16 +442,16 @@ def _question(
         ),
         "command": _command(run, name, analysis, frame),
     }
-    if analysis.name == "variance":
+    if analysis.section:
         compared, naming = _compared(run)
-        if compared is not None:
+        if analysis.section == "variance" and compared is not None:
             found["answer"] = _answer_on_estimators(compared, naming)
             found["headings"], found["rows"] = _noise_on_page(compared, naming)
         return found
     # A comparison has the columns of the estimators' section, and another table says what is new in it.
     declared = next((one for one in analysis.tables if not one.as_comparison), None)
     table = tables.get(name if declared is analysis or declared is None else declared.name)
-    if table is not None and analysis.name != "alpha" and not about.get(SETTLED):
+    if table is not None and not about.get(SETTLED):
         headings, rows = table.cells("plain")
         known = analysis.first_shown(frame_in_words(table.source)) if declared is analysis else []
         shown = [0, *(at for at, heading in enumerate(table.columns, 1) if heading in known or not known)]
@@ -463,10 +465,9 @@ def _names_of(run: SavedResults, frame: pd.DataFrame | None) -> dict[str, str]:
     """Return the name in words of each estimator that a table, or what was asked, mentions."""
     if frame is None:
         return {}
-    mentioned = [
-        *frame.get("estimator", ()),
-        *(frame.attrs[key] for key in ("curve", "reference") if key in frame.attrs),
-    ]
+    mentioned = [frame.attrs[key] for key in ("curve", "reference") if key in frame.attrs]
+    if "estimator" in frame:
+        mentioned += frame["estimator"].tolist()
     return distinct_names(dict.fromkeys(map(str, mentioned)), run.figure_style.labels)
 
 
@@ -496,7 +497,7 @@ def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[
 def _command(run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None) -> str:
     """Return the command that asks again; "" where it needs arguments that the run did not record."""
     folder = shlex.quote(run.path.name)
-    if analysis.name in ("alpha", "variance"):
+    if analysis.section:
         return f"gradstats {analysis.name} {folder}"
     if analysis.words is not None and frame is not None:
         words = analysis.words(frame)
@@ -621,7 +622,6 @@ def _commands(run: SavedResults) -> list[tuple[str, str]]:
     folder = shlex.quote(run.path.name)
     return [
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
-        *([("single tokens", f"gradstats ask {folder} tokens")] if run.tokens is not None else []),
         ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),
     ]

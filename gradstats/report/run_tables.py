@@ -50,14 +50,13 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
     for analysis in registry.asked_in_runs():
         for declared in analysis.tables:
             frame = run.breakdowns.get(declared.name)
-            needed = {} if declared.as_comparison else declared.declared_headings
-            if frame is not None and _has(frame, needed) and (frame := _chosen(frame, style)) is not None:
+            if frame is not None and _has(frame, declared) and (frame := _chosen(frame, style)) is not None:
                 tables[declared.name] = replace(_asked_table(analysis, declared, run, frame), source=frame)
-    if run.by_block is not None:
-        tables["alpha_by_block"] = analysis_table(registry.get("alpha_by_block"), run.by_block)
-    tokens = registry.get("tokens")
-    if run.tokens is not None and _has(run.tokens.proxies, tokens.declared_headings):
-        tables["proxy_quality"] = analysis_table(tokens, _with_attrs(run, run.tokens.proxies))
+    for analysis in registry.every():
+        name = analysis.table_name
+        frame = None if analysis.section or name in run.breakdowns else run.table(name)
+        if frame is not None and _has(frame, analysis):
+            tables[name] = analysis_table(analysis, _with_attrs(run, frame))
     for name, frame in run.added.items():
         if (chosen := _chosen(frame, style)) is not None:
             analysis = registry.analysis_of_file(name, frame.attrs)
@@ -100,8 +99,11 @@ def _chosen(frame: pd.DataFrame, style: FiguresSection) -> pd.DataFrame | None:
     return None if chosen is None or chosen.empty else chosen
 
 
-def _has(frame: pd.DataFrame, names: Mapping[str, str]) -> bool:
-    return all(f"{name}{end}" in frame for name in names for end in ENDS)
+def _has(frame: pd.DataFrame, declared: Analysis | FurtherTable) -> bool:
+    """Return whether a frame has what its table shows; one of a comparison shows what there is."""
+    plain = {one.name for one in declared.columns if not one.estimated}
+    shown = () if declared.as_comparison else declared.declared_headings
+    return all(f"{name}{end}" in frame for name in shown for end in (ENDS[:1] if name in plain else ENDS))
 
 
 def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.DataFrame:

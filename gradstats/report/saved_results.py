@@ -19,8 +19,7 @@ from jaxtyping import Float
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
 from gradstats.analyses.alpha_by_block import sentence_on_blocks
-from gradstats.analyses.declaration import POINTS, SENTENCE
-from gradstats.analyses.tokens import ProxyQuality
+from gradstats.analyses.declaration import POINTS, SENTENCE, Analysis
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.stats import LengthScalingFit
@@ -140,13 +139,21 @@ def make_room(frame: pd.DataFrame, stem: Path, *, overwrite: bool) -> None:
     table, about = frame_paths(stem)
     if not table.exists():
         return
-    same = same_table(table.read_text(encoding="utf-8"), csv_text(frame))
-    difference = differing_entry(read_json(about), attributes_of(frame)) if about.exists() else None
-    difference = difference or (None if same else "other numbers")
+    difference = _difference(frame, stem)
     refuse_other_result(table, difference, overwrite)
     if difference is not None:
         about.unlink(missing_ok=True)
         table.unlink()
+
+
+def _difference(frame: pd.DataFrame, stem: Path, float_format: str | None = None) -> str | None:
+    """Return how a frame that lies in files differs from another; None where it does not, or none lies there."""
+    table, about = frame_paths(stem)
+    if not table.exists():
+        return None
+    found = differing_entry(read_json(about), attributes_of(frame)) if about.exists() else None
+    same = same_table(table.read_text(encoding="utf-8"), csv_text(frame, float_format=float_format))
+    return found or (None if same else "other numbers")
 
 
 def frame_paths(stem: Path) -> list[Path]:
@@ -237,83 +244,67 @@ def refuse_changed_tables(path: Path, tables: Collection[Path] | None = None) ->
             raise ValueError(changed_sentence(table))
 
 
-_ABOUT_TOKENS = "proxy_quality.json"
-#: The files of token results.
-TOKEN_FILES = ("proxy_quality.csv", _ABOUT_TOKENS, "token_profiles.csv", "token_traces.csv", "token_sample.csv")
-# Tokens in the sample, quantiles of length at which completions are kept as traces, digits of the numbers.
-_MOST_TOKENS, _TRACES_AT, _DIGITS = 3000, (0.25, 0.5, 0.9), "%.7g"
+# Digits of the numbers in files of their own, which may hold a row for each token.
+_DIGITS = "%.7g"
 
 
-@dataclass(frozen=True)
-class SavedTokens:
-    """What a run keeps of the question ``tokens``."""
-
-    proxies: pd.DataFrame  # of gradstats.analyses.ProxyQuality, with its .attrs
-    profiles: dict[str, pd.DataFrame]
-    traces: pd.DataFrame  # tokens of completions at the quartile, median and ninth decile of length
-    sample: pd.DataFrame  # tokens of all completions, drawn at random
+def kept_files(analysis: Analysis) -> list[str]:
+    """Return the names of the files in which a run keeps an answer apart from its tables."""
+    first, *others = (one.name for one in analysis.keeps)
+    return [f"{first}.csv", f"{first}.json", *(f"{name}.csv" for name in others)]
 
 
-def save_tokens(quality: ProxyQuality, folder: Path, confidence_level: float = CONFIDENCE_LEVEL) -> list[Path]:
-    """Write the numbers of a :class:`gradstats.analyses.ProxyQuality` to a folder; returns the paths.
+#: The files of all answers that runs keep apart from their tables.
+KEPT_FILES = tuple(name for one in registry.kept_apart() for name in kept_files(one))
+
+
+def refuse_foreign_kept(analysis: Analysis, folder: Path) -> None:
+    """Refuse to keep an answer in a folder where files lie that are not those of an earlier one."""
+    first, *others = analysis.keeps
+    refuse_foreign_frame(folder / first.name, [one.name for one in analysis.columns])
+    for one in others:
+        declared = next((table.columns for table in analysis.tables if table.name == one.name), one.columns)
+        columns = [column.name for column in declared]
+        refuse_foreign(folder / f"{one.name}.csv", csv_with(columns, "an earlier table of this question"))
+
+
+def save_kept(
+    analysis: Analysis, found: Any, folder: Path, confidence_level: float = CONFIDENCE_LEVEL, *, overwrite: bool = True
+) -> list[Path]:
+    """Write the tables in which a run keeps an answer to a folder; returns the paths.
 
     In the folder of a finished run they are listed in its manifest before they are written: what a killed process
     leaves belongs to the run all the same. The caller then holds the run's lock.
     """
-    frame = quality.to_frame(confidence_level)
-    tokens = quality.tokens
-    few = len(tokens) <= _MOST_TOKENS
-    tables = {
-        "proxy_quality.csv": frame,
-        "token_profiles.csv": quality.profiles_frame(confidence_level),
-        "token_traces.csv": _traces(tokens, confidence_level),
-        "token_sample.csv": tokens if few else tokens.sample(_MOST_TOKENS, random_state=0).sort_index(),
-    }
+    tables = {one.name: one.frame(found, confidence_level) for one in analysis.keeps}
+    first, frame = next(iter(tables.items()))
+    if not overwrite:
+        refuse_other_result(folder / f"{first}.csv", _difference(frame, folder / first, _DIGITS), overwrite)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / name for name in TOKEN_FILES]
+    paths = [folder / name for name in kept_files(analysis)]
     record_tables(folder, paths, {})
     for name, table in tables.items():
-        write_csv(folder / name, table, float_format=_DIGITS)
-    write_json(folder / _ABOUT_TOKENS, attributes_of(frame))
+        write_csv(folder / f"{name}.csv", table, float_format=_DIGITS)
+    write_json(folder / f"{first}.json", attributes_of(frame))
     record_tables(folder, paths)
     return paths
 
 
-def read_tokens(folder: Path) -> SavedTokens | None:
-    """Read what :func:`save_tokens` wrote; None where there is nothing."""
-    if not (folder / TOKEN_FILES[0]).exists():
-        return None
-    try:
-        proxies, long, traces, sample = (read_csv(folder / name) for name in TOKEN_FILES if name.endswith(".csv"))
-        proxies.attrs |= read_json(folder / _ABOUT_TOKENS)
-        profiles = {}
-        for name, rows in long.groupby("profile", sort=False):
-            axis, quantity = rows["axis"].iloc[0], rows["quantity"].iloc[0]
-            names = {"first": f"{axis}_first", "last": f"{axis}_last", "value": quantity}
-            names |= {end: f"{quantity}_{end}" for end in ("low", "high")}
-            profiles[str(name)] = rows.rename(columns=names)[[*names.values(), "n_prompts"]].reset_index(drop=True)
-    except (KeyError, ValueError, OSError) as error:
-        raise ValueError(
-            f"the token results in {folder} cannot be read ({error}): repeat `gradstats run`, which makes them again"
-        ) from error
-    return SavedTokens(proxies, profiles, traces, sample)
-
-
-def _traces(tokens: pd.DataFrame, confidence_level: float) -> pd.DataFrame:
-    """Return the completions of typical lengths, with the intervals of their energies."""
-    from scipy.special import ndtri
-
-    traces = sorted((rows for _, rows in tokens.groupby(["prompt_id", "sample_id"], sort=False)), key=len)
-    quantile = ndtri(0.5 + confidence_level / 2.0)
-    drawn = []
-    for place in sorted({round(share * (len(traces) - 1)) for share in _TRACES_AT}):
-        rows = traces[place]
-        # An energy is a mean of squares: symmetric about its logarithm, and never below 0.
-        energy, error = rows["energy"].to_numpy(), rows["energy_stderr"].to_numpy()
-        width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
-        ends = {"energy_low": energy / width, "energy_high": energy * width}
-        drawn.append(rows.assign(sequence=f"{len(rows)} tokens", **ends))
-    return pd.concat(drawn, ignore_index=True)
+def read_kept(folder: Path) -> dict[str, pd.DataFrame]:
+    """Read what :func:`save_kept` wrote of any question: name → table, the first of each with its ``.attrs``."""
+    found: dict[str, pd.DataFrame] = {}
+    for analysis in registry.kept_apart():
+        names = [one.name for one in analysis.keeps]
+        if (folder / f"{names[0]}.csv").exists():
+            try:
+                found |= {name: read_csv(folder / f"{name}.csv") for name in names}
+                found[names[0]].attrs |= read_json(folder / f"{names[0]}.json")
+            except (KeyError, ValueError, OSError) as error:
+                raise ValueError(
+                    f"the answer to {analysis.name!r} in {folder} cannot be read ({error}): repeat `gradstats run`, "
+                    "which makes it again"
+                ) from error
+    return found
 
 
 #: Tables in addition to the variance comparison, where the data allowed them.
@@ -365,7 +356,7 @@ class SavedResults:
     points: pd.DataFrame | None  # a row per completion: prompt_id, length, sq_norm; where known reward, truncated
     variance: pd.DataFrame | None  # with its .attrs
     breakdowns: dict[str, pd.DataFrame] = field(default_factory=dict)  # by the names of BREAKDOWNS
-    tokens: SavedTokens | None = None
+    kept: dict[str, pd.DataFrame] = field(default_factory=dict)  # in files of their own, the first with its .attrs
     added: dict[str, pd.DataFrame] = field(default_factory=dict)  # by commands, with its .attrs
     answers: dict[str, Any] = field(default_factory=dict)  # name of a breakdown → its .attrs
 
@@ -373,7 +364,7 @@ class SavedResults:
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables of every run that this one has, by name."""
         known = {"variance": self.variance, "length_scaling": self.points}
-        return {name: frame for name, frame in known.items() if frame is not None} | self.breakdowns
+        return {name: frame for name, frame in known.items() if frame is not None} | self.breakdowns | self.kept
 
     @cached_property
     def fit(self) -> LengthScalingFit | None:
@@ -398,7 +389,7 @@ class SavedResults:
     def table(self, name: str) -> pd.DataFrame | None:
         """Return a table that every run has, by the name of its file."""
         own = {"variance": self.variance, POINTS: self._fitted_points, "alpha_by_block": self.by_block}
-        return own[name] if name in own else self.breakdowns.get(name)
+        return own[name] if name in own else (self.breakdowns | self.kept).get(name)
 
     @property
     def _fitted_points(self) -> pd.DataFrame | None:
@@ -455,7 +446,8 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         _refuse_incomplete(path / "alpha.json", ("alpha", "alpha_low", "alpha_high"), alpha)
     variance = _read_variance(path)
     recorded = path / "experiment.yaml"
-    if alpha is None and variance is None and not (path / "proxy_quality.csv").exists():
+    kept = read_kept(path)
+    if alpha is None and variance is None and not kept:
         state = "an unfinished run" if recorded.exists() else "not a run directory"
         source = recorded if recorded.exists() else "EXPERIMENT"
         raise FileNotFoundError(
@@ -473,7 +465,7 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         points=_read_table(path, "length_scaling"),
         variance=variance,
         breakdowns={name: frame for name in BREAKDOWNS if (frame := _read_table(path, name)) is not None},
-        tokens=read_tokens(path),
+        kept=kept,
         added=read_added(path),
         answers=_read_json(path / ANSWERS) or {},
     )

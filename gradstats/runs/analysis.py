@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
-from gradstats import estimators
 from gradstats.analyses import registry
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import digest_of_state_values
@@ -29,12 +28,11 @@ from gradstats.report.saved_results import (
     refuse_changed_tables,
     refuse_inside_run,
     save_frame,
+    save_kept,
     writing_into,
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.runs.regrading import read_regradings
-from gradstats.stats import compare
-from gradstats.stats.variance.comparison import reasons_against
 from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import csv_with, refuse_foreign, refuse_links
@@ -44,9 +42,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.analyses.alpha import AlphaReport
+    from gradstats.analyses.declaration import Analysis
+    from gradstats.analyses.sampler_gap import SamplerGap
     from gradstats.config.experiment import VarianceSection
-    from gradstats.estimators.estimator import Weighting
-    from gradstats.stats import LengthScalingFit, SamplerGap, VarianceComparison
+    from gradstats.stats import LengthScalingFit, VarianceComparison
 
 
 def variance_breakdowns(
@@ -88,13 +87,21 @@ def settings_of(entry: bool | Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def ask_others(run: RunDirectory, measured: Measurement, paths: list[Path], doing: Callable[[str], None]) -> None:
-    """Answer the questions of the experiment that not every run answers."""
-    section, in_every_run = run.experiment.variance, {one.name for one in registry.asked_in_runs()}
-    for name, entry in run.experiment.analyses.items():
-        if entry is False or name in in_every_run or name == _TOKENS:
+    """Answer the questions that a run keeps apart from its tables, then those of the experiment alone."""
+    section, asked = run.experiment.variance, run.experiment.analyses
+    apart = [one for one in registry.kept_apart() if one.in_run is not None and asked.get(one.name) is not False]
+    for one in apart:
+        doing(one.name)
+        attempt(run, one.name, partial(_keep, run, measured, one, settings_of(asked.get(one.name)), paths))
+    in_every_run = {one.name for one in [*registry.asked_in_runs(), *apart]}
+    for name, entry in asked.items():
+        if entry is False or name in in_every_run:
             continue
         analysis, settings = registry.get(name), settings_of(entry)
         doing(name)
+        if analysis.keeps:
+            attempt(run, name, partial(_keep, run, measured, analysis, settings, paths))
+            continue
         frames = attempt(run, name, partial(analysis.answer_in_run, measured, section, settings)) or {}
         frame = frames.get(analysis.name)
         if frame is None or not len(frame):
@@ -105,6 +112,17 @@ def ask_others(run: RunDirectory, measured: Measurement, paths: list[Path], doin
         if registry.analysis_of_file(stem, {}) is not analysis:
             frame.attrs[registry.QUESTION] = name
         paths += save_frame(frame, run.path / "tables" / stem)
+
+
+def _keep(
+    run: RunDirectory, measured: Measurement, analysis: Analysis, settings: Mapping[str, Any], paths: list[Path]
+) -> None:
+    """Write the tables in which a run keeps an answer, where the measurement holds what it takes."""
+    section = run.experiment.variance
+    found = analysis.found_in_run(measured, section, settings)
+    if found is not None:
+        run.remarks += found.notes
+        paths += save_kept(analysis, found, run.path, section.confidence_level)
 
 
 def _save_breakdowns(run: RunDirectory, frames: Mapping[str, pd.DataFrame]) -> list[Path]:
@@ -125,26 +143,7 @@ def _save_breakdowns(run: RunDirectory, frames: Mapping[str, pd.DataFrame]) -> l
     return paths
 
 
-def block_variances(measured: Measurement, section: VarianceSection) -> tuple[pd.DataFrame, list[str]]:
-    """Return the variance table block by block of the parameters, and the notes on it."""
-    chosen: list[Weighting] = [estimators.get(label) for label in section.estimators]
-    allowed, left_out = _allowed(chosen, reasons_against(measured, chosen, section.target))
-    found = compare(measured, **section.arguments(estimators=allowed), blocks=True)
-    return found.to_frame(section.confidence_level), [*left_out, *found.notes]
-
-
-def _allowed(chosen: list[Weighting], reasons: list[str | None]) -> tuple[list[Weighting], list[str]]:
-    """Return the estimators that nothing speaks against, and what speaks against the others."""
-    left_out = list(dict.fromkeys(reason for reason in reasons if reason is not None))
-    allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
-    if not allowed:
-        raise ValueError("; ".join(left_out))
-    return allowed, left_out
-
-
 Result = TypeVar("Result")
-#: The question that every run with token probes asks, and keeps in files of its own.
-_TOKENS = "tokens"
 
 
 @dataclass(frozen=True)
@@ -182,12 +181,10 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     refuse_foreign(run.path / "report.html", page_of(run.path))
     with run.step(ANALYSIS):
         measured = read_measurement(run.measurement)
-    # α, the comparison, its breakdowns, tokens where there are any, figures, the page.
+    # α, the comparison, its breakdowns and other questions, figures, the page.
     entries = run.experiment.analyses
-    questions = {*(one.name for one in registry.asked_in_runs()), *entries}
+    questions = {*(one.name for one in registry.every() if one.in_run is not None), *entries}
     questions -= {name for name, entry in entries.items() if entry is False}
-    if measured.token_projections is not None and entries.get(_TOKENS) is not False:
-        questions.add(_TOKENS)
     n_steps = 2 + len(questions) + 2
     with progress_bar("analysing", n_steps, shown=progress) as report:
         result = _analyse(run, measured, report)
@@ -223,9 +220,6 @@ def _analyse(run: RunDirectory, measured: Measurement, report: ProgressReport) -
                 run.experiment.analyses,
             )
         paths += _save_breakdowns(run, breakdowns)
-        if measured.token_projections is not None and run.experiment.analyses.get(_TOKENS) is not False:
-            report.doing(_TOKENS)
-            attempt(run, _TOKENS, lambda: study_tokens(run, measured, paths))
         ask_others(run, measured, paths, lambda name: report.doing(name.replace("_", " ")))
         report.doing("figures")
         drawn = None
@@ -293,7 +287,7 @@ def _remove(run: RunDirectory, additions: list[Path], other: str) -> None:
 
 def distance_of_sampler(run: RunDirectory, measured: Measurement) -> SamplerGap | None:
     """Return the distance between sampler and scorer, with a remark where the samples are off-policy."""
-    from gradstats.stats import sampler_gap
+    from gradstats.analyses import sampler_gap
 
     if measured.old_logprobs is None:
         return None
@@ -352,17 +346,6 @@ def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: li
     named.attrs = frame.attrs | {LABELS: figures.labels}
     paths += variance_table(named).save(run.path / "tables" / "variance", layout=layout_of(figures))
     return frame
-
-
-def study_tokens(run: RunDirectory, measured: Measurement, paths: list[Path]) -> None:
-    """Write the token-level results: proxies of token energies, profiles, traces."""
-    from gradstats.report.saved_results import save_tokens
-
-    section, analysis = run.experiment.variance, registry.get(_TOKENS)
-    given = analysis.arguments_in_run(settings_of(run.experiment.analyses.get(_TOKENS)), section)
-    quality = analysis.ask(measured, **({"group_size": section.first_group_size} | given))
-    run.remarks += quality.notes
-    paths += save_tokens(quality, run.path, section.confidence_level)
 
 
 def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Result | None:

@@ -33,7 +33,7 @@ from gradstats.system.lock import LOCK, PART, is_running, part_alone, part_lock
 from gradstats.system.outputs import Kind
 
 if TYPE_CHECKING:
-    from gradstats.stats import SamplerGap
+    from gradstats.analyses import SamplerGap
 
 
 # Seconds that a part waits for one that is not running, which may be about to start.

@@ -26,8 +26,8 @@ from gradstats.system.environment import installed
 from gradstats.system.files import read_json, write_json
 
 if TYPE_CHECKING:
+    from gradstats.analyses import OnPolicyCheck, SamplerGap
     from gradstats.analyses.alpha import AlphaReport
-    from gradstats.stats import OnPolicyCheck, SamplerGap
 
 
 #: Quantities of each estimator that are given with the ends of their intervals.
@@ -49,7 +49,7 @@ def result_values(
 
     Of each estimator ``ratio``, ``matched_ratio`` and ``noise_to_signal`` with ``_low`` and ``_high``, and
     ``kept_share``; of the reference ``trace_cov``; of the run ``alpha``, ``on_policy`` (1 or 0, see
-    :meth:`gradstats.stats.OnPolicyCheck.holds`) and the completions' :func:`completion_values`. What could not be
+    :meth:`gradstats.analyses.OnPolicyCheck.holds`) and the completions' :func:`completion_values`. What could not be
     estimated has no key, and neither has an end of an interval that is not finite.
     """
     found = completion_values(rollouts) | ({} if variance is None else _of_comparison(variance))

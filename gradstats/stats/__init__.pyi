@@ -9,17 +9,6 @@ from .length_scaling.diagnostics import curvature_test as curvature_test
 from .length_scaling.diagnostics import fit_energy_scaling as fit_energy_scaling
 from .length_scaling.diagnostics import length_scaling_by_block as length_scaling_by_block
 from .length_scaling.diagnostics import mundlak_test as mundlak_test
-from .on_policy import OnPolicyCheck as OnPolicyCheck
-from .on_policy import check_on_policy as check_on_policy
-from .plans import AlphaPlan as AlphaPlan
-from .plans import RatioPlan as RatioPlan
-from .plans import SignalPlan as SignalPlan
-from .plans import plan_alpha as plan_alpha
-from .plans import plan_critical_batch as plan_critical_batch
-from .plans import plan_ratio as plan_ratio
-from .plans import plan_signal as plan_signal
-from .sampler_gap import SamplerGap as SamplerGap
-from .sampler_gap import sampler_gap as sampler_gap
 from .token_profiles import TokenProfile as TokenProfile
 from .token_profiles import concentration as concentration
 from .token_profiles import drift_along as drift_along

@@ -1,131 +1,34 @@
-"""The common part of all plans: prompts, completions, tokens and hours."""
+"""The arithmetic of plans: the smallest number of prompts whose study is as precise as wanted, and its range."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from gradstats.stats.printed import Printed
-from gradstats.system.late import pd
+from gradstats.stats.numbers import Triple
+from gradstats.system.late import optimize, special
 
 #: The share of studies in which the planned size is enough.
 ASSURANCE = 0.8
 #: Plans above this number are reported as infinite.
 MOST_PROMPTS = 10**12
+_NODES = 400
 
 
-@runtime_checkable
-class Speed(Protocol):
-    """The result of a dry run that a plan needs: seconds for a number of tokens."""
+@dataclass(frozen=True)
+class PlannedPrompts:
+    """How many prompts are enough; whole numbers, infinite where no number is."""
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of completions."""
-        ...
-
-    @property
-    def sampling_seconds(self) -> int | float:
-        """To draw them."""
-        ...
-
-    @property
-    def measuring_seconds(self) -> int | float:
-        """To differentiate them."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class PromptPlan(Printed):
-    """The size that a question takes; whole numbers, infinite where no size is enough.
-
-    Attributes:
-        confidence_level: of the planned interval, and of the range of sizes.
-        n_prompts: prompts needed, if the pilot's estimates are exactly right.
-        n_prompts_low: lower end of the range of sizes that may be needed, as the pilot's estimates are uncertain.
-        n_prompts_high: upper end of it.
-        n_prompts_assured: prompts that are enough in 80 % of studies, over pilots and studies.
-        completions_per_prompt: as in the pilot.
-        tokens_per_completion: mean length in the pilot; NaN where it is not known.
-        pilot_n_prompts: prompts of the pilot; None without one.
-        seconds_per_token: of sampling and measuring, see :meth:`at_speed`; NaN where it is not known.
-    """
-
-    confidence_level: float
-    n_prompts: int | float
-    n_prompts_low: int | float
-    n_prompts_high: int | float
-    n_prompts_assured: int | float
-    completions_per_prompt: float
-    tokens_per_completion: float = math.nan
-    pilot_n_prompts: int | None = None
-    seconds_per_token: float = math.nan
-
-    @property
-    def n(self) -> int | float:
-        """Completions of ``n_prompts``."""
-        return self._completions(self.n_prompts)
-
-    @property
-    def n_assured(self) -> int | float:
-        """Completions of ``n_prompts_assured``."""
-        return self._completions(self.n_prompts_assured)
-
-    @property
-    def n_tokens(self) -> int | float:
-        """Tokens of ``n_assured`` completions of the pilot's mean length."""
-        return self.n_assured * self.tokens_per_completion
-
-    @property
-    def hours(self) -> int | float:
-        """Hours that ``n_tokens`` take to sample and to measure, at the speed of a dry run."""
-        return self.n_tokens * self.seconds_per_token / 3600.0
-
-    def at_speed(self, speed: Speed) -> PromptPlan:
-        """Return the same plan with its hours, from the cost that a dry run estimates."""
-        seconds = speed.sampling_seconds + speed.measuring_seconds
-        return replace(self, seconds_per_token=seconds / speed.n_tokens)
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return a frame of one row."""
-        derived = {name: getattr(self, name) for name in ("n", "n_assured", "n_tokens", "hours")}
-        return pd.DataFrame([vars(self) | derived])
-
-    def sentence(self) -> str:
-        """Put the answer in words: the size that is enough in 80 % of studies."""
-        aim = f"{self._aim()} in {ASSURANCE:.0%} of studies"
-        if not np.isfinite(self.n_prompts_assured):
-            low = f": at least {_count(self.n_prompts_low)}" if np.isfinite(self.n_prompts_low) else ""
-            return f"The pilot is too small to say how many prompts {aim}{low}."
-        cost = f"{_count(self.n_assured)} completions"
-        if np.isfinite(self.n_tokens):
-            cost += f", {_two_digits(self.n_tokens)} tokens"
-        if np.isfinite(self.hours):
-            cost += f", {self.hours:.2g} hours"
-        return f"{_count(self.n_prompts_assured)} prompts ({cost}) {aim}."
-
-    def sentences(self) -> list[str]:
-        """Return the answer, and the range of sizes behind it."""
-        behind = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
-        if self.pilot_n_prompts is not None:
-            ends = f"{self.n_prompts_low:,.0f}, {self.n_prompts_high:,.0f}"
-            known = ends if np.isfinite(self.n_prompts_high) else f"≥ {self.n_prompts_low:,.0f}"
-            behind += f" [{known}] by the estimates of the pilot's {self.pilot_n_prompts:,}"
-        return [self.sentence(), f"{behind}."]
-
-    def _goal(self) -> str:
-        """Return what is planned, with the level of its interval."""
-        raise NotImplementedError
-
-    def _aim(self) -> str:
-        """Return what the prompts do, in a few words: a verb and its object."""
-        raise NotImplementedError
-
-    def _completions(self, n_prompts: int | float) -> int | float:
-        return math.ceil(n_prompts * self.completions_per_prompt - 1e-9) if np.isfinite(n_prompts) else math.inf
+    needed: int | float  # if the pilot's estimates are exactly right
+    low: int | float  # ends of the range, as these are uncertain
+    high: int | float
+    assured: int | float  # that are enough in 80 % of studies, over pilots and studies
 
 
 def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
@@ -143,10 +46,118 @@ def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
     return high
 
 
-def _count(number: int | float) -> str:
-    return f"{number:,.0f}" if np.isfinite(number) else "more than 10¹²"
+def _chi_squared_quantile(probability: ArrayLike, degrees: float) -> Any:
+    return 2.0 * special.gammaincinv(degrees / 2.0, probability)
 
 
-def _two_digits(number: int | float) -> str:
-    rounded = round(number, 1 - math.floor(math.log10(number)))
-    return f"{rounded:,.0f}"
+def prompts_for_slope(
+    stderr_of_one: float, half_width: float, level: float, *, degrees: float, degrees_of_one: float
+) -> PlannedPrompts:
+    r"""Plan :math:`t\,\mathrm{se}_1/\sqrt M \le h` of a slope.
+
+    Args:
+        stderr_of_one: se₁, the standard error times the root of the number of prompts.
+        half_width: h.
+        level: of the interval, and of the range.
+        degrees: degrees of freedom of the pilot's squared standard error; infinite where it is known.
+        degrees_of_one: those of the study's, for each of its prompts.
+    """
+
+    def enough(n_prompts: int, factor: float) -> bool:
+        quantile = float(special.stdtrit(n_prompts - 2, 0.5 + level / 2.0))
+        return quantile * stderr_of_one * math.sqrt(factor / n_prompts) <= half_width
+
+    def quotient(n_prompts: int) -> float:
+        """Return the quantile of (study's variance)/(pilot's variance)."""
+        ahead = n_prompts * degrees_of_one
+        if np.isfinite(degrees):
+            return float(special.fdtri(ahead, degrees, ASSURANCE))
+        return float(_chi_squared_quantile(ASSURANCE, ahead) / ahead)
+
+    low, high = (
+        1.0 / _chi_squared_quantile(0.5 + side * level / 2.0, degrees) * degrees if np.isfinite(degrees) else 1.0
+        for side in (1.0, -1.0)
+    )
+    return PlannedPrompts(
+        needed=smallest(lambda m: enough(m, 1.0)),
+        low=smallest(lambda m: enough(m, float(low))),
+        high=smallest(lambda m: enough(m, float(high))),
+        assured=smallest(lambda m: enough(m, max(quotient(m), 1.0))),
+    )
+
+
+def prompts_for_logarithm(
+    stderr_of_one: float, distance: float, level: float, *, degrees: float, fewest: int, power: float
+) -> PlannedPrompts:
+    """Plan an interval of a logarithm that is narrow enough, or with a power excludes what lies at a distance.
+
+    Args:
+        stderr_of_one: the standard error times the root of the number of prompts.
+        distance: the wanted half-width, or how far away what is to be excluded lies.
+        level: of the interval, and of the range.
+        degrees: degrees of freedom of the pilot's squared standard error.
+        fewest: the smallest number of prompts to plan.
+        power: the share of studies that exclude it; 0 where the width alone is planned.
+    """
+
+    def enough(n: int, factor: float) -> bool:
+        wide = float(special.stdtrit(n - 1, 0.5 + level / 2.0) - special.ndtri(0.5 + level / 2.0))
+        return (factor + wide) * stderr_of_one / math.sqrt(n) <= distance
+
+    z = float(special.ndtri(0.5 + level / 2.0))
+    at_power = z + (float(special.ndtri(power)) if power else 0.0)
+    shrink, grow = (
+        math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
+    )
+    if power:
+        assured = _standard_errors_apart(level, degrees, power)
+    else:
+        # The study's squared standard error over the pilot's: the pilot's has as many degrees of freedom, the study's
+        # at least so many.
+        assured = z * math.sqrt(max(float(special.fdtri(degrees, degrees, ASSURANCE)), 1.0))
+    factors = (at_power, at_power * shrink, at_power * grow, assured)
+    return PlannedPrompts(*(smallest(partial(enough, factor=factor), fewest) for factor in factors))
+
+
+def _standard_errors_apart(level: float, degrees: float, power: float) -> float:
+    """Find how many of the pilot's standard errors apart an effect is found with a power, as they are uncertain.
+
+    The c at which E Φ(c·X − z) is the power, with X² a χ² over its degrees of freedom.
+    """
+    at = (np.arange(_NODES) + 0.5) / _NODES
+    spread = np.sqrt(_chi_squared_quantile(at, degrees) / degrees)
+    z = float(special.ndtri(0.5 + level / 2.0))
+    root = optimize.brentq(lambda c: float(special.ndtr(c * spread - z).mean()) - power, 0.0, 1e3)
+    return float(root)  # pyright: ignore[reportArgumentType]  # a pair only with full_output
+
+
+def prompts_for_factor(
+    in_study: Callable[[int, float], Triple],
+    factor: float,
+    level: float,
+    *,
+    signal: float,
+    stderr: float,
+    degrees: float,
+) -> PlannedPrompts:
+    """Plan an interval ``(low, high)`` that ends within a factor f of the value v: v/f ≤ low and high ≤ f·v.
+
+    Args:
+        in_study: v with its interval, of a study of so many prompts and with such a signal.
+        factor: f.
+        level: of the range.
+        signal: the pilot's.
+        stderr: its standard error.
+        degrees: degrees of freedom of that.
+    """
+
+    def enough(n_prompts: int, at: float) -> bool:
+        value, low, high = in_study(n_prompts, at)
+        return bool(high <= factor * value and value <= factor * low)
+
+    def needed(deviation: float) -> int | float:
+        at = signal + deviation * stderr
+        return smallest(partial(enough, at=at)) if at > 0.0 else math.inf
+
+    z, z_80 = (float(special.stdtrit(degrees, at)) for at in (0.5 + level / 2.0, ASSURANCE))
+    return PlannedPrompts(needed(0.0), needed(z), needed(-z), needed(-z_80))

@@ -14,11 +14,11 @@ from command_line import run
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Result
+from gradstats.analyses.declaration import Analysis, Result
 from gradstats.report.analysis_tables import analysis_table
 from gradstats.report.columns import INDEX, without_interval_end
 from gradstats.report.figures import FIGURES
-from gradstats.report.saved_results import read_added
+from gradstats.report.saved_results import kept_files, read_added, read_kept
 from gradstats.rollouts import Rollouts
 
 #: Of each question the words that ask it on the command line, and the arguments of Python.
@@ -26,6 +26,7 @@ ASKED = {
     "variance": (["--estimators", "rloo", "grpo"], {"estimators": ["rloo", "grpo"]}),
     "alpha": (["--method", "gamma"], {"method": "gamma"}),
     "alpha_by_block": ([], {}),
+    "variance_by_block": (["rloo", "grpo"], {"estimators": ["rloo", "grpo"]}),
     "allocation": (["rloo", "grpo", "--tokens", "5000"], {"estimators": ["rloo", "grpo"], "tokens": 5000}),
     "batch_size": (["rloo", "grpo", "--prompts", "16"], {"estimators": ["rloo", "grpo"], "prompts": 16}),
     "group_sizes": (["rloo", "grpo", "--group-size", "3"], {"estimators": ["rloo", "grpo"], "group_size": 3}),
@@ -59,7 +60,9 @@ def folder(tmp_path_factory):
     sampler = [scored + 1e-4 * rng.normal(size=scored.size) for scored in measured.logprobs]
     columns = measured.rollouts.frame.assign(sampler_logprobs=sampler)
     rollouts = Rollouts(columns, measured.rollouts.metadata)
+    parts = np.stack([np.sqrt(share) * measured.sketches for share in (0.25, 0.75)], axis=1)
     given = {"rollouts": rollouts, "sq_norms_by_block": by_block, "values": values, "fitted_values": fitted}
+    given["sketches_by_block"] = parts
     replace(measured, **given).save(path)
     return path
 
@@ -68,6 +71,15 @@ def answer(name, folder):
     with warnings.catch_warnings():  # the data are few
         warnings.simplefilter("ignore")
         return registry.get(name).of_source(registry.get(name).source(folder), **ASKED[name][1])
+
+
+def asked_of_a_type_that_only_checkers_know(measured: Nowhere, *, count: int = 1) -> None:
+    """Ask."""
+
+
+def test_only_the_types_of_options_are_needed():
+    question = Analysis(name="mine", ask=asked_of_a_type_that_only_checkers_know, options=("count",), columns=())
+    assert question.hints == {"count": int}
 
 
 def test_every_question_is_asked_here():
@@ -125,7 +137,7 @@ def test_a_question_without_a_figure_says_so(name, folder):
 def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_path, monkeypatch, capsys):
     analysis, expected = registry.get(name), answer(name, folder).to_frame()
     words = ["ask", folder, name, *ASKED[name][0]]
-    out = tmp_path / ("found" if analysis.kept else "found.csv")
+    out = tmp_path / ("found" if analysis.kept or analysis.keeps else "found.csv")
     code, printed, err = run(monkeypatch, capsys, *words, "--all", "--out", out)
     assert code == 0, err
     if analysis.declared_headings:
@@ -136,11 +148,15 @@ def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_pat
         ((kept, written),) = read_added(out).items()
         assert registry.analysis_of_file(kept, written.attrs) is analysis
         assert (out / "figures" / f"{kept}.pdf").is_file()
+    elif analysis.keeps:
+        assert {path.name for path in out.iterdir()} == set(kept_files(analysis))
+        written = read_kept(out)[analysis.table_name]
+        assert {one.name for one in analysis.keeps[0].about} == set(written.attrs)
     else:
         written = pd.read_csv(out)
     assert list(written) == list(expected)
     numbers = list(expected.select_dtypes("number"))
-    np.testing.assert_allclose(written[numbers], expected[numbers], rtol=1e-12)
+    np.testing.assert_allclose(written[numbers], expected[numbers], rtol=1e-6 if analysis.keeps else 1e-12)
     texts = [column for column in expected if column not in numbers]
     assert (
         written[texts].astype(object).fillna("").astype(str) == expected[texts].astype(object).fillna("").astype(str)

@@ -617,14 +617,14 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
 
 
 def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
-    words = ("--estimators", "rloo", "group_mean", "otb", "--blocks", "--out", tmp_path / "blocks.csv")
-    code, _, err = run(monkeypatch, capsys, "variance", measured, *words)
+    words = ("rloo", "group_mean", "otb", "--out", tmp_path / "blocks.csv")
+    code, _, err = run(monkeypatch, capsys, "ask", measured, "variance_by_block", *words)
     assert code == 1
     assert "holds no sketches by block: measure with block_sketches=True" in err
     known = gradstats.read_measurement(measured)
     parts = np.stack([np.sqrt(share) * known.sketches for share in (0.25, 0.75)], axis=1)
     replace(known, sketches_by_block=parts).save(tmp_path / "m")
-    code, out, _ = run(monkeypatch, capsys, "variance", tmp_path / "m", *words, "--notes")
+    code, out, _ = run(monkeypatch, capsys, "ask", tmp_path / "m", "variance_by_block", *words, "--notes")
     assert code == 0
     assert "otb weights each token" in out
     for row in ("attention, rloo", "attention, group_mean", "mlp, rloo", "mlp, group_mean"):

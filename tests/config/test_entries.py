@@ -46,7 +46,7 @@ ONLY_IN_PYTHON = {
     (PolicySection, "sharded"): "a file says in how many parts: execution.ranks_per_worker",
     (PromptsSection, "rng"): "a file calls it seed: it holds numbers only",
     (SamplingSection, "rng"): "a file calls it seed: it holds numbers only",
-    (VarianceSection, "blocks"): "another table; gradstats variance has it as --blocks",
+    (VarianceSection, "blocks"): "another question: gradstats ask RUN variance_by_block",
     (VarianceSection, "rng"): "a file calls it seed: it holds numbers only",
     (SamplingSection, "policy"): "the policy has its own section",
     (SamplingSection, "problems"): "the problems have their own section",

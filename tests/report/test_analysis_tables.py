@@ -19,11 +19,9 @@ from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.plots.shares import bin_label
 from gradstats.report.analysis_tables import (
-    BLOCK_HEADINGS,
     COMPARED_ROWS,
     analysis_table,
     best_set_marks,
-    block_table,
     frame_in_words,
     variance_columns,
     variance_table,
@@ -176,12 +174,13 @@ def test_one_row_for_each_block_and_estimator():
     batch, scores = correlated_batch(n_prompts=30, size=8)
     of_size = {sizes: quiet_compare(batch, ["rloo", "grpo"], scores, group_size=sizes) for sizes in (4, (2, 4))}
     found = VarianceByBlock({"attention": of_size[4], "mlp": of_size[4]})
-    table = block_table(found.to_frame(0.9))
+    table = table_of("variance_by_block", found.to_frame(0.9))
     assert table.rows == ("attention, rloo", "attention, grpo", "mlp, rloo", "mlp, grpo")
-    assert list(table.columns) == list(BLOCK_HEADINGS.values())
+    assert list(table.columns) == ["variance", "ratio"]
     assert table.columns["ratio"][0] == (1.0, 1.0, 1.0)
     assert "to that of rloo on the same block, 90% intervals" in table.caption
-    assert block_table(VarianceByBlock({"mlp": of_size[2, 4]}).to_frame()).rows[0] == "mlp, rloo, N=2"
+    several = VarianceByBlock({"mlp": of_size[2, 4]}).to_frame()
+    assert table_of("variance_by_block", several).rows[0] == "mlp, rloo, N=2"
 
 
 def test_allocations():

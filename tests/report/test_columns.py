@@ -17,15 +17,15 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
 from gradstats.analyses import registry
+from gradstats.analyses.plan import CriticalBatchPlan
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
-from gradstats.report.saved_results import SavedResults, save_tokens
+from gradstats.report.saved_results import SavedResults, save_kept
 from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import alpha_table, profile_table
-from gradstats.runs.analysis import block_variances, variance_breakdowns
+from gradstats.runs.analysis import variance_breakdowns
 from gradstats.stats.jackknife import NOT_ESTIMATED
-from gradstats.stats.plans import CriticalBatchPlan
 from gradstats.system.files import read_csv, read_json
 from gradstats.values.fitted import FittedValues
 from tests.off_policy import turned_policy
@@ -39,6 +39,7 @@ TABLES_OF = {
     "AlphaDifference": "alpha difference",
     "AlphaByBlock": "alpha_by_block",
     "AlphaReport": "alpha",
+    "BlockNoise": "variance_by_block",
     "BatchSizes": "batch_size",
     "CriticQuality": "critic",
     "CurvatureTest": "curvature",
@@ -54,7 +55,7 @@ TABLES_OF = {
     "OnPolicyCheck": "on_policy",
     "OptimalBaselines": "optimal_baselines",
     "PolicyProfile": "profile",
-    "PromptPlan": "plan",
+    **dict.fromkeys(("AlphaPlan", "CriticalBatchPlan", "RatioPlan", "SignalPlan"), "plan"),
     "ProxyQuality": "proxy_quality",
     "RatioDiagnostics": "ratios",
     "SamplerGap": "sampler_gap",
@@ -104,7 +105,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         critic = gs.analyses.critic_quality(measured, values=known, fitted_values=known)
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
-        save_tokens(quality, folder)
+        save_kept(registry.get("tokens"), quality, folder)
         sizes = dict.fromkeys(("n_prompts", "n_prompts_low", "n_prompts_high", "n_prompts_assured"), 100)
         sizes |= {"confidence_level": 0.95, "completions_per_prompt": 4.0}
         plans = [
@@ -115,7 +116,8 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         ]
         frames = variance_breakdowns(measured, section)
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)
-        frames["variance_by_block"] = block_variances(replace(measured, sketches_by_block=by_block), section)[0]
+        in_blocks = replace(measured, sketches_by_block=by_block)
+        frames["variance_by_block"] = gs.analyses.variance_by_block(in_blocks, section.estimators).to_frame()
         engines = check_engines(tiny_model("qwen2"), dtypes=["float64"])
     report_points = pd.DataFrame(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}

@@ -268,7 +268,7 @@ def test_it_opens_with_the_verdicts_of_the_terminal_and_has_a_section_for_each_q
     words = compared_first(run.variance)
     assert page.index(verdicts(run.alpha, words, in_words)[0].text) < page.index("<nav") < page.index('id="variance"')
     sections = questions_on_page(run, [])
-    assert [one["name"] for one in sections][:2] == ["variance", "alpha"]
+    assert [one["id"] for one in sections][:2] == ["variance", "alpha"]
     for one in sections:
         assert page.count(f'<a href="#{one["id"]}">') == page.count(f'<section id="{one["id"]}"') == 1
 

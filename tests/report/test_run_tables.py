@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 from saved_runs import ESTIMATORS, save_run
 
+from gradstats.analyses import registry
+from gradstats.analyses.declaration import Analysis, Column
 from gradstats.config.sections import FiguresSection
 from gradstats.report.latex import Layout
 from gradstats.report.run_tables import (
@@ -21,7 +23,7 @@ from gradstats.report.run_tables import (
     several_tables,
     write_run_tables,
 )
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.report.tables import Table
 from gradstats.system.files import read_json, write_json
 
@@ -186,3 +188,12 @@ def test_names_and_levels(runs, tmp_path):
     assert levels_of([one, two]) == "95%"
     (tmp_path / "one" / "alpha.json").unlink()
     assert all(map(math.isnan, numbers_of_run(read_results(tmp_path / "one"))["alpha"]))
+
+
+def test_a_number_without_an_interval_is_a_column(tmp_path, monkeypatch):
+    columns = (Column("prompt", "name"), Column("length", "mean length of its completions", "mean length"))
+    lengths = Analysis(name="lengths", ask=len, options=(), columns=columns, in_run=len)
+    monkeypatch.setattr(registry, "asked_in_runs", lambda: [lengths])
+    frame = pd.DataFrame({"prompt": ["a"], "length": [3.0]})
+    run = SavedResults(tmp_path, "run", {}, {}, None, None, None, {"lengths": frame})
+    assert list(run_tables(run)["lengths"].columns) == ["mean length"]

@@ -15,11 +15,12 @@ from saved_runs import save_run
 from scipy import stats
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment, FiguresSection
 from gradstats.report.figures import draw_run_for_report
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import (
-    TOKEN_FILES,
+    KEPT_FILES,
     completion_means,
     differing_settings,
     enclosing_run,
@@ -27,15 +28,15 @@ from gradstats.report.saved_results import (
     is_run_directory,
     read_added,
     read_frame,
+    read_kept,
     read_recorded_experiment,
     read_results,
-    read_tokens,
     record_tables,
     refuse_changed_tables,
     refuse_inside_run,
     run_labels,
     save_frame,
-    save_tokens,
+    save_kept,
     table_checksums,
     write_recorded_experiment,
     writing_into,
@@ -241,7 +242,7 @@ def test_everything_that_was_written_is_read(tmp_path):
         lengths=run.points["length"], sq_norms=run.points["sq_norm"], groups=run.points["prompt_id"]
     )
     assert run.fit.alpha == expected.alpha == pytest.approx(run.alpha["alpha"])
-    assert (run.published, run.tokens, run.by_block, run.energy_fit) == ("gloeckle2026", None, None, None)
+    assert (run.published, run.kept, run.by_block, run.energy_fit) == ("gloeckle2026", {}, None, None)
     assert run.manifest["remarks"] == ["a remark"]
 
 
@@ -355,6 +356,7 @@ def test_a_file_without_what_every_version_wrote_is_named(tmp_path, file, text, 
 
 
 mpl.use("Agg")
+TOKENS = registry.get("tokens")
 FIGURES = ("token_energy", "concentration", "token_correlation", "proxy")
 
 
@@ -401,7 +403,7 @@ class Killed(BaseException):
 def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(quality, folder, monkeypatch, n_tables):
     (folder / "rollouts").mkdir()  # else it counts as a copy of a run's results
     write_json(folder / "manifest.json", {"files": ["alpha.json"], "checksums": {}})
-    save_tokens(quality, folder, 0.9)
+    save_kept(TOKENS, quality, folder, 0.9)
     written = []
 
     def killed(path, *arguments, **options):
@@ -413,11 +415,11 @@ def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(quality, f
     with monkeypatch.context() as patched:
         patched.setattr("gradstats.report.saved_results.write_csv", killed)
         with pytest.raises(Killed):
-            save_tokens(quality, folder, 0.95)
-    assert set(TOKEN_FILES) <= set(read_json(folder / "manifest.json")["files"])
+            save_kept(TOKENS, quality, folder, 0.95)
+    assert set(KEPT_FILES) <= set(read_json(folder / "manifest.json")["files"])
     read_results(folder)  # refuses a table with another checksum
-    save_tokens(quality, folder, 0.95)
-    csv_files = {name for name in TOKEN_FILES if name.endswith(".csv")}
+    save_kept(TOKENS, quality, folder, 0.95)
+    csv_files = {name for name in KEPT_FILES if name.endswith(".csv")}
     assert set(read_json(folder / "manifest.json")["checksums"]) == csv_files
 
 
@@ -431,23 +433,21 @@ def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, t
 
 
 def test_what_is_saved_is_read_back(quality, tmp_path):
-    save_tokens(quality, tmp_path)
-    saved = read_tokens(tmp_path)
-    assert saved is not None
-    pd.testing.assert_frame_equal(saved.proxies, quality.to_frame(), rtol=1e-5, check_dtype=False)
-    assert saved.proxies.attrs["n_probes"] == 32
-    for name in ("correlation", "concentration", "local_slope"):
+    save_kept(TOKENS, quality, tmp_path)
+    proxies, bins, traces, sample = read_kept(tmp_path).values()
+    pd.testing.assert_frame_equal(proxies, quality.to_frame(), rtol=1e-5, check_dtype=False)
+    assert proxies.attrs["n_probes"] == 32
+    drawn = {one.name: one.rows(bins) for one in TOKENS.figures if one.table == "token_profiles"}
+    for figure, name in (("token_correlation", "correlation"), ("concentration", "concentration")):
         table = getattr(quality, name).to_frame()
-        pd.testing.assert_frame_equal(
-            saved.profiles[name], table[saved.profiles[name].columns], rtol=1e-5, check_dtype=False
-        )
-    assert saved.traces["sequence"].nunique() >= 2
-    assert (saved.traces["energy_low"] <= saved.traces["energy"] + 1e-12).all()
-    assert len(saved.sample) == len(quality.tokens)
-    assert read_tokens(tmp_path / "nowhere") is None
+        pd.testing.assert_frame_equal(drawn[figure], table[drawn[figure].columns], rtol=1e-5, check_dtype=False)
+    assert traces["sequence"].nunique() >= 2
+    assert (traces["energy_low"] <= traces["energy"] + 1e-12).all()
+    assert len(sample) == len(quality.tokens)
+    assert read_kept(tmp_path / "nowhere") == {}
     (tmp_path / "token_profiles.csv").unlink()
     with pytest.raises(ValueError, match="cannot be read .* repeat `gradstats run`"):
-        read_tokens(tmp_path)
+        read_kept(tmp_path)
 
 
 def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, quality, folder):
@@ -458,7 +458,7 @@ def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, quality, 
     )
     (folder / "tables").mkdir()
     points.to_csv(folder / "tables" / "length_scaling.csv", index=False)
-    save_tokens(quality, folder)
+    save_kept(TOKENS, quality, folder)
     results = read_results(folder)
     assert results.energy_fit is not None
     assert results.energy_fit.alpha == pytest.approx(gs.stats.fit_energy_scaling(measured).alpha)

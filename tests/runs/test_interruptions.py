@@ -49,8 +49,8 @@ def numbers_of(path: Path) -> str:
     for rows in (measured.per_token_fields() | measured.heavy_fields()).values():
         add(*rows)
     add(results.settings, results.manifest, results.alpha, read_recorded_experiment(path / "experiment.yaml").name)
-    tokens = [] if results.tokens is None else [results.tokens.proxies, results.tokens.traces, results.tokens.sample]
-    for frame in (results.points, results.variance, *results.breakdowns.values(), *tokens, *results.added.values()):
+    kept = (*results.breakdowns.values(), *results.kept.values(), *results.added.values())
+    for frame in (results.points, results.variance, *kept):
         add(None if frame is None else (frame.to_csv(), sorted(frame.attrs.items())))
     add(read_plan(path / "rollouts"), read_regradings(path))
     add(*(read_json(path / step / "complete.json") for step in ("rollouts", "measurement")))

@@ -9,6 +9,7 @@ import pytest
 from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
+from gradstats.analyses import check_on_policy, sampler_gap
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators import recipes, token_weightings
@@ -28,7 +29,6 @@ from gradstats.runs.weightings import (
     spread_of_ratios,
     weightings_of,
 )
-from gradstats.stats import check_on_policy, sampler_gap
 from gradstats.system.files import read_json
 
 CLIP = ("token_clip[+]", "token_clip[-]")

@@ -14,10 +14,9 @@ from probed_policies import MANY_DIRECTIONS, drawn_tokens, probed
 from scipy import stats
 
 import gradstats as gs
-from gradstats.analyses import alpha_report
+from gradstats.analyses import alpha_report, check_on_policy
 from gradstats.estimators import Batch
 from gradstats.stats import (
-    check_on_policy,
     concentration,
     drift_along,
     fit_energy_scaling,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from comparison_batches import interleaved_batch, quiet_compare, sized_batch, warned_compare
 
+from gradstats.analyses import plan_signal
 from gradstats.estimators import Batch
-from gradstats.stats import plan_signal
 
 
 def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row():

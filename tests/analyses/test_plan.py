@@ -11,10 +11,9 @@ from comparison_batches import quiet_compare, sized_batch
 from scipy import stats
 
 from gradstats import data
-from gradstats.analyses import batch_size
+from gradstats.analyses import batch_size, plan_alpha, plan_critical_batch, plan_ratio, plan_signal
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import fit_length_scaling, plan_alpha, plan_ratio, plan_signal
-from gradstats.stats.plans import plan_critical_batch
+from gradstats.stats import fit_length_scaling
 
 
 def test_the_published_points_call_for_hundreds_of_sequences():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.stats import sampler_gap
+from gradstats.analyses import sampler_gap
 
 LOGITS = np.random.default_rng(9).normal(size=6)
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from gradstats.stats import check_on_policy
+from gradstats.analyses import check_on_policy
 from gradstats.stats.jackknife import Estimate
 from gradstats.stats.on_policy import (
     TEMPERATURES,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.stats.plans import AlphaPlan
+from gradstats.analyses import AlphaPlan
 from gradstats.stats.prompt_plan import smallest
 
 

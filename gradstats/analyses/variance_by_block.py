@@ -1,0 +1,119 @@
+"""In which blocks of parameters does an estimator's noise lie, and where is it less than that of the reference?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradstats import estimators as families
+from gradstats.analyses.declaration import Analysis, Column, Result, level_of
+from gradstats.config.options import CONFIDENCE_LEVEL, Target
+from gradstats.estimators.estimator import Weighting
+from gradstats.stats.measured import MeasuredBlockGradients
+from gradstats.stats.variance.comparison import compare, reasons_against
+from gradstats.stats.variance.result import VarianceByBlock
+from gradstats.system.late import pd
+
+
+@dataclass(frozen=True, repr=False)
+class BlockNoise(Result):
+    """The comparison of estimators on each block of parameters alone.
+
+    Attributes:
+        comparison: what :func:`gradstats.compare` returns with ``blocks=True``.
+        notes: what to know when reading the table, one sentence each; first why estimators were left out.
+    """
+
+    printed_columns: ClassVar[tuple[str, ...]] = VarianceByBlock.printed_columns
+
+    comparison: VarianceByBlock
+    notes: tuple[str, ...]
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return that of :class:`gradstats.stats.VarianceByBlock`: a row for each block and estimator."""
+        frame = self.comparison.to_frame(confidence_level)
+        frame.attrs |= self.about()
+        return frame
+
+
+def variance_by_block(
+    measured: MeasuredBlockGradients,
+    estimators: Sequence[str | Weighting],
+    *,
+    group_size: int | Sequence[int] | None = None,
+    reference: str = "rloo",
+    target: Target = "auto",
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    rng: int | np.random.Generator = 0,
+) -> BlockNoise:
+    """Compare the gradient of estimators with respect to each block of parameters, as :func:`gradstats.compare` does.
+
+    Args:
+        measured: a measurement with ``block_sketches``.
+        estimators: labels; those that the measurement does not allow are left out, and the notes state why.
+        group_size: as in :func:`gradstats.compare`.
+        reference: as in :func:`gradstats.compare`.
+        target: as in :func:`gradstats.compare`.
+        prompts_per_batch: as in :func:`gradstats.compare`.
+        n_resamples: as in :func:`gradstats.compare`.
+        rng: as in :func:`gradstats.compare`.
+
+    Raises:
+        ValueError: as :func:`gradstats.compare`, where no estimator can be computed, and without sketches by block.
+    """
+    chosen = [families.get(label) for label in estimators]
+    reasons = reasons_against(measured, chosen, target)
+    allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    left_out = tuple(dict.fromkeys(filter(None, reasons)))
+    if not allowed:
+        raise ValueError("; ".join(left_out))
+    found = compare(
+        measured,
+        allowed,
+        group_size=group_size,
+        reference=reference,
+        target=target,
+        prompts_per_batch=prompts_per_batch,
+        n_resamples=n_resamples,
+        rng=rng,
+        blocks=True,
+    )
+    return BlockNoise(found, (*left_out, *found.notes))
+
+
+def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add what the name of a row says of its group size, where these differ."""
+    several = len(set(frame["group_size"].dropna())) > 1
+    sizes = [f", N={size:g}" if several else "" for size in frame["group_size"]]
+    return frame.assign(size_in_name=sizes)
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    return f"{row['block']}, {row['estimator']}{row['size_in_name']}"
+
+
+def _caption(frame: pd.DataFrame) -> str:
+    return (
+        "Variance of the gradient with respect to each block of parameters, and its ratio to that of "
+        f"{frame.attrs['reference']} on the same block, {level_of(frame)}intervals over prompts."
+    )
+
+
+ANALYSIS = Analysis(
+    name="variance_by_block",
+    ask=variance_by_block,
+    options=("estimators", "group_size", "reference", "target", "prompts_per_batch", "n_resamples", "rng"),
+    columns=(Column("block", "block of parameters", file="stats/variance/result.py"),),
+    extends="variance",
+    result=BlockNoise,
+    headings={"trace_cov": "variance", "ratio": "ratio"},
+    row_heading="block, estimator",
+    row_name=_row_name,
+    shown=_with_sizes,
+    caption=_caption,
+    label="tab:variance-by-block",
+)
