@@ -1,8 +1,9 @@
 """Kill runs at chosen moments and resume them, each in a process of its own.
 
 ``python killed_runs.py EXPERIMENT FOLDER MOMENT:WRITE …`` runs the experiment in FOLDER/MOMENT-WRITE, kills it by
-SIGKILL at that moment of the write, which is given by its number or as folder/file, and runs it again to the end. The
-processes are forked from this one, which has imported everything, so that each costs what the run costs.
+SIGKILL at that moment of the write, which is given by its number or as folder/file, and runs it again to the end. It
+stops after a number that the run does not reach. The processes are forked from this one, which has imported everything,
+so that each costs what the run costs.
 """
 
 import os
@@ -11,6 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
+from small_runs import leave_out_pictures, only_two_figures
 
 from gradstats.config.experiment import Experiment, read_experiment
 from gradstats.runs.pipeline import run_experiment
@@ -39,7 +43,8 @@ def kill_and_resume(experiment: Experiment, folder: Path, moments: Sequence[str]
 def in_new_process(script: Path, experiment: Experiment, folder: Path, *words: str) -> list[str]:
     """Run ``python script EXPERIMENT FOLDER/runs words``; the lines that it prints."""
     (folder / "tiny.yaml").write_text(experiment.to_yaml(), encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    searched = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": searched, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     command = [sys.executable, "-W", "ignore", str(script), str(folder / "tiny.yaml"), str(folder / "runs"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -111,6 +116,8 @@ def forked(action: Callable[[], object]) -> int:
 def main(experiment_file: str, folder: str, *moments: str) -> None:
     """Print for each moment how the killed run and the one after it ended."""
     experiment = read_experiment(Path(experiment_file))
+    # The figures of the runs that these are compared with.
+    (only_two_figures if experiment.figures.formats else leave_out_pictures)(pytest.MonkeyPatch())
     for text in moments:
         moment, _, write = text.partition(":")
         out = Path(folder, f"{moment}-{write.replace('/', '-')}")
@@ -121,6 +128,8 @@ def main(experiment_file: str, folder: str, *moments: str) -> None:
 
         first = in_a_fork(killed)
         print(out.name, first, in_a_fork(lambda out=out: run_experiment(experiment, out, progress=False)), flush=True)
+        if not first:  # the run has fewer writes
+            break
 
 
 if __name__ == "__main__":

@@ -247,6 +247,7 @@ def measured(per_prompt, n_prompts=40, seed=0):
 SECTION = VarianceSection(estimators=["rloo", "group_mean", "batch_mean", "token_mean(loo=True)"])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_tables_of_eight_completions():
     pool = measured(8)
     found = variance_breakdowns(pool, SECTION)
@@ -274,6 +275,7 @@ def test_tables_of_eight_completions():
     assert equal.loc["rloo", "equivalent_group_size"] == pytest.approx(4.0)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_bins_of_length_are_of_every_estimator_that_can_be_split():
     """The reference comes first; each bin of a baseline's own-sample mean keeps (N−1)/N of the gradient."""
     pool = measured(4, n_prompts=400)
@@ -284,6 +286,7 @@ def test_the_bins_of_length_are_of_every_estimator_that_can_be_split():
     assert frame["scale"].tolist() == pytest.approx(4 * [1.0] + 4 * [0.75])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_gradients_are_split_by_success_once_for_each_unit():
     labels = ["reinforce", "rloo", "recipe:grpo", "recipe:gspo", "recipe:dr_grpo(max_tokens=50)", "batch_mean", "gae"]
     frame = variance_breakdowns(measured(8), VarianceSection(estimators=labels, reference="rloo"))["success_bins"]
@@ -295,6 +298,7 @@ def test_gradients_are_split_by_success_once_for_each_unit():
     assert set(frame["group_size"]) == {4.0}
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_the_data_do_not_allow_is_missing():
     found = list(variance_breakdowns(measured(2), SECTION))
     assert found == ["group_sizes", "allocation", "batch_size", "length_bins"]

@@ -150,6 +150,7 @@ def test_any_batch_can_be_drawn_alone(policy):
     assert [len(part) for part in in_order] == [5, 5, 2]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_only_the_sampler_of_transformers_passes_through_the_weights_of_the_policy(policy):
     plan = SamplingPlan.make(policy, PROBLEMS, SamplingSection(max_new_tokens=4, reward="exact"))
     assert plan.in_step
