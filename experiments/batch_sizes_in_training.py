@@ -31,7 +31,7 @@ import torch
 import tyro
 from jaxtyping import Float, Int
 from scipy.optimize import least_squares
-from scipy.special import log_softmax
+from scipy.special import log_softmax, ndtri
 from scipy.stats import binom
 
 import gradstats as gs
@@ -68,10 +68,12 @@ class Arm:
 
 
 ARMS = (Arm("reinforce", 4), Arm("rloo", 4), Arm("rloo", 16), Arm("gae", 4))
+#: The arm that savings are relative to, and the largest batch in their mean.
+REFERENCE, FEW = ARMS[1], 16
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 OPTIMIZERS = ("sgd", "adam")
 #: Random tasks of the exact part, by seed; figures show the first.
-TASKS = (1, 2, 3)
+TASKS = (1, 2, 3, 4, 5)
 #: Where exact runs end, as a share of the way from the start to what long training reaches.
 WAY = 0.7
 #: Learning rate of the noiseless run along which the critical batch is measured: slow, so that it is smooth.
@@ -601,17 +603,21 @@ def spreads(steps: pd.DataFrame, units: pd.DataFrame) -> pd.DataFrame:
 
     The curve is S_min (1 + κ u/B) with the unit u of each estimator, fitted to the logarithms of the steps; ``spread``
     is the exponential of the root mean square residual and ``largest`` that of the largest: factors of the steps.
+    ``of_chance`` is the spread that the intervals of the steps account for.
     """
     records = []
     for (optimizer, kind), rows in steps.dropna(subset=["steps"]).groupby(["optimizer", "rate"], sort=False):
         of_rows = units.loc[list(zip(rows["estimator"], rows["group_size"], strict=True))]
+        widths = np.log((rows["steps_high"] / rows["steps_low"]).to_numpy(dtype=float))
+        of_chance = np.exp(np.sqrt(np.mean((widths / (2.0 * ndtri(0.5 + CONFIDENCE_LEVEL / 2.0))) ** 2)))
         together = np.full(len(rows), np.exp(np.log(units["critical_batch"]).mean()))
         for unit, values in {"prompts": together, **{name: of_rows[name].to_numpy() for name in UNITS}}.items():
             x, y = values / rows["prompts"].to_numpy(), np.log(rows["steps"].to_numpy())
             (least, factor), residuals = common_curve(x, y)
             known = {"optimizer": optimizer, "rate": kind, "unit": unit, "arms": len(rows)}
             found = {"spread": np.exp(np.sqrt((residuals**2).mean())), "largest": np.exp(np.abs(residuals).max())}
-            records.append(known | found | {"least_steps": least, "factor_of_unit": factor})
+            fitted = {"least_steps": least, "factor_of_unit": factor}
+            records.append(known | found | {"of_chance": of_chance} | fitted)
     return pd.DataFrame(records)
 
 
@@ -626,6 +632,70 @@ def common_curve(
     fitted = least_squares(residuals, [log_steps.min(), 0.0])
     least, factor = np.exp(fitted.x)
     return (float(least), float(factor)), residuals(fitted.x)
+
+
+def savings(steps: pd.DataFrame, units: pd.DataFrame) -> pd.DataFrame:
+    """Return steps and tokens of each arm over those of `rloo` with 4 completions, and the steps that are predicted.
+
+    They are geometric means over the batches of up to 16 prompts, at the rate of theory.
+    """
+    few = steps.loc[(steps["rate"] == KINDS[0]) & (steps["prompts"] <= FEW)]
+    records = []
+    for optimizer, rows in few.groupby("optimizer", sort=False):
+        of_arms = np.log(rows.set_index(["estimator", "group_size", "prompts"])[["steps", "tokens"]].sort_index())
+        for arm in ARMS:
+            if arm == REFERENCE:
+                continue
+            own, theirs = (of_arms.loc[(one.label, one.group_size)] for one in (arm, REFERENCE))
+            steps_over, tokens_over = np.exp((own - theirs).mean())
+            predicted = [
+                np.log1p(units.loc[(one.label, one.group_size), "critical_batch"] / own.index.to_numpy(dtype=float))
+                for one in (arm, REFERENCE)
+            ]
+            known = {"optimizer": optimizer, "estimator": arm.label, "group_size": arm.group_size}
+            ratios = {"observed": steps_over, "predicted": np.exp((predicted[0] - predicted[1]).mean())}
+            records.append(known | ratios | {"tokens": tokens_over})
+    return pd.DataFrame(records)
+
+
+def sentences(steps: pd.DataFrame, spread: pd.DataFrame, saved: pd.DataFrame) -> list[str]:
+    """Return what the tables of all tasks say, geometric means over tasks, as docs/training.md states it."""
+
+    def over_tasks(table: pd.DataFrame, name: str, **where: object) -> str:
+        rows = np.logical_and.reduce([table[column] == value for column, value in where.items()])
+        return f"{np.exp(np.log(table.loc[rows, name]).mean()):.2f}"
+
+    def row(title: str, name: str, unit: str, rate: str = KINDS[0]) -> str:
+        cells = [over_tasks(spread, name, rate=rate, unit=unit, optimizer=optimizer) for optimizer in OPTIMIZERS]
+        return f"| {' | '.join([title, *cells])} |"
+
+    def span(name: str, optimizer: str) -> str:
+        rows = (spread["optimizer"] == optimizer) & (spread["rate"] == KINDS[0]) & (spread["unit"] == UNITS[0])
+        return f"{spread.loc[rows, name].min():.2f} to {spread.loc[rows, name].max():.2f}"
+
+    exact, half, whole = (
+        over_tasks(spread, "spread", rate=KINDS[0], unit=unit, optimizer="adam") for unit in UNITS[1:]
+    )
+    found = [
+        row("batches in prompts", "spread", "prompts"),
+        row("in measured critical batches", "spread", UNITS[0]),
+        row("by chance", "of_chance", UNITS[0]),
+        row("tuned rates, in prompts", "spread", "prompts", KINDS[1]),
+        row("tuned rates, in critical batches", "spread", UNITS[0], KINDS[1]),
+        row("by chance", "of_chance", UNITS[0], KINDS[1]),
+        f"{exact} with the exact B\\*, {half} in P^{{1/2}}, {whole} in P",
+        f"κ from {span('factor_of_unit', 'sgd')} (SGD) and from {span('factor_of_unit', 'adam')} (Adam)",
+    ]
+    for arm in ARMS:
+        if arm != REFERENCE:
+            of_arm = {"estimator": arm.label, "group_size": arm.group_size}
+            seen = [over_tasks(saved, "observed", **of_arm, optimizer=optimizer) for optimizer in OPTIMIZERS]
+            cells = [f"`{arm.label}`, {arm.group_size}", *seen, over_tasks(saved, "predicted", **of_arm)]
+            found.append(f"| {' | '.join([*cells, over_tasks(saved, 'tokens', **of_arm, optimizer='sgd')])} |")
+    wide = steps.pivot_table("steps", ["task", "optimizer", "estimator", "group_size", "prompts"], "rate")
+    ratio = wide[KINDS[1]] / wide[KINDS[0]]
+    low, high = ratio.quantile(0.1), ratio.quantile(0.9)
+    return [*found, f"{ratio.median():.2f} times the steps ({low:.2f} to {high:.2f} in 80 % of {len(ratio)} arms)"]
 
 
 def draw_steps(steps: pd.DataFrame, spread: pd.DataFrame) -> None:
@@ -653,10 +723,8 @@ def draw_steps(steps: pd.DataFrame, spread: pd.DataFrame) -> None:
                 draw_series(ax, theory[x].to_numpy(), estimates_of(theory, "steps"), look, kind, label)
                 face = {"markerfacecolor": "none", "markeredgecolor": look.color}
                 ax.plot(tuned[x], tuned["steps"], linestyle="none", marker=look.marker, zorder=2, **face)
-            if x == "in_units":
-                fit = spread.loc[
-                    (spread["optimizer"] == optimizer) & (spread["rate"] == KINDS[0]) & (spread["unit"] == UNITS[0])
-                ].iloc[0]
+            of_curve = (spread["optimizer"] == optimizer) & (spread["rate"] == KINDS[0]) & (spread["unit"] == UNITS[0])
+            for fit in spread.loc[of_curve].to_dict("records") if x == "in_units" else ():
                 at = np.geomspace(*ax.get_xlim(), 100)
                 curve = fit["least_steps"] * (1.0 + fit["factor_of_unit"] / at)
                 ax.plot(at, curve, color=muted(), linestyle=(0, (4, 2)), linewidth=stroke(0.8), zorder=1)
@@ -733,16 +801,19 @@ def write_results(runs: Path, out: Path) -> None:
     of_tasks = [
         folder for folder in (runs / f"task-{seed}" for seed in TASKS) if (folder / "critical_batch.csv").exists()
     ]
-    measured, steps, spread, noiseless = [], [], [], {}
+    measured, steps, spread, saved, noiseless = [], [], [], [], {}
     for folder in of_tasks:
         seed = int(folder.name.removeprefix("task-"))
         measured.append(pd.read_csv(folder / "critical_batch.csv").assign(task=seed))
         units = units_of(measured[-1])
         steps.append(exact_steps(folder, seed, units))
         spread.append(spreads(steps[-1], units).assign(task=seed))
+        saved.append(savings(steps[-1], units).assign(task=seed))
         noiseless[folder.name] = {path.stem: read_json(path) for path in sorted(folder.glob("noiseless-*.json"))}
-    tables = [pd.concat(frames, ignore_index=True) for frames in (measured, steps, spread)]
-    write_csv(out / "spread.csv", tables[2])
+    tables = [pd.concat(frames, ignore_index=True) for frames in (measured, steps, spread, saved)]
+    for name, table in zip(("spread", "savings"), tables[2:], strict=True):
+        write_csv(out / f"{name}.csv", table)
+    print("\n".join(sentences(*tables[1:])))
     pictures = {"steps": (draw_steps, (tables[1], tables[2])), "along": (draw_along, (tables[0],))}
     settings = Embedded()
     if any(runs.glob("embedded-*.json")):

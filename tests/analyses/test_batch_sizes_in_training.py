@@ -124,10 +124,12 @@ def test_the_common_curve_is_found_and_the_right_unit_has_no_spread(script):
          "steps": 3.0 * (1.0 + 0.5 * units.loc[(label, 4), "critical_batch"] / n)}
         for label in "ab" for n in (2, 8, 32)
     ]  # fmt: skip
+    rows = [row | {"steps_low": row["steps"] / 1.1**1.96, "steps_high": row["steps"] * 1.1**1.96} for row in rows]
     found = script.spreads(pd.DataFrame(rows), units).set_index("unit")
     assert_allclose(found.loc["critical_batch", ["spread", "largest"]].astype(float), 1.0, atol=1e-4)
     assert_allclose(found.loc["critical_batch", ["least_steps", "factor_of_unit"]].astype(float), [3.0, 0.5], rtol=1e-4)
     assert found.loc["prompts", "spread"] > 1.4
+    assert_allclose(found["of_chance"], 1.1, rtol=1e-4)
     assert_allclose(found.loc["prompts", "spread"], found.loc["exact_adam", "spread"])
 
 
@@ -211,3 +213,9 @@ def test_a_step_of_the_embedded_policy_is_along_the_estimators_gradient(script):
     script.descend(policy, rollouts, arm, 0.1)
     for found, wanted in zip(parameters, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_page_states_what_the_committed_tables_say(script):
+    tables = [pd.read_csv(COMMITTED / f"{name}.csv") for name in ("steps", "spread", "savings")]
+    page = " ".join((ROOT / "docs" / "training.md").read_text("utf-8").split())
+    assert [sentence for sentence in script.sentences(*tables) if sentence not in page] == []
