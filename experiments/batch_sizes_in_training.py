@@ -8,8 +8,8 @@ for Adam. As a control every arm is also trained at the best of a grid around th
 The critical batch B* is what `batch_size` measures on 1,000 prompts at four places along a noiseless run, evenly spaced
 in steps. Their mean is the unit, since each stretch of noiseless steps takes 1 + B*/B times as many noisy ones.
 
-**Embedded policy.** Plain SGD from its checkpoint of step 2000, at the rate of theory, for fewer arms and seeds; the
-unit is what is measured at the start.
+**Embedded policy.** Plain SGD from its checkpoint of step 2000, which leaves room for the reward to rise, at the rate
+of theory; three seeds of six arms, with what is measured at the start as the unit.
 
 ``python experiments/batch_sizes_in_training.py`` trains the arms that are missing in the folder of runs, and writes
 tables and figures of those that are complete. The exact part takes minutes, the embedded policy about an hour.
@@ -49,7 +49,6 @@ from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
 from gradstats.reference.enumerated import EnumeratedPolicy
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats.jackknife import mean_statistic
 from gradstats.system.environment import environment
 from gradstats.system.files import read_json, write_csv, write_json
 
@@ -117,7 +116,7 @@ class Task:
             if len(prefix) < self.longest - 1:
                 prefixes += [(*prefix, token) for token in range(1, self.vocabulary)]
         self.prefixes = {prefix: place for place, prefix in enumerate(prefixes)}
-        self.sequences = [
+        self.sequences: list[tuple[int, ...]] = [
             (*prefix, token)
             for prefix in prefixes
             for token in range(self.vocabulary)
@@ -295,7 +294,8 @@ def train(
         steps = np.stack([step - share, tokens[reached] - share * drawn[reached]], axis=1)
         found[left[reached]] = steps
         moving.keep(~reached)
-        left, log_pi, tokens, before = (part[~reached] for part in (left, log_pi, tokens, reward))
+        left, log_pi = left[~reached], log_pi[~reached]
+        tokens, before = tokens[~reached], reward[~reached]
         if not len(left):
             break
         if arm is None:
@@ -486,7 +486,7 @@ def exact_arm(
     found = train(task, optimizer, np.repeat(list(rates.values()), REPORTED), target, most_steps, arm, n_prompts)
     runs = dict(zip(rates, found.reshape(2, REPORTED, 2), strict=True))
     about = {"optimizer": optimizer, "estimator": arm.label, "group_size": arm.group_size, "prompts": n_prompts}
-    results = {
+    results: dict[str, object] = {
         kind: {"learning_rate": rates[kind], "steps": of_kind[:, 0].tolist(), "tokens": of_kind[:, 1].tolist()}
         for kind, of_kind in runs.items()
     }
@@ -519,7 +519,7 @@ def embedded_part(folder: Path, settings: Embedded) -> None:
     for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
         path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
         if not path.exists():
-            rate = settings.rate / (1.0 + units[arm.label, arm.group_size] / n_prompts)
+            rate = settings.rate / (1.0 + float(units.loc[(arm.label, arm.group_size)]) / n_prompts)
             about = {"estimator": arm.label, "group_size": arm.group_size, "prompts": n_prompts, "seed": seed}
             evaluations = train_embedded(settings, arm, n_prompts, rate, seed)
             write_json(path, about | {"learning_rate": rate, "evaluations": evaluations})
@@ -531,19 +531,9 @@ def units_of(measured: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(measured.groupby(["estimator", "group_size"], sort=False)[list(UNITS)].mean())
 
 
-def geometric_mean(values: Sequence[float], name: str) -> dict[str, float]:
-    """Return the geometric mean over runs with its interval; NaN where a run did not reach the target."""
-    logarithms = np.log(np.array(values, dtype=float))
-    if not len(logarithms) or np.isnan(logarithms).any():
-        return dict.fromkeys(with_ends(name), np.nan)
-    interval = mean_statistic(logarithms).estimate().with_interval(CONFIDENCE_LEVEL) if len(logarithms) > 1 else None
-    found = (float(logarithms.mean()), np.nan, np.nan) if interval is None else interval
-    return {column: float(np.exp(end)) for column, end in zip(with_ends(name), found, strict=True)}
-
-
-def median(values: Sequence[float], name: str) -> dict[str, float]:
+def median(values: Float[np.ndarray, " runs"], name: str) -> dict[str, float]:
     """Return the median over runs with the interval of its order statistics; runs without a value count as infinite."""
-    ordered, n = np.sort(np.nan_to_num(np.array(values, dtype=float), nan=np.inf)), len(values)
+    ordered, n = np.sort(np.nan_to_num(values, nan=np.inf)), len(values)
     below = int(binom.ppf((1.0 - CONFIDENCE_LEVEL) / 2.0, n, 0.5))
     found = (float(np.median(ordered)), ordered[max(below - 1, 0)], ordered[min(n - below, n - 1)])
     return dict(zip(with_ends(name), (one if np.isfinite(one) else np.nan for one in found), strict=True))
@@ -560,30 +550,26 @@ def exact_steps(folder: Path, seed: int, units: pd.DataFrame) -> pd.DataFrame:
         known = {"task": seed, "optimizer": optimizer, "estimator": arm.label, "group_size": arm.group_size}
         known |= {"prompts": n_prompts}
         for kind in KINDS:
-            runs = pd.DataFrame({name: trained[kind][name] for name in ("steps", "tokens")}, dtype=float)
+            runs = {name: np.array(trained[kind][name], dtype=float) for name in ("steps", "tokens")}
             about = {"rate": kind, "learning_rate": trained[kind]["learning_rate"], "factor": trained["factor"]}
-            about |= {"runs": len(runs), "reached": int(runs["steps"].notna().sum()), "in_units": n_prompts / unit}
+            reached = int(np.isfinite(runs["steps"]).sum())
+            about |= {"runs": len(runs["steps"]), "reached": reached, "in_units": n_prompts / unit}
             records.append(known | about | median(runs["steps"], "steps") | median(runs["tokens"], "tokens"))
     return pd.DataFrame(records)
 
 
-def embedded_steps(folder: Path, settings: Embedded) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return steps and tokens of each run of the embedded policy, and those of each arm with intervals over seeds."""
-    arms = ["estimator", "group_size", "prompts"]
+def embedded_runs(folder: Path, settings: Embedded) -> pd.DataFrame:
+    """Return steps and tokens to the target of each run of the embedded policy, those that are missing included."""
     rows = []
-    for path in sorted(folder.glob("embedded-*.json")):
-        trained = read_json(path)
-        reached = crossing(pd.DataFrame(trained.pop("evaluations")), settings.target)
-        rows.append(trained | dict(zip(("steps", "tokens"), reached, strict=True)))
-    runs = pd.DataFrame(rows).drop(columns="checksum", errors="ignore")
-    units = pd.read_csv(folder / "embedded_critical_batch.csv").set_index(arms[:2])["critical_batch"]
-    records = []
-    for known, of_arm in runs.groupby(arms, sort=False):
-        about = dict(zip(arms, known, strict=True))
-        about |= {"in_units": about["prompts"] / units[known[:2]], "runs": len(of_arm)}
-        about |= {"reached": int(of_arm["steps"].notna().sum())}
-        records.append(about | geometric_mean(of_arm["steps"], "steps") | geometric_mean(of_arm["tokens"], "tokens"))
-    return runs, pd.DataFrame(records)
+    for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
+        path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
+        known = {"seed": seed, "prompts": n_prompts, "estimator": arm.label, "group_size": arm.group_size}
+        rows.append(known | {"finished": path.exists(), "learning_rate": np.nan, "steps": np.nan, "tokens": np.nan})
+        if path.exists():
+            trained = read_json(path)
+            steps, tokens = crossing(pd.DataFrame(trained["evaluations"]), settings.target)
+            rows[-1] |= {"learning_rate": trained["learning_rate"], "steps": steps, "tokens": tokens}
+    return pd.DataFrame(rows)
 
 
 def crossing(evaluations: pd.DataFrame, target: float) -> tuple[float, float]:
@@ -606,7 +592,10 @@ def spreads(steps: pd.DataFrame, units: pd.DataFrame) -> pd.DataFrame:
     ``of_chance`` is the spread that the intervals of the steps account for.
     """
     records = []
-    for (optimizer, kind), rows in steps.dropna(subset=["steps"]).groupby(["optimizer", "rate"], sort=False):
+    for optimizer, kind in product(OPTIMIZERS, KINDS):
+        rows = steps.loc[(steps["optimizer"] == optimizer) & (steps["rate"] == kind) & steps["steps"].notna()]
+        if rows.empty:
+            continue
         of_rows = units.loc[list(zip(rows["estimator"], rows["group_size"], strict=True))]
         widths = np.log((rows["steps_high"] / rows["steps_low"]).to_numpy(dtype=float))
         of_chance = np.exp(np.sqrt(np.mean((widths / (2.0 * ndtri(0.5 + CONFIDENCE_LEVEL / 2.0))) ** 2)))
@@ -725,7 +714,8 @@ def draw_steps(steps: pd.DataFrame, spread: pd.DataFrame) -> None:
                 ax.plot(tuned[x], tuned["steps"], linestyle="none", marker=look.marker, zorder=2, **face)
             of_curve = (spread["optimizer"] == optimizer) & (spread["rate"] == KINDS[0]) & (spread["unit"] == UNITS[0])
             for fit in spread.loc[of_curve].to_dict("records") if x == "in_units" else ():
-                at = np.geomspace(*ax.get_xlim(), 100)
+                left, right = ax.get_xlim()
+                at = np.geomspace(left, right, 100)
                 curve = fit["least_steps"] * (1.0 + fit["factor_of_unit"] / at)
                 ax.plot(at, curve, color=muted(), linestyle=(0, (4, 2)), linewidth=stroke(0.8), zorder=1)
             plain_ticks(ax, logarithmic=True, most=4)
@@ -754,31 +744,12 @@ def draw_along(measured: pd.DataFrame) -> None:
             estimates = estimates_of(rows, name)
             face = {"markerfacecoloralt": ax.get_facecolor(), "fillstyle": kind.fillstyle, **edge()}
             ax.plot(at, estimates[:, 0], linestyle="none", marker=look.marker, color=look.color, label=label, **face)
-            draw_intervals(ax, at, *estimates.T, look.color)
+            draw_intervals(ax, at, estimates[:, 0], estimates[:, 1], estimates[:, 2], look.color)
         ax.set_xlabel("expected reward along the run")
     axes[0].set(yscale="log", ylabel="critical batch in prompts")
     plain_ticks(axes[0], logarithmic=True, vertical=True)
     axes[1].set(ylim=(0.0, None), ylabel=f"alignment of {SHOWN_BATCH} prompts")
     legend_below(axes[1])
-
-
-def draw_embedded(steps: pd.DataFrame) -> None:
-    """Draw steps of the embedded policy against prompts and against critical batches."""
-    width = plt.rcParams["figure.figsize"][0]
-    _, axes = plt.subplots(1, 2, figsize=(width, 2.2), sharey=True)
-    kinds = variants([arm.label for arm in EMBEDDED_ARMS])
-    for ax, x in zip(axes, ("prompts", "in_units"), strict=True):
-        ax.set(xscale="log", yscale="log")
-        for arm, kind in zip(EMBEDDED_ARMS, kinds, strict=True):
-            rows = steps.loc[(steps["estimator"] == arm.label) & (steps["group_size"] == arm.group_size)]
-            label = arm.name if x == "prompts" else None
-            look = estimator_appearance(arm.label)
-            draw_series(ax, rows[x].to_numpy(), estimates_of(rows, "steps"), look, kind, label)
-        plain_ticks(ax, logarithmic=True, most=4)
-        plain_ticks(ax, logarithmic=True, most=4, vertical=True)
-        ax.set_xlabel("prompts per batch" if x == "prompts" else "batch in measured critical batches")
-    axes[0].set_ylabel("steps to the target")
-    legend_below(axes[0])
 
 
 def main(runs: Path = Path("runs/batch_sizes"), out: Path = Path("figures/batch_size_training")) -> None:
@@ -817,10 +788,8 @@ def write_results(runs: Path, out: Path) -> None:
     pictures = {"steps": (draw_steps, (tables[1], tables[2])), "along": (draw_along, (tables[0],))}
     settings = Embedded()
     if any(runs.glob("embedded-*.json")):
-        of_runs, of_arms = embedded_steps(runs, settings)
-        write_csv(out / "embedded_runs.csv", of_runs)
+        write_csv(out / "embedded_runs.csv", embedded_runs(runs, settings))
         write_csv(out / "embedded_critical_batch.csv", pd.read_csv(runs / "embedded_critical_batch.csv"))
-        pictures["embedded_steps"] = (draw_embedded, (of_arms,))
     with mpl.rc_context(style("iclr")):  # pyright: ignore[reportArgumentType]
         for name, (draw, tables) in pictures.items():
             draw(*tables)

@@ -133,16 +133,11 @@ def test_the_common_curve_is_found_and_the_right_unit_has_no_spread(script):
     assert_allclose(found.loc["prompts", "spread"], found.loc["exact_adam", "spread"])
 
 
-def test_means_and_medians_with_their_intervals(script):
-    found = script.geometric_mean([2.0, 8.0], "steps")
-    assert found["steps"] == pytest.approx(4.0)
-    # Student's t with one degree of freedom, on logarithms.
-    assert np.log(found["steps_high"] / 4.0) == pytest.approx(12.7062 * np.log(2.0), rel=1e-4)
-    assert np.isnan(list(script.geometric_mean([2.0, np.nan], "steps").values())).all()
-    values = [*range(1, 60), np.nan]
+def test_medians_count_what_does_not_arrive(script):
+    values = np.array([*range(1, 60), np.nan])
     # Of 60 order statistics the 22nd and the 39th: 21 or fewer heads in 60 throws have a probability below 0.025.
     assert script.median(values, "steps") == {"steps": 30.5, "steps_low": 22.0, "steps_high": 39.0}
-    assert np.isnan(script.median([1.0, np.nan, np.nan], "steps")["steps"])
+    assert np.isnan(script.median(np.array([1.0, np.nan, np.nan]), "steps")["steps"])
 
 
 def test_the_crossing_of_held_out_rewards_is_interpolated(script):
@@ -161,6 +156,21 @@ def prepared(script, tmp_path, monkeypatch):
     for optimizer in script.OPTIMIZERS:
         write_json(tmp_path / f"noiseless-{optimizer}.json", {"rate": 6.0, "steps": 3.0})
     return tmp_path
+
+
+def test_runs_of_the_embedded_policy_that_are_missing_are_listed(script, tmp_path):
+    settings = script.Embedded()
+    evaluations = [
+        {"steps": 0, "tokens": 0, "held_out": settings.target - 0.1},
+        {"steps": 4, "tokens": 100, "held_out": settings.target + 0.1},
+    ]
+    write_json(tmp_path / "embedded-rloo-8-64-1.json", {"learning_rate": 0.3, "evaluations": evaluations})
+    found = script.embedded_runs(tmp_path, settings)
+    assert len(found) == 18
+    finished = found.loc[found["finished"]]
+    assert finished[["seed", "prompts", "group_size"]].to_numpy().tolist() == [[1, 64, 8]]
+    assert finished[["learning_rate", "steps", "tokens"]].to_numpy().tolist() == [pytest.approx([0.3, 2.0, 50.0])]
+    assert found.loc[~found["finished"], "steps"].isna().all()
 
 
 def test_finished_arms_are_not_trained_again(script, prepared, monkeypatch):
