@@ -33,12 +33,12 @@ WIDTH = 96
 #: What made the folders of figures that are neither a run's nor a benchmark's.
 OTHER_COMMANDS = {
     "batch_size": "python experiments/alignment_of_batches.py",
-    "training": "python experiments/training_curves.py",
-    "training_monitor": "python experiments/train_with_estimators.py",
+    "batch_size_training": "python experiments/batch_sizes_in_training.py",
     "zoo": "make figures",
 }
 #: Captions of the figures that no run draws by itself.
 OTHER_CAPTIONS = {
+    "along": "Critical batch and alignment along a training run: measured, with intervals, and exact (lines).",
     "alignment": "Predicted alignment of batches with the target gradient, and that of real batches of other prompts.",
     "cell": "The cells of the sweep: α, length, success, and variances at matched signal.",
     "critic": "Bias and explained variance of a fitted value head, against Monte-Carlo values of prefixes.",
@@ -48,9 +48,8 @@ OTHER_CAPTIONS = {
     "measurement_metric": "The sweep over metrics: α, and variances at matched signal.",
     "policy_revision": "The checkpoints of a training run: α, length, success, and variances at matched signal.",
     "sampling_max_new_tokens": "The sweep over the cap on tokens: α, length, success, and variances at matched signal.",
+    "steps": "Steps to a reward against the batch, in prompts and in critical batches; open marks: tuned rates.",
     "sampling_temperature": "The sweep over temperature: α, length, success, and variances at matched signal.",
-    "differences": "Rewards of training with each estimator, minus those with RLOO.",
-    "reward_curves": "Rewards during training with each estimator.",
     "zoo": "Published methods at matched signal, on-policy and eight optimizer steps stale.",
     "engines": "Time and memory of the engines, relative to a plain forward and backward pass.",
     "sampling": "Speed of the samplers, relative to generation by transformers.",

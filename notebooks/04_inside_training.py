@@ -105,18 +105,17 @@ gs.plots.plot_sweep(record, "policy.revision")
 plt.show()
 
 # %% [markdown]
-# ## Does lower noise train better?
+# ## Does training obey the critical batch?
 #
-# `experiments/train_with_estimators.py` trained this checkpoint with four estimators and three seeds each, until
-# 160,000 tokens were drawn; the numbers are in `figures/training`. Differences from RLOO are paired by seed. The
-# conclusion is on the page [during training](../docs/training.md#does-lower-noise-train-better).
+# `experiments/batch_sizes_in_training.py` trained with batches of 2 to 256 prompts; the numbers are in
+# `figures/batch_size_training`. The spread is the factor by which steps deviate from one curve for all estimators, with
+# batches in prompts or in critical batches. The conclusion is on the page
+# [during training](../docs/training.md#does-training-obey-the-critical-batch).
 
 # %%
-folder = Path(gs.__file__).parents[1] / "figures" / "training"
+folder = Path(gs.__file__).parents[1] / "figures" / "batch_size_training"
 if folder.is_dir():
-    differences = pd.read_csv(folder / "differences.csv")
-    print(differences.drop(columns="arm").round(3).to_string(index=False))
-    ratios = pd.read_csv(folder / "measured_ratios.csv")
-    print(ratios.round(3).to_string(index=False))
+    spread = pd.read_csv(folder / "spread.csv")
+    print(spread.pivot_table("spread", ["optimizer", "rate"], "unit").round(3))
 else:
-    print("figures/training comes with a clone of the project")
+    print("figures/batch_size_training comes with a clone of the project")

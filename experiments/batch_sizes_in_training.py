@@ -1,0 +1,803 @@
+"""Does training obey the critical batch? Steps to a reward against prompts per batch, by estimator and optimizer.
+
+**Exact part.** Enumerated policies of 32 prompts that share their parameters (`Task`): reward, gradient and noise are
+known at every step, and all runs of an arm train at once. An arm is an optimizer, an estimator and a batch, and every
+run begins with the uniform policy. Its learning rate is the one that is best for noiseless steps, times 1/(1 + B*/B)
+for SGD, and its square root for Adam: McCandlish et al. (1812.06162) derive the first and find powers between ½ and 1
+for Adam. As a control every arm is also trained at the best of a grid around that rate, chosen in runs of their own.
+The critical batch B* is what `batch_size` measures on 1,000 prompts at four places along a noiseless run, evenly spaced
+in steps. Their mean is the unit, since each stretch of noiseless steps takes 1 + B*/B times as many noisy ones.
+
+**Embedded policy.** Plain SGD from its checkpoint of step 2000, which leaves room for the reward to rise, at the rate
+of theory; three seeds of six arms, with what is measured at the start as the unit.
+
+``python experiments/batch_sizes_in_training.py`` trains the arms that are missing in the folder of runs, and writes
+tables and figures of those that are complete. The exact part takes minutes, the embedded policy about an hour.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+import tyro
+from jaxtyping import Float, Int
+from scipy.optimize import least_squares
+from scipy.special import log_softmax, ndtri
+from scipy.stats import binom
+
+import gradstats as gs
+from gradstats import estimators
+from gradstats.analyses.batch_size import batch_size
+from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.estimators import Batch
+from gradstats.gradients.objective import Objective, make_chunk
+from gradstats.plots import estimator_appearance, save_figure, style
+from gradstats.plots.marks import draw_intervals, draw_series, estimates_of, legend_below, with_ends
+from gradstats.plots.names import variants
+from gradstats.plots.style import edge, muted, stroke
+from gradstats.plots.variance import plain_ticks
+from gradstats.policy.policy import Policy
+from gradstats.prompts.problem import Problem
+from gradstats.reference.enumerated import EnumeratedPolicy
+from gradstats.rollouts.table import Rollouts
+from gradstats.system.environment import environment
+from gradstats.system.files import read_json, write_csv, write_json
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An estimator with its group size, as a legend names it."""
+
+    label: str
+    group_size: int
+
+    @property
+    def name(self) -> str:
+        """The estimator and its completions."""
+        return f"{self.label}, {self.group_size} completions"
+
+
+ARMS = (Arm("reinforce", 4), Arm("rloo", 4), Arm("rloo", 16), Arm("gae", 4))
+#: The arm that savings are relative to, and the largest batch in their mean.
+REFERENCE, FEW = ARMS[1], 16
+BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
+OPTIMIZERS = ("sgd", "adam")
+#: Random tasks of the exact part, by seed; figures show the first.
+TASKS = (1, 2, 3, 4, 5)
+#: Where exact runs end, as a share of the way from the start to what long training reaches.
+WAY = 0.7
+#: Learning rate of the noiseless run along which the critical batch is measured: slow, so that it is smooth.
+SLOW = 20.0
+#: Runs of each arm that choose a rate, and that are reported.
+CHOOSING, REPORTED = 10, 40
+#: Learning rates of the control, in units of the rate that theory gives.
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+#: Places along a noiseless run at which the critical batch is measured, and prompts of each measurement.
+PLACES, MEASURED = 4, 1000
+#: Prompts of the alignment that is measured there.
+SHOWN_BATCH = 32
+#: Columns of the critical batch: as measured, and as it is, in parameter space and in Adam's geometry.
+UNITS = ("critical_batch", "exact", "exact_half_adam", "exact_adam")
+#: Learning rates: that of theory, and the best of a grid around it.
+KINDS = ("theory", "tuned")
+#: Power of 1/(1 + B*/B) in the learning rate.
+POWERS = {"sgd": 1.0, "adam": 0.5}
+
+
+class Task:
+    """Softmax policies over all sequences of up to three tokens, for prompts that share their parameters.
+
+    The arrays of every method begin with the runs, each at parameters of its own. A reward is 1 for eight of
+    the 15 sequences, chosen in part by a hidden policy of the same family: prompts agree in part on what to learn.
+
+    Attributes:
+        features: of every token after every prefix of every prompt, (prompts, prefixes, tokens, D).
+        rewards: of every sequence of every prompt, (prompts, sequences).
+        slots: prefix times the number of tokens plus token, of every token of every sequence, (sequences, 3).
+        lengths: of the sequences.
+    """
+
+    vocabulary, longest, dimension, rewarded = 3, 3, 16, 8
+
+    def __init__(self, seed: int, n_prompts: int = 32) -> None:
+        """Draw features and rewards."""
+        rng = np.random.default_rng(seed)
+        prefixes: list[tuple[int, ...]] = [()]
+        for prefix in prefixes:
+            if len(prefix) < self.longest - 1:
+                prefixes += [(*prefix, token) for token in range(1, self.vocabulary)]
+        self.prefixes = {prefix: place for place, prefix in enumerate(prefixes)}
+        self.sequences: list[tuple[int, ...]] = [
+            (*prefix, token)
+            for prefix in prefixes
+            for token in range(self.vocabulary)
+            if token == 0 or len(prefix) == self.longest - 1
+        ]
+        self.lengths = np.array([len(sequence) for sequence in self.sequences])
+        self.mask = np.arange(self.longest) < self.lengths[:, None]
+        self.slots = np.zeros(self.mask.shape, dtype=int)
+        for row, sequence in enumerate(self.sequences):
+            for t, token in enumerate(sequence):
+                self.slots[row, t] = self.prefixes[sequence[:t]] * self.vocabulary + token
+        # Sequences × slots: which tokens after which prefixes a sequence consists of.
+        self.holds = np.zeros((len(self.sequences), len(prefixes) * self.vocabulary))
+        np.put_along_axis(self.holds, self.slots, self.mask.astype(float), axis=1)
+        self.holds[:, 0] = [sequence[0] == 0 for sequence in self.sequences]  # slot 0 also stands for no token
+        shape = (n_prompts, len(prefixes), self.vocabulary, self.dimension)
+        # Directions of different importance, so that Adam's geometry is another one.
+        scales = np.arange(1.0, self.dimension + 1.0) ** -0.5
+        self.features = rng.normal(size=shape) * scales / np.linalg.norm(scales)
+        liked = log_softmax(self.features @ rng.normal(size=self.dimension), axis=-1).reshape(n_prompts, -1)
+        liked = liked @ self.holds.T
+        # Twice as much of the reward is each prompt's own as is shared, so that the best policy is not deterministic.
+        ranks = np.argsort(np.argsort(-liked / liked.std() - 2.0 * rng.normal(size=liked.shape), axis=1), axis=1)
+        self.rewards = (ranks < self.rewarded).astype(float)
+        self._flat = self.features.reshape(-1, self.dimension)
+
+    def log_pi(self, theta: Float[np.ndarray, "r d"]) -> Float[np.ndarray, "r p prefixes v"]:
+        """Return the log-probability of every token after every prefix."""
+        return log_softmax((theta @ self._flat.T).reshape(len(theta), *self.features.shape[:3]), axis=-1)
+
+    def probabilities(self, log_pi: Float[np.ndarray, "r p prefixes v"]) -> Float[np.ndarray, "r p k"]:
+        """Return the probability of every sequence of a prompt."""
+        return np.exp(log_pi.reshape(*log_pi.shape[:2], -1) @ self.holds.T)
+
+    def values(self, probabilities: Float[np.ndarray, "r p k"]) -> Float[np.ndarray, "r p k t"]:
+        """Return the expected reward before each token of every sequence."""
+        # Sequences × prefixes: which begin with which.
+        begins = self.holds.reshape(len(self.sequences), -1, self.vocabulary).sum(axis=2)
+        reached = probabilities @ begins
+        of_prefix = np.divide((probabilities * self.rewards) @ begins, reached, where=reached > 0, out=0.0 * reached)
+        return of_prefix[:, :, self.slots // self.vocabulary] * self.mask
+
+    def gradient(
+        self, weights: Float[np.ndarray, "r p slots"], log_pi: Float[np.ndarray, "r p prefixes v"]
+    ) -> Float[np.ndarray, "r d"]:
+        """Return the sum of token scores with the given weights."""
+        weights = weights.reshape(log_pi.shape)
+        return (weights - np.exp(log_pi) * weights.sum(axis=-1, keepdims=True)).reshape(len(weights), -1) @ self._flat
+
+    def true_gradient(self, log_pi: Float[np.ndarray, "r p prefixes v"]) -> Float[np.ndarray, "r d"]:
+        """Return the gradient of the expected reward."""
+        weighted = self.probabilities(log_pi) * self.rewards
+        return self.gradient(weighted @ self.holds, log_pi) / len(self.rewards)
+
+    def expected_reward(self, log_pi: Float[np.ndarray, "r p prefixes v"]) -> Float[np.ndarray, " r"]:
+        """Return the expected reward, over prompts and sequences."""
+        return (self.probabilities(log_pi) * self.rewards).sum(axis=-1).mean(axis=-1)
+
+    def enumerated(self, theta: Float[np.ndarray, " d"]) -> EnumeratedPolicy:
+        """Return the policy at some parameters as the reference knows it."""
+        rows = {sequence: row for row, sequence in enumerate(self.sequences)}
+        return EnumeratedPolicy(
+            self.vocabulary,
+            self.longest,
+            n_prompts=len(self.features),
+            features=lambda prompt, prefix: self.features[prompt, self.prefixes[prefix]],
+            reward=lambda prompt, sequence: float(self.rewards[prompt, rows[sequence]]),
+            theta=theta,
+        )
+
+    def draw(
+        self,
+        log_pi: Float[np.ndarray, "r p prefixes v"],
+        arm: Arm,
+        n_prompts: int,
+        rng: np.random.Generator,
+    ) -> Groups:
+        """Draw a batch of groups for each run."""
+        probabilities = self.probabilities(log_pi)
+        runs = np.arange(len(log_pi))[:, None]
+        prompts = rng.integers(len(self.rewards), size=(len(log_pi), n_prompts))
+        up_to = probabilities.cumsum(axis=-1)[runs, prompts, None, :-1]
+        rows = (rng.random((*prompts.shape, arm.group_size, 1)) > up_to).sum(axis=-1)
+        values = None
+        if "values" in estimators.get(arm.label).needs:
+            values = self.values(probabilities)[runs[..., None], prompts[..., None], rows].reshape(-1, self.longest)
+        flat = rows.reshape(-1)
+        batch = Batch(
+            rewards=self.rewards[prompts[..., None], rows].reshape(-1),
+            lengths=self.lengths[flat],
+            groups=np.repeat(np.arange(prompts.size), arm.group_size),
+            mask=self.mask[flat],
+            values=values,
+        )
+        weights = estimators.get(arm.label).weights(batch)
+        weights = (weights if weights.ndim == 2 else weights[:, None]) * self.mask[flat]
+        return Groups(prompts, rows, weights.reshape(*rows.shape, -1))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of sequences for each run, and what an estimator makes of them.
+
+    Attributes:
+        prompts: of each group, (runs, groups).
+        rows: the sequences, (runs, groups, completions).
+        weights: of their tokens, (runs, groups, completions, 3).
+    """
+
+    prompts: Int[np.ndarray, "r b"]
+    rows: Int[np.ndarray, "r b n"]
+    weights: Float[np.ndarray, "r b n t"]
+
+    def gradient(self, task: Task, log_pi: Float[np.ndarray, "r p prefixes v"]) -> Float[np.ndarray, "r d"]:
+        """Return the mean of the gradients of each run's groups."""
+        n_prompts, n_slots = len(task.rewards), task.holds.shape[1]
+        at = np.arange(len(log_pi))[:, None] * n_prompts + self.prompts
+        slots = at[..., None, None] * n_slots + task.slots[self.rows]
+        summed = np.bincount(slots.reshape(-1), self.weights.reshape(-1), len(log_pi) * n_prompts * n_slots)
+        return task.gradient(summed.reshape(len(log_pi), n_prompts, n_slots), log_pi) / self.prompts.shape[1]
+
+    def n_tokens(self, task: Task) -> Int[np.ndarray, " r"]:
+        """Return the tokens of each run."""
+        return task.lengths[self.rows].sum(axis=(1, 2))
+
+
+class Optimizer:
+    """Ascent by plain SGD or by Adam, for several runs with a learning rate each."""
+
+    betas, eps = (0.9, 0.99), 1e-8
+
+    def __init__(self, name: str, rates: Float[np.ndarray, " r"], dimension: int) -> None:
+        """Begin at parameters of zero."""
+        self.name, self.rates, self.steps = name, rates[:, None], 0
+        self.theta, self.first, self.second = np.zeros((3, len(rates), dimension))
+
+    def step(self, gradient: Float[np.ndarray, "r d"]) -> None:
+        """Move the parameters of every run."""
+        self.steps += 1
+        if self.name == "adam":
+            (one, two), t = self.betas, self.steps
+            self.first = one * self.first + (1.0 - one) * gradient
+            self.second = two * self.second + (1.0 - two) * gradient**2
+            gradient = self.first / (1.0 - one**t) / (np.sqrt(self.second / (1.0 - two**t)) + self.eps)
+        self.theta = self.theta + self.rates * gradient
+
+    def keep(self, runs: np.ndarray) -> None:
+        """Go on with some of the runs."""
+        self.rates, self.theta = self.rates[runs], self.theta[runs]
+        self.first, self.second = self.first[runs], self.second[runs]
+
+
+def train(
+    task: Task,
+    optimizer: str,
+    rates: Float[np.ndarray, " r"],
+    target: float,
+    most_steps: int,
+    arm: Arm | None = None,
+    n_prompts: int = 0,
+    seed: int = 0,
+) -> Float[np.ndarray, "r 2"]:
+    """Train until the expected reward reaches a target; returns steps and tokens, NaN for runs that do not.
+
+    Steps are interpolated between the last two. Without an arm the gradient is the true one.
+    """
+    rng, moving = np.random.default_rng(seed), Optimizer(optimizer, rates, task.dimension)
+    left, found = np.arange(len(rates)), np.full((len(rates), 2), np.nan)
+    before, tokens, drawn = np.zeros(len(rates)), np.zeros(len(rates)), np.zeros(len(rates))
+    for step in range(most_steps + 1):
+        log_pi = task.log_pi(moving.theta)
+        reward = task.expected_reward(log_pi)
+        reached = reward >= target
+        share = 1.0 - (target - before[reached]) / (reward[reached] - before[reached])
+        steps = np.stack([step - share, tokens[reached] - share * drawn[reached]], axis=1)
+        found[left[reached]] = steps
+        moving.keep(~reached)
+        left, log_pi = left[~reached], log_pi[~reached]
+        tokens, before = tokens[~reached], reward[~reached]
+        if not len(left):
+            break
+        if arm is None:
+            moving.step(task.true_gradient(log_pi))
+            drawn = np.zeros(len(left))
+        else:
+            groups = task.draw(log_pi, arm, n_prompts, rng)
+            moving.step(groups.gradient(task, log_pi))
+            drawn = groups.n_tokens(task)
+        tokens = tokens + drawn
+    return found
+
+
+def best_noiseless(task: Task, optimizer: str, target: float) -> tuple[float, float]:
+    """Return the smallest rate at which noiseless steps are within a tenth of the fewest, and their number."""
+    rates = 10.0 ** np.arange(-1.0, 3.4, 0.1)
+    steps = train(task, optimizer, rates, target, 2000)[:, 0]
+    chosen = np.flatnonzero(steps <= 1.1 * np.nanmin(steps))[0]
+    return float(rates[chosen]), float(steps[chosen])
+
+
+def places_along(task: Task, target: float, rate: float) -> list[Float[np.ndarray, " d"]]:
+    """Return the parameters at `PLACES` evenly spaced steps of slow noiseless SGD, from the start to the target."""
+    moving, path = Optimizer("sgd", np.array([rate]), task.dimension), []
+    while not path or task.expected_reward(task.log_pi(moving.theta))[0] < target:
+        path.append(moving.theta[0])
+        moving.step(task.true_gradient(task.log_pi(moving.theta)))
+    return [path[round(at)] for at in np.linspace(0, len(path) - 1, PLACES)]
+
+
+def critical_batches(task: Task, target: float, rate: float) -> pd.DataFrame:
+    """Return what is measured at the places along a noiseless run, and what holds there, a row for each arm and place.
+
+    What holds is the noise of 20,000 groups against the true gradient: in parameter space, and in those of Adam's
+    steps, P^{1/2} and P of the diagonal P that the second moments of a group's gradient give.
+    """
+    records = []
+    for place, theta in enumerate(places_along(task, target, rate)):
+        log_pi, policy = task.log_pi(theta[None]), task.enumerated(theta)
+        true = task.true_gradient(log_pi)[0]
+        many = np.repeat(log_pi, 500, axis=0)
+        for number, arm in enumerate(ARMS):
+            rng = np.random.default_rng([place, number])
+            batch, scores, token_scores = policy.sample(MEASURED, arm.group_size, rng)
+            scores = token_scores if estimators.get(arm.label).level == "token" else scores
+            row = batch_size(batch, [arm.label], scores, prompts=SHOWN_BATCH, rng=0).to_frame().iloc[0]
+            known = {"place": place, "estimator": arm.label, "group_size": arm.group_size}
+            known |= {"reward": float(task.expected_reward(log_pi)[0])}
+            measured = {column: row[column] for name in ("critical_batch", "alignment") for column in with_ends(name)}
+            drawn = [task.draw(many, arm, 1, rng).gradient(task, many) for _ in range(40)]
+            gradients = np.concatenate(drawn)
+            noise, second = ((gradients - true) ** 2).mean(axis=0), (gradients**2).mean(axis=0)
+            exact = {
+                name: (noise * second**-power).sum() / (true**2 * second**-power).sum()
+                for name, power in zip(UNITS[1:], (0.0, 0.5, 1.0), strict=True)
+            }
+            records.append(known | measured | exact)
+    return pd.DataFrame(records)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What all runs of the embedded policy share.
+
+    Attributes:
+        revision: the checkpoint that training begins with.
+        rate: of SGD for noiseless steps: in a trial, `rloo` with 16 prompts learned well at 0.1, which
+            is 1/(1 + B*/B) of it.
+        target: mean reward on the held-out problems at which a run ends.
+        between: learning rate times steps between two evaluations, in units of ``rate``.
+        evaluations: after which a run ends short of the target.
+        max_new_tokens: cap of a completion.
+        held_out: problems that every policy answers, with the same seed.
+        held_out_completions: completions of each.
+        measured: prompts from which the critical batch is measured.
+    """
+
+    revision: str = "step-2000"
+    rate: float = 1.25
+    target: float = 0.6
+    between: float = 0.25
+    evaluations: int = 12
+    max_new_tokens: int = 128
+    held_out: int = 64
+    held_out_completions: int = 4
+    measured: int = 128
+
+
+EMBEDDED_ARMS = (Arm("reinforce", 8), Arm("rloo", 8), Arm("rloo", 16))
+EMBEDDED_BATCHES = (16, 64)
+EMBEDDED_SEEDS = 3
+HELD_OUT_SEED = 1_000_000
+
+
+def sampled(policy: Policy, problems: list[Problem], group_size: int, seed: int, settings: Embedded) -> Rollouts:
+    """Draw completions of some problems."""
+    tokens, together = settings.max_new_tokens, len(problems) * group_size
+    drawn = {"max_new_tokens": tokens, "batch_size": min(together, 512), "progress": False}
+    return gs.sample(policy, problems, group_size=group_size, rng=seed, **drawn)
+
+
+def held_out_reward(policy: Policy, settings: Embedded) -> float:
+    """Return the mean reward on the held-out problems, the same for every policy."""
+    problems = gs.load_prompts("embedded", n=settings.held_out, rng=HELD_OUT_SEED)
+    return float(sampled(policy, problems, settings.held_out_completions, HELD_OUT_SEED, settings).rewards.mean())
+
+
+def descend(policy: Policy, rollouts: Rollouts, arm: Arm, rate: float) -> None:
+    """Take one step of plain SGD along an estimator's gradient, the mean over the groups."""
+    lengths = rollouts.lengths
+    weights = estimators.get(arm.label).weights(Batch(rollouts.rewards, lengths, rollouts.prompt_id))
+    weightings = [[np.full(length, weight) for length, weight in zip(lengths, weights, strict=True)]]
+    policy.model.zero_grad()
+    for rows in np.array_split(np.argsort(lengths), -(-len(lengths) // 32)):
+        chunk = make_chunk(rollouts, rows, policy.device, policy.dtype, weightings)
+        with Objective(policy.model, policy.temperature) as objective:
+            logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)
+        logprobs.backward(chunk.weights[1])
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.grad is not None:
+                parameter += rate * arm.group_size / len(lengths) * parameter.grad
+
+
+def train_embedded(settings: Embedded, arm: Arm, n_prompts: int, rate: float, seed: int) -> list[dict[str, float]]:
+    """Train until the target is reached; returns steps, tokens and held-out reward at every evaluation."""
+    policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
+    between = max(1, round(settings.between * settings.rate / rate))
+    problems = gs.load_prompts("embedded", n=between * settings.evaluations * n_prompts, rng=seed, split="train")
+    found = [{"steps": 0, "tokens": 0, "held_out": held_out_reward(policy, settings)}]
+    while len(found) <= settings.evaluations and found[-1]["held_out"] < settings.target:
+        steps, tokens = found[-1]["steps"], found[-1]["tokens"]
+        for _ in range(between):
+            batch = problems[steps * n_prompts : (steps + 1) * n_prompts]
+            rollouts = sampled(policy, batch, arm.group_size, 10_000 * seed + steps, settings)
+            descend(policy, rollouts, arm, rate)
+            steps, tokens = steps + 1, tokens + int(rollouts.lengths.sum())
+        found.append({"steps": steps, "tokens": tokens, "held_out": held_out_reward(policy, settings)})
+    return found
+
+
+def target_of(task: Task) -> float:
+    """Return the expected reward at which runs end."""
+    moving, rewards = Optimizer("sgd", np.array([SLOW]), task.dimension), []
+    for _ in range(600):
+        log_pi = task.log_pi(moving.theta)
+        rewards.append(float(task.expected_reward(log_pi)[0]))
+        moving.step(task.true_gradient(log_pi))
+    return rewards[0] + WAY * (rewards[-1] - rewards[0])
+
+
+def exact_part(folder: Path, seed: int) -> None:
+    """Measure the critical batches of a task and train every arm that has no result yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    task = Task(seed)
+    target = target_of(task)
+    if not (folder / "critical_batch.csv").exists():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of prompts that carry much of the variance
+            write_csv(folder / "critical_batch.csv", critical_batches(task, target, SLOW))
+    units = units_of(pd.read_csv(folder / "critical_batch.csv"))["critical_batch"]
+    for optimizer in OPTIMIZERS:
+        path = folder / f"noiseless-{optimizer}.json"
+        if not path.exists():
+            rate, steps = best_noiseless(task, optimizer, target)
+            write_json(path, {"target": target, "rate": rate, "steps": steps})
+        noiseless = read_json(path)
+        for arm, n_prompts in product(ARMS, BATCHES):
+            path = folder / f"{optimizer}-{arm.label}-{arm.group_size}-{n_prompts}.json"
+            if not path.exists():
+                slower = 1.0 + units[arm.label, arm.group_size] / n_prompts
+                rate = noiseless["rate"] / slower ** POWERS[optimizer]
+                most_steps = round(10.0 * noiseless["steps"] * slower) + 50
+                write_json(path, exact_arm(task, optimizer, arm, n_prompts, rate, target, most_steps))
+                print(path, flush=True)
+
+
+def exact_arm(
+    task: Task, optimizer: str, arm: Arm, n_prompts: int, rate: float, target: float, most_steps: int
+) -> dict[str, object]:
+    """Train an arm at theory's rate, and at the rate of the grid that takes the fewest steps in runs of their own."""
+    grid = np.array(FACTORS)
+    tried = train(task, optimizer, np.repeat(rate * grid, CHOOSING), target, most_steps, arm, n_prompts, seed=1)
+    # A run that does not arrive counts with all its steps.
+    tried = np.where(np.isnan(tried[:, 0]), most_steps, tried[:, 0]).reshape(len(grid), -1)
+    factor = float(grid[np.log(tried).mean(axis=1).argmin()])
+    rates = {"theory": rate, "tuned": rate * factor}
+    found = train(task, optimizer, np.repeat(list(rates.values()), REPORTED), target, most_steps, arm, n_prompts)
+    runs = dict(zip(rates, found.reshape(2, REPORTED, 2), strict=True))
+    about = {"optimizer": optimizer, "estimator": arm.label, "group_size": arm.group_size, "prompts": n_prompts}
+    results: dict[str, object] = {
+        kind: {"learning_rate": rates[kind], "steps": of_kind[:, 0].tolist(), "tokens": of_kind[:, 1].tolist()}
+        for kind, of_kind in runs.items()
+    }
+    return about | {"factor": factor, "most_steps": most_steps} | results
+
+
+def measured_batches(settings: Embedded, policy: Policy, arms: Sequence[Arm], seed: int) -> pd.DataFrame:
+    """Measure the critical batch of arms on new problems of one policy."""
+    problems = gs.load_prompts("embedded", n=settings.measured, rng=HELD_OUT_SEED + seed)
+    largest = max(arm.group_size for arm in arms)
+    rollouts = sampled(policy, problems, largest, HELD_OUT_SEED + seed, settings)
+    measured = gs.measure(policy, rollouts, sketch_dim=8192, progress=False)
+    frames = [
+        batch_size(measured, [arm.label], group_size=arm.group_size, prompts=16)
+        .to_frame()
+        .assign(reward=float(rollouts.rewards.mean()))
+        for arm in arms
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def embedded_part(folder: Path, settings: Embedded) -> None:
+    """Measure the critical batches at the start and train every arm of the embedded policy that has no result yet."""
+    torch.set_num_threads(1)
+    measured = folder / "embedded_critical_batch.csv"
+    if not measured.exists():
+        policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
+        write_csv(measured, measured_batches(settings, policy, EMBEDDED_ARMS, 1))
+    units = pd.read_csv(measured).set_index(["estimator", "group_size"])["critical_batch"]
+    for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
+        path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
+        if not path.exists():
+            rate = settings.rate / (1.0 + float(units.loc[(arm.label, arm.group_size)]) / n_prompts)
+            about = {"estimator": arm.label, "group_size": arm.group_size, "prompts": n_prompts, "seed": seed}
+            evaluations = train_embedded(settings, arm, n_prompts, rate, seed)
+            write_json(path, about | {"learning_rate": rate, "evaluations": evaluations})
+            print(path, flush=True)
+
+
+def units_of(measured: pd.DataFrame) -> pd.DataFrame:
+    """Return each arm's critical batch, the mean over the places along a run."""
+    return pd.DataFrame(measured.groupby(["estimator", "group_size"], sort=False)[list(UNITS)].mean())
+
+
+def median(values: Float[np.ndarray, " runs"], name: str) -> dict[str, float]:
+    """Return the median over runs with the interval of its order statistics; runs without a value count as infinite."""
+    ordered, n = np.sort(np.nan_to_num(values, nan=np.inf)), len(values)
+    below = int(binom.ppf((1.0 - CONFIDENCE_LEVEL) / 2.0, n, 0.5))
+    found = (float(np.median(ordered)), ordered[max(below - 1, 0)], ordered[min(n - below, n - 1)])
+    return dict(zip(with_ends(name), (one if np.isfinite(one) else np.nan for one in found), strict=True))
+
+
+def exact_steps(folder: Path, seed: int, units: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each trained arm of a task at each kind of rate: steps and tokens with their intervals."""
+    records = []
+    for optimizer, arm, n_prompts in product(OPTIMIZERS, ARMS, BATCHES):
+        path = folder / f"{optimizer}-{arm.label}-{arm.group_size}-{n_prompts}.json"
+        if not path.exists():
+            continue
+        trained, unit = read_json(path), float(units.loc[(arm.label, arm.group_size), "critical_batch"])
+        known = {"task": seed, "optimizer": optimizer, "estimator": arm.label, "group_size": arm.group_size}
+        known |= {"prompts": n_prompts}
+        for kind in KINDS:
+            runs = {name: np.array(trained[kind][name], dtype=float) for name in ("steps", "tokens")}
+            about = {"rate": kind, "learning_rate": trained[kind]["learning_rate"], "factor": trained["factor"]}
+            reached = int(np.isfinite(runs["steps"]).sum())
+            about |= {"runs": len(runs["steps"]), "reached": reached, "in_units": n_prompts / unit}
+            records.append(known | about | median(runs["steps"], "steps") | median(runs["tokens"], "tokens"))
+    return pd.DataFrame(records)
+
+
+def embedded_runs(folder: Path, settings: Embedded) -> pd.DataFrame:
+    """Return steps and tokens to the target of each run of the embedded policy, those that are missing included."""
+    rows = []
+    for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
+        path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
+        known = {"seed": seed, "prompts": n_prompts, "estimator": arm.label, "group_size": arm.group_size}
+        rows.append(known | {"finished": path.exists(), "learning_rate": np.nan, "steps": np.nan, "tokens": np.nan})
+        if path.exists():
+            trained = read_json(path)
+            steps, tokens = crossing(pd.DataFrame(trained["evaluations"]), settings.target)
+            rows[-1] |= {"learning_rate": trained["learning_rate"], "steps": steps, "tokens": tokens}
+    return pd.DataFrame(rows)
+
+
+def crossing(evaluations: pd.DataFrame, target: float) -> tuple[float, float]:
+    """Return steps and tokens at which the held-out reward first reaches a target, interpolated; NaN for never."""
+    at = np.flatnonzero(evaluations["held_out"] >= target)
+    if not len(at):
+        return np.nan, np.nan
+    if at[0] == 0:
+        return 0.0, 0.0
+    two = evaluations.iloc[at[0] - 1 : at[0] + 1]
+    steps, tokens = (float(np.interp(target, two["held_out"], two[name])) for name in ("steps", "tokens"))
+    return steps, tokens
+
+
+def spreads(steps: pd.DataFrame, units: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the curves of the estimators are from one curve, by the unit of the batch.
+
+    The curve is S_min (1 + κ u/B) with the unit u of each estimator, fitted to the logarithms of the steps; ``spread``
+    is the exponential of the root mean square residual and ``largest`` that of the largest: factors of the steps.
+    ``of_chance`` is the spread that the intervals of the steps account for.
+    """
+    records = []
+    for optimizer, kind in product(OPTIMIZERS, KINDS):
+        rows = steps.loc[(steps["optimizer"] == optimizer) & (steps["rate"] == kind) & steps["steps"].notna()]
+        if rows.empty:
+            continue
+        of_rows = units.loc[list(zip(rows["estimator"], rows["group_size"], strict=True))]
+        widths = np.log((rows["steps_high"] / rows["steps_low"]).to_numpy(dtype=float))
+        of_chance = np.exp(np.sqrt(np.mean((widths / (2.0 * ndtri(0.5 + CONFIDENCE_LEVEL / 2.0))) ** 2)))
+        together = np.full(len(rows), np.exp(np.log(units["critical_batch"]).mean()))
+        for unit, values in {"prompts": together, **{name: of_rows[name].to_numpy() for name in UNITS}}.items():
+            x, y = values / rows["prompts"].to_numpy(), np.log(rows["steps"].to_numpy())
+            (least, factor), residuals = common_curve(x, y)
+            known = {"optimizer": optimizer, "rate": kind, "unit": unit, "arms": len(rows)}
+            found = {"spread": np.exp(np.sqrt((residuals**2).mean())), "largest": np.exp(np.abs(residuals).max())}
+            fitted = {"least_steps": least, "factor_of_unit": factor}
+            records.append(known | found | {"of_chance": of_chance} | fitted)
+    return pd.DataFrame(records)
+
+
+def common_curve(
+    x: Float[np.ndarray, " n"], log_steps: Float[np.ndarray, " n"]
+) -> tuple[tuple[float, float], Float[np.ndarray, " n"]]:
+    """Fit log S = log S_min + log(1 + κ x); returns S_min and κ, and the residuals."""
+
+    def residuals(logs: Float[np.ndarray, " 2"]) -> Float[np.ndarray, " n"]:
+        return log_steps - logs[0] - np.log1p(np.exp(logs[1]) * x)
+
+    fitted = least_squares(residuals, [log_steps.min(), 0.0])
+    least, factor = np.exp(fitted.x)
+    return (float(least), float(factor)), residuals(fitted.x)
+
+
+def savings(steps: pd.DataFrame, units: pd.DataFrame) -> pd.DataFrame:
+    """Return steps and tokens of each arm over those of `rloo` with 4 completions, and the steps that are predicted.
+
+    They are geometric means over the batches of up to 16 prompts, at the rate of theory.
+    """
+    few = steps.loc[(steps["rate"] == KINDS[0]) & (steps["prompts"] <= FEW)]
+    records = []
+    for optimizer, rows in few.groupby("optimizer", sort=False):
+        of_arms = np.log(rows.set_index(["estimator", "group_size", "prompts"])[["steps", "tokens"]].sort_index())
+        for arm in ARMS:
+            if arm == REFERENCE:
+                continue
+            own, theirs = (of_arms.loc[(one.label, one.group_size)] for one in (arm, REFERENCE))
+            steps_over, tokens_over = np.exp((own - theirs).mean())
+            predicted = [
+                np.log1p(units.loc[(one.label, one.group_size), "critical_batch"] / own.index.to_numpy(dtype=float))
+                for one in (arm, REFERENCE)
+            ]
+            known = {"optimizer": optimizer, "estimator": arm.label, "group_size": arm.group_size}
+            ratios = {"observed": steps_over, "predicted": np.exp((predicted[0] - predicted[1]).mean())}
+            records.append(known | ratios | {"tokens": tokens_over})
+    return pd.DataFrame(records)
+
+
+def sentences(steps: pd.DataFrame, spread: pd.DataFrame, saved: pd.DataFrame) -> list[str]:
+    """Return what the tables of all tasks say, geometric means over tasks, as docs/training.md states it."""
+
+    def over_tasks(table: pd.DataFrame, name: str, **where: object) -> str:
+        rows = np.logical_and.reduce([table[column] == value for column, value in where.items()])
+        return f"{np.exp(np.log(table.loc[rows, name]).mean()):.2f}"
+
+    def row(title: str, name: str, unit: str, rate: str = KINDS[0]) -> str:
+        cells = [over_tasks(spread, name, rate=rate, unit=unit, optimizer=optimizer) for optimizer in OPTIMIZERS]
+        return f"| {' | '.join([title, *cells])} |"
+
+    def span(name: str, optimizer: str) -> str:
+        rows = (spread["optimizer"] == optimizer) & (spread["rate"] == KINDS[0]) & (spread["unit"] == UNITS[0])
+        return f"{spread.loc[rows, name].min():.2f} to {spread.loc[rows, name].max():.2f}"
+
+    exact, half, whole = (
+        over_tasks(spread, "spread", rate=KINDS[0], unit=unit, optimizer="adam") for unit in UNITS[1:]
+    )
+    found = [
+        row("batches in prompts", "spread", "prompts"),
+        row("in measured critical batches", "spread", UNITS[0]),
+        row("by chance", "of_chance", UNITS[0]),
+        row("tuned rates, in prompts", "spread", "prompts", KINDS[1]),
+        row("tuned rates, in critical batches", "spread", UNITS[0], KINDS[1]),
+        row("by chance", "of_chance", UNITS[0], KINDS[1]),
+        f"{exact} with the exact B\\*, {half} in P^{{1/2}}, {whole} in P",
+        f"κ from {span('factor_of_unit', 'sgd')} (SGD) and from {span('factor_of_unit', 'adam')} (Adam)",
+    ]
+    for arm in ARMS:
+        if arm != REFERENCE:
+            of_arm = {"estimator": arm.label, "group_size": arm.group_size}
+            seen = [over_tasks(saved, "observed", **of_arm, optimizer=optimizer) for optimizer in OPTIMIZERS]
+            cells = [f"`{arm.label}`, {arm.group_size}", *seen, over_tasks(saved, "predicted", **of_arm)]
+            found.append(f"| {' | '.join([*cells, over_tasks(saved, 'tokens', **of_arm, optimizer='sgd')])} |")
+    wide = steps.pivot_table("steps", ["task", "optimizer", "estimator", "group_size", "prompts"], "rate")
+    ratio = wide[KINDS[1]] / wide[KINDS[0]]
+    low, high = ratio.quantile(0.1), ratio.quantile(0.9)
+    return [*found, f"{ratio.median():.2f} times the steps ({low:.2f} to {high:.2f} in 80 % of {len(ratio)} arms)"]
+
+
+def draw_steps(steps: pd.DataFrame, spread: pd.DataFrame) -> None:
+    """Draw steps of the first task against prompts and against critical batches, a column for each optimizer.
+
+    Lines and intervals are of theory's rates, open marks of tuned ones; the dashed line is the fitted curve.
+    """
+    steps, spread = (frame.loc[frame["task"] == TASKS[0]] for frame in (steps, spread))
+    width = plt.rcParams["figure.figsize"][0]
+    _, axes = plt.subplots(2, len(OPTIMIZERS), figsize=(width, 4.4), sharey=True, sharex="row")
+    kinds = variants([arm.label for arm in ARMS])
+    for column, optimizer in enumerate(OPTIMIZERS):
+        for row, x in enumerate(("prompts", "in_units")):
+            ax = axes[row, column]
+            ax.set(xscale="log", yscale="log")
+            for arm, kind in zip(ARMS, kinds, strict=True):
+                of_arm = steps.loc[
+                    (steps["optimizer"] == optimizer)
+                    & (steps["estimator"] == arm.label)
+                    & (steps["group_size"] == arm.group_size)
+                ]
+                look = estimator_appearance(arm.label)
+                theory, tuned = (of_arm.loc[of_arm["rate"] == name] for name in KINDS)
+                label = arm.name if row == column == 0 else None
+                draw_series(ax, theory[x].to_numpy(), estimates_of(theory, "steps"), look, kind, label)
+                face = {"markerfacecolor": "none", "markeredgecolor": look.color}
+                ax.plot(tuned[x], tuned["steps"], linestyle="none", marker=look.marker, zorder=2, **face)
+            of_curve = (spread["optimizer"] == optimizer) & (spread["rate"] == KINDS[0]) & (spread["unit"] == UNITS[0])
+            for fit in spread.loc[of_curve].to_dict("records") if x == "in_units" else ():
+                left, right = ax.get_xlim()
+                at = np.geomspace(left, right, 100)
+                curve = fit["least_steps"] * (1.0 + fit["factor_of_unit"] / at)
+                ax.plot(at, curve, color=muted(), linestyle=(0, (4, 2)), linewidth=stroke(0.8), zorder=1)
+            plain_ticks(ax, logarithmic=True, most=4)
+            plain_ticks(ax, logarithmic=True, most=4, vertical=True)
+            ax.set_xlabel("prompts per batch" if x == "prompts" else "batch in measured critical batches")
+        axes[0, column].set_title({"sgd": "SGD", "adam": "Adam"}[optimizer])
+    for ax in axes[:, 0]:
+        ax.set_ylabel("steps to the target")
+    legend_below(axes[0, 0])
+
+
+def draw_along(measured: pd.DataFrame) -> None:
+    """Draw critical batch and alignment along a run of the first task, measured with intervals and as they are."""
+    measured = measured.loc[measured["task"] == TASKS[0]]
+    width = plt.rcParams["figure.figsize"][0]
+    _, axes = plt.subplots(1, 2, figsize=(width, 2.2))
+    exact = measured.assign(alignment_exact=1.0 / (1.0 + measured["exact"] / SHOWN_BATCH))
+    kinds = variants([arm.label for arm in ARMS])
+    for ax, name, line in ((axes[0], "critical_batch", "exact"), (axes[1], "alignment", "alignment_exact")):
+        for number, (arm, kind) in enumerate(zip(ARMS, kinds, strict=True)):
+            rows = exact.loc[(exact["estimator"] == arm.label) & (exact["group_size"] == arm.group_size)]
+            look = estimator_appearance(arm.label)
+            at = rows["reward"].to_numpy() + 0.003 * (number - (len(ARMS) - 1) / 2.0)
+            label = arm.name if name == "alignment" else None
+            ax.plot(at, rows[line], color=look.color, linestyle=kind.linestyle, linewidth=stroke(1.0))
+            estimates = estimates_of(rows, name)
+            face = {"markerfacecoloralt": ax.get_facecolor(), "fillstyle": kind.fillstyle, **edge()}
+            ax.plot(at, estimates[:, 0], linestyle="none", marker=look.marker, color=look.color, label=label, **face)
+            draw_intervals(ax, at, estimates[:, 0], estimates[:, 1], estimates[:, 2], look.color)
+        ax.set_xlabel("expected reward along the run")
+    axes[0].set(yscale="log", ylabel="critical batch in prompts")
+    plain_ticks(axes[0], logarithmic=True, vertical=True)
+    axes[1].set(ylim=(0.0, None), ylabel=f"alignment of {SHOWN_BATCH} prompts")
+    legend_below(axes[1])
+
+
+def main(runs: Path = Path("runs/batch_sizes"), out: Path = Path("figures/batch_size_training")) -> None:
+    """Train what is missing, and write tables and figures.
+
+    Args:
+        runs: folder of the results of each arm; the same command resumes there.
+        out: folder of tables and figures.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    for seed in TASKS:
+        exact_part(runs / f"task-{seed}", seed)
+    embedded_part(runs, Embedded())
+    write_results(runs, out)
+
+
+def write_results(runs: Path, out: Path) -> None:
+    """Write tables and figures of the arms that are complete."""
+    out.mkdir(parents=True, exist_ok=True)
+    of_tasks = [
+        folder for folder in (runs / f"task-{seed}" for seed in TASKS) if (folder / "critical_batch.csv").exists()
+    ]
+    measured, steps, spread, saved, noiseless = [], [], [], [], {}
+    for folder in of_tasks:
+        seed = int(folder.name.removeprefix("task-"))
+        measured.append(pd.read_csv(folder / "critical_batch.csv").assign(task=seed))
+        units = units_of(measured[-1])
+        steps.append(exact_steps(folder, seed, units))
+        spread.append(spreads(steps[-1], units).assign(task=seed))
+        saved.append(savings(steps[-1], units).assign(task=seed))
+        noiseless[folder.name] = {path.stem: read_json(path) for path in sorted(folder.glob("noiseless-*.json"))}
+    tables = [pd.concat(frames, ignore_index=True) for frames in (measured, steps, spread, saved)]
+    for name, table in zip(("spread", "savings"), tables[2:], strict=True):
+        write_csv(out / f"{name}.csv", table)
+    print("\n".join(sentences(*tables[1:])))
+    pictures = {"steps": (draw_steps, (tables[1], tables[2])), "along": (draw_along, (tables[0],))}
+    settings = Embedded()
+    if any(runs.glob("embedded-*.json")):
+        write_csv(out / "embedded_runs.csv", embedded_runs(runs, settings))
+        write_csv(out / "embedded_critical_batch.csv", pd.read_csv(runs / "embedded_critical_batch.csv"))
+    with mpl.rc_context(style("iclr")):  # pyright: ignore[reportArgumentType]
+        for name, (draw, tables) in pictures.items():
+            draw(*tables)
+            save_figure(plt.gcf(), out / name, source=tables[0], overwrite=True)
+            plt.close("all")
+    about = {"script": Path(__file__).name, "noiseless": noiseless, "embedded": asdict(settings)}
+    write_json(out / "manifest.json", about | environment())
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

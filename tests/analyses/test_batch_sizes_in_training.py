@@ -1,0 +1,231 @@
+"""The experiment on batch sizes in training: exact policies against the reference, its fits and what it resumes."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+import gradstats as gs
+from gradstats import estimators as est
+from gradstats.system.files import read_json, write_json
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "figures" / "batch_size_training"
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(ROOT / "experiments"))
+    import batch_sizes_in_training
+
+    sys.path.remove(str(ROOT / "experiments"))
+    return batch_sizes_in_training
+
+
+@pytest.fixture(scope="module")
+def task(script):
+    return script.Task(seed=5, n_prompts=3)
+
+
+@pytest.fixture(scope="module")
+def theta(task):
+    return np.random.default_rng(0).normal(scale=2.0, size=(2, task.dimension))
+
+
+def test_reward_gradient_and_values_are_those_of_the_reference(task, theta):
+    log_pi = task.log_pi(theta)
+    probabilities = task.probabilities(log_pi)
+    for run in range(2):
+        policy = task.enumerated(theta[run])
+        assert_allclose(task.expected_reward(log_pi)[run], policy.probabilities @ policy.rewards)
+        assert_allclose(task.true_gradient(log_pi)[run], policy.gradient, atol=1e-12)
+        row = {
+            (prompt, tokens): at
+            for at, (prompt, tokens) in enumerate(zip(policy.prompts, policy.trajectories, strict=True))
+        }
+        for prompt in range(3):
+            at = [row[prompt, sequence] for sequence in task.sequences]
+            assert_allclose(probabilities[run, prompt], 3 * policy.probabilities[at])
+            assert_allclose(task.values(probabilities)[run, prompt], policy.values[at])
+
+
+@pytest.mark.parametrize("label", ["reinforce", "rloo", "gae"])
+def test_drawn_groups_have_the_moments_of_the_reference(script, task, theta, label):
+    arm, n = script.Arm(label, 2), 20_000
+    log_pi = task.log_pi(theta[:1])
+    many = np.repeat(log_pi, n, axis=0)
+    groups = task.draw(many, arm, 1, np.random.default_rng(1))
+    gradients = groups.gradient(task, many)
+    exact = task.enumerated(theta[0]).moments(est.get(label), 2)
+    error = np.sqrt(exact.trace_cov / n)
+    assert np.linalg.norm(gradients.mean(axis=0) - exact.true_gradient) < 3 * error
+    assert gradients.var(axis=0).sum() == pytest.approx(exact.trace_cov, rel=0.05)
+    assert groups.n_tokens(task).mean() == pytest.approx(
+        2 * (task.probabilities(log_pi)[0].mean(axis=0) @ task.lengths), rel=0.02
+    )
+    # A batch is the mean of its groups.
+    four = task.draw(many[:5000], arm, 4, np.random.default_rng(2)).gradient(task, many[:5000])
+    assert four.var(axis=0).sum() == pytest.approx(exact.trace_cov / 4, rel=0.08)
+
+
+@pytest.mark.parametrize(("name", "of_torch"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
+def test_optimizers_are_those_of_torch_with_a_rate_for_each_run(script, name, of_torch):
+    rates, gradients = np.array([0.1, 0.3]), np.random.default_rng(0).normal(size=(4, 2, 3))
+    ours = script.Optimizer(name, rates, 3)
+    for gradient in gradients:
+        ours.step(gradient)
+    for run, rate in enumerate(rates):
+        parameter = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+        options = {"betas": script.Optimizer.betas, "eps": script.Optimizer.eps} if name == "adam" else {}
+        theirs = of_torch([parameter], lr=rate, **options)
+        for gradient in gradients:
+            parameter.grad = -torch.from_numpy(gradient[run])
+            theirs.step()
+        assert_allclose(ours.theta[run], parameter.detach().numpy())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_runs_end_at_the_target_and_do_not_disturb_one_another(script, task, optimizer):
+    rates, target = np.array([0.2, 2.0, 0.9]), script.target_of(task)
+    together = script.train(task, optimizer, rates, target, 3000)[:, 0]
+    alone = [script.train(task, optimizer, rates[at : at + 1], target, 3000)[0, 0] for at in range(3)]
+    assert_allclose(together, alone)
+    assert together[0] > together[2] > together[1]
+    # The rewards before and after the crossing enclose the target.
+    moving = script.Optimizer(optimizer, rates[:1], task.dimension)
+    rewards = []
+    for _ in range(int(together[0]) + 2):
+        rewards.append(task.expected_reward(task.log_pi(moving.theta))[0])
+        moving.step(task.true_gradient(task.log_pi(moving.theta)))
+    before, after = rewards[-2:]
+    assert before < target <= after
+    assert together[0] % 1.0 == pytest.approx((target - before) / (after - before))
+    assert np.isnan(script.train(task, optimizer, rates, target, 1)[0]).all()
+
+
+def test_tokens_are_those_of_the_steps(script, task):
+    arm = script.Arm("rloo", 2)
+    steps, tokens = script.train(task, "sgd", np.full(40, 1.0), script.target_of(task), 3000, arm, 4).T
+    per_step = tokens / steps
+    assert np.all((per_step > 4 * 2 * 1.0) & (per_step < 4 * 2 * 3.0))
+    assert per_step.std() > 0
+
+
+def test_the_common_curve_is_found_and_the_right_unit_has_no_spread(script):
+    units = pd.DataFrame({name: [10.0, 40.0] for name in script.UNITS})
+    units["exact_adam"] = [30.0, 30.0]
+    units.index = pd.MultiIndex.from_tuples([("a", 4), ("b", 4)])
+    rows = [
+        {"optimizer": "sgd", "rate": "tuned", "estimator": label, "group_size": 4, "prompts": n,
+         "steps": 3.0 * (1.0 + 0.5 * units.loc[(label, 4), "critical_batch"] / n)}
+        for label in "ab" for n in (2, 8, 32)
+    ]  # fmt: skip
+    rows = [row | {"steps_low": row["steps"] / 1.1**1.96, "steps_high": row["steps"] * 1.1**1.96} for row in rows]
+    found = script.spreads(pd.DataFrame(rows), units).set_index("unit")
+    assert_allclose(found.loc["critical_batch", ["spread", "largest"]].astype(float), 1.0, atol=1e-4)
+    assert_allclose(found.loc["critical_batch", ["least_steps", "factor_of_unit"]].astype(float), [3.0, 0.5], rtol=1e-4)
+    assert found.loc["prompts", "spread"] > 1.4
+    assert_allclose(found["of_chance"], 1.1, rtol=1e-4)
+    assert_allclose(found.loc["prompts", "spread"], found.loc["exact_adam", "spread"])
+
+
+def test_medians_count_what_does_not_arrive(script):
+    values = np.array([*range(1, 60), np.nan])
+    # Of 60 order statistics the 22nd and the 39th: 21 or fewer heads in 60 throws have a probability below 0.025.
+    assert script.median(values, "steps") == {"steps": 30.5, "steps_low": 22.0, "steps_high": 39.0}
+    assert np.isnan(script.median(np.array([1.0, np.nan, np.nan]), "steps")["steps"])
+
+
+def test_the_crossing_of_held_out_rewards_is_interpolated(script):
+    frame = pd.DataFrame({"steps": [0, 4, 8], "tokens": [0, 100, 300], "held_out": [0.4, 0.5, 0.7]})
+    assert script.crossing(frame, 0.6) == pytest.approx((6.0, 200.0))
+    assert np.isnan(script.crossing(frame, 0.8)).all()
+    assert script.crossing(frame, 0.3) == (0.0, 0.0)
+
+
+@pytest.fixture
+def prepared(script, tmp_path, monkeypatch):
+    """A folder with critical batches and noiseless rates, and an experiment of one arm."""
+    monkeypatch.setattr(script, "ARMS", script.ARMS[1:2])
+    known = {"estimator": "rloo", "group_size": 4, **dict.fromkeys(script.UNITS, 30.0)}
+    pd.DataFrame([known, known | {"critical_batch": 50.0}]).to_csv(tmp_path / "critical_batch.csv")
+    for optimizer in script.OPTIMIZERS:
+        write_json(tmp_path / f"noiseless-{optimizer}.json", {"rate": 6.0, "steps": 3.0})
+    return tmp_path
+
+
+def test_runs_of_the_embedded_policy_that_are_missing_are_listed(script, tmp_path):
+    settings = script.Embedded()
+    evaluations = [
+        {"steps": 0, "tokens": 0, "held_out": settings.target - 0.1},
+        {"steps": 4, "tokens": 100, "held_out": settings.target + 0.1},
+    ]
+    write_json(tmp_path / "embedded-rloo-8-64-1.json", {"learning_rate": 0.3, "evaluations": evaluations})
+    found = script.embedded_runs(tmp_path, settings)
+    assert len(found) == 18
+    finished = found.loc[found["finished"]]
+    assert finished[["seed", "prompts", "group_size"]].to_numpy().tolist() == [[1, 64, 8]]
+    assert finished[["learning_rate", "steps", "tokens"]].to_numpy().tolist() == [pytest.approx([0.3, 2.0, 50.0])]
+    assert found.loc[~found["finished"], "steps"].isna().all()
+
+
+def test_finished_arms_are_not_trained_again(script, prepared, monkeypatch):
+    monkeypatch.setattr(script, "BATCHES", (64, 256))
+    monkeypatch.setattr(script, "CHOOSING", 2)
+    monkeypatch.setattr(script, "REPORTED", 4)
+    trained, train_arm = [], script.exact_arm
+
+    def fail_at_the_second(task, optimizer, arm, n_prompts, *rest):
+        if len(trained) == 1:
+            raise KeyboardInterrupt
+        trained.append((optimizer, n_prompts))
+        return train_arm(task, optimizer, arm, n_prompts, *rest)
+
+    monkeypatch.setattr(script, "exact_arm", fail_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        script.exact_part(prepared, 1)
+    first = read_json(prepared / "sgd-rloo-4-64.json")
+    assert trained == [("sgd", 64)]
+    assert len(first["theory"]["steps"]) == 4
+    assert first["tuned"]["learning_rate"] == pytest.approx(first["factor"] * first["theory"]["learning_rate"])
+    monkeypatch.setattr(script, "exact_arm", lambda *given: trained.append(given[1:4:2]) or {})
+    script.exact_part(prepared, 1)
+    assert trained[1:] == [("sgd", 256), ("adam", 64), ("adam", 256)]
+
+
+def test_the_rate_follows_theory(script, prepared, monkeypatch):
+    rates = {}
+    monkeypatch.setattr(script, "exact_arm", lambda *given: rates.update({given[1:4:2]: given[4]}) or {})
+    script.exact_part(prepared, 1)
+    # The unit is the mean of 30 and 50 prompts.
+    assert rates["sgd", 8] == pytest.approx(6.0 / (1.0 + 40.0 / 8.0))
+    assert rates["adam", 8] == pytest.approx(6.0 / (1.0 + 40.0 / 8.0) ** 0.5)
+
+
+def test_a_step_of_the_embedded_policy_is_along_the_estimators_gradient(script):
+    settings, arm = script.Embedded(max_new_tokens=12), script.Arm("reinforce", 2)
+    policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
+    rollouts = script.sampled(policy, gs.load_prompts("embedded", n=2), 2, 0, settings)
+    rollouts.frame["reward"] = [1.0, 0.0, 0.5, 0.0]
+    model, total = policy.model, 0.0
+    for reward, prompt, completion in zip(
+        [1.0, 0.0, 0.5, 0.0], rollouts.frame["prompt_tokens"], rollouts.frame["completion_tokens"], strict=True
+    ):
+        ids = torch.tensor([[*prompt, *completion]])
+        log_pi = model(ids).logits.log_softmax(dim=-1)[0, len(prompt) - 1 : -1]
+        total = total + reward / 4.0 * log_pi.gather(1, ids[0, len(prompt) :, None]).sum()
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    expected = [one + 0.1 * part for one, part in zip(parameters, torch.autograd.grad(total, parameters), strict=True)]
+    script.descend(policy, rollouts, arm, 0.1)
+    for found, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_page_states_what_the_committed_tables_say(script):
+    tables = [pd.read_csv(COMMITTED / f"{name}.csv") for name in ("steps", "spread", "savings")]
+    page = " ".join((ROOT / "docs" / "training.md").read_text("utf-8").split())
+    assert [sentence for sentence in script.sentences(*tables) if sentence not in page] == []
