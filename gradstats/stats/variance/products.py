@@ -293,7 +293,9 @@ class Multiples(Generic[Found]):
         fits: Callable[[Found], bool] = lambda known: True,
     ) -> tuple[Found, float]:
         """Return what belongs to the weights divided by their largest one, and that one."""
-        largest = float(weights[np.argmax(np.abs(weights))]) or 1.0
+        # The first of those that are largest up to rounding, whose signs may differ.
+        sizes = np.abs(weights)
+        largest = float(weights[np.argmax(sizes >= (1.0 - _NEARLY) * sizes.max())]) or 1.0
         unit = weights / largest
         mark = float(unit @ np.cos(np.arange(len(unit))))
         for known, other, other_mark in zip(self.found, self._units, self._marks, strict=True):
