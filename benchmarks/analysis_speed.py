@@ -39,8 +39,7 @@ def _asked() -> dict[str, Callable[[Measurement], pd.DataFrame]]:
     from gradstats import analyses
     from gradstats.analyses.length_bins import variances_by_length
 
-    return {
-        "nothing, read alone": lambda measured: pd.DataFrame(),
+    asked: dict[str, Callable[[Measurement], pd.DataFrame]] = {
         "compare, 7 estimators": lambda measured: gs.compare(measured, SEVEN).to_frame(),
         "group sizes 2, 4, 8, 7 estimators": lambda measured: analyses.variance_by_group_size(
             measured, SEVEN, [2, 4, 8]
@@ -52,6 +51,12 @@ def _asked() -> dict[str, Callable[[Measurement], pd.DataFrame]]:
         "by success, 2 estimators": lambda measured: gs.variance_by_success(measured, FOUR[:2]).to_frame(),
         "batch size, 7 estimators": lambda measured: analyses.batch_size(measured, SEVEN).to_frame(),
     }
+
+    def all_of_them(measured: Measurement) -> pd.DataFrame:
+        kept = measured.keeping_derived()
+        return pd.concat([one(kept) for one in asked.values()])
+
+    return {"nothing, read alone": lambda measured: pd.DataFrame(), **asked, "all of these, as in a run": all_of_them}
 
 
 def write_measurement(folder: Path, n_prompts: int, dimension: int) -> None:

@@ -158,8 +158,8 @@ class Statistic:
 
     def _mapped(self, value: float, replicates: np.ndarray, slope: float) -> Statistic:
         """Return a function of the statistic, whose derivative is ``slope``."""
-        sketch, dealt = (None if part is None else part * slope for part in (self.sketch, self.dealt))
-        return Statistic(value, replicates, sketch, dealt)
+        sketch = None if self.sketch is None else self.sketch * slope
+        return Statistic(value, replicates, sketch, None if self.dealt is None else self.dealt * slope)
 
     def without_bias(self, from_deals: float = 0.0) -> Statistic:
         r"""Return the statistic less the jackknife's estimate of its bias, :math:`(M-1)(\bar θ_{(·)} - θ)`.
@@ -231,7 +231,8 @@ class Statistic:
         """Return the statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
         sketch = None
         if self.sketch is not None and other.sketch is not None:
-            sketch = slope * self.sketch + other_slope * other.sketch
+            # Both are slopes, or both are combinations of forms: errors of one kind belong to one sketch.
+            sketch = slope * self.sketch + other_slope * other.sketch  # pyright: ignore[reportOperatorIssue]
         dealt = [part * by for part, by in ((self.dealt, slope), (other.dealt, other_slope)) if part is not None]
         return Statistic(value, replicates, sketch, sum(dealt[1:], dealt[0]) if dealt else None)
 

@@ -382,7 +382,7 @@ class Forms:
         for at, (_, traces) in enumerate(self._pending):
             slopes[at] = -traces[:, None, None] * directions
         product = np.empty((n_forms * n_directions, dim), dtype=dtype)
-        for forms, rows in _rows_alike(coefficients.any(axis=2)):
+        for forms, rows in _rows_alike(np.any(coefficients != 0, axis=2)):
             for fold, block, x in products.blocks(dtype, rows, MANY_BYTES):
                 stacked = coefficients[np.ix_(forms, block)].transpose(0, 2, 1).reshape(-1, len(block))
                 of_forms = np.matmul(stacked, x, out=product[: len(stacked)]).reshape(len(forms), n_directions, dim)
