@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -133,9 +133,14 @@ class PromptMoments:
 
     sums: Float[np.ndarray, "m d"] | WeightedSums  # the ḡ_m, or their products where these are large
     second_moment: Statistic
-    signal: Statistic
     within: Statistic | None  # None when no prompt has two groups
     signs: Float[np.ndarray, " features"] | None = None  # of inner products, of d or more; None where all are positive
+    sketch_error: SketchError | None = field(default=None, repr=False)  # None where inner products are exact
+
+    @cached_property
+    def signal(self) -> Statistic:
+        """‖E g‖² without bias."""
+        return cross_signal(self, self, self.sketch_error)
 
     @property
     def means(self) -> Float[np.ndarray, "m d"]:
@@ -149,9 +154,8 @@ class PromptMoments:
     def scaled(self, factor: float) -> PromptMoments:
         """Return the moments of a multiple, of products of large scores."""
         assert isinstance(self.sums, WeightedSums)
-        second, signal = (one.scaled(factor**2) for one in (self.second_moment, self.signal))
         within = None if self.within is None else self.within.scaled(factor**2)
-        return PromptMoments(self.sums.scaled(factor), second, signal, within, self.signs)
+        return PromptMoments(self.sums.scaled(factor), self.second_moment.scaled(factor**2), within, self.signs)
 
     @property
     def trace_cov(self) -> Statistic:
@@ -218,9 +222,9 @@ def prompt_moments(
     return PromptMoments(
         sums=means,
         second_moment=mean_statistic(mean_squares, slope),
-        signal=_mean_cross(means, means, signs, sketch_error),
         within=within,
         signs=signs,
+        sketch_error=sketch_error,
     )
 
 
@@ -269,7 +273,6 @@ def _from_products(scores: PooledProducts, groups: Groups, given: Float[np.ndarr
     return PromptMoments(
         sums=sums,
         second_moment=mean_statistic(mean_squares, slope),
-        signal=products.cross(sums, sums),
         within=_within_prompt(deviations_sq, surplus, groups, slope_within) if several else None,
     )
 
