@@ -1,6 +1,7 @@
 """Processor seconds and peak memory of the analyses of a large measurement, one thread, one process each.
 
-Writes figures/statistics/analysis_speed.csv: every question that a run asks of 2,000 prompts × 8 completions. The
+Writes figures/statistics/analysis_speed.csv: every question that a run asks of 2,000 prompts × 8 completions, with
+scores multiplied in blocks; and of a smaller measurement, in turns, in blocks and as vectors of all completions. The
 measurement is random: success rates differ between prompts, lengths are lognormal, and scores grow with the square root
 of the length about a common direction of right answers. ``peak_mib`` includes the interpreter and its libraries
 and the sketches (``sketches_mib``).
@@ -18,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,8 @@ TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "analysis_speed.c
 FOUR = ("rloo", "grpo", "dr_grpo", "length_weighted(alpha=0.8, loo=True)")
 SEVEN = ("reinforce", "constant(b=0.5)", "group_mean", *FOUR)
 PER_PROMPT = 8
+SMALL = (500, 2048)
+Way = Literal["blocks", "vectors"]
 
 
 def _asked() -> dict[str, Callable[[Measurement], pd.DataFrame]]:
@@ -81,12 +84,14 @@ def write_measurement(folder: Path, n_prompts: int, dimension: int) -> None:
     Measurement(rollouts, pd.DataFrame({"whole": squares}), sketches, *[per_token] * 4).save(folder)
 
 
-def measure(case: str, folder: Path, frames: Path | None) -> dict[str, Any]:
+def measure(case: str, folder: Path, way: Way, frames: Path | None) -> dict[str, Any]:
     """Processor seconds and peak memory of one case."""
     import resource
 
     from gradstats.measurement.measurement import read_measurement
+    from gradstats.stats.variance import products
 
+    products.FEWEST_NUMBERS = 0 if way == "blocks" else 2**62
     asked = _asked()[case]
     measured = read_measurement(folder)
     assert measured.sketches is not None
@@ -100,6 +105,7 @@ def measure(case: str, folder: Path, frames: Path | None) -> dict[str, Any]:
         frame.to_pickle(frames / f"{case.replace(' ', '_')}.pkl")
     return {
         "case": case,
+        "scores": way,
         "n_prompts": len(measured) // PER_PROMPT,
         "dimension": measured.sketches.shape[1],
         "cpu_seconds": seconds,
@@ -124,6 +130,7 @@ def main(
     frames: Path | None = None,
     only: str = "",
     case: str | None = None,
+    way: Way = "blocks",
     table: Path = TABLE,
 ) -> None:
     """Run every case in a process of its own and write the table.
@@ -135,28 +142,30 @@ def main(
         frames: where the frames of the cases are kept, to compare two versions.
         only: cases whose name begins so.
         case: one case, measured in this process and printed as JSON.
+        way: how its scores are multiplied.
         table: the file that is written.
     """
     from gradstats.system.files import atomic_path
 
     if case is not None:
         assert folder is not None
-        print(json.dumps(measure(case, folder, frames)))
+        print(json.dumps(measure(case, folder, way, frames)))
         return
     with tempfile.TemporaryDirectory() as temporary:
-        place = folder or Path(temporary) / "measurement"
-        if not place.exists():
-            write_measurement(place, n_prompts, dimension)
+        large, small = folder or Path(temporary) / "large", Path(temporary) / "small"
+        write_measurement(small, *SMALL)
+        if not large.exists():
+            write_measurement(large, n_prompts, dimension)
+        ways: tuple[tuple[Path, Way], ...] = ((small, "vectors"), (small, "blocks"), (large, "blocks"))
         rows = []
-        for name in _asked():
-            if not name.startswith(only):
-                continue
-            command = [sys.executable, __file__, "--case", name, "--folder", str(place)]
-            command += [] if frames is None else ["--frames", str(frames)]
-            one_thread = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread)
-            rows.append(json.loads(done.stdout))
-            print(rows[-1], flush=True)
+        for name in (one for one in _asked() if one.startswith(only)):
+            for place, chosen in ways:
+                command = [sys.executable, __file__, "--case", name, "--folder", str(place), "--way", chosen]
+                command += [] if frames is None else ["--frames", str(frames / f"{place.name}_{chosen}")]
+                one_thread = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+                done = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread)
+                rows.append(json.loads(done.stdout))
+                print(rows[-1], flush=True)
     with atomic_path(table) as partial:
         pd.DataFrame(rows).round(2).to_csv(partial, index=False, lineterminator="\n")
 
