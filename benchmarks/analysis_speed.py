@@ -81,7 +81,8 @@ def write_measurement(folder: Path, n_prompts: int, dimension: int) -> None:
     prompts = [f"p{number // PER_PROMPT}" for number in range(n)]
     rollouts = Rollouts.from_sequences([[1]] * n, tokens, rewards, prompts)
     per_token = [np.zeros(length, dtype=np.float32) for length in lengths]
-    Measurement(rollouts, pd.DataFrame({"whole": squares}), sketches, *[per_token] * 4).save(folder)
+    norms = pd.DataFrame({"whole": squares})
+    Measurement(rollouts, norms, sketches, per_token, per_token, per_token, per_token).save(folder)
 
 
 def measure(case: str, folder: Path, way: Way, frames: Path | None) -> dict[str, Any]:
