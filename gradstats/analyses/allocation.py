@@ -213,6 +213,8 @@ def allocate(
     pools = pools_by_size(inputs, judged, inputs.batch.group_sizes >= most, np.random.default_rng(rng))
     measured_sizes = sorted({*(size for size in sizes if size <= most), 2, max(most // 2, 2), most})
     by_size = {size: pools.pool(size) for size in measured_sizes}
+    for pool in by_size.values():
+        pool.expect([*prepared, families.get("rloo")])
     mean_length = float(inputs.batch.lengths[pools.order].mean())
     reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
     judge = target_of(by_size[most], judged).moments
@@ -223,8 +225,8 @@ def allocate(
             f"fewer than {FEW_PROMPTS} prompts: where the variance between prompts is small, its interval may end too "
             "low; measure more prompts, see docs/statistics.md"
         )
-    for one, label in zip(prepared, (one.label for one in chosen), strict=True):
-        found = {size: _parts(by_size[size], one, pools, notes) for size in measured_sizes}
+    found_of_each = [{size: _parts(by_size[size], one, pools, notes) for size in measured_sizes} for one in prepared]
+    for one, label, found in zip(prepared, (one.label for one in chosen), found_of_each, strict=True):
         for size, parts in _at_sizes(found, sizes, most):
             noise = parts.total.scaled(size * mean_length / tokens)
             relative = studentised_ratio(parts.total.scaled(float(size)), reference)

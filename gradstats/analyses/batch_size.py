@@ -48,6 +48,7 @@ from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.estimates import KeptShare
 from gradstats.stats.variance.inputs import TargetChoice, target_of
 from gradstats.stats.variance.moments import (
+    MOST_PAIRED_PROMPTS,
     SignalComponents,
     shuffled_prompts,
     signal_components,
@@ -282,9 +283,10 @@ def batch_size(
         beside, goal = pool.local(base), target_of(pool, judged)
         if np.array_equal(goal.weights, beside.weights):
             goal = beside
-        found = [pool.row(one, base, beside, goal) for one in chosen]
-        of_base = pool.row(base, base, beside, goal)
-    parts = None if goal.moments is None else signal_components(goal.moments.means, goal.moments.signs)
+        *found, of_base = pool.rows([*chosen, base], base, beside, [goal] * (len(chosen) + 1))
+    parts = None
+    if goal.moments is not None:
+        parts = signal_components(goal.moments.first_means(MOST_PAIRED_PROMPTS), goal.moments.signs)
     needed = math.nan if goal.moments is None or parts is None else _prompts_to_resolve(goal.moments.signal, parts)
     rows = [
         _row(label, one, row, of_base, parts, pool, n_groups, mean_size, per_prompt, needed)

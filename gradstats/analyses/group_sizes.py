@@ -242,8 +242,10 @@ def equivalent_group_sizes(
                 stacklevel=2,
             )
     rloo = families.get("rloo")
-    grouped = pools.pool(group_size)
-    pairs = _within(moments_of(pools.pool(2), rloo), 2)
+    grouped, in_pairs = pools.pool(group_size), pools.pool(2)
+    grouped.expect([*chosen, rloo])
+    in_pairs.expect([rloo])
+    pairs = _within(moments_of(in_pairs, rloo), 2)
     of_rloo = moments_of(grouped, rloo)
     larger = _within(of_rloo, group_size)
     # From 2 w(2) = v_1 + v_2 and N w(N) = v_1 + v_2/(N−1): v_2 = (2 w(2) − N w(N))·(N−1)/(N−2).

@@ -302,6 +302,7 @@ def variances_by_length(
     pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged)
     bins = equal_count_bins(inputs.batch.lengths, n_bins)
     counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
+    pool.expect(prepared, inside_bins(pool.batch.lengths, bins), [target_of(pool, judged)])
     return LengthBinsOfSeveral(
         tuple(
             _split(inputs, pool, one, whole, bins, counts, judged) for one, whole in zip(chosen, prepared, strict=True)
@@ -326,7 +327,7 @@ def _split(
         silent = f"{why_silent(pool)}, so {chosen.label} gives every completion weight 0 and its rows are NaN"
     comparison = replace(
         comparison,
-        rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED) for row in comparison.rows),
+        rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED, signal_parts=None) for row in comparison.rows),
         notes=tuple(filter(None, [silent, judged.missing, judged.remark])),
         differences=(pairwise_differences([None] * len(parts)),),
     )

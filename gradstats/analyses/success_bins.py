@@ -251,6 +251,7 @@ def variance_by_success(
     first = groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]
     ends, inside = binned(rates[first], 4 if bins is None else bins)
     judge = target_of(pool, judged)
+    pool.expect(prepared, [one[groups.prompt[groups.group]] for one in inside], [judge])
     sizes, spread = groups.sizes, _with_spread(pool)
     silent = None
     if judged.missing is None and judge.moments is None:
@@ -350,7 +351,7 @@ def _scales(
     if multiple is not None and multiple_of(whole.weights, judge.weights) is None:
         # The groups of this bin happen to be alike, say with one right answer each: the data show no spread.
         return replace(scale, contrast_variance=np.nan), None
-    no_error = None if signal.sketch is None else np.zeros_like(signal.sketch)  # counts are not sketched
+    no_error = None if signal.sketch is None else signal.sketch * 0.0  # counts are not sketched
     return scale, fieller_ratio(along, mean_statistic(kept[inside], no_error) * signal)
 
 

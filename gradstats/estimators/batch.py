@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
@@ -404,7 +405,7 @@ class Batch:
             return need.removeprefix(COLUMN) in self.columns
         if need == "values" and self.fitted_values is not None:
             return True
-        return getattr(self, need) is not None
+        return self.__dict__.get(need, need) is not None  # token fields of a selection may not be there yet
 
     def require(self, needs: Iterable[str], name: object) -> None:
         """Raise unless every field that an estimator needs is present.
@@ -434,10 +435,11 @@ class Batch:
             ValueError: when no completion is picked.
         """
         # Checked fields are not checked again: comparisons draw thousands of batches from one.
+        # Token fields, which may be large, are selected when they are asked for.
         chosen: dict[str, np.ndarray | None] = {
             entry.name: None if (value := getattr(self, entry.name)) is None else value[keep]
             for entry in fields(self)
-            if entry.init and entry.name != "columns"
+            if entry.init and entry.name != "columns" and entry.name not in BATCH_TOKEN_FIELDS
         }
         if not self.rewards[keep].size:
             raise ValueError("keep picks no completion: a batch needs at least one")
@@ -447,7 +449,29 @@ class Batch:
         for name, value in chosen.items():
             object.__setattr__(selected, name, value)
         object.__setattr__(selected, "columns", {name: value[keep] for name, value in self.columns.items()})
+        for name in BATCH_TOKEN_FIELDS:
+            if self.__dict__.get(name, name) is None:
+                object.__setattr__(selected, name, None)
+        object.__setattr__(selected, "_selected_from", (self, keep))
         return selected
+
+    def __getattr__(self, name: str) -> np.ndarray | None:
+        """Return a token field of selected completions, which is kept from then on."""
+        if name not in BATCH_TOKEN_FIELDS or "_selected_from" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        whole, keep = self.__dict__["_selected_from"]
+        of_all = getattr(whole, name)
+        value = None if of_all is None else of_all[keep]
+        object.__setattr__(self, name, value)
+        return value
+
+    def regrouped(self, groups: np.ndarray) -> Batch:
+        """Return the same completions in other groups, (N,); nothing else is checked again."""
+        labels, index = np.unique(checked_groups(groups, len(self.rewards)), return_inverse=True)
+        result = copy(self)
+        for name, value in (("groups", groups), ("group_labels", labels), ("group_index", index.reshape(-1))):
+            object.__setattr__(result, name, value)
+        return result
 
     def with_fields(self, **changes: ArrayLike | Mapping[str, ArrayLike] | None) -> Batch:
         """Return a copy with some fields replaced; the copy is checked like a new Batch."""

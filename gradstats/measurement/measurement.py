@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from gradstats.config.options import EUCLIDEAN, written
 from gradstats.measurement.state_values import stored_values
@@ -31,6 +32,8 @@ from gradstats.system.files import (
 from gradstats.system.late import pd
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
+
+T = TypeVar("T")
 
 
 def metric_label(metadata: Mapping[str, Any]) -> str:
@@ -226,6 +229,8 @@ class Measurement:
     values: list[np.ndarray] | None = None
     fitted_values: list[np.ndarray] | None = None
     sketches_by_block: np.ndarray | None = None
+    # What analyses derived from a measurement that they share; None keeps nothing. A changed copy begins without.
+    _derived: dict[str, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         n = len(self.rollouts)
@@ -279,6 +284,22 @@ class Measurement:
         if "sampler_logprobs" not in self.rollouts.frame:
             return None
         return [values.astype(np.float64) for values in self.rollouts.tokens("sampler_logprobs")]
+
+    def keeping_derived(self) -> Measurement:
+        """Return this measurement, which from now on keeps what several analyses derive from it.
+
+        Its rollouts must not be changed in place any more.
+        """
+        object.__setattr__(self, "_derived", {})
+        return self
+
+    def derived(self, name: str, make: Callable[[], T]) -> T:
+        """Return what is derived from this measurement: from the second time on what was kept, where it keeps any."""
+        if self._derived is None:
+            return make()
+        if name not in self._derived:
+            self._derived[name] = make()
+        return self._derived[name]
 
     def gram(self) -> np.ndarray:
         r"""(N, N) estimates of :math:`\langle S_i, S_j\rangle`: unbiased from the sketches, exact on the diagonal.
@@ -589,11 +610,39 @@ def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -
             raise ValueError(changed_sentence(tensors_file))
         if "sequences" in described and described["sequences"] != _sequences_digest(rollouts):
             raise ValueError("its rollouts.parquet holds other completions than those that were measured")
-        return _measurement(described, load_file(tensors_file), rollouts)
+        return _measurement(described, _load_file(tensors_file), rollouts)
     except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OSError) as error:
         raise ValueError(
             f"the measurement in {folder} cannot be read ({error}): remove it and measure again"
         ) from error
+
+
+#: The sketches of so many bytes are left in their file, from which parts are read as they are needed.
+_MAPPED_BYTES = 2**26
+
+
+def _load_file(path: Path) -> dict[str, np.ndarray]:
+    """Read tensors; large sketches are mapped from the file, and what is written into them stays in memory."""
+    with safe_open(path, framework="numpy") as file:
+        names = list(file.keys())
+        mapped = _mapped_sketches(path)
+        return {name: mapped[name] if name in mapped else file.get_tensor(name) for name in names}
+
+
+def _mapped_sketches(path: Path) -> dict[str, np.ndarray]:
+    """Map large sketches of four bytes a number: a file begins with the length of a JSON header, then has that."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    mapped = {}
+    for name, entry in header.items():
+        if not (name.endswith("sketches") and entry["dtype"] == "F32"):
+            continue
+        first, last = entry["data_offsets"]
+        if last - first >= _MAPPED_BYTES:
+            place = {"offset": 8 + size + first, "shape": tuple(entry["shape"])}
+            mapped[name] = np.memmap(path, dtype="<f4", mode="c", **place)
+    return mapped
 
 
 def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:

@@ -180,7 +180,7 @@ def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     # Before the work, and before the manifest tells another version.
     refuse_foreign(run.path / "report.html", page_of(run.path))
     with run.step(ANALYSIS):
-        measured = read_measurement(run.measurement)
+        measured = read_measurement(run.measurement).keeping_derived()
     # α, the comparison, its breakdowns and other questions, figures, the page.
     entries = run.experiment.analyses
     questions = {*(one.name for one in registry.every() if one.in_run is not None), *entries}

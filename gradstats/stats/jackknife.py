@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -70,6 +70,40 @@ class Estimate:
 NOT_ESTIMATED = Estimate(np.nan, np.nan, "raw", np.nan)
 
 
+class Covariances(Protocol):
+    """Forms that are numbered, and how their errors covary."""
+
+    def covariance(self, first: Mapping[int, float], second: Mapping[int, float]) -> float:
+        """Return the covariance of two linear combinations of forms."""
+        ...
+
+
+@dataclass(frozen=True)
+class SharedError:
+    """The error that a sketch adds to a statistic, as a linear combination of forms that are evaluated together."""
+
+    forms: Covariances
+    coefficients: Mapping[int, float]
+    __array_ufunc__ = None  # so that a number of NumPy times an error is an error
+
+    def __mul__(self, factor: float) -> SharedError:
+        return SharedError(self.forms, {form: one * factor for form, one in self.coefficients.items()})
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: SharedError) -> SharedError:
+        if other.forms is not self.forms:
+            raise ValueError("errors of different sketches cannot be added")
+        total = dict(self.coefficients)
+        for form, one in other.coefficients.items():
+            total[form] = total.get(form, 0.0) + one
+        return SharedError(self.forms, total)
+
+    def covariance(self, other: SharedError) -> float:
+        """Return the covariance with another error of the same sketch."""
+        return self.forms.covariance(self.coefficients, other.coefficients)
+
+
 @dataclass(frozen=True)
 class Statistic:
     r"""A statistic of M prompts, with its values when each prompt is left out in turn.
@@ -81,8 +115,8 @@ class Statistic:
     value: float
     replicates: Float[np.ndarray, " m"]  # (M,) the statistic without prompt m
     # derivatives of the value along directions of the sketch's error, for each of several folds of prompts, as
-    # SketchError gives them; None when inner products are exact
-    sketch: Float[np.ndarray, " ..."] | None = None
+    # SketchError gives them, or the combination of forms that they follow from; None when inner products are exact
+    sketch: Float[np.ndarray, " ..."] | SharedError | None = None
     # (F, 1 + M) where the statistic is an average over random deals: how F folds of them deviate in the value and in
     # each replicate, divided by √(F(F−1)), so that the sum of squares over folds is the variance of the average over
     # all deals; None where nothing is dealt
@@ -124,8 +158,8 @@ class Statistic:
 
     def _mapped(self, value: float, replicates: np.ndarray, slope: float) -> Statistic:
         """Return a function of the statistic, whose derivative is ``slope``."""
-        sketch, dealt = (None if part is None else part * slope for part in (self.sketch, self.dealt))
-        return Statistic(value, replicates, sketch, dealt)
+        sketch = None if self.sketch is None else self.sketch * slope
+        return Statistic(value, replicates, sketch, None if self.dealt is None else self.dealt * slope)
 
     def without_bias(self, from_deals: float = 0.0) -> Statistic:
         r"""Return the statistic less the jackknife's estimate of its bias, :math:`(M-1)(\bar θ_{(·)} - θ)`.
@@ -197,12 +231,13 @@ class Statistic:
         """Return the statistic of that value whose derivative is slope·d(self) + other_slope·d(other)."""
         sketch = None
         if self.sketch is not None and other.sketch is not None:
-            sketch = slope * self.sketch + other_slope * other.sketch
+            # Both are slopes, or both are combinations of forms: errors of one kind belong to one sketch.
+            sketch = slope * self.sketch + other_slope * other.sketch  # pyright: ignore[reportOperatorIssue]
         dealt = [part * by for part, by in ((self.dealt, slope), (other.dealt, other_slope)) if part is not None]
         return Statistic(value, replicates, sketch, sum(dealt[1:], dealt[0]) if dealt else None)
 
 
-def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = None) -> Statistic:
+def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | SharedError | None = None) -> Statistic:
     """Return the mean of one value per prompt; its replicate without a prompt is the mean of the others.
 
     Of a single prompt there are no others: its replicate, and with it the interval, is NaN.
@@ -212,12 +247,14 @@ def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | None = 
     return Statistic(float(values.mean()), others, sketch)
 
 
-def added_variance(slopes: Float[np.ndarray, "f ..."]) -> float:
+def added_variance(slopes: Float[np.ndarray, "f ..."] | SharedError) -> float:
     """Return the variance that a sketch adds to an expectation, from the slopes of disjoint folds of prompts.
 
     With the slopes L_f of F folds it is the mean of ⟨L_f, L_f'⟩ over different folds, (‖Σ L_f‖² − Σ‖L_f‖²)/(F(F−1)):
     unbiased for ‖E L‖², which the square of a mean is not. Of a single fold it is ‖L‖².
     """
+    if isinstance(slopes, SharedError):
+        return max(slopes.covariance(slopes), 0.0)
     n_folds = len(slopes)
     if n_folds == 1:
         return float(np.sum(slopes**2))
@@ -248,7 +285,10 @@ def covariance_of(statistics: Sequence[Statistic]) -> Float[np.ndarray, "k k"]:
     slopes = [one.sketch for one in statistics if one.sketch is not None]
     if len(slopes) < len(statistics):
         return covariance
-    folds = np.stack([slope.reshape(len(slope), -1) for slope in slopes])
+    errors = [slope for slope in slopes if isinstance(slope, SharedError)]
+    if errors:
+        return covariance + np.array([[one.covariance(other) for other in errors] for one in errors])
+    folds = np.stack([slope.reshape(len(slope), -1) for slope in slopes if isinstance(slope, np.ndarray)])
     n_folds = folds.shape[1]
     within = sum(folds[:, fold] @ folds[:, fold].T for fold in range(n_folds))
     if n_folds == 1:

@@ -13,6 +13,7 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy, effective_sample_size
 from gradstats.stats.token_profiles import has_token_energies, prompt_mean, summed_energy
 from gradstats.stats.variance.moments import prompt_moments, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.products import ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.system.late import special
 
@@ -92,9 +93,14 @@ def mean_score_sq(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng:
     if measured.sketches is None:
         return NOT_ESTIMATED
     groups = split_into_groups(shuffled_prompts(prompts, rng), np.arange(len(prompts)), None)
-    scores = np.asarray(measured.sketches, dtype=np.float64)[groups.rows]
-    weights = 1.0 / groups.sizes[groups.group]
-    sketch_error = SketchError(scores.shape[1], groups.n_prompts, rng)
+    sketches, weights = np.asarray(measured.sketches), 1.0 / groups.sizes[groups.group]
+    sketch_error = SketchError(sketches.shape[1], groups.n_prompts, rng)
+    if pays(sketches, groups.sizes):
+        within = WithinPrompts.of(sketches, prompts)
+        products = ScoreProducts(sketches, groups.rows, groups.prompt[groups.group], within, sketch_error)
+        sums = products.sums_of(weights)
+        return products.cross(sums, sums).estimate()
+    scores = sketches[groups.rows].astype(np.float64)
     return prompt_moments(scores, weights, groups, None, sketch_error).signal.estimate()
 
 

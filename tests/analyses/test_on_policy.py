@@ -76,6 +76,17 @@ def test_samples_of_another_temperature_fail_by_all_three():
     assert check.holds() is False
 
 
+def test_the_squared_mean_score_of_large_sketches_is_read_in_blocks(monkeypatch):
+    measured = drawn(0.8)
+    prompts = np.unique(measured.rollouts.prompt_id, return_inverse=True)[1]
+    found = []
+    for fewest in (2**24, 0):
+        monkeypatch.setattr("gradstats.stats.variance.products.FEWEST_NUMBERS", fewest)
+        found.append(mean_score_sq(measured, prompts, np.random.default_rng(0)))
+    assert found[1].value == pytest.approx(found[0].value, rel=1e-9)
+    assert found[1].stderr == pytest.approx(found[0].stderr, rel=1e-6)
+
+
 def test_recorded_settings_overrule_a_test_that_finds_nothing():
     """Drawn at 0.97 and scored at 1: no test of 150 prompts sees it, and the settings state it."""
     measured = drawn(0.97)

@@ -102,6 +102,30 @@ def test_select_keeps_every_field():
     assert_array_equal(est.rloo().advantages(part), [-1, 1])
 
 
+def test_token_fields_of_a_selection_are_selected_when_they_are_asked_for():
+    batch = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"], logprobs=-np.arange(9.0).reshape(3, 3))
+    part = batch.select(np.array([2, 0]))
+    assert "logprobs" not in vars(part)
+    assert part.has("logprobs")
+    assert not part.has("entropy")
+    again = part.select(np.array([True, False]))
+    assert_array_equal(again.logprobs, batch.logprobs[[2]])
+    assert part.logprobs is part.logprobs
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        part.nothing  # noqa: B018
+
+
+def test_other_groups_of_the_same_completions():
+    batch = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"], logprobs=-np.ones((3, 3)))
+    other = batch.regrouped(np.array([5, 5, 3]))
+    assert_array_equal(other.group_index, [1, 1, 0])
+    assert_array_equal(other.group_labels, [3, 5])
+    assert_array_equal(batch.group_index, [0, 1, 0])
+    assert other.logprobs is batch.logprobs
+    with pytest.raises(ValueError, match="groups has shape"):
+        batch.regrouped(np.zeros(2))
+
+
 def measured(*, columns=None, **fields) -> SimpleNamespace:
     """A measurement of two completions, of three tokens and of one."""
     frame = pd.DataFrame({"reward": [1.0, 2.0], **(columns or {})})

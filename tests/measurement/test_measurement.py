@@ -210,6 +210,27 @@ def test_what_is_saved_is_read(tmp_path, tokens):
     assert {path.name for path in (tmp_path / "m").iterdir()} == files
 
 
+def test_large_sketches_stay_in_their_file(tmp_path, monkeypatch):
+    measured = measured_by_hand(tokens=False)
+    single = replace(measured, sketches=measured.sketches.astype(np.float32))
+    single.save(tmp_path / "m")
+    monkeypatch.setattr("gradstats.measurement.measurement._MAPPED_BYTES", 0)
+    again = read_measurement(tmp_path / "m")
+    assert isinstance(again.sketches, np.memmap)
+    assert_identical(again, single)
+    again.sketches[0] = 7.0  # in memory alone
+    np.testing.assert_array_equal(read_measurement(tmp_path / "m").sketches, single.sketches)
+
+
+def test_only_a_measurement_that_keeps_what_is_derived_gives_it_again():
+    measured = measured_by_hand(tokens=False)
+    assert measured.derived("list", list) is not measured.derived("list", list)
+    kept = measured.keeping_derived()
+    assert kept.derived("list", list) is kept.derived("list", list)
+    for changed in (replace(kept, metadata={}), kept.select([0])):
+        assert changed.derived("list", list) is not kept.derived("list", list)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_token_scores_read_back(tmp_path, dtype):
     rollouts = ragged_rollouts(4, masked=True)

@@ -34,6 +34,7 @@ from gradstats.stats.variance.inputs import (
 from gradstats.stats.variance.moments import Groups, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.notes import notes_of_each, remarks_about, warnings_about
 from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.quantities import EstimatorVariance, silent_row
 from gradstats.stats.variance.result import (
     GroupSplit,
@@ -82,10 +83,15 @@ def pooled(
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
         )
-    scores, sketch_error = inputs.in_coordinates(groups.rows, inputs.sketch_error(groups.n_prompts, rng))
+    sketch_error = inputs.sketch_error(groups.n_prompts, rng)
+    products = inputs.products(groups.rows, groups.prompt[groups.group], sketch_error)
+    if products is None:
+        scores, sketch_error = inputs.in_coordinates(groups.rows, sketch_error)
+    else:
+        scores = inputs.among_products(products, np.arange(len(groups.rows)), groups)
     inputs.refuse_unknown_token_scores(estimators)
-    return PooledCompletions(
-        batch=inputs.batch.select(groups.rows).with_fields(groups=groups.group),
+    pool = PooledCompletions(
+        batch=inputs.batch.select(groups.rows).regrouped(groups.group),
         groups=groups,
         scores=scores,
         sketch_error=sketch_error,
@@ -96,6 +102,8 @@ def pooled(
         on_policy=target.kind == "on_policy" and target.agree,
         max_grad_norm=max_grad_norm,
     )
+    pool.expect(estimators)
+    return pool
 
 
 def compared(
@@ -114,11 +122,12 @@ def compared(
         target = reference_weighted
     groups = pool.groups
     size = int(groups.sizes[0]) if groups.sizes.min() == groups.sizes.max() else None
-    rows = []
+    judges = []
     for estimator in estimators:
         same_part = getattr(estimator, "same_part", None)
-        judge = target if same_part is None else target_of(pool, judged, same_part)
-        row = pool.row(estimator, reference, reference_weighted, judge)
+        judges.append(target if same_part is None else target_of(pool, judged, same_part))
+    rows = []
+    for estimator, row in zip(estimators, pool.rows(estimators, reference, reference_weighted, judges), strict=True):
         about = {"group_size": size, "unit": unit_of(estimator), "components": composition_of(estimator)}
         rows.append(replace(row, **about, gradient=None))
     mean_length = float(pool.batch.lengths.mean())
@@ -395,6 +404,8 @@ def _compared_at_sizes(
             weighted = [*estimators, reference]
             pool = pooled(inputs, groups, weighted, stream, judged, prompts_per_batch, n_resamples, max_grad_norm)
             of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
+            if isinstance(pool.scores, PooledProducts):
+                pool.scores.products.forms.release()
             by_size.append(of_size)
             warned.append(warned_of_size)
     names = [f"group_size={size}" for size in sizes]

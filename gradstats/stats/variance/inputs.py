@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, cast
 
 import numpy as np
@@ -30,16 +31,31 @@ from gradstats.estimators.ratios import (
     without_negligible_ratios,
 )
 from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
-from gradstats.measurement.measurement import WeightedGradients, metric_label
+from gradstats.measurement.measurement import Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.on_policy import departures_of, other_policy_of
 from gradstats.stats.ratios import RatioSpread, ratio_spread
-from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.moments import (
+    Groups,
+    PromptMoments,
+    cross_signal,
+    shuffled_prompts,
+    split_into_groups,
+)
 from gradstats.stats.variance.notes import why_silent
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.products import PooledProducts, ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.quantities import JUDGED, with_ends
-from gradstats.stats.variance.scores import CombinedScores, ProbedTokens, Scores, prepare_scores, probed_tokens
+from gradstats.stats.variance.scores import (
+    CombinedScores,
+    ProbedTokens,
+    Scores,
+    prepare_scores,
+    probed_tokens,
+    refuse_not_finite,
+    refuse_other_shape,
+)
 from gradstats.stats.variance.sketch_error import (
     SketchError,
     TokenProbeError,
@@ -201,6 +217,7 @@ class ComparisonInputs:
     metric: str = EUCLIDEAN  # that gradients were measured in
     # Of what the scores project, where these are those of one block; estimators may weight by those of the batch.
     sq_norms: Float[np.ndarray, " n"] | None = None
+    measured: Measurement | None = None  # whose sketches these are; it may keep what is derived from them
 
     def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
         """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
@@ -259,7 +276,8 @@ class ComparisonInputs:
         of_block = gradients.of_block(block)
         weighted = {name: self.weighted[name].of_block(block) for name in self.combined}
         scores = np.asarray(of_block.sketches)
-        return replace(self, scores=scores, sq_norms=of_block.sq_norms, probed=None, weighted=weighted)
+        changed = {"scores": scores, "sq_norms": of_block.sq_norms, "probed": None, "weighted": weighted}
+        return replace(self, **changed, measured=None)
 
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
         """Return the scores of some completions, in that order."""
@@ -293,6 +311,32 @@ class ComparisonInputs:
         if self.probed is not None:
             return TokenProbeError(dim, n_prompts, rng, self.probed.n_probes, self.sketched)
         return SketchError(dim, n_prompts, rng) if self.sketched else None
+
+    @cached_property
+    def _within(self) -> WithinPrompts:
+        def multiplied() -> WithinPrompts:
+            return WithinPrompts.of(self.scores, self.batch.group_index)
+
+        return multiplied() if self.measured is None else self.measured.derived("products within prompts", multiplied)
+
+    def products(
+        self, rows: Int[np.ndarray, " kept"], prompt: Int[np.ndarray, " kept"], sketch_error: SketchError | None
+    ) -> ScoreProducts | None:
+        """Return what multiplies the scores of completions, in the order of their prompts; None where they are few."""
+        refuse_other_shape(self.scores, len(self.batch.rewards))
+        if self.probed is not None or self.combined or not pays(self.scores, self.batch.group_sizes):
+            return None
+        products = ScoreProducts(self.scores, rows, prompt, self._within, sketch_error)
+        refuse_not_finite(rows[~np.isfinite(products.squares)])
+        return products
+
+    def among_products(self, products: ScoreProducts, places: Int[np.ndarray, " n"], groups: Groups) -> PooledProducts:
+        """Return the completions of one split among those of some products."""
+        surplus = None
+        if self.sketched and self._squares is not None:
+            surplus = self._squares[products.rows[places]] - products.squares[places]
+        share = 1.0 / groups.groups_per_prompt[groups.prompt[groups.group]]
+        return PooledProducts(products, places, groups.group, share, self.sketched, surplus)
 
     def in_coordinates(
         self, rows: Int[np.ndarray, " kept"], sketch_error: SketchError | None
@@ -336,7 +380,10 @@ def comparison_inputs(
         order = np.arange(len(batch.rewards))
         return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None)
     measured = measured_or_batch
-    batch = Batch.from_measurement(measured, **fields)
+    if isinstance(measured, Measurement) and not fields:
+        batch = measured.derived("batch", lambda: Batch.from_measurement(measured))
+    else:
+        batch = Batch.from_measurement(measured, **fields)
     order = np.argsort(np.asarray(measured.rollouts.sample_id), kind="stable")
     metric = metric_label(getattr(measured, "metadata", {}))
     if scores is not None:
@@ -356,7 +403,17 @@ def comparison_inputs(
     every = getattr(measured, "weighted", {})
     weighted = {name: gradients for name, gradients in every.items() if gradients.sketches is not None}
     sketches = np.asarray(measured.sketches)
-    return ComparisonInputs(batch, order, sketches, sketched, probed, weighted, measured_batch=batch, metric=metric)
+    return ComparisonInputs(
+        batch,
+        order,
+        sketches,
+        sketched,
+        probed,
+        weighted,
+        measured_batch=batch,
+        metric=metric,
+        measured=measured if isinstance(measured, Measurement) else None,
+    )
 
 
 def refuse_batch_level(estimators: Sequence[Weighting]) -> None:
@@ -439,7 +496,8 @@ class PoolsBySize:
     judged: TargetChoice
     order: Int[np.ndarray, " n"]  # positions of the kept completions in sample order
     prompts: Int[np.ndarray, " n"]  # of these, numbered at random
-    scores: Scores | None  # in few coordinates; None where those of tokens are taken from the inputs for each size
+    # In few coordinates, or their products; None where those of tokens are taken from the inputs for each size.
+    scores: Scores | ScoreProducts | None
     sketch_error: SketchError | None
 
     @property
@@ -458,11 +516,16 @@ class PoolsBySize:
         rows = self.order[groups.rows]
         if self.scores is None:
             scores = self.inputs.prepared(rows)
+        elif isinstance(self.scores, ScoreProducts):
+            # Those of products are in the order of prompts.
+            place = np.empty(len(self.order), dtype=np.int64)
+            place[np.argsort(self.prompts, kind="stable")] = np.arange(len(self.order))
+            scores = self.inputs.among_products(self.scores, place[groups.rows], groups)
         else:
             surplus = None if self.scores.surplus_sq is None else self.scores.surplus_sq[groups.rows]
             scores = replace(self.scores, sequence=self.scores.sequence[groups.rows], surplus_sq=surplus)
         return PooledCompletions(
-            batch=self.inputs.batch.select(rows).with_fields(groups=groups.group),
+            batch=self.inputs.batch.select(rows).regrouped(groups.group),
             groups=groups,
             scores=scores,
             sketch_error=self.sketch_error,
@@ -480,7 +543,10 @@ def pools_by_size(
     prompts = shuffled_prompts(inputs.batch.group_index[order], rng)
     scores = None
     if inputs.scores.ndim == 2 and inputs.probed is None and not inputs.combined:
-        scores, sketch_error = inputs.in_coordinates(order, sketch_error)
+        by_prompt = np.argsort(prompts, kind="stable")
+        scores = inputs.products(order[by_prompt], prompts[by_prompt], sketch_error)
+        if scores is None:
+            scores, sketch_error = inputs.in_coordinates(order, sketch_error)
     return PoolsBySize(inputs, judged, order, prompts, scores, sketch_error)
 
 

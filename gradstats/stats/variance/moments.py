@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from gradstats.stats.jackknife import Statistic, mean_statistic, require_level
+from gradstats.stats.jackknife import SharedError, Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
+from gradstats.stats.variance.products import PooledProducts, WeightedSums
 from gradstats.stats.variance.scores import CombinedScores, Scores
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.system.late import sparse, special
@@ -129,11 +131,31 @@ class PromptMoments:
     :math:`\frac{1}{K_m-1}\sum_k‖g_{mk} - \bar g_m‖²`.
     """
 
-    means: Float[np.ndarray, "m d"]  # the ḡ_m
+    sums: Float[np.ndarray, "m d"] | WeightedSums  # the ḡ_m, or their products where these are large
     second_moment: Statistic
-    signal: Statistic
     within: Statistic | None  # None when no prompt has two groups
     signs: Float[np.ndarray, " features"] | None = None  # of inner products, of d or more; None where all are positive
+    sketch_error: SketchError | None = field(default=None, repr=False)  # None where inner products are exact
+
+    @cached_property
+    def signal(self) -> Statistic:
+        """‖E g‖² without bias."""
+        return cross_signal(self, self, self.sketch_error)
+
+    @property
+    def means(self) -> Float[np.ndarray, "m d"]:
+        """The ḡ_m."""
+        return self.first_means(None)
+
+    def first_means(self, most: int | None) -> Float[np.ndarray, "some d"]:
+        """Return the ḡ_m of the first few prompts, or of all."""
+        return self.sums.vectors(most) if isinstance(self.sums, WeightedSums) else self.sums[:most]
+
+    def scaled(self, factor: float) -> PromptMoments:
+        """Return the moments of a multiple, of products of large scores."""
+        assert isinstance(self.sums, WeightedSums)
+        within = None if self.within is None else self.within.scaled(factor**2)
+        return PromptMoments(self.sums.scaled(factor), self.second_moment.scaled(factor**2), within, self.signs)
 
     @property
     def trace_cov(self) -> Statistic:
@@ -191,18 +213,74 @@ def prompt_moments(
     within = None
     if per_prompt.max() > 1:
         diagonal = np.zeros(len(weights)) if surplus_sq is None else weights**2 * surplus_sq
-        within = _within_prompt(gradients - means[groups.prompt], diagonal, groups, sketch_error, signs)
+        deviations = gradients - means[groups.prompt]
+        slope_within = None
+        if sketch_error is not None:
+            slope_within = sketch_error.squares(deviations, _shares_within(groups)[groups.prompt], groups.prompt)
+        deviations_sq = np.bincount(groups.prompt, weights=inner_products(deviations, deviations, signs))
+        within = _within_prompt(deviations_sq, diagonal, groups, slope_within)
     return PromptMoments(
-        means=means,
+        sums=means,
         second_moment=mean_statistic(mean_squares, slope),
-        signal=_mean_cross(means, means, signs, sketch_error),
         within=within,
         signs=signs,
+        sketch_error=sketch_error,
+    )
+
+
+def moments_from_products(
+    scores: PooledProducts, weights: Sequence[Float[np.ndarray, " n"]], groups: Groups
+) -> list[PromptMoments]:
+    """Return the same as :func:`prompt_moments` for several weightings, from products of scores with their sums."""
+    for one in weights:  # all are known before the first is multiplied
+        scores.means(one)
+    found = (scores.known.find(one, partial(_from_products, scores, groups)) for one in weights)
+    return [unit.scaled(factor) for unit, factor in found]
+
+
+def _from_products(scores: PooledProducts, groups: Groups, given: Float[np.ndarray, " n"]) -> PromptMoments:
+    products, n_groups, n_prompts = scores.products, groups.n_groups, groups.n_prompts
+    per_prompt = groups.groups_per_prompt
+    surplus = np.zeros(len(given)) if scores.surplus_sq is None else given**2 * scores.surplus_sq
+    weights, group, sums = scores.among_all(given), scores.among_all(groups.group), scores.means(given)
+    # ‖g_k‖² of the sketches, then with exact squares; x_m = (1/K_m) Σ_k ‖g_mk‖².
+    sketched = np.bincount(group, weights * products.within(weights, group), n_groups)
+    squares = sketched + np.bincount(groups.group, surplus, n_groups)
+    mean_squares = np.bincount(groups.prompt, squares, n_prompts) / per_prompt
+    several = per_prompt.max() > 1
+    # Σ_k ‖g_k − ḡ‖² = Σ_k ‖g_k‖² − K ‖ḡ‖².
+    means = sums.factor * sums.unit.weights
+    own = np.bincount(products.prompt, means * products.within(means, products.prompt), n_prompts)
+    deviations_sq = np.maximum(np.bincount(groups.prompt, sketched, n_prompts) - per_prompt * own, 0.0)
+    slope = slope_within = None
+    if products.error is not None:
+        # The same forms as in `prompt_moments`: the row of completion i in Σ_k s_k g_k g_kᵀ Z is s_k w_i g_kᵀ Z.
+        along = products.directions_of(weights, group, n_groups)
+        of_fold = n_prompts / products.prompts_of_folds
+        by_row = of_fold[products.fold_of_row] * weights
+        mean = scores.among_all(scores.share) / n_prompts
+        coefficients = (mean * by_row)[:, None] * along[group]
+        traces = np.bincount(groups.prompt, sketched, n_prompts) / (per_prompt * n_prompts)
+        if scores.surplus_sq is not None:
+            coefficients -= (mean * by_row * weights)[:, None] * products.along_directions
+            traces -= np.bincount(products.prompt, mean * weights**2 * products.squares, n_prompts)
+        slope = products.form(coefficients, of_fold * products.sum_by_fold(traces))
+        if several:
+            shares = _shares_within(groups)
+            deviations = along[group] - products.directions_of(means, products.prompt, n_prompts)[products.prompt]
+            coefficients = (shares[products.prompt] * by_row)[:, None] * deviations
+            slope_within = products.form(coefficients, of_fold * products.sum_by_fold(shares * deviations_sq))
+    return PromptMoments(
+        sums=sums,
+        second_moment=mean_statistic(mean_squares, slope),
+        within=_within_prompt(deviations_sq, surplus, groups, slope_within) if several else None,
     )
 
 
 def cross_signal(first: PromptMoments, second: PromptMoments, sketch_error: SketchError | None = None) -> Statistic:
     """Return ⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
+    if isinstance(first.sums, WeightedSums) and isinstance(second.sums, WeightedSums):
+        return first.sums.products.cross(first.sums, second.sums)
     return _mean_cross(first.means, second.means, first.signs, sketch_error)
 
 
@@ -210,6 +288,8 @@ def cross_signal_among(
     first: PromptMoments, second: PromptMoments, inside: Bool[np.ndarray, " m"], sketch_error: SketchError | None = None
 ) -> Statistic:
     """Return ⟨E g, E h⟩ given that the prompt is among some, from pairs of these two or more."""
+    if isinstance(first.sums, WeightedSums) and isinstance(second.sums, WeightedSums):
+        return first.sums.products.cross(first.sums.among(inside), second.sums.among(inside), inside)
     value, replicates = mean_over_pairs(first.means[inside], second.means[inside], first.signs)
     if sketch_error is None:
         return Statistic(float(value), replicates)
@@ -231,12 +311,18 @@ def _mean_cross(
     return Statistic(float(value), replicates, None if sketch_error is None else sketch_error.cross(first, second))
 
 
+def _shares_within(groups: Groups) -> Float[np.ndarray, " m"]:
+    """Return the share of each Σ_k‖g_k − ḡ‖² in the mean over the prompts that have two groups or more."""
+    per_prompt = groups.groups_per_prompt
+    several = per_prompt > 1
+    return several / (np.maximum(per_prompt - 1, 1) * several.sum())
+
+
 def _within_prompt(
-    deviations: Float[np.ndarray, "groups d"],
+    squares: Float[np.ndarray, " m"],
     diagonal: Float[np.ndarray, " n"],
     groups: Groups,
-    sketch_error: SketchError | None,
-    signs: Float[np.ndarray, " features"] | None,
+    slope: np.ndarray | SharedError | None,
 ) -> Statistic:
     r"""Average the variance between groups of one prompt over the prompts that have two or more.
 
@@ -249,14 +335,11 @@ def _within_prompt(
     several = per_prompt > 1
     # v_m = Σ_k ‖g_k − ḡ‖²/(K_m − 1) + Σ_i (exact less sketched square)/K_m; its replicate is (Σ_m' v_m' − v_m)/(M₂ − 1)
     # with M₂ the prompts that have two groups or more.
-    squares = np.bincount(groups.prompt, weights=inner_products(deviations, deviations, signs))
     surplus = np.bincount(groups.prompt[groups.group], weights=diagonal) / per_prompt
     spread = np.where(several, squares / np.maximum(per_prompt - 1, 1) + surplus, 0.0)
     n_several = several.sum()
     remaining = n_several - several
     replicates = np.divide(spread.sum() - spread, remaining, out=np.full(len(spread), np.nan), where=remaining > 0)
-    shares = several[groups.prompt] / (np.maximum(per_prompt - 1, 1)[groups.prompt] * n_several)
-    slope = None if sketch_error is None else sketch_error.squares(deviations, shares, groups.prompt)
     return Statistic(float(spread.sum() / n_several), replicates, slope)
 
 
@@ -320,6 +403,27 @@ def signal_components(
     return SignalComponents(total / (m * (m - 1.0)), linear, variance - 2.0 * linear)
 
 
+class ComponentsOf:
+    """The parts of the variance of ‖E g‖² of some moments: of large scores, when they are first asked for."""
+
+    def __init__(self, moments: PromptMoments):
+        self._moments: PromptMoments | None = moments
+        if not isinstance(moments.sums, WeightedSums):
+            self.found  # noqa: B018
+
+    @cached_property
+    def found(self) -> SignalComponents | None:
+        """The parts; None for fewer than 4 prompts."""
+        assert self._moments is not None
+        found = signal_components(self._moments.first_means(MOST_PAIRED_PROMPTS), self._moments.signs)
+        self._moments = None
+        return found
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what is pickled: without the moments."""
+        return {"_moments": None, "found": self.found}
+
+
 #: Deals whose gradients are formed together, in one product.
 DEALS_AT_ONCE = 32
 #: Folds of deals, whose scatter is the error that a finite number of deals leaves.
@@ -367,7 +471,7 @@ class DealtDifferences:
         # Of a batch with these rows: (rows,) or (rows, T).
         weights_of: Callable[[Int[np.ndarray, " rows"]], np.ndarray],
         fixed: np.ndarray,  # the weights of all completions that are dealt alike: (n,), (n, T) or (3, n, T)
-        scores: Scores | CombinedScores,
+        scores: Scores | CombinedScores | PooledProducts,
         groups: Groups,
         prompts_per_batch: int,
         rng: np.random.Generator,
@@ -375,7 +479,8 @@ class DealtDifferences:
         max_norm: float | None = None,  # c of G_j min(1, c/‖G_j‖); None does not clip
     ):
         self._weights_of, self._fixed, self._scores, self._groups = weights_of, fixed, scores, groups
-        self._size, self._rng, self._others, self._max_norm = prompts_per_batch, rng, others, max_norm
+        self._size, self._rng, self._max_norm = prompts_per_batch, rng, max_norm
+        self._others = [other.means for other in others]
         self._n_clipped = 0
         self._shrinkage: float | None = None
         m = groups.n_prompts
@@ -468,7 +573,7 @@ class DealtDifferences:
             gradients, squares = gradients * factors[:, None], squares * factors**2
         squares = squares.reshape(shape[:2])
         gradients = gradients.reshape(shape)
-        others = [(average @ other.means).reshape(shape) for other in self._others]
+        others = [(average @ means).reshape(shape) for means in self._others]
         pairs = [mean_over_pairs(gradients, second, self._scores.signs) for second in (gradients, *others)]
         return [_mean_without_each(squares), *pairs]
 

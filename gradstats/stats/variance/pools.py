@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -16,16 +16,18 @@ from gradstats.estimators.recipes.weightings import ByWeightings
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.estimates import Beside, GradientStatistics
 from gradstats.stats.variance.moments import (
+    ComponentsOf,
     DealtDifferences,
     Groups,
     PromptMoments,
     cross_signal,
+    moments_from_products,
     of_rows,
     prompt_moments,
     shuffled_deals,
-    signal_components,
     weighted_rows,
 )
+from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.quantities import EstimatorVariance, row_of, silent_row
 from gradstats.stats.variance.scores import CombinedScores, Contributions, Scores
 from gradstats.stats.variance.sketch_error import SketchError
@@ -53,7 +55,7 @@ class PooledCompletions:
 
     batch: Batch  # whose groups are those of ``groups``
     groups: Groups
-    scores: Scores
+    scores: Scores | PooledProducts
     sketch_error: SketchError | None  # of sketched or probed scores; None where inner products are exact
     prompts_per_batch: int | None = None  # None chooses
     n_resamples: int | None = None  # how often prompts are dealt into batches; None chooses
@@ -99,7 +101,7 @@ class PooledCompletions:
         assert self.scores.probed is not None
         return self.scores.probed.batches(self.batch)
 
-    def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores:
+    def _scores_of(self, estimator: Weighting) -> Scores | CombinedScores | PooledProducts:
         """Return what the estimator's weights apply to."""
         # A part, such as that of some lengths, weights what the whole does.
         whole = estimator.estimator if isinstance(estimator, Wrapped) and hasattr(estimator, "same_part") else estimator
@@ -107,6 +109,21 @@ class PooledCompletions:
             assert self.scores.combined is not None
             return self.scores.combined
         return self.scores
+
+    def expect(
+        self,
+        estimators: Sequence[Weighting],
+        masks: Sequence[Bool[np.ndarray, " n"]] = (),
+        others: Sequence[Weighted] = (),
+    ) -> None:
+        """Have large scores read once for the gradients of all these, their parts inside masks, and the rests."""
+        if not isinstance(self.scores, PooledProducts):
+            return
+        inside = [True, *(part for mask in masks for part in (mask, ~mask))]
+        for weights in (*map(self.weights, estimators), *(one.weights for one in others)):
+            if np.isfinite(weights).all():
+                for mask in inside:
+                    self.scores.means(np.where(mask, weights, 0.0))
 
     def local(self, estimator: Weighting) -> Weighted:
         """Estimate the moments of an estimator that stays within its group."""
@@ -121,7 +138,15 @@ class PooledCompletions:
         kept = np.bincount(self.groups.group, rows, self.groups.n_groups) > 0
         if not (kept.any() and np.isfinite(weights).all()):
             return Weighted(weights, kept, None), [None for _ in masks]
-        given = self._scores_of(estimator).weighted(weights)
+        if isinstance(self.scores, PooledProducts):
+            chosen = [np.where(mask, weights, 0.0) if (rows & mask).any() else None for mask in masks]
+            of_some = [weights, *(one for one in chosen if one is not None)]
+            whole, *of_parts = moments_from_products(self.scores, of_some, self.groups)
+            found = iter(of_parts)
+            return Weighted(weights, kept, whole), [None if one is None else next(found) for one in chosen]
+        scores = self._scores_of(estimator)
+        assert not isinstance(scores, PooledProducts)
+        given = scores.weighted(weights)
         if weights.ndim == 3:
             assert self.scores.probed is not None
             shifts = self.scores.probed.influence(self.batch, lambda batch: _token_weights(estimator, batch), weights)
@@ -141,10 +166,25 @@ class PooledCompletions:
             exact_squares=given.exact_squares,
         )
 
-    def row(
+    def rows(
+        self,
+        estimators: Sequence[Weighting],
+        reference_estimator: Weighting,
+        reference: Weighted,
+        targets: Sequence[Weighted],
+    ) -> list[EstimatorVariance]:
+        """Return all quantities of each estimator, relative to the reference and judged against its target.
+
+        The statistics of all are formed before the first error is asked for, so that errors are estimated together.
+        """
+        pairs = zip(estimators, targets, strict=True)
+        prepared = [self._row(one, reference_estimator, reference, target) for one, target in pairs]
+        return [finished() for finished in prepared]
+
+    def _row(
         self, estimator: Weighting, reference_estimator: Weighting, reference: Weighted, target: Weighted
-    ) -> EstimatorVariance:
-        """Return all quantities of one estimator, relative to the reference and judged against the target."""
+    ) -> Callable[[], EstimatorVariance]:
+        """Return what gives all quantities of one estimator."""
         weighted = self.local(estimator)
         # Equal weights are one estimator under two names: share the moments, so that differences are exactly 0.
         for other in (target, reference):
@@ -155,7 +195,7 @@ class PooledCompletions:
         if dealt:
             self._require_two_batches(estimator)
         if not estimator.across_groups and weighted.moments is None:
-            return silent_row(estimator.label, kept)
+            return partial(silent_row, estimator.label, kept)
         # Reference and target may be one: the moments of each, once.
         beside = {id(one.moments): one.moments for one in (reference, target) if one.moments is not None}
         known = self._known_coefficient(estimator, reference_estimator, weighted, reference)
@@ -183,13 +223,12 @@ class PooledCompletions:
             )
 
         if dealt:
-            return self._batch_level_row(estimator, weighted, tuple(beside.values()), gradient_of)
+            return partial(self._batch_level_row, estimator, weighted, tuple(beside.values()), gradient_of)
         moments = weighted.moments
         assert moments is not None
         crosses = [cross_signal(moments, other, self.sketch_error) for other in beside.values()]
         gradient = gradient_of(moments.trace_cov, moments.second_moment, moments.signal, crosses)
-        components = signal_components(moments.means, moments.signs)
-        return replace(row_of(estimator.label, gradient), signal_components=components)
+        return lambda: replace(row_of(estimator.label, gradient), signal_parts=ComponentsOf(moments))
 
     def _require_two_batches(self, estimator: Weighting) -> None:
         n_prompts = self.groups.n_prompts

@@ -33,7 +33,7 @@ from gradstats.stats.variance.estimates import (
     trace_cov,
     within_prompt,
 )
-from gradstats.stats.variance.moments import SignalComponents
+from gradstats.stats.variance.moments import ComponentsOf, SignalComponents
 
 #: Tables for a paper, the HTML page, the terminal, and the figure of several panels.
 Place = Literal["paper", "page", "terminal", "panels"]
@@ -242,7 +242,7 @@ class EstimatorVariance:
     n_deals: int | None = None  # None where prompts are not dealt into batches
     share_of_deals: float = 0.0  # of the squared standard error of trace_cov or ratio that more deals would remove
     clipped_share: float = np.nan  # of dealt batches; NaN without a norm that clips
-    signal_components: SignalComponents | None = None  # None at batch level and for fewer than 4 prompts
+    signal_parts: ComponentsOf | None = field(default=None, repr=False, compare=False)  # None at batch level
     trace_cov: Estimate = NOT_ESTIMATED
     signal_sq: Estimate = NOT_ESTIMATED
     noise_to_signal: Estimated = NOT_ESTIMATED
@@ -257,6 +257,11 @@ class EstimatorVariance:
     at_matched_signal: Statistic | None = field(default=None, repr=False, compare=False)
     # What all of these are functions of; a comparison does not keep it.
     gradient: GradientStatistics | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def signal_components(self) -> SignalComponents | None:
+        """The parts of the variance of ‖E g‖²; None at batch level and for fewer than 4 prompts."""
+        return None if self.signal_parts is None else self.signal_parts.found
 
     def intervals(self, confidence_level: float) -> dict[str, Interval]:
         """Return quantity → (estimate, low, high) at a level, with NaN for what the data do not resolve."""

@@ -393,6 +393,22 @@ def _sums(
     return gather @ vectors.reshape(-1, vectors.shape[2]), surplus
 
 
+def refuse_other_shape(scores: np.ndarray, n: int) -> None:
+    """Refuse scores that are not those of n completions or of their tokens."""
+    if scores.ndim not in (2, 3) or scores.shape[0] != n or scores.shape[-1] == 0:
+        raise ValueError(
+            f"scores has shape {scores.shape}, expected ({n}, D) for whole completions or ({n}, T, D) for tokens"
+        )
+
+
+def refuse_not_finite(completions: Int[np.ndarray, " bad"]) -> None:
+    """Refuse scores of which some completions have values that are not finite."""
+    if len(completions):
+        raise ValueError(
+            f"scores of completion {completions[0]} hold values that are not finite: measure it again, or leave it out"
+        )
+
+
 def prepare_scores(
     scores: np.ndarray,
     mask: Bool[np.ndarray, "n t"],
@@ -403,10 +419,7 @@ def prepare_scores(
 ) -> Scores:
     """Check scores, (N, D) or (N, T, D), against the completions and put the kept ones in the order of their groups."""
     n = len(mask)
-    if scores.ndim not in (2, 3) or scores.shape[0] != n or scores.shape[-1] == 0:
-        raise ValueError(
-            f"scores has shape {scores.shape}, expected ({n}, D) for whole completions or ({n}, T, D) for tokens"
-        )
+    refuse_other_shape(scores, n)
     if scores.ndim == 3 and scores.shape[1] != mask.shape[1]:
         raise ValueError(
             f"scores holds {scores.shape[1]} tokens per completion, but the batch is {mask.shape[1]} wide: pad both to "
@@ -418,11 +431,7 @@ def prepare_scores(
     if values.ndim == 3:
         tokens = np.where(mask[rows][:, :, None], values, 0.0)
         values = tokens.sum(axis=1)
-    bad = np.flatnonzero(~np.isfinite(values.sum(axis=1)))
-    if len(bad):
-        raise ValueError(
-            f"scores of completion {rows[bad[0]]} hold values that are not finite: measure it again, or leave it out"
-        )
+    refuse_not_finite(rows[~np.isfinite(values.sum(axis=1))])
     surplus = None
     if sketched and sq_norms is not None:
         surplus = sq_norms[rows] - np.einsum("nd,nd->n", values, values)

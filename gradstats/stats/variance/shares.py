@@ -71,7 +71,7 @@ def _shares(
     if part is None or rest is None:
         exact = 0.0 if part is None else 1.0
         gradient = fieller_ratio(whole.signal.scaled(exact), whole.signal)
-        return GradientShares(gradient, Estimate(exact, 0.0, "raw", len(whole.means) - 1.0), part)
+        return GradientShares(gradient, Estimate(exact, 0.0, "raw", len(whole.signal.replicates) - 1.0), part)
     along = cross_signal(part, whole, sketch_error)
     together = (part.second_moment + whole.second_moment - rest.second_moment).scaled(0.5)
     covariance, variance = together - along, whole.trace_cov

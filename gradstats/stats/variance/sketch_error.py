@@ -51,8 +51,8 @@ class SketchError:
             signs = rng.choice(np.array([-1.0, 1.0]), size=(dim, N_DIRECTIONS))
             self.directions = signs * np.sqrt(2.0 / (dim * N_DIRECTIONS))
         n_folds = max(1, min(N_FOLDS, n_prompts // 2))
-        # Folds are runs of prompt numbers, so that they are views and not copies of what may be gigabytes.
-        self._bounds = np.linspace(0, n_prompts, n_folds + 1).round().astype(int)
+        # Folds are runs of prompt numbers: fold f begins at bounds[f].
+        self.bounds = np.linspace(0, n_prompts, n_folds + 1).round().astype(int)
 
     def with_directions(self, directions: Float[np.ndarray, "c r"]) -> SketchError:
         """Return the same in other coordinates, in which the vectors are then to be given as well."""
@@ -65,10 +65,10 @@ class SketchError:
     ) -> Float[np.ndarray, "f *slopes"]:
         """For Σ_g share_g ‖v_g‖² of sketched vectors, each of a prompt, in the order of the prompts."""
         result = []
-        for start, stop in pairwise(self._bounds):
+        for start, stop in pairwise(self.bounds):
             # An estimate of Σ_g share_g ‖v_g‖² from one fold of M_f prompts: M/M_f times the sum over it.
             inside = slice(*np.searchsorted(prompts, [start, stop]))
-            inverse_share = self._bounds[-1] / (stop - start)
+            inverse_share = self.bounds[-1] / (stop - start)
             result.append(self.whole_squares(vectors[inside], inverse_share * shares[inside]))
         return np.stack(result)
 
@@ -77,7 +77,7 @@ class SketchError:
     ) -> Float[np.ndarray, "f *slopes"]:
         """For the mean of ⟨g_m, h_m'⟩ over ordered pairs of different prompts."""
         result = []
-        for start, stop in pairwise(self._bounds):
+        for start, stop in pairwise(self.bounds):
             fold = first[start:stop]
             result.append(self.whole_cross(fold, fold if second is first else second[start:stop]))
         return np.stack(result)

@@ -1,0 +1,191 @@
+"""Products of large scores, against the explicit vectors of the same weighted sums."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from comparison_batches import quiet_compare
+
+from gradstats.analyses import allocate, batch_size, variance_by_group_size, variance_by_success
+from gradstats.analyses.length_bins import variances_by_length
+from gradstats.estimators import Batch
+from gradstats.stats.jackknife import Statistic, added_variance
+from gradstats.stats.variance import products
+from gradstats.stats.variance.moments import (
+    Groups,
+    cross_signal,
+    cross_signal_among,
+    moments_from_products,
+    prompt_moments,
+)
+from gradstats.stats.variance.products import Multiples, PooledProducts, ScoreProducts, WithinPrompts
+from gradstats.stats.variance.sketch_error import SketchError
+
+LABELS = ["rloo", "grpo", "dr_grpo", "length_weighted(alpha=0.8, loo=True)", "reinforce", "group_mean"]
+
+
+def random_scores(sizes, dim, dtype, seed=0):
+    """Completions in random order, of prompts with different success rates, whose scores differ with the reward."""
+    rng = np.random.default_rng(seed)
+    groups = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    n, success = len(groups), rng.beta(0.7, 0.7, len(sizes))[groups]
+    rewards, lengths = (rng.random(n) < success).astype(float), rng.integers(5, 80, n)
+    scores = (rng.normal(size=(n, dim)) + 1.5 * (rewards - success)[:, None]) * np.sqrt(lengths)[:, None]
+    scores = scores.astype(dtype)
+    squares = (scores.astype(float) ** 2).sum(axis=1) * rng.uniform(0.9, 1.1, n)
+    return Batch(rewards, lengths, groups, sq_norms=squares), scores
+
+
+@pytest.fixture
+def in_blocks(monkeypatch):
+    """Return what makes every comparison multiply scores in blocks of a few completions."""
+
+    def begin():
+        monkeypatch.setattr(products, "FEWEST_NUMBERS", 0)
+        monkeypatch.setattr(products, "FEW_BYTES", 5000)
+        monkeypatch.setattr(products, "MANY_BYTES", 7000)
+        monkeypatch.setattr(products, "FEWEST_ALIKE", 20)
+
+    return begin
+
+
+def asked(batch, scores):
+    """Return the frame of each analysis that groups, splits or deals completions."""
+    options = {"scores_are_sketches": True}
+    yield quiet_compare(batch, [*LABELS, "batch_mean"], scores, n_resamples=4, **options).to_frame()
+    yield quiet_compare(batch, LABELS[:2], scores, n_resamples=4, max_grad_norm=1.0, **options).to_frame()
+    sizes = variance_by_group_size(batch, LABELS, [2, 3], scores, group_size=3, **options)
+    yield from (sizes.to_frame(), sizes.equivalents_frame())
+    yield allocate(batch, LABELS[:4], scores, tokens=1e5, group_sizes=[2, 4], **options).to_frame()
+    yield variances_by_length(batch, LABELS[:3], scores, **options).to_frame()
+    yield variance_by_success(batch, LABELS[:3], scores, bins=3, **options).to_frame()
+    yield batch_size(batch, LABELS, scores, **options).to_frame()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [([8] * 40, np.float64), ([8] * 40, np.float32), ([6, 7, 8, 9] * 12, np.float64)]
+)
+def test_analyses_in_blocks_are_those_of_vectors(sizes, dtype, in_blocks):
+    batch, scores = random_scores(sizes, 30, dtype)
+    vectors = list(asked(batch, scores))
+    in_blocks()
+    for before, after in zip(vectors, asked(batch, scores), strict=True):
+        ends = [name for name in before.select_dtypes(float) if name.endswith(("_low", "_high"))]
+        # Errors of single-precision sketches are multiplied in single precision; everything else has eight bytes.
+        pd.testing.assert_frame_equal(before.drop(columns=ends), after.drop(columns=ends), rtol=1e-6, atol=1e-9)
+        tolerance = 1e-4 if dtype == np.float32 else 1e-6
+        pd.testing.assert_frame_equal(before[ends], after[ends], rtol=tolerance, atol=1e-7)
+
+
+def pooled(scores, prompt, groups, surplus, error):
+    within = WithinPrompts.of(scores, prompt)
+    of_scores = ScoreProducts(scores, np.arange(len(scores)), prompt, within, error)
+    share = 1.0 / groups.groups_per_prompt[groups.prompt[groups.group]]
+    return PooledProducts(of_scores, np.arange(len(scores)), groups.group, share, error is not None, surplus)
+
+
+@pytest.fixture
+def two_groups():
+    """Return scores of prompts with one group or two, weightings with empty groups, and exact squares."""
+    rng = np.random.default_rng(1)
+    group = np.repeat(np.arange(20), 3)
+    prompt_of_group = np.repeat(np.arange(14), [2, 1] * 6 + [1, 1])
+    groups = Groups(np.arange(60), group, prompt_of_group, 0)
+    weights = rng.normal(size=(2, 60)) * (group % 4 > 0)
+    return rng.normal(size=(60, 25)), groups, weights, rng.normal(size=60)
+
+
+@pytest.mark.parametrize("sketched", [True, False])
+def test_moments_are_those_of_explicit_gradients(two_groups, sketched, in_blocks):
+    in_blocks()
+    scores, groups, weights, surplus = two_groups
+    surplus, error = (surplus, SketchError(25, 14, np.random.default_rng(2))) if sketched else (None, None)
+    prompt = groups.prompt[groups.group]
+    explicit = [prompt_moments(scores, one, groups, surplus, error) for one in weights]
+    found = moments_from_products(pooled(scores, prompt, groups, surplus, error), weights, groups)
+    inside = np.arange(14) % 3 > 0
+    pairs = [
+        *((getattr(a, name), getattr(b, name)) for a, b in zip(explicit, found, strict=True)
+          for name in ("second_moment", "signal", "within", "trace_cov")),
+        (cross_signal(*explicit, error), cross_signal(*found)),
+        (cross_signal_among(*explicit, inside, error), cross_signal_among(*found, inside)),
+    ]  # fmt: skip
+    for before, after in pairs:
+        assert after.value == pytest.approx(before.value, rel=1e-12)
+        np.testing.assert_allclose(after.replicates, before.replicates, rtol=1e-10, atol=1e-12)
+        assert (after.sketch is None) == (before.sketch is None) == (not sketched)
+        if sketched:
+            assert added_variance(after.sketch) == pytest.approx(added_variance(before.sketch), rel=1e-9, abs=1e-12)
+    for before, after in zip(explicit, found, strict=True):
+        np.testing.assert_allclose(after.means, before.means, atol=1e-12)
+        np.testing.assert_allclose(after.first_means(5), before.means[:5], atol=1e-12)
+
+
+def test_scores_are_read_once_for_all_weightings(two_groups, monkeypatch):
+    scores, groups, weights, surplus = two_groups
+    given = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(2)))
+    readings = []
+    blocks = ScoreProducts.blocks
+    monkeypatch.setattr(ScoreProducts, "blocks", lambda self, *args: readings.append(args) or blocks(self, *args))
+    first, second = moments_from_products(given, weights, groups)
+    cross = cross_signal(first, second)
+    assert len(readings) == 2  # sums, then products with their totals
+    moments_from_products(given, 3.0 * weights, groups)
+    assert len(readings) == 2
+    ratio = first.trace_cov / second.trace_cov
+    assert ratio.variance() > 0.0
+    n_read = len(readings)
+    assert cross.variance() > 0.0
+    assert len(readings) == n_read > 2  # errors of all forms together
+
+
+def test_multiples_have_one_unit():
+    weights = np.random.default_rng(0).normal(size=50)
+    known = Multiples()
+    first, factor = known.find(weights, lambda unit: unit)
+    same, other_factor = known.find(-0.3 * weights, lambda unit: unit)
+    assert same is first
+    assert other_factor == pytest.approx(-0.3 * factor, rel=1e-15)
+    assert known.find(weights + 1e-6, lambda unit: unit)[0] is not first
+    assert known.find(np.zeros(50), lambda unit: unit)[1] == 1.0
+    tied = np.array([1.0 - 2e-16, -1.0, 0.5])
+    assert known.find(tied, lambda unit: unit)[0] is known.find(np.array([1.0, -1.0 + 2e-16, 0.5]), len)[0]
+
+
+def test_errors_stay_known_without_the_scores(two_groups):
+    scores, groups, weights, surplus = two_groups
+    given = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(2)))
+    first, second = (one.trace_cov for one in moments_from_products(given, weights, groups))
+    again = pickle.loads(pickle.dumps(first / second))
+    assert isinstance(again, Statistic)
+    assert len(pickle.dumps(again)) < 20_000
+    given.products.forms.release()
+    assert again.variance() == (first / second).variance()
+    assert again.sketch.covariance(again.sketch) == (first / second).sketch.covariance((first / second).sketch) != 0.0
+    with pytest.raises(RuntimeError, match="were released"):
+        given.products.form(np.zeros((60, 16)), np.zeros(4))
+    other = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(3)))
+    with pytest.raises(ValueError, match="different sketches"):
+        moments_from_products(other, weights, groups)[0].trace_cov + first
+
+
+def test_products_within_prompts_are_those_of_the_gram_matrix():
+    rng = np.random.default_rng(0)
+    scores, prompts = rng.normal(size=(9, 4)).astype(np.float32), np.array([1, 0, 1, 2, 0, 1, 0, 0, 2])
+    found = WithinPrompts.of(scores, prompts)
+    gram = scores.astype(float) @ scores.astype(float).T
+    np.testing.assert_allclose(found.squares, np.diag(gram))
+    for row, prompt in enumerate(prompts):
+        others = np.flatnonzero(prompts == prompt)
+        np.testing.assert_allclose(found.products[row, found.place[others]], gram[row, others])
+        assert not found.products[row, len(others) :].any()
+
+
+def test_large_scores_that_are_not_finite_are_refused(in_blocks):
+    in_blocks()
+    batch, scores = random_scores([4] * 10, 8, np.float64)
+    scores[7, 3] = np.nan
+    with pytest.raises(ValueError, match="scores of completion 7 hold values that are not finite"):
+        quiet_compare(batch, ["rloo"], scores)
