@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -64,7 +65,7 @@ class Conversations:
     def sample(self, n_tokens: int, path: Path) -> None:
         """Go on until the model has drawn some number of tokens in each, saving to a file on the way."""
         end = self.policy.tokenizer.convert_tokens_to_ids("<|im_end|>")
-        cache = DynamicCache(config=self.policy.model.config)
+        cache: Any = DynamicCache(config=self.policy.model.config)
         cache.layers = [GrowingLayer() for _ in cache.layers]
         fed = torch.tensor(self.tokens, dtype=torch.long)
         logits = None
@@ -180,9 +181,9 @@ def main(
     report = gs.alpha_report(measured)
     within = report.fit.within_prompts()
     out.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(plots.style("icml")):
-        axes = gs.plot_length_scaling(report.fit)
-        plots.save_figure(axes.figure, out / "length_scaling", ("pdf", "png"), source=points)
+    with mpl.rc_context(plots.style("icml")):  # pyright: ignore[reportArgumentType]
+        gs.plot_length_scaling(report.fit)
+        plots.save_figure(plt.gcf(), out / "length_scaling", ("pdf", "png"), source=points)
     fits = {"pooled": report.fit} | ({} if within is None else {"within traces": within})
     rows = []
     for name, fit in fits.items():
