@@ -70,6 +70,7 @@ class Estimate:
 NOT_ESTIMATED = Estimate(np.nan, np.nan, "raw", np.nan)
 
 
+@runtime_checkable
 class Covariances(Protocol):
     """Forms that are numbered, and how their errors covary."""
 
