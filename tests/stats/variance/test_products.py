@@ -104,7 +104,7 @@ def test_moments_are_those_of_explicit_gradients(two_groups, sketched, in_blocks
     surplus, error = (surplus, SketchError(25, 14, np.random.default_rng(2))) if sketched else (None, None)
     prompt = groups.prompt[groups.group]
     explicit = [prompt_moments(scores, one, groups, surplus, error) for one in weights]
-    found = moments_from_products(pooled(scores, prompt, groups, surplus, error), weights, groups)
+    found = moments_from_products(pooled(scores, prompt, groups, surplus, error), list(weights), groups)
     inside = np.arange(14) % 3 > 0
     pairs = [
         *((getattr(a, name), getattr(b, name)) for a, b in zip(explicit, found, strict=True)
@@ -129,10 +129,10 @@ def test_scores_are_read_once_for_all_weightings(two_groups, monkeypatch):
     readings = []
     blocks = ScoreProducts.blocks
     monkeypatch.setattr(ScoreProducts, "blocks", lambda self, *args: readings.append(args) or blocks(self, *args))
-    first, second = moments_from_products(given, weights, groups)
+    first, second = moments_from_products(given, list(weights), groups)
     cross = cross_signal(first, second)
     assert len(readings) == 2  # sums, then products with their totals
-    moments_from_products(given, 3.0 * weights, groups)
+    moments_from_products(given, list(3.0 * weights), groups)
     assert len(readings) == 2
     ratio = first.trace_cov / second.trace_cov
     assert ratio.variance() > 0.0
@@ -157,7 +157,7 @@ def test_multiples_have_one_unit():
 def test_errors_stay_known_without_the_scores(two_groups):
     scores, groups, weights, surplus = two_groups
     given = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(2)))
-    first, second = (one.trace_cov for one in moments_from_products(given, weights, groups))
+    first, second = (one.trace_cov for one in moments_from_products(given, list(weights), groups))
     again = pickle.loads(pickle.dumps(first / second))
     assert isinstance(again, Statistic)
     assert len(pickle.dumps(again)) < 20_000
@@ -168,7 +168,7 @@ def test_errors_stay_known_without_the_scores(two_groups):
         given.products.form(np.zeros((60, 16)), np.zeros(4))
     other = pooled(scores, groups.prompt[groups.group], groups, surplus, SketchError(25, 14, np.random.default_rng(3)))
     with pytest.raises(ValueError, match="different sketches"):
-        moments_from_products(other, weights, groups)[0].trace_cov + first
+        moments_from_products(other, list(weights), groups)[0].trace_cov + first
 
 
 def test_products_within_prompts_are_those_of_the_gram_matrix():
