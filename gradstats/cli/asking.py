@@ -123,9 +123,9 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     parameters = [
         inspect.Parameter(option, keyword, annotation=hint, default=default) for option, hint, default in options
     ]
-    read = inspect.unwrap(command)  # by tyro, where a decorator that checks types lies around it
-    read.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    read.__annotations__ = {option: hint for option, hint, _ in options}
+    for one in (command, inspect.unwrap(command)):  # tyro unwraps a function that a decorator checks the types of
+        one.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+        one.__annotations__ = {option: hint for option, hint, _ in options}
     return command
 
 
