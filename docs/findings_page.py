@@ -150,7 +150,8 @@ def section_noise() -> str:
     gains = [f"{in_words(label)} in {one_of(names, len(runs))}" for label, names in better.items() if names]
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**{'Hardly any fewer than RLOO' if len(gains) < 2 else 'Some need fewer than RLOO'}.** Resolved below it: "
+        f"**{'Hardly any fewer than RLOO' if len(gains) < 2 else 'Some need fewer than RLOO'}.** Of baselines that "
+        "leave the completion's own reward out, resolved below it: "
         f"{'; '.join(gains) or 'none'}. REINFORCE, without a baseline, needs more in "
         f"{one_of(worse, len(runs)) or 'none'}."
         if runs

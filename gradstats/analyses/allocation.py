@@ -1,4 +1,4 @@
-"""How should tokens be split between prompts and completions per prompt?"""
+"""How should tokens be split between prompts and completions?"""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def allocate(
     estimators: Sequence[str | Weighting],
     scores: ArrayLike | None = None,
     *,
-    tokens: int | float,
+    tokens: int | float | None = None,
     group_sizes: Sequence[int] | None = None,
     rng: int | np.random.Generator | None = 0,
     target: AskedTarget = "auto",
@@ -177,7 +177,7 @@ def allocate(
         measured_or_batch: as in :func:`gradstats.compare`.
         estimators: labels or objects of group-level estimators, recipes and token-level ones included.
         scores: as in :func:`gradstats.compare`.
-        tokens: T, completion tokens of a batch.
+        tokens: T, completion tokens of a batch; by default as many as were measured.
         group_sizes: N; by default powers of two up to the smallest number of completions of a prompt. Prompts with
             fewer completions than the largest measured one are left out.
         rng: for estimating the sketch's error.
@@ -203,12 +203,13 @@ def allocate(
         >>> frame[["group_size", "n_prompts", "relative_noise"]].round(1).to_numpy().tolist()
         [[2.0, 906.2, 1.9], [4.0, 453.1, 1.2], [8.0, 226.6, 1.0]]
     """
-    if not (tokens > 0 and np.isfinite(tokens)):
+    if tokens is not None and not (tokens > 0 and np.isfinite(tokens)):
         raise ValueError(f"tokens={tokens} must be a positive number of completion tokens")
     chosen = get_all(estimators)
     refuse_batch_level(chosen)
     inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     inputs.refuse_unknown_token_scores(prepared)
+    tokens = float(inputs.batch.lengths.sum()) if tokens is None else tokens
     sizes, most = _sizes(group_sizes, inputs.batch)
     pools = pools_by_size(inputs, judged, inputs.batch.group_sizes >= most, np.random.default_rng(rng))
     measured_sizes = sorted({*(size for size in sizes if size <= most), 2, max(most // 2, 2), most})
@@ -440,8 +441,9 @@ def _caption(frame: pd.DataFrame) -> str:
 
 
 def _words(frame: pd.DataFrame) -> list[str] | None:
-    """Return the words that ask for the same number of tokens; None for a run that did not record it."""
-    return ["--tokens", f"{frame.attrs['tokens']:.15g}"] if "tokens" in frame.attrs else None
+    """Return the words that ask for the same tokens and sizes; None for a run that did not record the tokens."""
+    sizes = [f"{size:g}" for size in sorted(set(frame["group_size"]))]
+    return ["--tokens", f"{frame.attrs['tokens']:.15g}", "--group-sizes", *sizes] if "tokens" in frame.attrs else None
 
 
 ANALYSIS = Analysis(

@@ -1,4 +1,4 @@
-"""How does the norm of a completion's gradient grow with its length?"""
+"""How does the gradient grow with a completion's length?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does α differ between blocks of parameters, and where does the squared norm lie?"""
+"""How does α differ between blocks of parameters?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many prompts does a training step need, and what does a better estimator save?"""
+"""How many prompts does a training step need?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well does a value head know the states at which steps begin?"""
+"""How good are the values of a value head?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which value of an estimator's parameter gives the lowest variance?"""
+"""Which value of an estimator's parameter is best?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which group size has the lowest variance, and at which one is RLOO as noisy as this estimator?"""
+"""Which group size takes the fewest samples?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lengths make up the gradient and its noise, and does the estimator keep their gradient?"""
+"""Which lengths make up the gradient and its noise?"""
 
 from __future__ import annotations
 

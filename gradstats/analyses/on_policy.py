@@ -10,6 +10,7 @@ import numpy as np
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy
+from gradstats.stats.numbers import NO_LIMITS, number_with_interval
 from gradstats.stats.on_policy import (
     SAMPLER_SETTINGS,
     TemperatureTest,
@@ -36,6 +37,7 @@ WORDS = {
 }
 #: What on-policy sampling gives.
 EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
+_LIMITS = {"surprise": NO_LIMITS, "mean_score_sq": (0.0, np.inf), "energy_ratio": (0.0, np.inf)}
 _UNITS = {"surprise": " nats per completion"}
 
 
@@ -163,10 +165,9 @@ class OnPolicyCheck(Printed):
 
     def _evidence(self, estimates: Mapping[str, Estimate], confidence_level: float) -> str:
         evidence = "; ".join(
-            f"{WORDS[name]} {estimate.value:.3g} [{low:.3g}, {high:.3g}]{_UNITS.get(name, '')}, expected "
-            f"{EXPECTED[name]:g}"
+            f"{WORDS[name]} {number_with_interval(*estimate.with_interval(confidence_level), limits=_LIMITS[name])}"
+            f"{_UNITS.get(name, '')}, expected {EXPECTED[name]:g}"
             for name, estimate in estimates.items()
-            for low, high in [estimate.confidence_interval(confidence_level)]
         )
         if "energy_ratio" in estimates and self.energy_prompts < FEWEST_ENERGY_PROMPTS:
             evidence += f", the last not counted since it rests on effectively {self.energy_prompts:.1f} prompts"

@@ -1,4 +1,4 @@
-"""How much could any cheap baseline gain, and how far are published ones from it?"""
+"""How much could any cheap baseline still gain?"""
 
 from __future__ import annotations
 

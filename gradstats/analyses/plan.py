@@ -259,6 +259,8 @@ def plan_alpha(
     )
 
 
+#: A ratio within this share of 1 counts as equal, where a pilot does not tell it from 1.
+EQUIVALENT = 0.05
 #: What can be planned: the ratio of variances, and that at matched signal.
 RATIOS = ("ratio", JUDGED.name)
 
@@ -388,8 +390,9 @@ def plan_ratio(
     n_prompts = int(about["n_prompts"])
     wanted = (1.0 if equivalent is not None else value) if ratio is None else ratio
     if not (0 < low < high < math.inf):
+        name = JUDGED.heading if quantity == JUDGED.name else quantity
         raise ValueError(
-            f"{quantity} of {estimator!r} has no interval of any width in the pilot ([{low:g}, {high:g}]): choose an "
+            f"{name} of {estimator!r} has no interval of any width in the pilot ([{low:g}, {high:g}]): choose an "
             "estimator that is not a multiple of the reference, or measure more prompts"
         )
     goal = _goal_of(wanted, within, equivalent)
@@ -644,7 +647,7 @@ def plan(
     length_spread: float | None = None,
     estimator: str | None = None,
     ratio: float | None = None,
-    quantity: Literal["ratio", "matched_ratio"] = "ratio",
+    quantity: Literal["ratio", "matched_ratio"] = "matched_ratio",
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,
@@ -665,8 +668,9 @@ def plan(
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
-        ratio: the ratio to distinguish from 1; the pilot's by default.
-        quantity: ratio, of raw variances, or ``matched_ratio``, of variances at matched signal.
+        ratio: the relative noise to distinguish from 1; the pilot's by default. Where that is within 5 % of 1 and
+            not told from it, the plan is to show that it is within 5 %.
+        quantity: ``matched_ratio``, the relative noise, or ratio, of raw variances.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
@@ -704,6 +708,11 @@ def plan(
     label, length = compared.rows[0].label, compared.splits[0].mean_length
     if signal:
         return plan_signal(compared, label, confidence_level)
+    if ratio is None and within is None and equivalent is None:
+        pilot = compared.to_frame(confidence_level).iloc[0]
+        known = not pilot[f"{quantity}_low"] <= 1.0 <= pilot[f"{quantity}_high"]
+        if not known and abs(math.log(pilot[quantity])) < math.log1p(EQUIVALENT):  # to tell them apart takes any number
+            equivalent = EQUIVALENT
     return plan_ratio(
         compared,
         label,

@@ -1,4 +1,4 @@
-"""What are the completions and gradients of this policy like, in numbers by which policies are compared?"""
+"""What are completions and gradients of this policy like?"""
 
 from __future__ import annotations
 

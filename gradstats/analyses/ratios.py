@@ -1,4 +1,4 @@
-"""How far is the scored policy from the sampling one, and how much do the clips of recipes remove?"""
+"""How far is the scored policy from the sampling one?"""
 
 from __future__ import annotations
 

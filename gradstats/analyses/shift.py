@@ -1,4 +1,4 @@
-"""To which shift δ of Asymmetric REINFORCE does a baseline correspond?"""
+"""To which shift δ does a baseline correspond?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which prompts, easy or hard, make up the gradient and its variance?"""
+"""Which prompts, easy or hard, make up gradient and noise?"""
 
 from __future__ import annotations
 

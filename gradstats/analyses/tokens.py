@@ -1,4 +1,4 @@
-"""Which tokens carry the gradient, and how well are they known from a forward pass alone?"""
+"""Which tokens carry the gradient?"""
 
 from __future__ import annotations
 

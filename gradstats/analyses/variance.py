@@ -1,4 +1,4 @@
-"""Which estimator has the lowest variance at matched signal?"""
+"""Which estimator takes the fewest samples?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which blocks of parameters does an estimator's noise lie, and where is it less than that of the reference?"""
+"""In which blocks does an estimator's noise lie?"""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ def answer_screen(
         table = [f"{_INDENT}{name:<{first}}{''.join(row)}".rstrip() for name, *row in zip(names, *columns, strict=True)]
         lines += ["", *table[: most + height]]
         if len(rows) > most:
-            lines.append(f"{_INDENT}… {len(rows) - most} more rows: --all")
+            left = len(rows) - most
+            lines.append(f"{_INDENT}… {left} more row{'s' if left > 1 else ''}: --all")
     return [*lines, *([""] if closing else []), *closing]
 
 

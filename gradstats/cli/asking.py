@@ -88,7 +88,7 @@ def _list_questions(questions: Mapping[str, str]) -> None:
     lines = ["gradstats ask RUN QUESTION …   of a run directory or a measurement folder:", ""]
     for name, question in questions.items():
         lines += textwrap.wrap(question, 80, initial_indent=f"  {name:<{width}}  ", subsequent_indent=" " * (width + 4))
-    lines += ["", "gradstats ask QUESTION --help shows its options; module:question asks one of yours."]
+    lines += ["", "gradstats ask QUESTION --help shows its options; yours: ask RUN module:question"]
     terminal.show(lines)
 
 

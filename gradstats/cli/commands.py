@@ -52,7 +52,7 @@ GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "plan": (plan, "how many prompts are needed?"),
     },
     "show": {
-        "report": (report, "one page on a run, or on several"),
+        "report": (report, "one page on a run; on several with --gallery"),
         "export": (export, "figures and LaTeX tables for a paper, several runs together"),
     },
     "look": {

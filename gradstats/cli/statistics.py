@@ -236,7 +236,7 @@ def plan(
     length_spread: Advanced[float | None] = None,
     estimator: str | None = None,
     ratio: float | None = None,
-    quantity: Advanced[Literal["ratio", "matched_ratio"]] = "ratio",
+    quantity: Advanced[Literal["ratio", "matched_ratio"]] = "matched_ratio",
     reference: str = "rloo",
     group_size: int | None = None,
     signal: bool = False,
@@ -258,8 +258,9 @@ def plan(
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
-        ratio: the ratio to distinguish from 1; the pilot's by default.
-        quantity: ratio, of raw variances, or matched_ratio, of variances at matched signal.
+        ratio: the relative noise to distinguish from 1; the pilot's by default. Where that is within 5 % of 1 and
+            not told from it, the plan is to show that it is within 5 %.
+        quantity: matched_ratio, the relative noise, or ratio, of raw variances.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
         signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.

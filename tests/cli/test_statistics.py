@@ -689,10 +689,18 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     words = ("plan", measured, "--estimator", "reinforce", "--group-size", 4)
     code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5)
     assert code == 0
+    assert joined(out).endswith(" distinguish reinforce from rloo at a relative noise of 1.5 in 80% of studies.")
+    code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "ratio", "--ratio", 1.5)
+    assert code == 0
     assert joined(out).endswith(" distinguish reinforce from rloo at a ratio of 1.5 in 80% of studies.")
-    code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "matched_ratio", "--ratio", 1.5, "--all")
+    code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5, "--all")
     assert code == 0
     assert "distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, " in " ".join(out.split())
+    code, out, _ = run(monkeypatch, capsys, "plan", measured, "--estimator", "length_weighted(alpha=0.05, loo=True)")
+    assert code == 0
+    assert joined(out).endswith(
+        " show length_weighted(alpha=0.05, loo=True) and rloo to differ by at most 5% in 80% of studies."
+    )
     code, out, _ = run(monkeypatch, capsys, *words, "--signal")
     assert code == 0
     assert "resolve the signal of reinforce in 80% of studies" in joined(out)

@@ -347,7 +347,7 @@ def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "allocation")
     assert section["answer"] == ""
     assert [note["text"] for note in section["notes"]] == [long]
-    assert section["command"] == "gradstats ask run allocation --tokens 4800"
+    assert section["command"] == "gradstats ask run allocation --tokens 4800 --group-sizes 2 4 8"
 
 
 def test_six_figures_at_most_are_open():
@@ -448,7 +448,7 @@ def test_what_a_screen_reader_is_told(opened):
     }
     roles = [role for role, _ in told]
     assert {"main", "navigation", "table", "columnheader", "rowheader"} <= set(roles)
-    assert ("region", "Which estimator has the lowest variance at matched signal?") in told
+    assert ("region", "Which estimator takes the fewest samples?") in told
     pictures = [name for role, name in told if role in ("image", "img")]
     assert "Length exponent" not in pictures
     assert len([name for name in pictures if name]) == 6  # the others are folded
