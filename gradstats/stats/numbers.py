@@ -161,7 +161,7 @@ def _kept_digits(number: float, low: float, high: float) -> int:
 
 def _far_apart(low: float, high: float) -> bool:
     """Return whether the ends of an interval share no digit."""
-    return low * high > 0 and max(abs(low), abs(high)) > _DECADE * min(abs(low), abs(high))
+    return bool(low * high > 0 and max(abs(low), abs(high)) > _DECADE * min(abs(low), abs(high)))
 
 
 def _in_latex(value: float, low: float, high: float, margin: float, *, own_power: bool, narrow: bool) -> str:

@@ -27,13 +27,13 @@ def test_quantities_are_listed_one_a_line_with_their_files(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "list", "quantities", "--all")
     (line,) = [line.split() for line in out.splitlines() if line.startswith("energy_ratio ")]
     assert code == 0
-    assert line == ["energy_ratio", "on_policy", "stats/on_policy.py", "energy", "ratio"]
+    assert line == ["energy_ratio", "on_policy", "analyses/on_policy.py", "energy", "ratio"]
     _, out, _ = run(monkeypatch, capsys, "list", "quantities")
     assert " on_policy · sampler_gap " in " ".join(out.split())
     _, out, _ = run(monkeypatch, capsys, "list", "quantities", "on_policy")
     assert any(line.startswith("energy_ratio ") for line in out.splitlines())
     _, out, _ = run(monkeypatch, capsys, "list", "quantities", "energy_ratio")
-    assert out.splitlines()[:3] == ["energy_ratio", "  table: on_policy", "  file: stats/on_policy.py"]
+    assert out.splitlines()[:3] == ["energy_ratio", "  table: on_policy", "  file: analyses/on_policy.py"]
 
 
 def test_one_of_a_list_is_explained_and_the_nearest_is_proposed(monkeypatch, capsys):

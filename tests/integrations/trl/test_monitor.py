@@ -145,7 +145,7 @@ class TestLoggedValues:
             found = odd_rewards(completion_ids)
             return [1.0] * GROUP_SIZE + found[GROUP_SIZE:]  # the first group has no signal
 
-        calls = {"measure": 0, "row": 0}
+        calls = {"measure": 0, "rows": 0}
 
         def counted(owner, name):
             original = getattr(owner, name)
@@ -157,11 +157,11 @@ class TestLoggedValues:
             monkeypatch.setattr(owner, name, call)
 
         counted(MeasuringSession, "measure")
-        counted(PooledCompletions, "row")
+        counted(PooledCompletions, "rows")
         settings = {"max_steps": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False}
         trainer, monitor = watched("RLOO", tmp_path, rewards=rewards, **settings)
         trainer.train()
-        assert calls == {"measure": monitor.n_measured, "row": monitor.n_measured * len(LABELS)}
+        assert calls == {"measure": monitor.n_measured, "rows": monitor.n_measured}
         rows = logged(trainer)
         assert [row["over_steps"] for row in rows] == [1, 1, 3, 4]
         steps = [gs.read_rollouts(monitor.folder / step_name(step) / "rollouts") for step in range(4)]
