@@ -138,7 +138,8 @@ def test_the_first_screen_of_several_profiles_is_short(measured, tmp_path, monke
 
 
 def test_only_what_needs_more_than_a_measurement_is_not_walked():
-    assert set(registry.names()) - set(QUESTIONS) == {"critic", "ratios", "tokens"}
+    needed = {"critic", "ratios", "tokens", "variance_by_block"}  # values, log-probabilities, probes, sketches by block
+    assert set(registry.names()) - set(QUESTIONS) == needed
 
 
 def test_the_table_that_answers_is_on_the_first_screen(measured, monkeypatch, capsys):
