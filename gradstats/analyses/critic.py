@@ -94,7 +94,7 @@ class CriticQuality(Result):
         """State the bias of the head over all states, and the share of the variance of the values that it explains."""
         every = self.rows[0]
         off = number_with_interval(*every.bias.with_interval(confidence_level))
-        bias = f"The values of the head are off by {off} in the mean"
+        bias = f"The values of the head are off by {off} on average"
         share = every.explained_variance.with_interval(confidence_level)
         if not np.isfinite(share[0]):
             return f"{bias}; how much of the variance of the true values it explains is not resolved."

@@ -260,7 +260,7 @@ def plan_alpha(
 
 
 #: A ratio within this share of 1 counts as equal, where a pilot does not tell it from 1.
-EQUIVALENT = 0.05
+EQUAL_WITHIN = 0.05
 #: What can be planned: the ratio of variances, and that at matched signal.
 RATIOS = ("ratio", JUDGED.name)
 
@@ -668,8 +668,8 @@ def plan(
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
-        ratio: the relative noise to distinguish from 1; the pilot's by default. Where that is within 5 % of 1 and
-            not told from it, the plan is to show that it is within 5 %.
+        ratio: the relative noise to distinguish from 1; the pilot's by default. Where that is within 5 % of
+            1 and not resolved from it, the plan is for showing that it lies within 5 %.
         quantity: ``matched_ratio``, the relative noise, or ratio, of raw variances.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.
@@ -711,8 +711,10 @@ def plan(
     if ratio is None and within is None and equivalent is None:
         pilot = compared.to_frame(confidence_level).iloc[0]
         known = not pilot[f"{quantity}_low"] <= 1.0 <= pilot[f"{quantity}_high"]
-        if not known and abs(math.log(pilot[quantity])) < math.log1p(EQUIVALENT):  # to tell them apart takes any number
-            equivalent = EQUIVALENT
+        if not known and abs(math.log(pilot[quantity])) < math.log1p(
+            EQUAL_WITHIN
+        ):  # to tell them apart takes any number
+            equivalent = EQUAL_WITHIN
     return plan_ratio(
         compared,
         label,

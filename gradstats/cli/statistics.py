@@ -258,8 +258,8 @@ def plan(
         noise: standard deviation of log‖S‖² about the line, instead of a pilot.
         length_spread: standard deviation of log T, instead of a pilot.
         estimator: plan for the ratio of its variance to that of the reference, in place of α.
-        ratio: the relative noise to distinguish from 1; the pilot's by default. Where that is within 5 % of 1 and
-            not told from it, the plan is to show that it is within 5 %.
+        ratio: the relative noise to distinguish from 1; the pilot's by default. Where that is within 5 % of
+            1 and not resolved from it, the plan is for showing that it lies within 5 %.
         quantity: matched_ratio, the relative noise, or ratio, of raw variances.
         reference: the estimator in the denominator.
         group_size: completions per group of the ratio; all by default.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.on_policy import WORDS
-from gradstats.stats.variance.quantities import Quantity, filled_in
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,15 @@ def _declared(name: str) -> tuple[PrintedColumn, ...]:
     return _own_of(registry.get(name), registry.get(name).columns)
 
 
-def _headings(quantities: tuple[Quantity, ...]) -> dict[str, str]:
-    return {one.name: filled_in(one.heading, {}) for one in quantities}
-
-
 _VARIANCE = "stats/variance"
-_ESTIMATES = f"{_VARIANCE}/estimates.py"
 _RESULT = f"{_VARIANCE}/result.py"
 _INPUTS = f"{_VARIANCE}/inputs.py"
 _CURVE = "analyses/curve.py"
 _LENGTH = "stats/length_scaling"
 _DIAGNOSTICS = f"{_LENGTH}/diagnostics.py"
-_PROXIES = "analyses/tokens.py"
 _PROFILES = "stats/token_profiles.py"
 _TABLE = "rollouts/schema.py"
 
-_ESTIMATOR = _of("estimators/by_label.py", estimator="label of the estimator")
 _COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
 _ROW = _declared("variance")
