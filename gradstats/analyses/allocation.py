@@ -14,6 +14,7 @@ from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
+    Ranking,
     Result,
     Row,
     column,
@@ -453,6 +454,7 @@ ANALYSIS = Analysis(
     words=_words,
     columns=Allocated.columns(),
     result=Allocation,
+    ranking=Ranking("relative_noise"),
     row_heading="estimator, completions × prompts",
     row_name=_row_name,
     caption=_caption,

@@ -121,13 +121,13 @@ class AlphaReport(Result):
     def sentence(self) -> str:
         """State α, and α within prompts where it is not that of the fit."""
         alpha = f"α = {self.fit.alpha:.3f} [{self.low:.3f}, {self.high:.3f}]"
-        return " ".join([f"The norm grows like the power {alpha} of the length.", *self.beside()])
+        return " ".join([f"The norm of a completion's gradient grows like T^α, {alpha}.", *self.beside()])
 
     def beside(self) -> list[str]:
         """State α within prompts, which a group baseline uses, where it is not the α of the fit; else nothing."""
         if self.within_fit is None or self.within_fit is self.fit:
             return []
-        return [f"Among answers to the same prompt, which a group baseline compares, {self._alpha(self.within_fit)}."]
+        return [f"Among answers to one prompt, as a group baseline sees them, {self._alpha(self.within_fit)}."]
 
     def sentences(self) -> list[str]:
         """State what to consider when reading α, one sentence each; the on-policy verdict is the first."""

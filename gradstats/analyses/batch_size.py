@@ -14,6 +14,7 @@ from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
+    Ranking,
     Result,
     Row,
     column,
@@ -503,6 +504,7 @@ ANALYSIS = Analysis(
     options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
     columns=BatchRow.columns(),
     result=BatchSizes,
+    ranking=Ranking("relative_prompts"),
     row_heading="estimator",
     caption=_caption,
     shown=_sorted,

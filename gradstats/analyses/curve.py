@@ -142,7 +142,7 @@ class VarianceCurve(Result):
         return pd.DataFrame(rows, columns=[*columns, *(f"ratio_to_lowest{end}" for end in ("", "_low", "_high"))])
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State where the variance is lowest, and what the fitted exponents cost.
+        """State where the relative noise is lowest, and what the fitted exponents cost at most.
 
         An end of the interval that is the first or last value is written with ≤ or ≥: the minimiser may lie beyond it.
         """
@@ -151,18 +151,16 @@ class VarianceCurve(Result):
                 return f"The variance of {self.estimator} does not depend on {self.parameter} on these completions."
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
-        what = "at an equal total of completions" if self.parameter == GROUP_SIZE else "at matched signal"
-        text = f"The variance {what} of {self.estimator} is lowest at {self.parameter} = {self.minimiser:.3g}"
+        at = f"{self.minimiser:.3g}".replace("-", "−")
+        per_completion = " at an equal total of completions" if self.parameter == GROUP_SIZE else ""
+        text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
         if self.lowest is not None and self.lowest.is_at_an_end:
-            ends = f" {written_interval(low, high, self.values)}, an end of the range: it may be lower beyond"
-        else:
-            ends = "" if low == high else f" {written_interval(low, high, self.values)}"
-        parts = [
-            f"{row['ratio_to_lowest']:.4g} at {row['value']:.3g} ({row['fit']})"
-            for row in self.fits_frame(confidence_level).to_dict("records")
-            if np.isfinite(row["ratio_to_lowest"])
-        ]
-        return f"{text}{ends}." + (f" At the fitted values, relative to it: {', '.join(parts)}." if parts else "")
+            return f"{text} {written_interval(low, high, self.values)}, an end of the range: it may be less beyond."
+        ends = "" if low == high else f" {written_interval(low, high, self.values)}"
+        costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()
+        if not len(costs):
+            return f"{text}{ends}."
+        return f"{text}{ends}; a fitted α takes up to {100 * (costs.max() - 1.0):.1f} % more samples."
 
 
 def variance_curve(

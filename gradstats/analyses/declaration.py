@@ -212,6 +212,18 @@ class AnalysisFigure:
         return self.caption if isinstance(self.caption, str) else self.caption(frame)
 
 
+@dataclass(frozen=True)
+class Ranking:
+    """How a short table, on a first screen and on the page, orders its rows, each of an estimator."""
+
+    column: str  # what is judged
+    most_first: bool = False
+    #: Whether the rows of an estimator stay together and in order, as its bins do; the reference then comes first.
+    in_blocks: bool = False
+    #: The column that is 1 over the scale of an estimator: those that differ by it alone share a row.
+    scale: str = ""
+
+
 class Tabulated:
     """What the tables of files and of print share: columns and their headings."""
 
@@ -230,6 +242,8 @@ class Tabulated:
     result: type[Result] | None = None
     #: Whether its table is that of a comparison of estimators, with the best set in bold.
     as_comparison: bool = False
+    #: How a short table orders its rows; without it they are those of the whole table, in their order.
+    ranking: Ranking | None = None
     #: Changes the numbers that tables show, where they are not those of the files.
     shown: Callable[[pd.DataFrame], pd.DataFrame]
 
@@ -274,6 +288,7 @@ class FurtherTable(Tabulated):
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     headings: Mapping[str, str] | None = None
     ends: str | None = ""
+    ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     also: tuple[Column, ...] = ()
 
@@ -316,6 +331,7 @@ class Analysis(Tabulated):
     short: Sequence[str] = ()
     ends: str | None = ""
     as_comparison: bool = False
+    ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
     #: The tables in which a run keeps the answer, in its folder and not among its tables, and ``--out`` of the command

@@ -16,6 +16,7 @@ from gradstats.analyses.declaration import (
     AnalysisFigure,
     Column,
     FurtherTable,
+    Ranking,
     Result,
     measured_group_sizes,
     powers_of_two,
@@ -565,6 +566,7 @@ EQUIVALENTS = FurtherTable(
     row_heading="estimator",
     row_name=lambda row: str(row["estimator"]),
     caption=_caption_of_equivalents,
+    ranking=Ranking("equivalent_group_size", most_first=True),
     label="tab:equivalent",
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, within_groups
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Ranking, Result, within_groups
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -410,6 +410,7 @@ ANALYSIS = Analysis(
     ),
     extends="variance",
     result=LengthBinsOfSeveral,
+    ranking=Ranking("ratio", most_first=True, in_blocks=True, scale="scale"),
     headings={
         "scale": "scale kept",
         "matched_bias_share": "matched bias",

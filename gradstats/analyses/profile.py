@@ -14,6 +14,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
+from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.result import VarianceComparison
 from gradstats.system.late import pd
@@ -36,7 +37,7 @@ PROFILE_QUANTITIES = {
     "log_residual_sd": "sd of log‖S‖² about the line",
     "effective_share": "effective share of completions",
     "n_long": f"completions of {LONG} tokens or more",
-    "top16_share": f"share of the {HEAVIEST} heaviest tokens in completions of {LONG} or more (logit proxy)",
+    "top16_share": f"logit proxy of these on the {HEAVIEST} heaviest tokens",
     "wrong_over_right": "mean ‖S‖², wrong over right answers",
     "optimal_constant_ratio": "best constant baseline over mean reward",
     "alpha_pooled": "α, all completions",
@@ -108,6 +109,14 @@ class PolicyProfile(Result):
     def variance_ratios(self) -> dict[str, float]:
         """Estimator → tr Cov over RLOO's."""
         return {row.label: row.ratio.value for row in self.comparison.rows}
+
+    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+        """State in a line what completions are like, and how their gradients grow with length."""
+        ends = self.pooled.confidence_interval(confidence_level)
+        return (
+            f"reward {self.mean_reward:.2f}, median {self.median_length:,.0f} tokens of {self.mean_entropy:.2g} nats, "
+            f"α = {number_with_interval(self.alpha_pooled, *ends)}."
+        )
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per quantity: ``quantity, heading, value, low, high``; the ends are NaN where there is no interval.

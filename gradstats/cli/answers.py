@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from gradstats.report.verdict import NO_BREAK, Compared, Noise, Verdict, shortened, what_is_open
 from gradstats.stats.numbers import UNRESOLVED
+
+if TYPE_CHECKING:
+    from gradstats.report.analysis_tables import ShortRow, ShortTable
 
 #: Columns and lines of a first screen.
 WIDTH, LINES = 80, 25
@@ -27,6 +31,11 @@ _TICKS = ((0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), (0.5, 0.7, 1.0, 1.4, 2.0), (0.
 _FINE_TICKS = ((0.95, 1.0, 1.05), (0.98, 1.0, 1.02), (0.99, 1.0, 1.01))
 # Lines around the rows of the table: two blank ones, its heading, and three on what is open and on what is not shown.
 _AROUND = 6
+# Lines around the rows of the table of a question: a blank one above and below, its heading, one on rows that are left
+# out, and one on what was written.
+_AROUND_TABLE = 5
+# Letters of a name that is not shortened.
+_WHOLE_NAME = 1000
 
 
 def first_screen(
@@ -61,50 +70,65 @@ def _folded(text: str, before: str) -> list[str]:
     return [line.replace(NO_BREAK, " ") for line in lines]
 
 
-def answer_screen(
-    answer: str,
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    shown: Sequence[str],
-    closing: Sequence[str] = (),
-) -> list[str]:
+def answer_screen(answer: str, table: ShortTable | None = None, closing: Sequence[str] = ()) -> list[str]:
     """Return the lines of the answer to a question: what it says, and a short table.
 
     Args:
-        answer: a sentence or two.
-        headings: of all columns of the table, that of the names of rows first.
-        rows: cells as text; what does not fit is left out, the last rows and columns first.
-        shown: headings of the columns to show, as far as there is room; none for no table.
+        answer: a sentence or two; each of its lines is folded by itself.
+        table: what does not fit is left out, the last rows and columns first.
         closing: lines on where the rest is.
     """
-    lines = _folded(answer, "")
-    cells = [list(column) for column in zip(headings, *rows, strict=True)]
-    # What no row resolves says nothing here.
-    known = [column for column in cells[1:] if column[0] in shown and set(column[1:]) - {UNRESOLVED, ""}]
-    if known and rows:
-        longest = max(map(cell_len, cells[0]))
-        headed = [[column[0]] for column in known]
-        widths = [max(map(cell_len, column)) for column in known]
-        if _fitting(widths, longest) < len(known):
-            headed = [_folded_heading(column[0], max(map(cell_len, column[1:]))) for column in known]
-            widths = [max(map(cell_len, [*head, *column[1:]])) for head, column in zip(headed, known, strict=True)]
-        fitting = _fitting(widths, longest)
-        height = max(map(len, headed[:fitting]))
-        known = [
-            [*[""] * (height - len(head)), *head, *column[1:]]
-            for head, column in zip(headed[:fitting], known[:fitting], strict=True)
-        ]
-        widths = widths[:fitting]
-        first = min(longest, WIDTH - len(_INDENT) - sum(widths) - fitting * len(_GAP))
-        most = LINES - len(lines) - len(closing) - _AROUND - (height - 1)
-        names = [shortened(name, first) for name in [*[""] * (height - 1), *cells[0]]]
-        columns = [[f"{_GAP}{cell:>{width}}" for cell in column] for column, width in zip(known, widths, strict=True)]
-        table = [f"{_INDENT}{name:<{first}}{''.join(row)}".rstrip() for name, *row in zip(names, *columns, strict=True)]
-        lines += ["", *table[: most + height]]
-        if len(rows) > most:
-            left = len(rows) - most
-            lines.append(f"{_INDENT}… {left} more row{'s' if left > 1 else ''}: --all")
+    lines = [line for text in answer.splitlines() for line in _folded(text, "")]
+    if table is not None and table.headings and table.rows:
+        lines += ["", *_table(table, LINES - len(lines) - len(closing) - _AROUND_TABLE)]
     return [*lines, *([""] if closing else []), *closing]
+
+
+def _table(table: ShortTable, room: int) -> list[str]:
+    """Return headings and rows of a short table, of which the last are left out where the room is too small.
+
+    Args:
+        table: the table.
+        room: lines for its rows, below a heading of one line.
+    """
+    above = [at + 1 + (row.block + 1 if table.in_blocks else 0) for at, row in enumerate(table.rows)]
+    rows = [row for row, n_lines in zip(table.rows, above, strict=True) if n_lines <= room]
+    if len(rows) == len(table.rows) - 1:  # to say that one is left out takes as much room as the row
+        rows = list(table.rows)
+    # What no row resolves says nothing here.
+    columns = [
+        (heading, list(cells))
+        for heading, *cells in zip(table.headings, *(row.cells for row in rows), strict=True)
+        if set(cells) - {UNRESOLVED, ""}
+    ]
+    named = [_name_in(table, row) for row in rows]
+    longest = max(map(cell_len, [table.heading, *(name(_WHOLE_NAME) for name in named)]))
+    headed = [[heading] for heading, _ in columns]
+    widths = [max(map(cell_len, [heading, *cells])) for heading, cells in columns]
+    if _fitting(widths, longest) < len(columns):
+        headed = [_folded_heading(heading, max(map(cell_len, cells))) for heading, cells in columns]
+        widths = [max(map(cell_len, [*head, *cells])) for head, (_, cells) in zip(headed, columns, strict=True)]
+    n_fitting = _fitting(widths, longest)
+    headed, widths = headed[:n_fitting], widths[:n_fitting]
+    height = max(map(len, headed), default=1)
+    first = min(longest, WIDTH - len(_INDENT) - sum(widths) - len(widths) * len(_GAP))
+    names = [*[""] * (height - 1), table.heading, *(name(first) for name in named)]
+    columns = [
+        [f"{_GAP}{cell:>{width}}" for cell in [*[""] * (height - len(head)), *head, *cells]]
+        for head, (_, cells), width in zip(headed, columns, widths, strict=False)
+    ]
+    lines = [f"{_INDENT}{name:<{first}}{''.join(row)}".rstrip() for name, *row in zip(names, *columns, strict=True)]
+    if table.in_blocks:  # the estimators stand above their rows
+        starts = [at for at, row in enumerate(rows) if at == 0 or row.block != rows[at - 1].block]
+        for at in reversed(starts):
+            lines.insert(height + at, f"{_INDENT}{rows[at].estimators(WIDTH - len(_INDENT))}")
+    n_left = len(table.rows) - len(rows)
+    return [*lines, f"{_INDENT}… {n_left} more rows: --all"] if n_left else lines
+
+
+def _name_in(table: ShortTable, row: ShortRow) -> Callable[[int], str]:
+    """Return what names a row in a width: below the names of its estimators only what distinguishes it."""
+    return (lambda width: shortened(f"{_INDENT}{row.rest.lstrip(', ')}", width)) if table.in_blocks else row.name
 
 
 def _fitting(widths: Sequence[int], longest: int) -> int:

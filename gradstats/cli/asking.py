@@ -229,7 +229,7 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
             warnings.simplefilter("ignore")
             found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
         frame = analysis.frame_of(found, level)
-        _show(analysis, frame, found, level, given)
+        _show(analysis, asked_of, frame, found, level, given)
         if analysis.kept:
             if registry.analysis_of_file(name, {}) is not analysis:
                 frame.attrs[registry.QUESTION] = label
@@ -265,10 +265,16 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) 
     return filled
 
 
-def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, given: Mapping[str, Any]) -> None:
-    """Print the sentence that answers and a short table, with the rest on request, or all of it as JSON."""
+def _show(
+    analysis: Analysis, asked_of: Any, frame: pd.DataFrame, found: Any, level: float, given: Mapping[str, Any]
+) -> None:
+    """Print the sentence that answers and a short table, with the rest on request, or all of it as JSON.
+
+    What a command of its own answers is shown as that command does.
+    """
     from gradstats.cli.answers import answer_screen
-    from gradstats.report.analysis_tables import analysis_table
+    from gradstats.report.analysis_tables import analysis_table, short_table
+    from gradstats.report.verdict import headline_of
 
     notes = list(getattr(found, "notes", ()))
     further = {one.name: one.frame(found, level) for one in analysis.further}
@@ -284,24 +290,26 @@ def _show(analysis: Analysis, frame: pd.DataFrame, found: Any, level: float, giv
             print(to_json({**rows, "notes": [*answer, *notes]}))
         return
     # What qualifies the first sentence is read with the notes.
-    first, notes = (answer[0] if answer else analysis.question), [*answer[1:], *notes]
-    closing = terminal.more(len(notes), given["notes"], given["everything"])
-    if analysis.declared_headings or analysis.as_comparison:
-        # A comparison without columns of its own leaves the first screen to the table that answers.
-        leading = analysis if analysis.declared_headings else analysis.further[0]
-        answers = frame if leading is analysis else further[leading.name]
-        if given["everything"] or getattr(found, "is_settled", False) or not len(answers):
-            terminal.show(answer_screen(first, [""], [], [], closing))
-        else:
-            shown = leading.first_shown(answers)
-            terminal.show(answer_screen(first, *analysis_table(leading, answers).cells("plain"), shown, closing))
-        if given["everything"]:
-            terminal.show_table(analysis_table(analysis, frame))
-            for one in analysis.further:
-                if len(further[one.name]):
-                    terminal.show_table(analysis_table(one, further[one.name]))
-    else:
-        terminal.show(answer_screen(first, [""], [], [], terminal.more(len(notes), given["notes"], everything=True)))
-    if given["notes"]:
+    first, *others = dict.fromkeys(answer or [analysis.question])
+    notes = [*others, *notes]
+    everything, with_notes, source = given["everything"], given["notes"], str(given["source"])
+    if analysis.section == "length_scaling":
+        terminal.show_alpha(found, source, everything, with_notes)
+        return
+    if analysis.section == "variance":
+        terminal.show_comparison(frame, headline_of(source, asked_of.rollouts), notes, everything, with_notes)
+        return
+    tables = [one for one in analysis.tables if one.declared_headings or one.as_comparison]
+    closing = terminal.more(len(notes), with_notes, everything or not tables)
+    # A comparison without columns of its own leaves the first screen to the table that answers.
+    leading = next((one for one in tables if one.declared_headings), None)
+    answers = None if leading is None else further.get(leading.name, frame)
+    settled = everything or getattr(found, "is_settled", False) or answers is None or not len(answers)
+    short = None if settled or leading is None or answers is None else short_table(leading, answers)
+    terminal.show(answer_screen(first, short, closing))
+    for one in tables if everything else ():
+        if len(rows := further.get(one.name, frame)):
+            terminal.show_table(analysis_table(one, rows))
+    if with_notes:
         terminal.show_notes(notes)
     sys.stdout.flush()

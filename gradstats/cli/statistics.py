@@ -223,8 +223,6 @@ def variance(
         terminal.print_json(frame, said)
     else:
         terminal.show_comparison(frame, headline_of(str(source), measured.rollouts), said, everything, notes)
-        if notes:
-            terminal.show_notes(said)
     save_table(out, frame, overwrite, quiet=as_json)
 
 
@@ -246,6 +244,7 @@ def plan(
     dry_run: bool = False,
     confidence_level: Level = CONFIDENCE_LEVEL,
     everything: All = False,
+    notes: Notes = False,
     as_json: AsJson = False,
     partial: Partial = False,
     trust: Trust = False,
@@ -272,6 +271,7 @@ def plan(
     refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
     from gradstats.analyses.plan import plan as planned
     from gradstats.analyses.points import load_points
+    from gradstats.cli.answers import answer_screen
 
     answer = planned(
         **({} if pilot is None else load_points(pilot, partial=partial)),
@@ -299,8 +299,11 @@ def plan(
     if as_json:
         terminal.show_answer(answer, as_json)
     else:
-        for sentence in answer.sentences() if everything else [answer.sentence()]:
-            terminal.show_sentence(sentence)
+        first, *behind = answer.sentences()
+        closing = terminal.more(len(behind), notes or everything, everything=True)
+        terminal.show(answer_screen(first, closing=closing))
+        if notes or everything:
+            terminal.show_notes(behind)
 
 
 def profile(
@@ -327,6 +330,7 @@ def profile(
     """
     from gradstats.analyses import profile_policy
     from gradstats.cli.answers import answer_screen
+    from gradstats.report.analysis_tables import plain_short_table
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
     from gradstats.runs.pipeline import measurement_for_profile
@@ -352,9 +356,9 @@ def profile(
     elif everything:
         terminal.show_table(table)
     else:
-        headings, rows = table.cells("plain")
-        opening = f"Completions and gradients of {' beside '.join(names)}:"
-        terminal.show(answer_screen(opening, headings, rows, headings, terminal.more(0, notes=False, everything=False)))
+        opening = "\n".join(f"{name}: {found.sentence(confidence_level)}" for name, found in profiles.items())
+        closing = terminal.more(0, notes=False, everything=False)
+        terminal.show(answer_screen(opening, plain_short_table(table), closing))
     if out is not None:
         with writing_into(out):
             paths = table.save(out, overwrite=overwrite)

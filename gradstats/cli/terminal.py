@@ -228,7 +228,7 @@ def show_comparison(
         opening: the line on what was measured.
         notes: what qualifies the numbers.
         everything: print all rows and columns.
-        with_notes: whether the caller prints the notes.
+        with_notes: print the notes.
     """
     from gradstats.cli.answers import first_screen
     from gradstats.report.verdict import compared_first, verdicts
@@ -237,6 +237,8 @@ def show_comparison(
     show(first_screen(opening, verdicts(None, compared), compared, more(len(notes), with_notes, everything)))
     if everything:
         show_variance(frame)
+    if with_notes:
+        show_notes(notes)
 
 
 def show_alpha_report(report: AlphaReport) -> None:
@@ -244,7 +246,7 @@ def show_alpha_report(report: AlphaReport) -> None:
     fit = report.fit
     console.print(
         f"α = {fit.alpha:.4f}, standard error {report.stderr:.3f}, {report.confidence_level:.0%} interval "
-        f"[{report.low:.3f}, {report.high:.3f}] ({report.interval}); slope 2α = {fit.slope:.4f}, R² = "
+        f"[{report.low:.3f}, {report.high:.3f}] ({report.interval}) by {fit.method}; slope 2α = {fit.slope:.4f}, R² = "
         f"{fit.r_squared:.2f}, n = {fit.n}"
     )
     show_notes([*report.beside(), *report.sentences()])

@@ -6,18 +6,20 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
-from gradstats.analyses.declaration import Analysis, FurtherTable
+from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
 from gradstats.report.tables import Table
+from gradstats.report.verdict import common_scale, joined_name, shortened
 from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
-from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
+from gradstats.stats.variance.result import EQUAL, Comparison, best_rows, equal_by_construction, frame_of, lowest
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")
@@ -219,3 +221,146 @@ def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Ta
         label=analysis.label or f"tab:{analysis.name}",
         names=columns,
     )
+
+
+@dataclass(frozen=True)
+class ShortRow:
+    """A row of a short table.
+
+    Attributes:
+        names: of the estimators that share it, or of the row itself.
+        scale: of the first estimator's gradient over that of the others.
+        rest: what distinguishes the row from others of the same estimators, such as a bin; "" where there is one.
+        cells: the columns.
+        block: the number of its estimators, whose rows follow one another.
+    """
+
+    names: tuple[str, ...]
+    scale: float
+    rest: str
+    cells: tuple[str, ...]
+    block: int = 0
+
+    def estimators(self, width: int) -> str:
+        """Name the estimators in at most so many letters."""
+        return joined_name(self.names, self.scale, width)
+
+    def name(self, width: int) -> str:
+        """Name the row in at most so many letters, of which the estimators give way to the rest."""
+        return shortened(f"{self.estimators(width - len(self.rest))}{self.rest}", width)
+
+
+@dataclass(frozen=True)
+class ShortTable:
+    """The table of a first screen and of a section of the page: what answers, in few rows and columns."""
+
+    heading: str
+    headings: tuple[str, ...]
+    rows: tuple[ShortRow, ...]
+    in_blocks: bool = False
+
+    def cells(self, width: int) -> tuple[list[str], list[list[str]]]:
+        """Return headings and rows as text, with names of at most so many letters."""
+        return [self.heading, *self.headings], [[row.name(width), *row.cells] for row in self.rows]
+
+
+def plain_short_table(table: Table) -> ShortTable:
+    """Return a table with its rows and columns as they are."""
+    (heading, *headings), rows = table.cells("plain")
+    return ShortTable(heading, tuple(headings), tuple(ShortRow((row[0],), 1.0, "", tuple(row[1:])) for row in rows))
+
+
+# Stands for the estimator in the name of a row.
+_ESTIMATOR = "\0"
+
+
+def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: Table | None = None) -> ShortTable:
+    """Return the short table of an analysis: its short columns, without those that hold no value.
+
+    Where the analysis ranks its rows, estimators that are equal up to a scale share theirs, and rows are sorted by what
+    is judged.
+
+    Args:
+        declared: the analysis, or a further table of one.
+        frame: of its answer.
+        whole: the table of this frame, where it has been made.
+    """
+    table, ranking = whole or analysis_table(declared, frame), declared.ranking
+    headings, texts = table.cells("plain")
+    wanted = declared.first_shown(frame)
+    of_scale = "" if ranking is None else declared.headings_of(frame).get(ranking.scale, "")
+    known = {
+        name: at
+        for at, (name, triples) in enumerate(table.columns.items(), 1)
+        if name in wanted and _says_something(triples, exactly=name != of_scale)
+    }
+    shown, cells = tuple(headings[at] for at in known.values()), [tuple(row[at] for at in known.values()) for row in texts]
+    if ranking is None:
+        rows = tuple(ShortRow((name,), 1.0, "", row) for name, row in zip(table.rows, cells, strict=True))
+        return ShortTable(table.heading, shown, rows)
+    numbers = declared.shown(frame).reset_index(drop=True)
+    compared = [table.columns[name] for name in known if name != of_scale]
+    estimators = _ranked_estimators(numbers, declared, ranking, compared)
+    chosen = [(block, one, at) for block, one in enumerate(estimators) for at in one.rows]
+    if not ranking.in_blocks:
+        chosen.sort(key=lambda row: row[1].judged[row[1].rows.index(row[2])])
+    rows = tuple(ShortRow(one.names, one.scale, one.rest[at], cells[at], block) for block, one, at in chosen)
+    return ShortTable(table.heading, shown, rows, ranking.in_blocks)
+
+
+def _says_something(triples: Sequence[Triple], *, exactly: bool) -> bool:
+    """Return whether a column holds a number; one that is known exactly counts only where that is asked for."""
+    return any(any(map(math.isfinite, triple)) and (exactly or triple[1] != triple[2]) for triple in triples)
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """Estimators with equal numbers, and the rows of the first of them."""
+
+    names: tuple[str, ...]
+    scale: float
+    rows: tuple[int, ...]
+    rest: Mapping[int, str]  # of the name of each row
+    judged: tuple[float, ...]  # of each row, the least first
+
+
+def _ranked_estimators(
+    numbers: pd.DataFrame, declared: Analysis | FurtherTable, ranking: Ranking, columns: Sequence[Sequence[Triple]]
+) -> list[_Ranked]:
+    """Return the estimators in order of what is judged, the reference first where their rows stay together."""
+    reference = str(numbers.attrs.get("reference", numbers["estimator"].iloc[0] if len(numbers) else ""))
+    records = numbers.to_dict("records")
+    rest = {
+        at: str(declared.row_name({**row, "estimator": _ESTIMATOR})).removeprefix(_ESTIMATOR)
+        for at, row in enumerate(records)
+    }
+    of_each: dict[str, list[int]] = {}
+    for at, row in enumerate(records):
+        of_each.setdefault(str(row["estimator"]), []).append(at)
+    judged = {at: _judged(row, ranking) for at, row in enumerate(records)}
+    scales = {label: _scale(records[rows[0]], ranking) for label, rows in of_each.items()}
+    alike: dict[object, list[str]] = {}
+    for label, rows in of_each.items():
+        # Of what is not resolved no one knows whether it is equal.
+        known = "" if any(math.isfinite(judged[at]) for at in rows) else label
+        alike.setdefault((known, *(rest[at] for at in rows)), []).append(label)
+    found = []
+    for labels in alike.values():
+        flat = [[number for at in of_each[label] for column in columns for number in column[at]] for label in labels]
+        for group in equal_by_construction(flat):
+            names = sorted((labels[at] for at in group), key=lambda label: label != reference)
+            rows = tuple(of_each[names[0]])
+            scale = common_scale([scales[name] for name in names])
+            found.append(_Ranked(tuple(names), scale, rows, rest, tuple(judged[at] for at in rows)))
+    return sorted(found, key=lambda one: (ranking.in_blocks and reference not in one.names, min(one.judged)))
+
+
+def _judged(row: Mapping[Hashable, Any], ranking: Ranking) -> float:
+    """Return what a row is sorted by: the estimate or else an end, so that the best comes first; ∞ for none."""
+    numbers = [float(row[f"{ranking.column}{end}"]) for end in ("", "_low", "_high")]
+    value = next(filter(math.isfinite, numbers), math.nan)
+    return math.inf if math.isnan(value) else -value if ranking.most_first else value
+
+
+def _scale(row: Mapping[Hashable, Any], ranking: Ranking) -> float:
+    return float(row[ranking.scale]) if ranking.scale else 1.0

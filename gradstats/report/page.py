@@ -25,6 +25,7 @@ from gradstats.report.analysis_tables import (
     TOGETHER,
     best_set_marks,
     frame_in_words,
+    short_table,
     variance_columns,
 )
 from gradstats.report.columns import INDEX
@@ -452,11 +453,8 @@ def _question(
     declared = next((one for one in analysis.tables if not one.as_comparison), None)
     table = tables.get(name if declared is analysis or declared is None else declared.name)
     if table is not None and not about.get(SETTLED):
-        headings, rows = table.cells("plain")
-        known = analysis.first_shown(frame_in_words(table.source)) if declared is analysis else []
-        shown = [0, *(at for at, heading in enumerate(table.columns, 1) if heading in known or not known)]
-        found["headings"] = [headings[at] for at in shown]
-        found["rows"] = [[row[at] for at in shown] for row in rows]
+        short = short_table(declared or analysis, frame_in_words(table.source), table)
+        found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
         found["caption"] = table.full_caption
     return found
 

@@ -104,14 +104,9 @@ class Noise:
         >>> Noise(("rloo", "group_mean", "dr_grpo"), 8 / 7, (1, 1, 1), (1, 1)).name()
         'rloo = group_mean = dr_grpo at 8/7'
         """
-        first, others = naming(self.labels[0]), len(self.labels) - 1
-        if others and not self.alike:
-            scale = "" if abs(self.scale - 1) < _SEVENTHS else f" at {_as_fraction(self.scale)}"
-            full = f"{' = '.join(map(naming, self.labels))}{scale}"
-            if len(full) <= width:
-                return full
-            return f"{shortened(first, width - 12)} and {others} equal"
-        return shortened(first, width - 11) + f" and {others} more" if others else shortened(first, width)
+        if not self.alike:
+            return joined_name(list(map(naming, self.labels)), self.scale, width)
+        return f"{shortened(naming(self.labels[0]), width - 11)} and {len(self.labels) - 1} more"
 
     def text(self) -> str:
         """Write the relative noise with its interval; of rows that look alike, the range of their estimates."""
@@ -131,6 +126,26 @@ class Noise:
             if low >= 0.01
             else f"≤ {100 * high:.0f} %"
         )
+
+
+def joined_name(names: Sequence[str], scale: float, width: int) -> str:
+    """Name estimators that are equal up to a scale in at most so many letters.
+
+    >>> joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 80), joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 20)
+    ('rloo = group_mean = dr_grpo', 'rloo and 2 equal')
+    """
+    if len(names) > 1:
+        at = "" if abs(scale - 1) < _SEVENTHS else f" at {_as_fraction(scale)}"
+        full = f"{' = '.join(names)}{at}"
+        return full if len(full) <= width else f"{shortened(names[0], width - 12)} and {len(names) - 1} equal"
+    return shortened(names[0], width)
+
+
+def common_scale(scales: Sequence[float]) -> float:
+    """Return the first of some scales over that of all others; 1 where these differ or are not known."""
+    relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
+    common = relative and all(math.isclose(one, relative[0], rel_tol=EQUAL) for one in relative)
+    return relative[0] if common else 1.0
 
 
 def _as_fraction(scale: float) -> str:
@@ -231,13 +246,10 @@ def _same(one: Triple, other: Triple, tolerance: float) -> bool:
 
 
 def _joined(rows: Sequence[Mapping[Any, Any]], reference: str) -> Noise:
-    scales = [math.sqrt(_number(row, "ratio")) for row in rows]
-    relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
-    common = relative and all(math.isclose(scale, relative[0], rel_tol=EQUAL) for scale in relative)
     shown, bias = _shown(rows[0], JUDGED.name), _shown(rows[0], _BIAS)
     return Noise(
         labels=tuple(str(row["estimator"]) for row in rows),
-        scale=relative[0] if common else 1.0,
+        scale=common_scale([math.sqrt(_number(row, "ratio")) for row in rows]),
         shown=shown,
         together=(_together(rows[0], "low", shown[1]), _together(rows[0], "high", shown[2])),
         bias=bias if bias[1] > ROUNDING else UNKNOWN,

@@ -152,7 +152,7 @@ def test_the_first_screen_is_sorted_and_says_what_equal_alignment_takes(sample):
     assert shown == ["critical batch", "prompts for equal alignment", "alignment"]
     headings, rows = table.cells("plain")
     assert next(row for row in rows if row[0] == "rloo")[2] == "1"
-    screen = answer_screen(found.sentence(), headings, rows, shown)
+    screen = answer_screen(found.sentence(), short_table(analysis, frame))
     assert max(map(len, screen)) <= 80
     first = next(line for line in range(len(screen)) if "prompts for equal" in screen[line])
     assert screen[first + 1].split() == ["estimator", "critical", "batch", "alignment"]

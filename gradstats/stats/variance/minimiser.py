@@ -175,12 +175,12 @@ def written_interval(low: float, high: float, values: Sequence[float] | np.ndarr
     Example:
         >>> from gradstats.stats.variance.minimiser import written_interval
         >>> written_interval(-1.0, 0.25, [-1.0, 0.0, 1.0])
-        '[≤ -1, 0.25]'
+        '[≤ −1, 0.25]'
     """
     first, last = np.min(values), np.max(values)
     below = "≤ " if np.isfinite(low) and low <= first else ""
     above = "≥ " if np.isfinite(high) and high >= last else ""
-    return f"[{below}{low:.{digits}g}, {above}{high:.{digits}g}]"
+    return f"[{below}{low:.{digits}g}, {above}{high:.{digits}g}]".replace("-", "−")
 
 
 def minimiser_of(
