@@ -27,6 +27,7 @@ from gradstats.stats.length_scaling.diagnostics import (
 )
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
+from gradstats.stats.numbers import number_alone
 from gradstats.stats.printed import records
 from gradstats.stats.token_profiles import has_token_energies
 from gradstats.stats.variance.quantities import in_metric
@@ -163,14 +164,14 @@ class AlphaReport(Result):
         if self.curvature is not None and self.curvature.pvalue < CURVED_BELOW:
             trend = "steepens" if self.curvature.curvature > 0 else "flattens"
             sentences.append(
-                f"One power law does not fit: the line {trend} with length (p = {self.curvature.pvalue:.1g}), so α is "
+                f"One power law does not fit: the line {trend} with length (p = {number_alone(self.curvature.pvalue, 1)}), so α is "
                 "an average over these lengths."
             )
         if self.influence is not None:
             prompt, without, change = (self.influence[name].iloc[0] for name in ("prompt", "alpha", "change"))
             inside = self.low <= without <= self.high
             sentences.append(
-                f"Leaving out one prompt moves α by at most {abs(change):.2g} (prompt {prompt}, to {without:.3f})"
+                f"Leaving out one prompt moves α by at most {number_alone(abs(change), 2)} (prompt {prompt}, to {without:.3f})"
                 f"{'' if inside else ', outside the interval'}."
             )
         return sentences

@@ -20,6 +20,7 @@ from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
+from gradstats.stats.numbers import number_with_interval
 from gradstats.system.late import pd, plt, special
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class LengthRewardCorrelation(Result):
                 f"The correlation of length and reward within prompts cannot be estimated: only {prompts} completions "
                 "that differ in both."
             )
-        estimate = f"{self.correlation:.2f} [{low:.2f}, {high:.2f}]"
+        estimate = number_with_interval(self.correlation, low, high, limits=(-1.0, 1.0))
         basis = f"{confidence_level:.0%} interval, {self.n_prompts} prompts that vary in both"
         if low > 0 or high < 0:
             often = "more" if low > 0 else "less"

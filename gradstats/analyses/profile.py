@@ -16,6 +16,7 @@ from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_sc
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
 from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.variance.comparison import compare
+from gradstats.stats.variance.quantities import QUANTITIES, filled_in
 from gradstats.stats.variance.result import VarianceComparison
 from gradstats.system.late import pd
 
@@ -33,13 +34,13 @@ PROFILE_QUANTITIES = {
     "median_length": "median length, tokens",
     "mean_entropy": "entropy per token, nats",
     "share_above_half_nat": f"share of tokens above {CHOICE:g} nats",
-    "tokens_with_choice": f"tokens above {CHOICE:g} nats per completion",
+    "tokens_with_choice": "such tokens per completion",
     "log_residual_sd": "sd of log‖S‖² about the line",
     "effective_share": "effective share of completions",
-    "n_long": f"completions of {LONG} tokens or more",
-    "top16_share": f"logit proxy of these on the {HEAVIEST} heaviest tokens",
-    "wrong_over_right": "mean ‖S‖², wrong over right answers",
-    "optimal_constant_ratio": "best constant baseline over mean reward",
+    "n_long": f"completions of {LONG}+ tokens",
+    "top16_share": f"share of their {HEAVIEST} heaviest tokens",
+    "wrong_over_right": "‖S‖², wrong over right answers",
+    "optimal_constant_ratio": "best constant over mean reward",
     "alpha_pooled": "α, all completions",
     "alpha_within": "α, within prompts",
 }
@@ -130,8 +131,9 @@ class PolicyProfile(Result):
             ends = (np.nan, np.nan) if fit is None else fit.confidence_interval(confidence_level)
             rows.append((name, heading, float(getattr(self, name)), *ends))
         table = self.comparison.to_frame(confidence_level)
+        heading = filled_in(QUANTITIES["ratio"].heading, table.attrs)
         for label, value, low, high in table[["estimator", "ratio", "ratio_low", "ratio_high"]].itertuples(index=False):
-            rows.append((f"ratio of {label}", f"tr Cov of {label} over RLOO's", value, low, high))
+            rows.append((f"ratio of {label}", f"{heading}, {label}", value, low, high))
         frame = pd.DataFrame(rows, columns=["quantity", "heading", "value", "low", "high"])
         frame.attrs["confidence_level"] = confidence_level
         return frame
@@ -244,7 +246,7 @@ ANALYSIS = Analysis(
     also=(
         *(Column(name, meaning) for name, meaning in PROFILE_QUANTITIES.items()),
         Column("policy", "name of the policy", file="report/tables.py"),
-        Column("ratio", "tr Cov of an estimator over RLOO's", file="stats/variance/estimates.py"),
+        Column("ratio", "variance of an estimator over that of rloo", file="stats/variance/estimates.py"),
     ),
     headings={"value": "value"},
     ends=None,

@@ -19,7 +19,7 @@ from gradstats.estimators.recipes.components import Component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.numbers import number_with_interval
+from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.system.late import pd
 
@@ -152,8 +152,7 @@ class RatioDiagnostics(Result):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State whether there is anything to correct, and what the completions are worth."""
-        difference = f"largest difference of a token's log-probability {float(f'{self.largest:.1g}'):g}"
-        difference = difference.replace("e-0", "e-")
+        difference = f"largest difference of a token's log-probability {number_alone(self.largest, 1)}"
         if self.is_settled:
             return f"Sampler and scorer agree ({difference}): nothing to correct."
         size = self.product.effective_sample_size.value

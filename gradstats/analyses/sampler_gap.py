@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler, effective_sample_size
+from gradstats.stats.numbers import number_alone
 from gradstats.stats.on_policy import SAMPLER_SETTINGS, departures_of, other_policy_of
 from gradstats.stats.printed import Printed, records
 from gradstats.system.late import pd
@@ -123,18 +124,18 @@ class SamplerGap(Printed):
         tokens = np.concatenate(self.gaps)
         tokens = np.abs(tokens[np.isfinite(tokens)])
         difference = (
-            f"the log-probabilities of sampler and scorer differ by a median {np.median(tokens):.2g} nats per token "
-            f"and {np.quantile(tokens, 0.99):.2g} at the 99th percentile"
+            f"the log-probabilities of sampler and scorer differ by a median {number_alone(float(np.median(tokens)), 2)} nats per token "
+            f"and {number_alone(float(np.quantile(tokens, 0.99)), 2)} at the 99th percentile"
         )
         if not self.off_policy:
             small = np.quantile(tokens, 0.99) < _ROUNDING
             cause = "rounding" if small else "other kernels or another precision"
             return f"Sampler and scorer agree: {difference}, as {cause} would explain."
-        drift = f"{difference}; KL(sampler‖scorer) is {self.token_kl.value:.2g} nats per token"
+        drift = f"{difference}; KL(sampler‖scorer) is {number_alone(self.token_kl.value, 2)} nats per token"
         if self.n_sequences:
             low, high = self.sequence_distance.confidence_interval(confidence_level)
             drift += (
-                f" and {self.sequence_kl.value:.3g} a completion, so that a success rate under the scored distribution "
+                f" and {number_alone(self.sequence_kl.value)} a completion, so that a success rate under the scored distribution "
                 f"may differ from the measured one by up to {self.sequence_distance.value:.2f} "
                 f"[{max(low, 0.0):.2f}, {min(high, 1.0):.2f}], and the effective sample size of "
                 f"{self.n_sequences} completions is {self.effective_sample_size:.1f}"

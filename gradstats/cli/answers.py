@@ -22,7 +22,7 @@ _INDENT = "  "
 _GAP = "   "  # between columns
 _TOPIC = 7  # columns of the topics of verdicts
 # Columns of names in a table, in one with room for one column alone, and in that of relative noise beside a bias.
-_LONGEST_NAME, _SHORTENED_NAME, _LONGEST_BESIDE_BIAS = 36, 34, 28
+_LONGEST_NAME, _SHORTENED_NAME, _LONGEST_BESIDE_BIAS = 36, 32, 28
 _BIAS = "bias"
 # The axis does not reach beyond these, whatever the intervals.
 _FARTHEST = 8.0

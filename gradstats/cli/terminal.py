@@ -244,7 +244,7 @@ def show_comparison(
 def show_alpha_report(report: AlphaReport) -> None:
     """Print the fit of α in full, what qualifies it and α of each block of parameters."""
     fit = report.fit
-    console.print(
+    show_sentence(
         f"α = {fit.alpha:.4f}, standard error {report.stderr:.3f}, {report.confidence_level:.0%} interval "
         f"[{report.low:.3f}, {report.high:.3f}] ({report.interval}) by {fit.method}; slope 2α = {fit.slope:.4f}, R² = "
         f"{fit.r_squared:.2f}, n = {fit.n}"

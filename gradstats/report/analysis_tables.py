@@ -270,6 +270,8 @@ def plain_short_table(table: Table) -> ShortTable:
     return ShortTable(heading, tuple(headings), tuple(ShortRow((row[0],), 1.0, "", tuple(row[1:])) for row in rows))
 
 
+# The estimator that others are compared with, where a table does not say.
+_REFERENCE = "rloo"
 # Stands for the estimator in the name of a row.
 _ESTIMATOR = "\0"
 
@@ -328,15 +330,17 @@ def _ranked_estimators(
     numbers: pd.DataFrame, declared: Analysis | FurtherTable, ranking: Ranking, columns: Sequence[Sequence[Triple]]
 ) -> list[_Ranked]:
     """Return the estimators in order of what is judged, the reference first where their rows stay together."""
-    reference = str(numbers.attrs.get("reference", numbers["estimator"].iloc[0] if len(numbers) else ""))
+    labels = list(dict.fromkeys(numbers["estimator"].astype(str)))
+    # A run asks of its reference first.
+    reference = str(numbers.attrs.get("reference", _REFERENCE if _REFERENCE in labels else next(iter(labels), "")))
     records = numbers.to_dict("records")
     rest = {
         at: str(declared.row_name({**row, "estimator": _ESTIMATOR})).removeprefix(_ESTIMATOR)
         for at, row in enumerate(records)
     }
-    of_each: dict[str, list[int]] = {}
+    of_each: dict[str, list[int]] = {label: [] for label in labels}
     for at, row in enumerate(records):
-        of_each.setdefault(str(row["estimator"]), []).append(at)
+        of_each[str(row["estimator"])].append(at)
     judged = {at: _judged(row, ranking) for at, row in enumerate(records)}
     scales = {label: _scale(records[rows[0]], ranking) for label, rows in of_each.items()}
     alike: dict[object, list[str]] = {}
@@ -345,10 +349,10 @@ def _ranked_estimators(
         known = "" if any(math.isfinite(judged[at]) for at in rows) else label
         alike.setdefault((known, *(rest[at] for at in rows)), []).append(label)
     found = []
-    for labels in alike.values():
-        flat = [[number for at in of_each[label] for column in columns for number in column[at]] for label in labels]
+    for among in alike.values():
+        flat = [[number for at in of_each[label] for column in columns for number in column[at]] for label in among]
         for group in equal_by_construction(flat):
-            names = sorted((labels[at] for at in group), key=lambda label: label != reference)
+            names = sorted((among[at] for at in group), key=lambda label: label != reference)
             rows = tuple(of_each[names[0]])
             scale = common_scale([scales[name] for name in names])
             found.append(_Ranked(tuple(names), scale, rows, rest, tuple(judged[at] for at in rows)))

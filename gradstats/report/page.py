@@ -43,7 +43,7 @@ from gradstats.report.verdict import (
     verdicts,
     what_is_open,
 )
-from gradstats.stats.numbers import Triple, common_exponent, number_with_interval
+from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, power_of_ten
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.stats.variance.result import best_rows
 from gradstats.system.files import atomic_path, read_json, to_json
@@ -184,7 +184,7 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
         if column is not None:
             exponent = common_exponent(column.triples)
             name = f"{column.quantity}_simultaneous" if column.together else column.quantity
-            columns.append(column_definition(name, column.heading + (f" (×10^{exponent})" if exponent else "")))
+            columns.append(column_definition(name, column.heading + (f" (×{power_of_ten(exponent)})" if exponent else "")))
             bold = best if column.quantity == JUDGED.name and not column.together else []
             for number, (row, triple) in enumerate(zip(rows, column.triples, strict=True)):
                 row["cells"].append(cell(triple, exponent, bold=number in bold))

@@ -25,7 +25,7 @@ from gradstats.report.latex import (
     refuse_unknown,
 )
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
-from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, triples_of
+from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, power_of_ten, triples_of
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import (
     MARK,
@@ -271,4 +271,4 @@ def _in_powers(heading: str, exponent: int, markup: str) -> str:
         return heading
     if markup == "latex":
         return rf"{heading} ($\times 10^{{{exponent}}}$)"
-    return f"{heading} (×10^{exponent})"
+    return f"{heading} (×{power_of_ten(exponent)})"

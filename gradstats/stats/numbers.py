@@ -120,7 +120,7 @@ def number_with_interval(
     widest = max(sizes, default=0.0)
     own = math.floor(math.log10(widest)) if 0 < widest < _SMALL or widest >= _LARGE else 0
     value, low, high, margin = (one / 10.0**own for one in (value, low, high, margin))
-    number, interval = _in_brackets(value, low, high, margin, power=f"e{own}" if own else "")
+    number, interval = _in_brackets(value, low, high, margin, power=f"·{power_of_ten(own)}" if own else "")
     if markup == "html" and number and interval:
         interval = f'<span class="ends">{interval}</span>'
     return " ".join(part for part in (number, interval) if part)
@@ -246,11 +246,23 @@ def percentage(share: float, low: float, high: float) -> str:
     return f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def number_alone(number: float) -> str:
-    """Return a number without interval: a count in full, others to three significant digits.
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power_of_ten(exponent: int) -> str:
+    """Write a power of ten in text.
+
+    >>> power_of_ten(-11)
+    '10⁻¹¹'
+    """
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+
+
+def number_alone(number: float, digits: int = 3) -> str:
+    """Return a number without interval: a count in full, others to so many significant digits.
 
     >>> number_alone(0.87123), number_alone(12345.6), number_alone(96.0), number_alone(2.31e-11)
-    ('0.871', '12,300', '96', '2.31e-11')
+    ('0.871', '12,300', '96', '2.31·10⁻¹¹')
     """
     if math.isnan(number):
         return UNRESOLVED
@@ -261,8 +273,8 @@ def number_alone(number: float) -> str:
         return _fixed(float(nearest), 0)
     size = math.floor(math.log10(abs(number)))
     if not _SMALL <= abs(number) < _LARGE:
-        return f"{_trimmed(_fixed(number / 10.0**size, 2))}e{size}"
-    return _trimmed(_fixed(number, 2 - size))
+        return f"{_trimmed(_fixed(number / 10.0**size, digits - 1))}·{power_of_ten(size)}"
+    return _trimmed(_fixed(number, digits - 1 - size))
 
 
 def _trimmed(text: str) -> str:

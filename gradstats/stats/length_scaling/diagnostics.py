@@ -13,6 +13,7 @@ from gradstats.stats.jackknife import Estimate
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.regression import RegressionLine, least_squares
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
+from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.printed import Printed
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
 from gradstats.system.late import linalg, pd
@@ -118,9 +119,9 @@ class MundlakTest(Tested):
         low, high = self.confidence_interval(confidence_level)
         estimate = (
             f"Longer answers to the same prompt give α = {self.alpha_within:.3f}, prompts with longer answers "
-            f"α = {self.alpha_between:.3f}; the difference {self.difference:.3f} [{low:.3f}, {high:.3f}] is"
+            f"α = {self.alpha_between:.3f}; the difference {number_with_interval(self.difference, low, high)} is"
         )
-        test = f"(Mundlak's test, p = {self.pvalue:.2g})"
+        test = f"(Mundlak's test, p = {number_alone(self.pvalue, 2)})"
         if low > 0 or high < 0:
             return f"{estimate} significant, so that α of all completions mixes the two {test}."
         return f"{estimate} not resolved {test}."

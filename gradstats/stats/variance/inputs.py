@@ -34,6 +34,7 @@ from gradstats.estimators.recipes.weightings import ByWeightings, weighting_name
 from gradstats.measurement.measurement import Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
+from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.on_policy import departures_of, other_policy_of
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.stats.variance.moments import (
@@ -177,7 +178,7 @@ def _about_on_policy(ratios: RatioSpread | None, differences: Sequence[str], agr
     assert ratios is not None
     return (
         f"the samples count as on-policy: importance ratios of whole completions have a χ² of {_short(ratios)}, which "
-        f"moves the expected gradient by at most {np.sqrt(ratios.chi_squared.value):.2g} times the root mean square "
+        f"moves the expected gradient by at most {number_alone(float(np.sqrt(ratios.chi_squared.value)), 2)} times the root mean square "
         "gradient of a completion"
     )
 
@@ -199,7 +200,7 @@ def _about_importance(ratios: RatioSpread | None, differences: Sequence[str], fa
 def _short(ratios: RatioSpread | None) -> str:
     assert ratios is not None
     low, high = ratios.chi_squared.confidence_interval(0.95)
-    return f"{ratios.chi_squared.value:.2g} [{low:.2g}, {high:.2g}]"
+    return number_with_interval(ratios.chi_squared.value, low, high)
 
 
 @dataclass(frozen=True)
