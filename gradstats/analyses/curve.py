@@ -154,9 +154,9 @@ class VarianceCurve(Result):
         at = f"{self.minimiser:.3g}".replace("-", "−")
         per_completion = " at an equal total of completions" if self.parameter == GROUP_SIZE else ""
         text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
-        if self.lowest is not None and self.lowest.is_at_an_end:
-            return f"{text} {written_interval(low, high, self.values)}, an end of the range: it may be less beyond."
         ends = "" if low == high else f" {written_interval(low, high, self.values)}"
+        if self.lowest is not None and self.lowest.is_at_an_end:
+            return f"{text}{ends}, an end of the range: it may be less beyond."
         costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()
         if not len(costs):
             return f"{text}{ends}."
@@ -497,7 +497,7 @@ def parameter_values(text: str) -> tuple[str, np.ndarray]:
     try:
         if ":" in given:
             first, last, count = given.split(":")
-            values = np.linspace(float(first), float(last), int(count))
+            values = np.linspace(float(first), float(last), int(count)).round(12)  # of −0.3, …, 0.1 the 0 is 0
         else:
             values = np.array([float(value) for value in given.split(",")])
     except ValueError:

@@ -376,10 +376,36 @@ def plan_ratio(
         >>> plan.n_prompts, plan.n_prompts_low < plan.n_prompts < plan.n_prompts_high
         (485, True)
     """
-    level = require_level(confidence_level)
+    require_level(confidence_level)
     frame = pilot if isinstance(pilot, pd.DataFrame) else pilot.to_frame(confidence_level)
     if quantity not in RATIOS:
         raise ValueError(f"quantity={quantity!r} is not a ratio to be planned: choose {' or '.join(RATIOS)}")
+    return _planned_ratio(
+        frame,
+        estimator,
+        _stderr_of_logarithm(pilot, estimator, quantity),
+        ratio,
+        confidence_level,
+        quantity=quantity,
+        within=within,
+        equivalent=equivalent,
+        tokens_per_completion=tokens_per_completion,
+    )
+
+
+def _planned_ratio(
+    frame: pd.DataFrame,
+    estimator: str,
+    stderr: float,
+    ratio: float | None = None,
+    level: float = CONFIDENCE_LEVEL,
+    *,
+    quantity: str,
+    within: float | None = None,
+    equivalent: float | None = None,
+    tokens_per_completion: float = math.nan,
+) -> RatioPlan:
+    """Plan from the frame of a pilot and the standard error of the logarithm, NaN for that of the interval's width."""
     rows = frame.loc[frame["estimator"] == estimator]
     if len(rows) != 1:
         raise ValueError(
@@ -398,7 +424,6 @@ def plan_ratio(
     goal = _goal_of(wanted, within, equivalent)
     if goal == 0.0:
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
-    stderr = _stderr_of_logarithm(pilot, estimator, quantity)
     if not stderr > 0:
         width = (math.log(high) - math.log(low)) / 2.0
         stderr = width / float(special.stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0))
@@ -415,7 +440,7 @@ def plan_ratio(
         quantity=quantity,
         ratio=wanted,
         stderr_of_one=of_one,
-        confidence_level=confidence_level,
+        confidence_level=level,
         fewest_prompts=fewest,
         within=within,
         equivalent=equivalent,
@@ -443,6 +468,32 @@ def _goal_of(wanted: float, within: float | None, equivalent: float | None) -> f
     if not room > 0:
         raise ValueError(f"a ratio of {wanted:g} is not within {equivalent:g} of 1: give a larger share as equivalent")
     return room
+
+
+def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None = None) -> dict[str, int | None]:
+    """Plan as :func:`plan_ratio` does for each estimator whose relative noise is not resolved from 1.
+
+    Those that are equal to the reference within 5 % by estimate are left out.
+
+    Args:
+        frame: of a comparison at one group size.
+        pilot: that comparison, whose standard errors plan closer than the intervals of a small frame do.
+
+    Returns:
+        Label → prompts that are enough in 80 % of studies; None where the data do not say.
+    """
+    found: dict[str, int | None] = {}
+    ends = frame[[f"{JUDGED.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
+    for label, (value, low, high) in zip(frame["estimator"].astype(str), ends.tolist(), strict=True):
+        if not (low < high and low <= 1.0 <= high and value > 0 and abs(math.log(value)) > math.log1p(EQUAL_WITHIN)):
+            continue
+        found[label] = None
+        if 0 < low and high < math.inf:
+            stderr = math.nan if pilot is None else _stderr_of_logarithm(pilot, label, JUDGED.name)
+            level = float(frame.attrs["confidence_level"])
+            enough = _planned_ratio(frame, label, stderr, None, level, quantity=JUDGED.name).n_prompts_assured
+            found[label] = int(enough) if np.isfinite(enough) else None
+    return found
 
 
 def _stderr_of_logarithm(pilot: Comparison | pd.DataFrame, estimator: str, quantity: str) -> float:

@@ -297,7 +297,7 @@ def _show(
         terminal.show_alpha(found, source, everything, with_notes)
         return
     if analysis.section == "variance":
-        terminal.show_comparison(frame, headline_of(source, asked_of.rollouts), notes, everything, with_notes)
+        terminal.show_comparison(found, frame, headline_of(source, asked_of.rollouts), notes, everything, with_notes)
         return
     tables = [one for one in analysis.tables if one.declared_headings or one.as_comparison]
     closing = terminal.more(len(notes), with_notes, everything or not tables)

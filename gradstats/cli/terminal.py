@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
+    from gradstats.stats.variance.result import VarianceComparison
 
 _PIPED = 80  # columns of a file or a pipe
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
@@ -147,7 +148,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     alpha = None if result.alpha is None else result.alpha.summary()
     level = result.run.experiment.variance.confidence_level
     frame = None if result.comparison is None else result.comparison.to_frame(level)
-    compared = None if frame is None else compared_first(frame)
+    compared = None if frame is None else compared_first(frame, result.comparison)
     page = next((path for path in reversed(result.paths) if path.suffix == ".html"), None)
     said = notes_of_run(result)
     closing = [] if page is None else [f"  {page}   figures and tables"]
@@ -219,11 +220,17 @@ def show_alpha(report: AlphaReport, source: str, everything: bool = False, notes
 
 
 def show_comparison(
-    frame: pd.DataFrame, opening: str, notes: Sequence[str], everything: bool = False, with_notes: bool = False
+    comparison: VarianceComparison,
+    frame: pd.DataFrame,
+    opening: str,
+    notes: Sequence[str],
+    everything: bool = False,
+    with_notes: bool = False,
 ) -> None:
     """Print the verdicts of a comparison and its relative noise, and on request all of its columns.
 
     Args:
+        comparison: the estimators.
         frame: of the comparison.
         opening: the line on what was measured.
         notes: what qualifies the numbers.
@@ -233,7 +240,7 @@ def show_comparison(
     from gradstats.cli.answers import first_screen
     from gradstats.report.verdict import compared_first, verdicts
 
-    compared = compared_first(frame)
+    compared = compared_first(frame, comparison)
     show(first_screen(opening, verdicts(None, compared), compared, more(len(notes), with_notes, everything)))
     if everything:
         show_variance(frame)

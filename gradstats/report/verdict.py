@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.alpha import CURVED_BELOW
+from gradstats.analyses.plan import prompts_to_distinguish
 from gradstats.stats.numbers import ROUNDING, Triple, number_with_interval, readable
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
-from gradstats.stats.variance.result import EQUAL, NEEDED, equal_by_construction
+from gradstats.stats.variance.result import EQUAL, NEEDED, VarianceComparison, equal_by_construction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +58,7 @@ class Verdict:
     """One line of the answer.
 
     Attributes:
-        topic: what it is about, in a word: α, best, avoid, bias, batch.
+        topic: what it is about, in a word: α, best, avoid, bias, open, batch.
         text: the verdict.
     """
 
@@ -177,6 +178,8 @@ class Compared:
         about: how they were compared: the ``.attrs`` of the frame.
         group_size: completions per group of these rows, where the comparison has several sizes; else None.
         batch: prompts at which signal and noise of the reference are equal, with an interval.
+        planned: estimators whose relative noise is not resolved from 1, with the prompts that would resolve it; None
+            where that cannot be said.
     """
 
     reference: str
@@ -186,6 +189,7 @@ class Compared:
     about: Mapping[Hashable, Any]
     group_size: float | None = None
     batch: Triple = UNKNOWN
+    planned: Mapping[str, int | None] = field(default_factory=dict)
 
     def rows(self) -> list[Noise]:
         """Return the rows of a short table: neighbours that no one could tell apart share one.
@@ -202,8 +206,17 @@ class Compared:
         return [_alike(group) if len(group) > 1 else group[0] for group in merged]
 
 
-def compared_first(frame: pd.DataFrame) -> Compared:
-    """Sort the rows of a comparison, those of its first group size where it has several."""
+#: Entry of a comparison's ``.attrs`` in a run: what is planned of it, so that its page says what its terminal said.
+PLANNED = "prompts_to_distinguish"
+
+
+def compared_first(frame: pd.DataFrame, pilot: VarianceComparison | None = None) -> Compared:
+    """Sort the rows of a comparison, those of its first group size where it has several.
+
+    Args:
+        frame: of the comparison.
+        pilot: the comparison itself, where it was not read from a file: it plans closer.
+    """
     reference = str(frame.attrs.get("reference", ""))
     sizes = list(dict.fromkeys(frame["group_size"].dropna())) if "group_size" in frame else []
     group_size = float(sizes[0]) if len(sizes) > 1 else None
@@ -222,7 +235,12 @@ def compared_first(frame: pd.DataFrame) -> Compared:
     groups = equal_by_construction([_shown(row, JUDGED.name) for row in known])
     estimators = [_joined([known[at] for at in group], reference) for group in groups]
     estimators.sort(key=lambda one: next(number for number in one.shown if math.isfinite(number)))
-    return Compared(reference, tuple(estimators), tuple(unresolved), tuple(silent), frame.attrs, group_size, batch)
+    planned = frame.attrs.get(PLANNED)
+    if planned is None and {"n_prompts", "confidence_level"} <= set(frame.attrs):
+        planned = prompts_to_distinguish(chosen, pilot)
+    return Compared(
+        reference, tuple(estimators), tuple(unresolved), tuple(silent), frame.attrs, group_size, batch, planned or {}
+    )
 
 
 def _number(row: Mapping[Any, Any], name: str) -> float:
@@ -328,7 +346,7 @@ def verdicts(alpha: Mapping[str, Any] | None, compared: Compared | None, naming:
     if alpha is not None:
         found += [Verdict("α", alpha_verdict(alpha)), *(one for one in _drawn(alpha) if one.text.startswith("Not "))]
     if compared is not None:
-        found += [one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias, _batch)) if one]
+        found += [one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias, _open, _batch)) if one]
     return found
 
 
@@ -418,6 +436,22 @@ def _bias(compared: Compared, naming: Naming) -> Verdict | None:
     text = f"{naming(biased[0].labels[0])}: {low:.0f}–{high:.0f} % of the error of a batch of {batch} prompts"
     others = [naming(one.labels[0]) for one in biased[1:]]
     return Verdict("bias", text + (f"; also {_and_more(others, 1)}" if others else ""))
+
+
+def _open(compared: Compared, naming: Naming) -> Verdict | None:
+    """Name the estimators that are not resolved from the reference, and what would resolve them."""
+    if not compared.planned:
+        return None
+    names = _and_more([naming(label) for label in compared.planned], 2)
+    known = [number for number in compared.planned.values() if number is not None]
+    if len(known) < len(compared.planned):
+        return Verdict("open", f"{names}; many more prompts would resolve {_them(compared.planned)} (gradstats plan)")
+    span = " to ".join(f"{number:,}" for number in dict.fromkeys((min(known), max(known))))
+    return Verdict("open", f"{names}; about {span} prompts would resolve {_them(compared.planned)} (gradstats plan)")
+
+
+def _them(names: Mapping[str, object]) -> str:
+    return "it" if len(names) == 1 else "them"
 
 
 def _batch(compared: Compared, naming: Naming) -> Verdict | None:

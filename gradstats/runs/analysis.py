@@ -335,9 +335,11 @@ def save_comparison(run: RunDirectory, comparison: VarianceComparison, paths: li
     from gradstats.plots.names import LABELS
     from gradstats.report.analysis_tables import variance_table
     from gradstats.report.latex import layout_of
+    from gradstats.report.verdict import PLANNED, compared_first
 
     run.remarks += comparison.notes
     frame = comparison.to_frame(run.experiment.variance.confidence_level)
+    frame.attrs[PLANNED] = dict(compared_first(frame, comparison).planned)
     write_csv(run.path / "variance.csv", frame)
     write_json(run.path / "variance.json", {str(name): value for name, value in frame.attrs.items()})
     paths += [run.path / "variance.csv", run.path / "variance.json"]
