@@ -7,6 +7,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 import tyro
 
@@ -121,13 +122,26 @@ def main() -> None:
             sys.exit(0)
         if os.environ.get("GRADSTATS_TRACEBACK"):
             raise
-        terminal.fail(str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error))
+        message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        proposed = "" if isinstance(error, KeyError) else _nearest_path(message, sys.argv[1:])
+        terminal.fail(message + proposed)
         sys.exit(1)
     except Exception as error:
         if os.environ.get("GRADSTATS_TRACEBACK"):
             raise
         terminal.fail(unexpected(error))
         sys.exit(1)
+
+
+def _nearest_path(message: str, words: Sequence[str]) -> str:
+    """Propose the nearest path to one that was given, that a message names and that does not exist."""
+    for word in words:
+        path = Path(word)
+        if str(path) in message and path.name and not path.exists() and path.parent.is_dir():
+            beside = [one.name for one in path.parent.iterdir()]
+            for name in get_close_matches(path.name, beside, 1, 0.7):
+                return f"; did you mean {path.with_name(name)}?"
+    return ""
 
 
 def _reader_left() -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
+import tyro
 from rich.cells import cell_len
 from rich.table import Column, Table
 
@@ -69,7 +71,7 @@ Kind = Literal["experiments", "sweeps", "estimators", "recipes", "data", "reward
 
 
 def list_things(
-    what: Positional[Kind] = "experiments",
+    what: Positional[Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(get_args(Kind))}}}")]] = "experiments",
     name: Positional[str | None] = None,
     everything: All = False,
     as_json: AsJson = False,
@@ -81,7 +83,15 @@ def list_things(
             columns of every table, with the files that define them; ``schema`` is the JSON schema with which editors
             complete an experiment file.
         name: all that is known of one of them, or of those whose name contains this; of quantities also a table.
+
+    Raises:
+        KeyError: for something else, with the nearest kind, and for an unknown name.
     """
+    kinds = get_args(Kind)
+    if what not in kinds:
+        nearest = get_close_matches(what, kinds, 1, 0.5)
+        proposed = f"did you mean {nearest[0]}? " if nearest else ""
+        raise KeyError(f"{what!r} cannot be listed: {proposed}choose from {', '.join(kinds)}")
     if what == "schema":
         from gradstats.config.experiment import experiment_schema
 
@@ -165,8 +175,8 @@ def _show_all(what: str, columns: dict[str, list[str]]) -> None:
 
 
 def _overview(what: str, columns: dict[str, list[str]]) -> list[str]:
-    """Return the names: a line each with the beginning of what it means, or all together where they are too many."""
-    from gradstats.report.verdict import NO_BREAK, shortened
+    """Return the names: each with the beginning of what it means, or all together where they are too many."""
+    from gradstats.report.verdict import NO_BREAK
 
     kinds = list(dict.fromkeys(columns[_MANY[what]])) if what in _MANY else []
     if len(kinds) > 1:
@@ -175,8 +185,27 @@ def _overview(what: str, columns: dict[str, list[str]]) -> list[str]:
         return [*lines, "", f"gradstats list {what} NAME explains one of them; all: --all"]
     first, second, *_ = columns
     names, width = columns[first], max(map(cell_len, columns[first]))
-    texts = [" ".join(meaning.split()) for meaning in columns[_SHORT.get(what, second)]]
-    return [f"{name:<{width}}  {shortened(text, 78 - width)}" for name, text in zip(names, texts, strict=True)]
+    lines = []
+    for name, meaning in zip(names, columns[_SHORT.get(what, second)], strict=True):
+        text = " ".join(meaning.split())
+        text = _clauses(text, 78 - width) if what in _SHORT else re.split(r"(?<=\.) |[:;] ", text)[0]
+        lines += textwrap.wrap(
+            text, 80, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2), break_on_hyphens=False
+        )
+    return lines
+
+
+def _clauses(text: str, width: int) -> str:
+    """Return as many whole clauses of a text as fit a width; of one that does not, what stands before its colon.
+
+    >>> _clauses("E[ĝ] = ∇J, since the values come from independent completions", 40)
+    'E[ĝ] = ∇J'
+    """
+    for marks in ("[,;] ", ": "):
+        ends = [found.start() for found in re.finditer(marks, text)] + [len(text)]
+        if fitting := [end for end in ends if end <= width]:
+            return text[: fitting[-1]]
+    return text
 
 
 # Of kinds of things of which there are too many for a line each, the column that is shown; of quantities their table.

@@ -89,12 +89,24 @@ def escape(text: str) -> str:
 
 def fail(message: str) -> None:
     """Print one error sentence to standard error."""
-    _errors.print(f"[bold red]gradstats:[/] {escape(' '.join(message.split()))}")
+    _print_error("gradstats:", "bold red", " ".join(message.split()))
 
 
 def note(message: str) -> None:
     """Print a note to standard error."""
-    _errors.print(f"[yellow]note:[/] {escape(message)}")
+    _print_error("note:", "yellow", message)
+
+
+def _print_error(word: str, style: str, message: str) -> None:
+    """Print a message behind a word, folded to the width of a terminal; elsewhere it stays a line, to be searched."""
+    lines = [f"{word} {message}"]
+    if _errors.is_terminal:
+        width = min(_errors.width, WIDE)
+        lines = textwrap.wrap(lines[0], width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    first, *others = lines
+    _errors.print(f"[{style}]{word}[/]{escape(first.removeprefix(word))}")
+    for line in others:
+        _errors.print(escape(line))
 
 
 @contextmanager
@@ -350,7 +362,7 @@ def show_table(table: PaperTable) -> None:
 
 def show_rollouts(rollouts: Rollouts, path: Path) -> None:
     """Print one line on sampled rollouts."""
-    console.print(
+    show_sentence(
         f"{len(rollouts)} completions of {len(set(rollouts.prompt_id))} prompts, mean reward "
         f"{rollouts.rewards.mean():.2f}, median length {statistics.median(rollouts.lengths):.0f} → {path}"
     )
@@ -361,7 +373,7 @@ def show_regrading(path: Path) -> None:
     from gradstats.runs.regrading import read_regradings
 
     change = read_regradings(path)[-1]
-    console.print(
+    show_sentence(
         f"scored with {change['reward']} instead of {change['old_reward']}: {change['n_changed']} rewards changed; the "
         f"old ones are in {path / 'regraded' / str(change['table'])}"
     )
@@ -369,7 +381,7 @@ def show_regrading(path: Path) -> None:
 
 def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) -> None:
     """Print what a run would do, and upper bounds on its cost, in all and by several workers."""
-    console.print(
+    show_sentence(
         f"{experiment.name}: would sample {cost.n_sequences:,} completions of {cost.n_prompts:,} prompts, at most "
         f"{experiment.sampling.max_new_tokens:,} tokens each, in {cost.n_batches} "
         f"{'shard' if cost.n_batches == 1 else 'shards'}, and measure their gradients "
@@ -400,16 +412,16 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
         among = "are included" if cost.off_policy else "would come on top if sampler and scorer turned out to differ"
         if cost.n_always and not cost.off_policy:
             among = f"{among}, but for {cost.n_always} that are needed in any case and are included"
-        console.print(
+        show_sentence(
             f"the recipes need {cost.n_weightings} further weightings of each completion where ratios vary, which "
             f"{among}"
         )
     if cost.prefix_seconds:
-        console.print(
+        show_sentence(
             f"values of prefixes take up to {_duration(cost.prefix_seconds)} more for each step of a completion "
             f"({experiment.values.monte_carlo} completions from its beginning)"
         )
-    console.print("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
+    show_sentence("times are extrapolated from a probe of a few tokens on this machine; nothing was written")
 
 
 def _by_workers(cost: CostEstimate, n_workers: int) -> list[tuple[str, str]]:
@@ -419,28 +431,34 @@ def _by_workers(cost: CostEstimate, n_workers: int) -> list[tuple[str, str]]:
 
 
 def show_check(frame: pd.DataFrame, policy: Policy) -> None:
-    """Show the check of the gradient engines: one line per comparison, remarks, and the verdict."""
-    title = f"{policy.name} on {policy.device}: relative deviations of ‖S‖²"
-    table = Table(title=escape(title), title_justify="left")
+    """Show the check of the gradient engines: the verdict, one line per comparison, and remarks."""
+    from gradstats.stats.numbers import number_alone
+
+    judged = frame.loc[frame["tolerance"].notna() & frame["deviation"].notna()]
+    wrong = ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))
+    if frame.attrs["passed"]:
+        largest = judged.groupby("dtype", sort=False)["deviation"].max()
+        found = [f"{number_alone(float(deviation), 1)} in {dtype}" for dtype, deviation in largest.items()]
+        show_sentence(f"All engines agree with autograd: largest relative difference {', '.join(found)}.")
+    elif wrong:
+        fail(f"the check fails ({wrong}): measure with an engine that passes, or with dtype float32")
+    else:
+        fail("nothing could be checked, for the reasons below: choose other dtypes, or another device")
+    title = f"{policy.name} on {policy.device}: relative differences of ‖S‖²"
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
     for column in ("dtype", "check", "engine"):
         table.add_column(column)
-    for column in ("deviation", "allowed", "verdict"):
+    for column in ("difference", "allowed", "verdict"):
         table.add_column(column, justify="right")
     colours = {"ok": "green", "fails": "bold red"}
     for row in frame.to_dict("records"):
-        numbers = ("–" if math.isnan(row[name]) else f"{row[name]:.1e}" for name in ("deviation", "tolerance"))
+        numbers = (number_alone(float(row[name]), 2) for name in ("deviation", "tolerance"))
         verdict = f"[{colours.get(row['verdict'], 'yellow')}]{row['verdict']}[/]"
         table.add_row(row["dtype"], row["check"], row["engine"], *numbers, verdict)
     console.print(table)
     for sentence in dict.fromkeys(frame["note"]):
         if sentence:
             note(sentence)
-    if frame.attrs["passed"]:
-        console.print("[bold green]passed[/]: every engine that knows this model agrees with plain backward passes")
-    elif not (wrong := ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))):
-        fail("nothing could be checked, for the reasons above: choose other dtypes, or another device")
-    else:
-        fail(f"the check fails ({wrong}): measure with an engine that passes, or with dtype float32")
 
 
 def with_interval(row: dict[str, Any], name: str) -> str:

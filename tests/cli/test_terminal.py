@@ -203,9 +203,9 @@ def test_the_cost_of_a_run(printed):
 @pytest.mark.parametrize(
     ("verdicts", "passed", "where", "sentence"),
     [
-        (("ok", "ok"), True, "out", "passed: every engine that knows this model agrees with plain backward passes"),
+        (("ok", "ok"), True, "out", "All engines agree with autograd: largest relative difference 2·10⁻⁷ in float32."),
         (("ok", "fails"), False, "err", "gradstats: the check fails (ghost): measure with an engine that passes, or"),
-        (("skipped", "skipped"), False, "err", "gradstats: nothing could be checked, for the reasons above"),
+        (("skipped", "skipped"), False, "err", "gradstats: nothing could be checked, for the reasons below"),
     ],
 )
 def test_the_verdict_of_a_check(monkeypatch, capsys, verdicts, passed, where, sentence):
@@ -227,7 +227,8 @@ def test_the_verdict_of_a_check(monkeypatch, capsys, verdicts, passed, where, se
     captured = capsys.readouterr()
     assert sentence in getattr(captured, where)
     assert "note: a remark" in captured.err
-    assert "1.5e-07" in captured.out
+    assert "1.5·10⁻⁷" in captured.out
+    assert captured.out.startswith("All engines") is passed  # the verdict comes first
     assert "embedded on cpu: relative deviations of ‖S‖²" in captured.out
 
 
