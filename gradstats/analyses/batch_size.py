@@ -184,8 +184,9 @@ class BatchSizes(Result):
         told = f"of {row.estimator} reaches at most {100 * most:.0f}% of what a noiseless gradient would"
         if not most < 1.0:
             told = f"of {row.estimator} may reach anything"
-        more = f"about {_count(row.prompts_to_resolve)} like these" if np.isfinite(row.prompts_to_resolve) else "more"
-        return f"{batch} {told}: {self.n_prompts:,} prompts do not resolve the signal, {more} would."
+        known = np.isfinite(row.prompts_to_resolve)
+        more = f"about {_count(row.prompts_to_resolve)} prompts like these" if known else "only more prompts"
+        return f"{batch} {told}; {more} resolve the signal."
 
 
 def _of(one: Estimated | None, confidence_level: float) -> Interval:

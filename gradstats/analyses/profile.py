@@ -115,7 +115,7 @@ class PolicyProfile(Result):
         """State in a line what completions are like, and how their gradients grow with length."""
         ends = self.pooled.confidence_interval(confidence_level)
         return (
-            f"reward {self.mean_reward:.2f}, median {self.median_length:,.0f} tokens of {self.mean_entropy:.2g} nats, "
+            f"reward {self.mean_reward:.2f}, median {self.median_length:,.0f} tokens, "
             f"α = {number_with_interval(self.alpha_pooled, *ends)}."
         )
 

@@ -297,7 +297,7 @@ def plan(
             raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
         answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
     if as_json:
-        terminal.show_answer(answer, as_json)
+        print(to_json(answer.to_frame().to_dict("records")[0]))
     else:
         first, *behind = answer.sentences()
         closing = terminal.more(len(behind), notes or everything, everything=True)

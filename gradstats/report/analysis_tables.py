@@ -17,7 +17,7 @@ from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
 from gradstats.report.tables import Table
 from gradstats.report.verdict import common_scale, joined_name, shortened
-from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
+from gradstats.stats.numbers import UNRESOLVED, Limits, Triple, readable, triples_of
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
 from gradstats.stats.variance.result import EQUAL, Comparison, best_rows, equal_by_construction, frame_of, lowest
 
@@ -341,7 +341,8 @@ def _ranked_estimators(
     of_each: dict[str, list[int]] = {label: [] for label in labels}
     for at, row in enumerate(records):
         of_each[str(row["estimator"])].append(at)
-    judged = {at: _judged(row, ranking) for at, row in enumerate(records)}
+    limits = declared.limits_of(ranking.column)
+    judged = {at: _judged(row, ranking, limits) for at, row in enumerate(records)}
     scales = {label: _scale(records[rows[0]], ranking) for label, rows in of_each.items()}
     alike: dict[object, list[str]] = {}
     for label, rows in of_each.items():
@@ -359,9 +360,9 @@ def _ranked_estimators(
     return sorted(found, key=lambda one: (ranking.in_blocks and reference not in one.names, min(one.judged)))
 
 
-def _judged(row: Mapping[Hashable, Any], ranking: Ranking) -> float:
+def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> float:
     """Return what a row is sorted by: the estimate or else an end, so that the best comes first; ∞ for none."""
-    numbers = [float(row[f"{ranking.column}{end}"]) for end in ("", "_low", "_high")]
+    numbers = readable(*(float(row[f"{ranking.column}{end}"]) for end in ("", "_low", "_high")), limits)
     value = next(filter(math.isfinite, numbers), math.nan)
     return math.inf if math.isnan(value) else -value if ranking.most_first else value
 

@@ -454,7 +454,8 @@ def _question(
     table = tables.get(name if declared is analysis or declared is None else declared.name)
     if table is not None and not about.get(SETTLED):
         short = short_table(declared or analysis, frame_in_words(table.source), table)
-        found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
+        if short.headings:
+            found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
         found["caption"] = table.full_caption
     return found
 

@@ -152,7 +152,7 @@ def test_alpha_within_prompts_stands_beside_the_pooled_one():
     assert report.within_fit.alpha == pytest.approx(0.8)
     assert report.summary()["within_prompt"]["alpha"] == report.within_fit.alpha
     (sentence,) = report.beside()
-    assert sentence.startswith("Among answers to the same prompt, which a group baseline compares, α = 0.800 [")
+    assert sentence.startswith("Among answers to one prompt, as a group baseline sees them, α = 0.800 [")
     itself = alpha_report(lengths=lengths, sq_norms=sq_norms, groups=groups, method="within_prompt")
     assert itself.within_fit is itself.fit
     assert itself.beside() == []

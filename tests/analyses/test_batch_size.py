@@ -11,7 +11,7 @@ from gradstats.analyses import batch_size, registry
 from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
 from gradstats.reference import EnumeratedPolicy
-from gradstats.report.analysis_tables import analysis_table
+from gradstats.report.analysis_tables import analysis_table, short_table
 
 LABELS = ["rloo", "reinforce", "group_mean", "grpo"]
 SIZE = 3

@@ -13,9 +13,11 @@ from command_line import run
 from printed_numbers import NUMBER, as_number
 
 from gradstats.analyses import registry
+from gradstats.analyses.plan import plan_ratio
 from gradstats.cli.answers import LINES, WIDTH, first_screen, noise_table
+from gradstats.report.analysis_tables import short_table
 from gradstats.report.saved_results import ENDS, read_frame, read_results
-from gradstats.report.verdict import Verdict, alpha_verdicts, compared_first, headline, verdicts
+from gradstats.report.verdict import PLANNED, Verdict, alpha_verdicts, compared_first, headline, verdicts
 from gradstats.stats.numbers import number_with_interval, readable
 from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
@@ -26,7 +28,7 @@ TABLES = sorted([*FIGURES.glob("*/*.csv"), *FIGURES.glob("*/tables/*.csv")])
 # A number with its interval, and a bound, as they are printed.
 _WITH_INTERVAL = re.compile(rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\]")
 # What no screen shows: powers of ten as programs write them, bare infinities, minus signs of programs, whole names cut.
-_NOT_FOR_READERS = re.compile(r"\d[eE][+-]?\d|∞|\bnan\b|[\s\[(=]-\d|similar to th|at matched signal")
+_NOT_FOR_READERS = re.compile(r"\d[eE][+-]?\d|∞|\bnan\b|[\s\[(=]-\d|similar to th|at matched signal|over RLOO")
 
 
 def screen_of(folder):
@@ -112,8 +114,8 @@ def assert_is_a_screen(out):
     assert len(out.splitlines()) <= LINES
     assert_believable(re.sub(r"\w+\([^()]*\)", "", out))  # without labels, which are as they are typed
     assert not _ONE_POINT.search(out)
-    opening = " ".join(out.partition("\n\n")[0].split())
-    assert all(len(one) <= 2 * WIDTH for one in re.split(r"(?<=[.?]) (?=[A-Z])", opening)), opening
+    opening = out.partition("\n\n")[0]
+    assert len(opening.splitlines()) <= 2, opening
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -122,6 +124,51 @@ def test_the_first_screen_of_every_question_is_short(question, measured, monkeyp
     code, out, err = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question])
     assert code == 0, err
     assert_is_a_screen(out)
+    assert registry.get(question).question not in out  # an answer, and not the question again
+    code, out, _ = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question], "--notes")
+    assert code == 0
+    assert_believable(re.sub(r"\w+\([^()]*\)", "", out))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", ["variance", "alpha"])
+def test_a_question_that_has_a_command_is_answered_as_that_does(command, measured, monkeypatch, capsys):
+    asked, commanded = (run(monkeypatch, capsys, *words, measured, *rest)[1] for words, rest in (
+        (["ask"], [command]), ([command], [])
+    ))  # fmt: skip
+    assert asked == commanded
+    assert "\n  best " in asked or "\n  α " in asked
+
+
+#: The questions whose rows are of estimators.
+RANKED = ("allocation", "batch_size", "group_sizes", "length_bins", "success_bins")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("question", RANKED)
+def test_equal_estimators_share_rows_and_the_best_comes_first(question, measured, monkeypatch, capsys):
+    analysis = registry.get(question)
+    found = analysis.of_source(analysis.source(measured), estimators=ESTIMATORS)
+    declared = next(one for one in analysis.tables if one.ranking is not None)
+    frame = analysis.frame_of(found, 0.95) if declared is analysis else declared.frame(found, 0.95)
+    table = short_table(declared, frame)
+    assert all(set(column) != {"–"} for column in zip(*(row.cells for row in table.rows), strict=True))
+    names = [row.names for row in table.rows]
+    assert ("rloo", "dr_grpo") in names
+    assert ("dr_grpo",) not in names
+    assert len(names) == len(frame) * (len(ESTIMATORS) - 1) / len(ESTIMATORS)
+    if declared.ranking.in_blocks:
+        assert names[0] == ("rloo", "dr_grpo")
+        assert all(row.scale > 1.0 for row in table.rows[:2])
+        assert [row.block for row in table.rows] == sorted(row.block for row in table.rows)
+    else:
+        column = table.headings.index(declared.headings_of(frame)[declared.ranking.column])
+        shown = [re.search(NUMBER, row.cells[column]) for row in table.rows]
+        values = [as_number(one[0]) for one in shown if one]
+        assert len(values) > 3
+        assert values == sorted(values, reverse=declared.ranking.most_first)
+    _, out, _ = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question])
+    assert "  rloo = dr_grpo" in out
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -215,6 +262,21 @@ def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
 def test_a_bias_that_matters_is_a_verdict():
     row = ("gspo", 1.2, 0.9, 1.6, {"matched_bias_share_low": 0.66, "matched_bias_share_high": 0.776})
     assert said(RLOO, row)["bias"] == "gspo: 66–78 % of the error of a batch of 128 prompts"
+
+
+def test_what_is_not_resolved_from_the_reference_says_how_many_prompts_resolve_it():
+    open_, near = ("constant(b=optimal)", 0.77, 0.53, 1.03, {}), ("grpo", 1.002, 0.93, 1.08, {})
+    frame = frame_of(RLOO, open_, near, ("reinforce", 2.12, 1.78, 2.53, {}), confidence_level=0.95)
+    planned = plan_ratio(frame, "constant(b=optimal)", quantity="matched_ratio").n_prompts_assured
+    (text,) = [one.text for one in verdicts(None, compared_first(frame)) if one.topic == "open"]
+    assert text == f"constant(b=optimal); about {planned:,} prompts resolve it (gradstats plan)"
+    unbounded = ("gspo", 1.3, 0.0, math.inf, {})
+    found = said(RLOO, open_, unbounded, confidence_level=0.95)
+    assert found["open"] == "constant(b=optimal) and gspo; many more prompts resolve them (gradstats plan)"
+    assert "open" not in said(RLOO, near, confidence_level=0.95)  # equal as far as anyone can tell
+    # What a run has planned is said again.
+    frame.attrs[PLANNED] = {"constant(b=optimal)": 17}
+    assert "about 17 prompts" in verdicts(None, compared_first(frame))[-2].text
 
 
 def test_what_is_open_says_what_would_resolve_it_once():

@@ -174,6 +174,16 @@ def test_missing_things_end_in_one_sentence(monkeypatch, capsys, tmp_path, words
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", [["ask", "runs/embeded", "variance"], ["alpha", "runs/embeded"], ["report", "runs/embeded/"]])
+def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys, tmp_path, words):
+    (tmp_path / "runs" / "embedded").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 1
+    assert err.endswith("; did you mean runs/embedded?\n")
+    assert "did you mean" not in run(monkeypatch, capsys, "variance", "runs/other")[2]
+
+
 def test_an_interrupt_says_that_nothing_is_lost(monkeypatch, capsys):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt

@@ -45,6 +45,9 @@ def test_one_of_a_list_is_explained_and_the_nearest_is_proposed(monkeypatch, cap
     code, _, err = run(monkeypatch, capsys, "list", "quantities", "matched_ration")
     assert code == 1
     assert "none of the quantities is called 'matched_ration': did you mean matched_ratio?" in " ".join(err.split())
+    code, _, err = run(monkeypatch, capsys, "list", "termz")
+    assert code == 1
+    assert "'termz' cannot be listed: did you mean terms? choose from experiments, " in err
 
 
 @pytest.mark.parametrize("what", [what for what in get_args(Kind) if what != "schema"])
@@ -53,6 +56,7 @@ def test_every_list_fits_on_a_screen(monkeypatch, capsys, what):
     assert code == 0
     assert max(map(len, out.splitlines())) <= WIDTH
     assert len(out.splitlines()) <= LINES
+    assert "…" not in out.replace("=…", "")  # a parameter to be filled in, and no text that was cut
 
 
 def test_env_is_json(monkeypatch, capsys):

@@ -307,7 +307,7 @@ def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp
         monkeypatch, capsys, "ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
     )
     assert code == 0, err
-    assert "variance at matched signal of length_weighted(loo=True) is lowest at alpha = " in " ".join(out.split())
+    assert "length_weighted(loo=True) has the least relative noise at alpha = " in " ".join(out.split())
     name = "curve_length_weighted_loo_true_alpha"
     assert (tmp_path / "figures" / f"{name}.pdf").is_file()
     expected = gs.variance_curve(
@@ -509,7 +509,7 @@ def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, po
     assert "  α      0.79 [0.47, 1.10]; ½ possible, 1 possible" in out
     assert "for length weights use α = 0.83 [0.45, 1.21]" in out
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all")
-    assert "α = 0.7887, standard error 0.139, 95% interval [0.474, 1.103] (cluster); slope" in " ".join(out.split())
+    assert "α = 0.7887, standard error 0.139, 95% interval [0.474, 1.103] (cluster) by ols; slope" in " ".join(out.split())
     assert "For length weights use α = 0.829 [0.448, 1.211] (fit to the mean). " in " ".join(out.split())
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t", "--all")
     assert "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t); " in " ".join(out.split())
@@ -598,8 +598,12 @@ def test_plan(monkeypatch, capsys, points):
     assert re.match(
         r"1,\d\d\d prompts \(1,\d\d\d completions, .* tokens\) give α ± 0.05 in 80% of studies\.", joined(out)
     )
-    _, out, _ = run(monkeypatch, capsys, "plan", points, "--all")
-    assert "α ± 0.05 (95% interval) takes 870 prompts [" in " ".join(out.split())
+    assert "takes 870 prompts" not in out
+    assert out.endswith("  1 note: --notes\n")
+    for option in ("--all", "--notes"):
+        _, out, _ = run(monkeypatch, capsys, "plan", points, option)
+        assert "note: α ± 0.05 (95% interval) takes 870 prompts [" in joined(out)
+        assert joined(out).count("in 80% of studies.") == 1
     _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
     assert json.loads(out)["n"] == 387
     code, _, err = run(monkeypatch, capsys, "plan")
@@ -689,18 +693,16 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     words = ("plan", measured, "--estimator", "reinforce", "--group-size", 4)
     code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5)
     assert code == 0
-    assert joined(out).endswith(" distinguish reinforce from rloo at a relative noise of 1.5 in 80% of studies.")
+    assert " distinguish reinforce from rloo at a relative noise of 1.5 in 80% of studies." in joined(out)
     code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "ratio", "--ratio", 1.5)
     assert code == 0
-    assert joined(out).endswith(" distinguish reinforce from rloo at a ratio of 1.5 in 80% of studies.")
+    assert " distinguish reinforce from rloo at a ratio of 1.5 in 80% of studies." in joined(out)
     code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5, "--all")
     assert code == 0
     assert "distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, " in " ".join(out.split())
     code, out, _ = run(monkeypatch, capsys, "plan", measured, "--estimator", "length_weighted(alpha=0.05, loo=True)")
     assert code == 0
-    assert joined(out).endswith(
-        " show length_weighted(alpha=0.05, loo=True) and rloo to differ by at most 5% in 80% of studies."
-    )
+    assert "length_weighted(alpha=0.05, loo=True) and rloo to differ by at most 5% in 80% of studies." in joined(out)
     code, out, _ = run(monkeypatch, capsys, *words, "--signal")
     assert code == 0
     assert "resolve the signal of reinforce in 80% of studies" in joined(out)

@@ -48,6 +48,17 @@ def test_an_error_is_one_line_in_which_brackets_are_text(monkeypatch, capsys):
     assert err == "gradstats: the value [bold]1[/] is wrong\nnote: [x] is left out\n"
 
 
+def test_in_a_terminal_an_error_is_folded_between_words(monkeypatch, capsys):
+    wide = {"stderr": True, "highlight": False, "soft_wrap": True, "color_system": None}
+    monkeypatch.setattr(terminal, "_errors", Console(force_terminal=True, width=80, **wide))
+    words = " ".join(f"word{at} [x]" for at in range(30))
+    terminal.fail(words)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()) == f"gradstats: {words}"
+
+
 def test_control_characters_of_ids_do_not_reach_the_terminal(monkeypatch, capsys):
     """They could clear the screen, hide a line or turn the direction of reading."""
     monkeypatch.setattr(terminal, "_errors", Console(stderr=True, highlight=False, soft_wrap=True))
@@ -157,16 +168,6 @@ def test_alpha_with_its_sentences(printed):
     assert text == " ".join([fit, *(f"note: {one}" for one in report.sentences())])
 
 
-def test_an_answer_is_its_sentence_or_its_row(printed):
-    answer = SimpleNamespace(
-        sentence=lambda level=0.95: f"At {level} it is [3, 4].",
-        to_frame=lambda level=0.95: pd.DataFrame({"n": [3], "level": [level], "missing": [np.nan]}),
-    )
-    assert printed(terminal.show_answer, answer, False) == "At 0.95 it is [3, 4].\n"
-    assert printed(terminal.show_answer, answer, False, 0.9) == "At 0.9 it is [3, 4].\n"
-    assert '"level": 0.9' in printed(terminal.show_answer, answer, True, 0.9)
-
-
 def test_rollouts_in_one_line(printed, tmp_path):
     rollouts = Rollouts.from_sequences([[1]] * 3, [[2], [2, 3], [2, 3, 4]], [1.0, 0.0, 0.5], ["p", "p", "q"])
     assert " ".join(printed(terminal.show_rollouts, rollouts, tmp_path).split()) == (
@@ -192,7 +193,7 @@ def test_the_cost_of_a_run(printed):
         text.split()
     )
     assert max(map(len, text.splitlines())) <= 80
-    assert "1,234,567 parameters" in text
+    assert "1,234,567 parameters" in " ".join(text.split())
     cells = {" ".join(line.replace("│", " ").split()) for line in text.splitlines()}
     assert {"sampling 80 s", "measuring 2.0 h", "memory, estimated 1.2 GiB", "disk 0.50 GiB"} <= cells
     assert not any("workers" in cell for cell in cells)
