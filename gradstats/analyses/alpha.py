@@ -164,15 +164,15 @@ class AlphaReport(Result):
         if self.curvature is not None and self.curvature.pvalue < CURVED_BELOW:
             trend = "steepens" if self.curvature.curvature > 0 else "flattens"
             sentences.append(
-                f"One power law does not fit: the line {trend} with length (p = {number_alone(self.curvature.pvalue, 1)}), so α is "
-                "an average over these lengths."
+                f"One power law does not fit: the line {trend} with length (p = "
+                f"{number_alone(self.curvature.pvalue, 1)}), so α is an average over these lengths."
             )
         if self.influence is not None:
             prompt, without, change = (self.influence[name].iloc[0] for name in ("prompt", "alpha", "change"))
             inside = self.low <= without <= self.high
             sentences.append(
-                f"Leaving out one prompt moves α by at most {number_alone(abs(change), 2)} (prompt {prompt}, to {without:.3f})"
-                f"{'' if inside else ', outside the interval'}."
+                f"Leaving out one prompt moves α by at most {number_alone(abs(change), 2)} (prompt {prompt}, to "
+                f"{without:.3f}){'' if inside else ', outside the interval'}."
             )
         return sentences
 

@@ -488,7 +488,7 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
         if not (low < high and low <= 1.0 <= high and value > 0 and abs(math.log(value)) > math.log1p(EQUAL_WITHIN)):
             continue
         found[label] = None
-        if 0 < low and high < math.inf:
+        if low > 0 and high < math.inf:
             stderr = math.nan if pilot is None else _stderr_of_logarithm(pilot, label, JUDGED.name)
             level = float(frame.attrs["confidence_level"])
             enough = _planned_ratio(frame, label, stderr, None, level, quantity=JUDGED.name).n_prompts_assured

@@ -124,8 +124,8 @@ class SamplerGap(Printed):
         tokens = np.concatenate(self.gaps)
         tokens = np.abs(tokens[np.isfinite(tokens)])
         difference = (
-            f"the log-probabilities of sampler and scorer differ by a median {number_alone(float(np.median(tokens)), 2)} nats per token "
-            f"and {number_alone(float(np.quantile(tokens, 0.99)), 2)} at the 99th percentile"
+            "the log-probabilities of sampler and scorer differ by a median "
+            f"{number_alone(float(np.median(tokens)), 2)} nats per token and {number_alone(float(np.quantile(tokens, 0.99)), 2)} at the 99th percentile"
         )
         if not self.off_policy:
             small = np.quantile(tokens, 0.99) < _ROUNDING
@@ -135,8 +135,8 @@ class SamplerGap(Printed):
         if self.n_sequences:
             low, high = self.sequence_distance.confidence_interval(confidence_level)
             drift += (
-                f" and {number_alone(self.sequence_kl.value)} a completion, so that a success rate under the scored distribution "
-                f"may differ from the measured one by up to {self.sequence_distance.value:.2f} "
+                f" and {number_alone(self.sequence_kl.value)} a completion, so that a success rate under the scored "
+                f"distribution may differ from the measured one by up to {self.sequence_distance.value:.2f} "
                 f"[{max(low, 0.0):.2f}, {min(high, 1.0):.2f}], and the effective sample size of "
                 f"{self.n_sequences} completions is {self.effective_sample_size:.1f}"
             )

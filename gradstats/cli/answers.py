@@ -22,7 +22,7 @@ _INDENT = "  "
 _GAP = "   "  # between columns
 _TOPIC = 7  # columns of the topics of verdicts
 # Columns of names in a table, in one with room for one column alone, and in that of relative noise beside a bias.
-_LONGEST_NAME, _SHORTENED_NAME, _LONGEST_BESIDE_BIAS = 36, 32, 28
+_LONGEST_NAME, _SHORTENED_NAMES, _LONGEST_BESIDE_BIAS = 36, (34, 32), 28
 _BIAS = "bias"
 # The axis does not reach beyond these, whatever the intervals.
 _FARTHEST = 8.0
@@ -134,7 +134,7 @@ def _name_in(table: ShortTable, row: ShortRow) -> Callable[[int], str]:
 def _fitting(widths: Sequence[int], longest: int) -> int:
     """Return how many columns fit beside names, which are shortened further where only one would."""
     n_fitting = 1
-    for of_names in (_LONGEST_NAME, _SHORTENED_NAME):
+    for of_names in (_LONGEST_NAME, *_SHORTENED_NAMES):
         room = WIDTH - len(_INDENT) - min(longest, of_names)
         n_fitting = max(1, sum(total <= room for total in accumulate(width + len(_GAP) for width in widths)))
         if n_fitting > 1:

@@ -222,7 +222,9 @@ def variance(
     if as_json:
         terminal.print_json(frame, said)
     else:
-        terminal.show_comparison(comparison, frame, headline_of(str(source), measured.rollouts), said, everything, notes)
+        terminal.show_comparison(
+            comparison, frame, headline_of(str(source), measured.rollouts), said, everything, notes
+        )
     save_table(out, frame, overwrite, quiet=as_json)
 
 

@@ -19,7 +19,7 @@ from gradstats.report.tables import Table
 from gradstats.report.verdict import common_scale, joined_name, shortened
 from gradstats.stats.numbers import UNRESOLVED, Limits, Triple, readable, triples_of
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
-from gradstats.stats.variance.result import EQUAL, Comparison, best_rows, equal_by_construction, frame_of, lowest
+from gradstats.stats.variance.result import Comparison, best_rows, equal_by_construction, frame_of, lowest
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")
@@ -296,7 +296,10 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
         for at, (name, triples) in enumerate(table.columns.items(), 1)
         if name in wanted and _says_something(triples, exactly=name != of_scale)
     }
-    shown, cells = tuple(headings[at] for at in known.values()), [tuple(row[at] for at in known.values()) for row in texts]
+    shown, cells = (
+        tuple(headings[at] for at in known.values()),
+        [tuple(row[at] for at in known.values()) for row in texts],
+    )
     if ranking is None:
         rows = tuple(ShortRow((name,), 1.0, "", row) for name, row in zip(table.rows, cells, strict=True))
         return ShortTable(table.heading, shown, rows)

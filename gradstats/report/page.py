@@ -184,7 +184,9 @@ def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | Non
         if column is not None:
             exponent = common_exponent(column.triples)
             name = f"{column.quantity}_simultaneous" if column.together else column.quantity
-            columns.append(column_definition(name, column.heading + (f" (×{power_of_ten(exponent)})" if exponent else "")))
+            columns.append(
+                column_definition(name, column.heading + (f" (×{power_of_ten(exponent)})" if exponent else ""))
+            )
             bold = best if column.quantity == JUDGED.name and not column.together else []
             for number, (row, triple) in enumerate(zip(rows, column.triples, strict=True)):
                 row["cells"].append(cell(triple, exponent, bold=number in bold))

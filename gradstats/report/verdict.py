@@ -346,7 +346,9 @@ def verdicts(alpha: Mapping[str, Any] | None, compared: Compared | None, naming:
     if alpha is not None:
         found += [Verdict("α", alpha_verdict(alpha)), *(one for one in _drawn(alpha) if one.text.startswith("Not "))]
     if compared is not None:
-        found += [one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias, _open, _batch)) if one]
+        found += [
+            one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias, _open, _batch)) if one
+        ]
     return found
 
 

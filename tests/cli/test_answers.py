@@ -156,7 +156,7 @@ def test_equal_estimators_share_rows_and_the_best_comes_first(question, measured
     names = [row.names for row in table.rows]
     assert ("rloo", "dr_grpo") in names
     assert ("dr_grpo",) not in names
-    assert len(names) == len(frame) * (len(ESTIMATORS) - 1) / len(ESTIMATORS)
+    assert len(names) == len(frame) - (frame["estimator"] == "dr_grpo").sum()
     if declared.ranking.in_blocks:
         assert names[0] == ("rloo", "dr_grpo")
         assert all(row.scale > 1.0 for row in table.rows[:2])

@@ -174,7 +174,9 @@ def test_missing_things_end_in_one_sentence(monkeypatch, capsys, tmp_path, words
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [["ask", "runs/embeded", "variance"], ["alpha", "runs/embeded"], ["report", "runs/embeded/"]])
+@pytest.mark.parametrize(
+    "words", [["ask", "runs/embeded", "variance"], ["alpha", "runs/embeded"], ["report", "runs/embeded/"]]
+)
 def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys, tmp_path, words):
     (tmp_path / "runs" / "embedded").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -287,7 +287,10 @@ def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_
     (first, *others), bins = dict.fromkeys(frame["estimator"]), frame["success_low"].nunique()
     names = [row[0] for row in section["rows"]]  # all have the same numbers
     assert len(names) == bins
-    assert all(name.startswith(" = ".join(map(in_words, ["rloo", *(one for one in (first, *others) if one != "rloo")]))) for name in names)
+    assert all(
+        name.startswith(" = ".join(map(in_words, ["rloo", *(one for one in (first, *others) if one != "rloo")])))
+        for name in names
+    )
     assert section["command"] == "gradstats ask run success_bins"
     assert "Easy prompts of RLOO &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
     write_json(folder / "tables" / "answers.json", {"success_bins": about | {"settled": True}})

@@ -178,8 +178,8 @@ def _about_on_policy(ratios: RatioSpread | None, differences: Sequence[str], agr
     assert ratios is not None
     return (
         f"the samples count as on-policy: importance ratios of whole completions have a χ² of {_short(ratios)}, which "
-        f"moves the expected gradient by at most {number_alone(float(np.sqrt(ratios.chi_squared.value)), 2)} times the root mean square "
-        "gradient of a completion"
+        f"moves the expected gradient by at most {number_alone(float(np.sqrt(ratios.chi_squared.value)), 2)} times the "
+        "root mean square gradient of a completion"
     )
 
 
