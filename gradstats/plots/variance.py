@@ -487,9 +487,9 @@ class ShortRows(NamedTuple):
 def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
     """Choose the rows of a figure that is read at a glance.
 
-    Estimators that are equal by construction share the row of the reference, or of the first of them. Of more than
-    eight rows those with the lowest and the highest values stay. Where fewer than two rows are resolved, which leaves
-    nothing to compare, all stay.
+    Estimators that are equal by construction share the row of the reference, or of the first of them, which names them
+    where three lines suffice. Of more than eight rows those with the lowest and the highest values stay. Where fewer than
+    two rows are resolved, which leaves nothing to compare, all stay.
     """
     known = np.isfinite(frame[value].to_numpy(dtype=float))
     if known.sum() < 2:
@@ -505,7 +505,10 @@ def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
     labels = [[str(ordered["estimator"].iloc[at]) for at in group] for group in groups]
     # Broken between names only, where these fit a line.
     whole = {label: name.replace(" ", "\u00a0") if len(name) <= longest else name for label, name in names.items()}
-    shared = {group[0]: " = ".join(map(whole.__getitem__, group)) for group in labels if len(group) > 1}
+    shared = {}
+    for first, *others in (group for group in labels if len(group) > 1):
+        full = " = ".join(whole[label] for label in (first, *others))
+        shared[first] = full if len(full) <= 3 * longest else f"{names[first]} and {len(others)} equal"
     kept = sorted_rows(ordered.iloc[[group[0] for group in groups]], value)
     at_ends = [*range(len(kept))]
     if len(kept) > MOST_ROWS:
