@@ -141,17 +141,16 @@ def leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
     low, high = ax.dataLim.intervaly
     highest, lowest = np.log(max(high, float(fit.sq_norms.max()))), np.log(min(low, float(fit.sq_norms.min())))
     span = (highest - lowest) or 1.0
-    bottom, top = lowest - 0.05 * span, highest + (0.04 + 0.1 * n_entries) * span
+    bottom, legend = lowest - 0.05 * span, min(0.05 + 0.07 * n_entries, 0.5)
     if ax.child_axes:
         points = [one.get_offsets() for one in ax.collections if one.get_gid() == "points"]
         lengths, sq_norms = np.concatenate([np.asarray(one, dtype=float).reshape(-1, 2) for one in points]).T
         start, end = np.log(ax.get_xlim())
-        inside = np.log(lengths) > start + (INSET[0] - _GAP) * (end - start)
-        # With the inset's upper edge at a share e of the axis, what lies above it is beyond bottom + e (top − bottom).
-        edge = INSET[1] + INSET[3] + _GAP
-        above = np.log(sq_norms[inside].min()) if inside.any() else highest
-        bottom = min(bottom, (above - edge * top) / (1.0 - edge))
-    ax.set_ylim(np.exp(bottom), np.exp(top))
+        over = np.log(lengths) > start + (INSET[0] - _GAP) * (end - start)
+        inset = INSET[1] + INSET[3] + _GAP
+        above = np.log(sq_norms[over].min()) if over.any() else highest
+        bottom = min(bottom, above - (highest - above) * inset / (1.0 - legend - inset))
+    ax.set_ylim(np.exp(bottom), np.exp(bottom + (highest - bottom) / (1.0 - legend)))
 
 
 def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> None:

@@ -11,6 +11,7 @@ from gradstats import analyses, plots
 from gradstats.analyses import plot_critic
 from gradstats.analyses.critic import FAILED, RECOVERED
 from gradstats.estimators.display_names import in_words
+from gradstats.plots.shares import lines_of_units
 
 
 def test_measured_sizes_are_filled_and_extrapolated_ones_open():
@@ -110,6 +111,15 @@ def test_each_bin_has_its_share_and_lines_differ_in_grey():
 def test_an_estimator_without_shares_says_so():
     ax = plots.plot_shares(shares("ordinary"))
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean (not resolved)"]
+
+
+def test_bins_without_any_weight_are_no_reason_to_draw():
+    frame = shares("ordinary")
+    ends = ["share_of_gradient", "share_of_gradient_low", "share_of_gradient_high"]
+    assert lines_of_units(frame, fewest_resolved=1) is not None
+    frame[ends] = np.nan
+    frame.loc[frame["success_low"] == 0.0, ends] = 0.0
+    assert lines_of_units(frame, fewest_resolved=1) is None
 
 
 def test_bins_of_length():
