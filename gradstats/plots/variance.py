@@ -488,8 +488,8 @@ def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
     """Choose the rows of a figure that is read at a glance.
 
     Estimators that are equal by construction share the row of the reference, or of the first of them, which names them
-    where three lines suffice. Of more than eight rows those with the lowest and the highest values stay. Where fewer than
-    two rows are resolved, which leaves nothing to compare, all stay.
+    where three lines suffice. Of more than eight rows those with the lowest and the highest values stay. Where fewer
+    than two rows are resolved, which leaves nothing to compare, all stay.
     """
     known = np.isfinite(frame[value].to_numpy(dtype=float))
     if known.sum() < 2:
