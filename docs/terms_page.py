@@ -11,10 +11,11 @@ from pathlib import Path
 from gradstats.report.glossary import TERMS
 
 PAGE = Path(__file__).with_name("read_results.md")
-#: Terms that the table at the top of the page explains.
+#: Terms that the page explains where they are first used.
 EXPLAINED_ABOVE = (
     "relative noise, matched ratio", "bias, matched bias", "critical batch, noise-to-signal", "α, length exponent",
-    "α within prompts", "best set", "clustered interval", "not resolved",
+    "α within prompts", "best set", "clustered interval", "not resolved", "own-sample", "ratios of all rows",
+    "effective prompts", "tr Cov", "sketch", "score",
 )  # fmt: skip
 
 

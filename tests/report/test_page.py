@@ -438,6 +438,15 @@ def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
         assert heading == ranking
         assert right <= 390
         assert scrolls or table == "prompt-table"
+    # What answers first fits; what does not has a shadow at the edge beyond which there is more.
+    short, shadows = opened.execute_script(
+        "const boxes = [...document.querySelectorAll('.scroll')];"
+        "return [boxes.filter(box => box.querySelector('.small')).map(box => box.scrollWidth - box.clientWidth),"
+        "boxes.map(box => getComputedStyle(box).backgroundAttachment)]"
+    )
+    assert short
+    assert max(short) <= 0
+    assert set(shadows) == {"local, local, scroll, scroll"}
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
