@@ -38,7 +38,7 @@ PROFILE_QUANTITIES = {
     "log_residual_sd": "sd of log‖S‖² about the line",
     "effective_share": "effective share of completions",
     "n_long": f"completions of {LONG}+ tokens",
-    "top16_share": f"share of {HEAVIEST} heaviest tokens",
+    "top16_share": f"share of top {HEAVIEST} of {LONG}+ tokens",
     "wrong_over_right": "‖S‖², wrong over right answers",
     "optimal_constant_ratio": "best constant over mean reward",
     "alpha_pooled": "α, all completions",

@@ -125,7 +125,8 @@ class SamplerGap(Printed):
         tokens = np.abs(tokens[np.isfinite(tokens)])
         difference = (
             "the log-probabilities of sampler and scorer differ by a median "
-            f"{number_alone(float(np.median(tokens)), 2)} nats per token and {number_alone(float(np.quantile(tokens, 0.99)), 2)} at the 99th percentile"
+            f"{number_alone(float(np.median(tokens)), 2)} nats per token and "
+            f"{number_alone(float(np.quantile(tokens, 0.99)), 2)} at the 99th percentile"
         )
         if not self.off_policy:
             small = np.quantile(tokens, 0.99) < _ROUNDING

@@ -45,7 +45,7 @@ def quietly(measured, call=profile_policy):
 
 def test_headings_state_the_thresholds():
     heading = PROFILE_QUANTITIES["top16_share"]  # which stands in tables without the row n_long
-    assert f"{HEAVIEST} heaviest tokens" in heading
+    assert f"top {HEAVIEST} of {LONG}+ tokens" in heading
     assert f"above {CHOICE} nats" in PROFILE_QUANTITIES["share_above_half_nat"]
 
 
