@@ -334,8 +334,8 @@ def _ranked_estimators(
 ) -> list[_Ranked]:
     """Return the estimators in order of what is judged, the reference first where their rows stay together."""
     labels = list(dict.fromkeys(numbers["estimator"].astype(str)))
-    # A run asks of its reference first.
-    reference = str(numbers.attrs.get("reference", _REFERENCE if _REFERENCE in labels else next(iter(labels), "")))
+    usual = next((label for label in labels if label in (_REFERENCE, in_words(_REFERENCE))), next(iter(labels), ""))
+    reference = str(numbers.attrs.get("reference", usual))
     records = numbers.to_dict("records")
     rest = {
         at: str(declared.row_name({**row, "estimator": _ESTIMATOR})).removeprefix(_ESTIMATOR)
@@ -365,8 +365,8 @@ def _ranked_estimators(
 
 def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> float:
     """Return what a row is sorted by: the estimate or else an end, so that the best comes first; ∞ for none."""
-    numbers = readable(*(float(row[f"{ranking.column}{end}"]) for end in ("", "_low", "_high")), limits)
-    value = next(filter(math.isfinite, numbers), math.nan)
+    value, low, high = (float(row[f"{ranking.column}{end}"]) for end in ("", "_low", "_high"))
+    value = next(filter(math.isfinite, readable(value, low, high, limits)), math.nan)
     return math.inf if math.isnan(value) else -value if ranking.most_first else value
 
 
