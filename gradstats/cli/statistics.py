@@ -208,16 +208,16 @@ def variance(
         out: also write the table as CSV.
     """
     refuse_unknown_estimators(*settings.estimators, settings.reference)
+    from gradstats.analyses.variance import variance as compared
     from gradstats.measurement.measurement import read_measurement
     from gradstats.report.verdict import headline_of
     from gradstats.runs.analysis import refuse_foreign_table
-    from gradstats.stats.variance.comparison import compare_available
 
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
-        comparison = compare_available(measured, **settings.arguments())
+        comparison = compared(measured, **settings.arguments())
     frame, said = comparison.to_frame(settings.confidence_level), comparison.notes
     if as_json:
         terminal.print_json(frame, said)

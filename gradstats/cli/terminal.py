@@ -273,9 +273,9 @@ def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = 
 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
+    from gradstats.plots.quantities import JUDGED, TARGETS, shown_in
     from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
     from gradstats.stats.numbers import number_with_interval
-    from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
@@ -436,8 +436,8 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
+    from gradstats.plots.quantities import limits_of
     from gradstats.stats.numbers import number_with_interval
-    from gradstats.stats.variance.quantities import limits_of
 
     return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 

@@ -27,6 +27,7 @@ from gradstats.plots.names import (
     variants,
     write_sentence,
 )
+from gradstats.plots.quantities import COMPONENT_LABEL, QUANTITIES, VARIANCE_COMPONENTS, in_metric
 from gradstats.plots.style import stroke
 from gradstats.plots.variance import (
     draw_landmark,
@@ -37,7 +38,6 @@ from gradstats.plots.variance import (
     rows_of_own_height,
     set_rows,
 )
-from gradstats.stats.variance.quantities import COMPONENT_LABEL, QUANTITIES, VARIANCE_COMPONENTS, in_metric
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     in another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: the frame of :meth:`gradstats.stats.VarianceComparison.variance_components`.
+        table: the frame of :meth:`gradstats.analyses.VarianceComparison.variance_components`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from gradstats.plots.names import Appearance, Variant, in_mathematics, widening, wrapped
+from gradstats.plots.quantities import Quantity
 from gradstats.plots.style import REMARK, edge, ink, muted, stroke
-from gradstats.stats.variance.quantities import Quantity
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:

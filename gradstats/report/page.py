@@ -17,9 +17,11 @@ import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis
+from gradstats.analyses.variance import best_rows
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
+from gradstats.plots.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.report.analysis_tables import (
     BEST_SET,
     TOGETHER,
@@ -43,8 +45,6 @@ from gradstats.report.verdict import (
     what_is_open,
 )
 from gradstats.stats.numbers import Triple, common_exponent, number_with_interval
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
-from gradstats.stats.variance.result import best_rows
 from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
 

@@ -22,9 +22,9 @@ from gradstats.analyses.alpha_by_block import sentence_on_blocks
 from gradstats.analyses.declaration import POINTS, SENTENCE, Analysis
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
+from gradstats.plots.quantities import shown_in
 from gradstats.stats import LengthScalingFit
 from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.variance.quantities import shown_in
 from gradstats.system.files import (
     atomic_path,
     changed_sentence,

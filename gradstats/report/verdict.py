@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.alpha import CURVED_BELOW
+from gradstats.analyses.variance import NEEDED
+from gradstats.plots.quantities import JUDGED, QUANTITIES
 from gradstats.stats.numbers import ROUNDING, Triple, number_with_interval, readable
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
-from gradstats.stats.variance.result import EQUAL, NEEDED, equal_by_construction
+from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,6 +18,15 @@ Interval = tuple[float, float, float]
 UNKNOWN: Interval = (np.nan, np.nan, np.nan)
 
 
+def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
+    """Return columns of a frame: each name, and with ``_low`` and ``_high``."""
+    return {
+        f"{name}{end}": number
+        for name, interval in intervals.items()
+        for end, number in zip(("", "_low", "_high"), interval, strict=True)
+    }
+
+
 @runtime_checkable
 class Estimated(Protocol):
     """An estimate with an interval at any level; NaN where the data do not resolve it at that level."""

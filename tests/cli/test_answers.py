@@ -13,10 +13,10 @@ from command_line import run
 
 from gradstats.analyses import registry
 from gradstats.cli.answers import LINES, WIDTH, first_screen, noise_table
+from gradstats.plots.quantities import limits_of
 from gradstats.report.saved_results import ENDS, read_frame, read_results
 from gradstats.report.verdict import Verdict, alpha_verdicts, compared_first, headline, verdicts
 from gradstats.stats.numbers import number_with_interval, readable
-from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
 
 FIGURES = Path(__file__).parents[2] / "figures"

@@ -10,10 +10,9 @@ from jaxtyping import Bool, Real
 
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio, studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval
+from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, with_ends
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
-from gradstats.stats.variance.quantities import with_ends
 from gradstats.stats.variance.sketch_error import SketchError
 
 #: Name and heading of the columns that :meth:`GradientShares.columns` gives.
