@@ -129,6 +129,7 @@ def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
 
 
 def _compared(run: RunDirectory, measured: Measurement, paths: list[Path]) -> pd.DataFrame:
+    from gradstats.analyses.variance import variance
 
     return save_comparison(run, variance(measured, **run.experiment.variance.arguments()), paths)
 

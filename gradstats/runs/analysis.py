@@ -323,6 +323,8 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
 
 def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> VarianceComparison:
     """Write ``variance.csv``, ``variance.json`` (its settings and notes) and the table."""
+    from gradstats.analyses.variance import variance
+
     section = run.experiment.variance
     comparison = variance(measured, **section.arguments())
     save_comparison(run, comparison, paths)
