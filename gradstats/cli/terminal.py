@@ -7,11 +7,11 @@ import os
 import statistics
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from rich import box, markup
 from rich.cells import cell_len
@@ -60,21 +60,6 @@ class _PipedConsole(Console):
 # A name such as module:question is no emoji.
 console = _PipedConsole(highlight=False, soft_wrap=True, emoji=False)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-
-
-@runtime_checkable
-class Answer(Protocol):
-    """The answer to a question of one command: a row and a sentence, at a confidence level where it has an interval."""
-
-    @property
-    def to_frame(self) -> Callable[..., pd.DataFrame]:
-        """The method that gives one row."""
-        ...
-
-    @property
-    def sentence(self) -> Callable[..., str]:
-        """The method that gives the answer in words."""
-        ...
 
 
 def escape(text: str) -> str:
@@ -260,15 +245,6 @@ def show_alpha_report(report: AlphaReport) -> None:
 def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object) -> None:
     """Print the rows of a table and its notes as JSON."""
     print(to_json({"rows": frame.to_dict("records"), "notes": list(notes), **further}))
-
-
-def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = None) -> None:
-    """Print the answer to a question: its sentence, or its row as JSON."""
-    level = () if confidence_level is None else (confidence_level,)
-    if as_json:
-        print(to_json(answer.to_frame(*level).to_dict("records")[0]))
-    else:
-        show_sentence(answer.sentence(*level))
 
 
 def show_variance(frame: pd.DataFrame) -> None:
