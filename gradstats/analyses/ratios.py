@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -409,9 +409,16 @@ CLIPPING = FurtherTable(
 )
 
 _SPREAD = "stats/ratios.py"
+def _of_sampler(manifest: Mapping[str, Any]) -> str:
+    """Return what a run recorded of its sampler and its scorer, without the evidence."""
+    said = str((manifest.get("sampler_gap") or {}).get("sentence", ""))
+    return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
+
+
 ANALYSIS = Analysis(
     name="ratios",
     ask=ratio_diagnostics,
+    of_manifest=_of_sampler,
     options=("n_bins",),
     columns=(
         Column("ratio", "kind of importance ratio: of tokens, of completions, geometric mean", file=_SPREAD),

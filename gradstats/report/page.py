@@ -421,7 +421,7 @@ def _question(
 ) -> QuestionOnPage:
     about = {} if frame is None else frame.attrs
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
-    answer = str(about.get(SENTENCE, "")) or (_of_sampler(run) if analysis.name == "ratios" else "")
+    answer = str(about.get(SENTENCE, "")) or analysis.of_manifest(run.manifest)
     is_long = len(answer) > _LONGEST_ANSWER
     naming = _names_of(run, frame)
     answer = in_words_of(answer, naming)
@@ -469,12 +469,6 @@ def _names_of(run: SavedResults, frame: pd.DataFrame | None) -> dict[str, str]:
     if "estimator" in frame:
         mentioned += frame["estimator"].tolist()
     return distinct_names(dict.fromkeys(map(str, mentioned)), run.figure_style.labels)
-
-
-def _of_sampler(run: SavedResults) -> str:
-    """Return what the run recorded of its sampler and its scorer, without the evidence; "" where it did not."""
-    said = str((run.manifest.get("sampler_gap") or {}).get("sentence", ""))
-    return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
 
 
 def _answer_on_estimators(compared: Compared, naming: Naming) -> str:
