@@ -10,7 +10,6 @@ from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -45,7 +44,7 @@ from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_sc
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.estimates import fieller_simultaneous
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
-from gradstats.system.late import pd, plt
+from gradstats.system.late import Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

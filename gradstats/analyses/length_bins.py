@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, within_groups
@@ -44,7 +43,7 @@ from gradstats.stats.variance.shares import (
     inside_bins,
     resolved,
 )
-from gradstats.system.late import pd
+from gradstats.system.late import Int, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection

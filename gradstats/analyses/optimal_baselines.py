@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -30,7 +29,7 @@ from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, why_silent
-from gradstats.system.late import interpolate, pd
+from gradstats.system.late import Float, Int, interpolate, pd
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
 EXPONENTS = np.linspace(-1.0, 2.0, 31)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -36,7 +35,7 @@ from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_input
 from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of, why_silent
 from gradstats.stats.variance.shares import SHARES, GradientShares, binned, gradient_shares, resolved
-from gradstats.system.late import pd
+from gradstats.system.late import Bool, Float, Int, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection

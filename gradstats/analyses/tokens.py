@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.analyses.declaration import (
     Analysis,
@@ -44,7 +43,7 @@ from gradstats.stats.token_profiles import (
     token_correlation,
     tokens_of,
 )
-from gradstats.system.late import pd, special
+from gradstats.system.late import Float, Int, pd, special
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection

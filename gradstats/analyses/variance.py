@@ -11,7 +11,6 @@ from operator import index
 from typing import ClassVar, Literal, Protocol, overload, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -62,7 +61,7 @@ from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.row import EstimatorVariance, silent_row
 from gradstats.stats.variance.sketch_error import rotated_once
-from gradstats.system.late import pd
+from gradstats.system.late import Bool, pd
 
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"

@@ -14,7 +14,6 @@ from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
@@ -35,6 +34,7 @@ from gradstats.system.files import (
     write_csv,
     write_json,
 )
+from gradstats.system.late import Float
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import (
     Kind,

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.system.late import special
+from gradstats.system.late import Float, special
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -25,7 +24,7 @@ from gradstats.stats.length_scaling.regression import (
 )
 from gradstats.stats.measured import MeasuredNorms
 from gradstats.stats.numbers import fields_shown
-from gradstats.system.late import pd
+from gradstats.system.late import Bool, Float, Int, pd
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Literal, cast
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -63,6 +62,7 @@ from gradstats.stats.variance.sketch_error import (
     shared_coordinates,
     with_directions,
 )
+from gradstats.system.late import Bool, Float, Int
 
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0

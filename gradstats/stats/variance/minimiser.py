@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -21,7 +20,7 @@ from gradstats.stats.jackknife import (
     satterthwaite_degrees,
 )
 from gradstats.stats.variance.best_set import pairwise_differences
-from gradstats.system.late import interpolate, optimize, special
+from gradstats.system.late import Bool, Float, interpolate, optimize, special
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
 FEWEST_OF_A_CURVE = 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
@@ -29,6 +28,7 @@ from gradstats.stats.variance.estimates import (
     within_prompt,
 )
 from gradstats.stats.variance.moments import ComponentsOf, SignalComponents
+from gradstats.system.late import Float
 
 
 @dataclass(frozen=True)
