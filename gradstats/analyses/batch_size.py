@@ -429,7 +429,7 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     require_columns(frame, columns, "draw what batch_size() gives")
     frame = frame.loc[np.isfinite(frame["critical_batch_low"].to_numpy(dtype=float))].reset_index(drop=True)
     lines, shown = _lines(frame), names_in(frame)
-    labels = ["; ".join(shown[name] for name in names) for names, _, _ in lines]
+    labels = [" = ".join(shown[name] for name in names) for names, _, _ in lines]
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + 0.35 + legend_height(labels)))
@@ -466,10 +466,15 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
 
 
 def _lines(frame: pd.DataFrame) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
-    """Return the estimators of each line, with the critical batch and the limit and their ends."""
+    """Return the estimators of each line, the reference first, with the critical batch and the limit and their ends."""
+    reference = str(frame.attrs.get("reference"))
     both = np.concatenate([estimates_of(frame, name) for name in ("critical_batch", "alignment_limit")], axis=1)
     return [
-        (frame["estimator"].iloc[group].astype(str).tolist(), both[group[0], :3], both[group[0], 3:])
+        (
+            sorted(frame["estimator"].iloc[group].astype(str), key=lambda label: label != reference),
+            both[group[0], :3],
+            both[group[0], 3:],
+        )
         for group in equal_by_construction(both.tolist())
     ]
 

@@ -442,7 +442,7 @@ def draw_curve(frame: pd.DataFrame) -> object:
     """Draw a curve: variance at an equal total of completions for group sizes, otherwise all its panels."""
     if frame.attrs.get("parameter") == GROUP_SIZE:
         label = str(frame.attrs.get("curve", "estimator"))
-        return plot_group_size(frame.assign(estimator=label, group_size=frame["value"]))
+        return plot_group_size(frame.assign(estimator=label, group_size=frame["value"]), value="trace_cov")
     return plot_variance_curve_panels(frame)
 
 

@@ -127,6 +127,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
         notes: print the notes.
     """
     from gradstats.cli.answers import first_screen
+    from gradstats.report.saved_results import read_results
     from gradstats.report.verdict import compared_first, headline_of, verdicts
 
     alpha = None if result.alpha is None else result.alpha.summary()
@@ -138,7 +139,8 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
-    show(first_screen(headline, verdicts(alpha, compared), compared, [*closing, *more(len(said), notes, everything)]))
+    answer = verdicts(alpha, compared, batch_sizes=read_results(result.run.path).table("batch_size"))
+    show(first_screen(headline, answer, compared, [*closing, *more(len(said), notes, everything)]))
     if everything:
         if result.alpha is not None:
             show_alpha_report(result.alpha)

@@ -62,7 +62,6 @@ COMPARED = (
         panel_label="critical\nbatch",
         limits=NOT_NEGATIVE,
         logarithmic=True,
-        shown_in=("page",),
     ),
     Quantity(
         name="ratio",

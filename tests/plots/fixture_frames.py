@@ -67,7 +67,8 @@ def group_sizes(shape: str) -> pd.DataFrame:
     """Tables of several group sizes."""
     sizes = [8] if shape == "one row" else [2, 4, 8]
     frames = [pd.DataFrame({"estimator": names(shape), "group_size": size}) for size in sizes]
-    frame = with_intervals(pd.concat(frames, ignore_index=True), ("trace_cov",), shape)
+    frame = with_intervals(pd.concat(frames, ignore_index=True), ("trace_cov", "matched_ratio"), shape)
+    frame.attrs["reference"] = "rloo"
     for column in ("trace_cov", "trace_cov_low", "trace_cov_high"):
         frame[column] = frame[column] / frame["group_size"] * 100.0
     return frame
