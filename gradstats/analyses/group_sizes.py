@@ -22,30 +22,31 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     within_groups,
 )
+from gradstats.analyses.printed import Printed
+from gradstats.analyses.variance import VarianceComparison, compare
+from gradstats.analyses.variance_notes import why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
+from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import ROUNDING, number_with_interval
-from gradstats.stats.printed import Printed
-from gradstats.stats.variance.comparison import compare, prepared_inputs
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     TargetChoice,
     moments_of,
     pools_by_size,
+    prepared_inputs,
     refuse_batch_level,
     target_of,
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in, with_ends
-from gradstats.stats.variance.result import VarianceComparison
 from gradstats.system.late import pd
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
     """Estimate ⟨E ĝ, G⟩/⟨E g, G⟩ with g RLOO's gradient, the scale of an estimator along the target G."""
     target = target_of(pool, judged).moments
     if target is None:
-        raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {judged.missing}")
+        raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {why_not_judged(judged)}")
     crosses = [cross_signal(moments_of(pool, one), target, pool.sketch_error) for one in (estimator, rloo)]
     if not min(one.estimate().confidence_interval()[0] for one in crosses) > 0:
         why = "completions are off-policy, where no scale is known"

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gradstats.analyses.alpha import AlphaReport
+    from gradstats.analyses.variance import VarianceComparison
     from gradstats.config.experiment import Experiment
     from gradstats.policy.policy import Policy
     from gradstats.report.tables import Table as PaperTable
     from gradstats.rollouts.table import Rollouts
     from gradstats.runs.analysis import RunResult
     from gradstats.runs.cost import CostEstimate
-    from gradstats.stats.variance.result import VarianceComparison
 
 _PIPED = 80  # columns of a file or a pipe
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
@@ -272,9 +272,9 @@ def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object
 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
+    from gradstats.plots.quantities import JUDGED, TARGETS, shown_in
     from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
     from gradstats.stats.numbers import number_with_interval
-    from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
@@ -441,8 +441,8 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
+    from gradstats.plots.quantities import limits_of
     from gradstats.stats.numbers import number_with_interval
-    from gradstats.stats.variance.quantities import limits_of
 
     return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 

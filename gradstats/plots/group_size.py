@@ -28,6 +28,7 @@ from gradstats.plots.names import (
     variants,
     write_sentence,
 )
+from gradstats.plots.quantities import COMPONENT_LABEL, JUDGED, QUANTITIES, VARIANCE_COMPONENTS, axis_label, in_metric
 from gradstats.plots.variance import (
     draw_landmark,
     draw_row,
@@ -37,14 +38,6 @@ from gradstats.plots.variance import (
     rows_of_own_height,
     set_rows,
     short_rows,
-)
-from gradstats.stats.variance.quantities import (
-    COMPONENT_LABEL,
-    JUDGED,
-    QUANTITIES,
-    VARIANCE_COMPONENTS,
-    axis_label,
-    in_metric,
 )
 from gradstats.system.late import pd, plt
 
@@ -144,7 +137,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     the rows are chosen by it as in :func:`plot_group_size`: multiples of one another share one, that of the reference.
 
     Args:
-        table: the frame of :meth:`gradstats.stats.VarianceComparison.variance_components`.
+        table: the frame of :meth:`gradstats.analyses.VarianceComparison.variance_components`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from gradstats.plots.marks import (
     WithFrame,
@@ -29,10 +28,10 @@ from gradstats.plots.names import (
     variants,
     wrapped_to_axis,
 )
+from gradstats.plots.quantities import JUDGED, QUANTITIES, filled_in
 from gradstats.plots.style import edge, ink, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
-from gradstats.system.late import pd, plt
+from gradstats.system.late import Bool, Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

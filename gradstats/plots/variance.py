@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.plots.marks import (
     CROSS,
@@ -42,10 +41,10 @@ from gradstats.plots.names import (
     wrapped_to_axis,
     write_sentence,
 )
+from gradstats.plots.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.plots.style import REMARK, edge, muted, stroke
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
-from gradstats.stats.variance.result import equal_by_construction, rows_in_best_set
-from gradstats.system.late import pd, plt
+from gradstats.stats.variance.best_set import equal_by_construction
+from gradstats.system.late import Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -287,7 +286,7 @@ def plot_variance(
     unit than the reference's are left out, and a sentence above the axes names them.
 
     Args:
-        table: a :class:`gradstats.stats.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of
+        table: a :class:`gradstats.analyses.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of
             several runs, by a letter in order of appearance.
         ax: where to draw; None makes a figure as wide as rcParams say and as high as the rows need.
         value: the column to draw, with its ``_low`` and ``_high``; one of :func:`gradstats.compare`'s quantities. The
@@ -350,7 +349,7 @@ def plot_variance_panels(
     another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: a :class:`gradstats.stats.VarianceComparison` or its frame.
+        table: a :class:`gradstats.analyses.VarianceComparison` or its frame.
         axes: one for each value; None makes a figure.
         values: the columns to draw; see :func:`plot_variance`.
         reference: as in :func:`plot_variance`.
@@ -393,6 +392,11 @@ def plot_variance_panels(
         write_sentence(axes[-1], sentence)
         legend_below(axes[0], keys)
     return list(axes)
+
+
+def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
+    """Return the positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
+    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist()
 
 
 def plot_variance_of_runs(

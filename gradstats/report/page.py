@@ -17,9 +17,11 @@ import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis
+from gradstats.analyses.variance import best_rows
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
+from gradstats.plots.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.report.analysis_tables import (
     BEST_SET,
     TOGETHER,
@@ -45,8 +47,6 @@ from gradstats.report.verdict import (
     what_is_open,
 )
 from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, power_of_ten
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
-from gradstats.stats.variance.result import best_rows
 from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
 
@@ -460,7 +460,7 @@ def _question(
 ) -> QuestionOnPage:
     about = {} if frame is None else frame.attrs
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
-    answer = str(about.get(SENTENCE, "")) or (_of_sampler(run) if analysis.name == "ratios" else "")
+    answer = str(about.get(SENTENCE, "")) or analysis.of_manifest(run.manifest)
     is_long = len(answer) > _LONGEST_ANSWER
     naming = _names_of(run, frame)
     answer = in_words_of(answer, naming)
@@ -515,12 +515,6 @@ def _is_settled(run: SavedResults, analysis: Analysis, about: Mapping[Hashable, 
     """Return whether the sentence on the sampler says all, in a run that did not record answers."""
     gap = run.manifest.get("sampler_gap") or {}
     return analysis.name == "ratios" and SENTENCE not in about and gap.get("off_policy") is False
-
-
-def _of_sampler(run: SavedResults) -> str:
-    """Return what the run recorded of its sampler and its scorer, without the evidence; "" where it did not."""
-    said = str((run.manifest.get("sampler_gap") or {}).get("sentence", ""))
-    return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
 
 
 def _answer_on_estimators(compared: Compared, naming: Naming) -> str:

@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike
 
 from gradstats.analyses.alpha import CURVED_BELOW
 from gradstats.analyses.plan import prompts_to_distinguish
-from gradstats.stats.numbers import ROUNDING, Limits, Triple, number_with_interval, readable
-from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, QUANTITIES
-from gradstats.stats.variance.result import EQUAL, NEEDED, VarianceComparison, equal_by_construction
+from gradstats.analyses.variance import NEEDED, VarianceComparison
+from gradstats.plots.quantities import JUDGED, QUANTITIES
+from gradstats.stats.numbers import NOT_NEGATIVE, ROUNDING, Limits, Triple, number_with_interval, readable
+from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,7 +23,7 @@ from gradstats.plots.names import (
     wrapped,
     wrapped_to_axis,
 )
-from gradstats.stats.variance.quantities import QUANTITIES
+from gradstats.plots.quantities import QUANTITIES
 
 
 def test_known_names_are_all_different():

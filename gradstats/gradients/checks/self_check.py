@@ -103,8 +103,8 @@ def _refuse_other_function(policy: Policy, other: Policy, path: str, module: nn.
         )
 
 
-#: Largest relative deviation of ‖S‖² that is accepted, by the model's dtype. Norms of layers that transformers computes in
-#: float32 do so in a model in float64 too (Gemma's), and round differently on each processor.
+#: Largest relative deviation of ‖S‖² that is accepted, by the model's dtype. Norms of layers that transformers computes
+#: in float32 do so in a model in float64 too (Gemma's), and round differently on each processor.
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 #: The same for one parameter or a sketch. It sums fewer terms than ‖S‖², so that rounding shows more: in float32, two
 #: plain passes over a model with large activations (Qwen2.5-0.5B, with padding and without) differ by 1e-3 in some
