@@ -12,10 +12,9 @@ import torch
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import adam_section
 from gradstats.config.sections import MeasurementSection
-from gradstats.gradients.attention import same_class
+from gradstats.gradients.attention import most_positions, same_class
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
-from gradstats.gradients.attention import most_positions
 from gradstats.gradients.memory import SELF_CHECK, activation_size, peak_memory, tokens_that_fit
 from gradstats.gradients.objective import (
     default_memory_gib,
