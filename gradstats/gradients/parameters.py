@@ -67,7 +67,8 @@ class ParameterSelection:
     def by_block(self, by_parameter: Float[np.ndarray, "... parameters"]) -> Float[np.ndarray, "... blocks"]:
         """Add up what was found for each parameter over the parameters of each block."""
         total = np.zeros((*by_parameter.shape[:-1], len(self.block_names)))
-        np.add.at(total, (..., [self.block_index[name] for name in self.parameters]), by_parameter)
+        for place, name in enumerate(self.parameters):
+            total[..., self.block_index[name]] += by_parameter[..., place]
         return total
 
     @property
