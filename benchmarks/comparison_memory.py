@@ -26,7 +26,7 @@ ESTIMATORS = ("reinforce", "group_mean", "rloo", "length_weighted(alpha=0.8, loo
 
 def measure(n: int, dimension: int) -> dict[str, float]:
     """Peak memory and processor seconds of one comparison of ``n`` completions."""
-    from gradstats.stats import compare
+    from gradstats.analyses.variance import compare
 
     libraries = _peak_mib()
     batch, sketches = random_batch(n, dimension)

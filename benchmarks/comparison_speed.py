@@ -56,7 +56,7 @@ def measure(n: int, dimension: int, n_resamples: int | None) -> dict[str, float]
     """Seconds and MiB of one comparison of 16 estimators, and how often prompts were dealt for it."""
     import resource
 
-    from gradstats.stats import compare
+    from gradstats.analyses.variance import compare
 
     batch, sketches = random_batch(n, dimension)
     estimators = [*GROUP_LEVEL, *(("max_rl", "asymmetric(delta=-0.2)") if n_resamples == 0 else BATCH_LEVEL)]

@@ -17,10 +17,11 @@ import tyro
 from jaxtyping import Float
 from safetensors.numpy import load_file
 
+from gradstats.analyses.variance import compare
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import compare, fit_length_scaling, mundlak_test
+from gradstats.stats import fit_length_scaling, mundlak_test
 from gradstats.stats.length_scaling.alpha import METHODS
 from gradstats.system.files import atomic_path
 

@@ -24,8 +24,8 @@ from coverage import heavy_tailed_population
 from coverage_page import BATCH_LEVEL
 from jaxtyping import Float, Int
 
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
-from gradstats.stats import compare
 from gradstats.system.files import atomic_path
 
 TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "coverage_heavy_tails.csv"

@@ -20,12 +20,12 @@ import pandas as pd
 import tyro
 from jaxtyping import Float
 
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch, Recipe, recipes, token_weightings
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import WeightedGradients
 from gradstats.reference import EnumeratedPolicy
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats import compare
 from gradstats.system.files import write_csv
 
 FOLDER = Path(__file__).parents[1] / "figures" / "statistics"

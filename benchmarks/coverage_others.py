@@ -29,11 +29,9 @@ from gradstats.analyses import (
     plan_alpha,
     plan_signal,
 )
+from gradstats.analyses.variance import compare
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import (
-    compare,
-    fit_length_scaling,
-)
+from gradstats.stats import fit_length_scaling
 from gradstats.stats.on_policy import temperature_test
 from gradstats.system.files import atomic_path
 

@@ -79,7 +79,7 @@ def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
     number, first, last = (
         f"{round(end, decimals) + 0.0:.{decimals}f}" for end in triple
     )  # + 0.0: no minus before zero
-    return f"{number} [{first}, {last}]".replace("inf", "∞")
+    return f"{number} [{first}, {last}]" if math.isfinite(high) else f"{number} [≥ {first}]"
 
 
 def excludes(triple: Triple | None, value: float) -> bool:

@@ -65,7 +65,7 @@ COMPARED = (
 )
 HEAD = """# Findings
 
-What [the runs](#the-runs) of this repository answer. Relative noise is the variance at matched signal, relative to RLOO
+What [the runs](#the-runs) of this repository answer. Relative noise is the samples for equal noise, those of RLOO = 1
 ([words](read_results.md)); brackets are 95 % intervals over prompts; a difference is stated only where its interval
 excludes zero. [Details](findings_details.md) has what is not resolved.
 """

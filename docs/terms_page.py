@@ -11,11 +11,17 @@ from pathlib import Path
 from gradstats.report.glossary import TERMS
 
 PAGE = Path(__file__).with_name("read_results.md")
+#: Terms that the page explains where they are first used.
+EXPLAINED_ABOVE = (
+    "relative noise, matched ratio", "bias, matched bias", "critical batch, noise-to-signal", "α, length exponent",
+    "α within prompts", "best set", "clustered interval", "not resolved", "own-sample", "ratios of all rows",
+    "effective prompts", "tr Cov", "sketch", "score",
+)  # fmt: skip
 
 
 def render(page: str) -> str:
     """Return the page with the terms between their markers."""
-    terms = "".join(f"\n**{term}.** {meaning}\n" for term, meaning in TERMS.items())
+    terms = "".join(f"\n**{term}.** {meaning}\n" for term, meaning in TERMS.items() if term not in EXPLAINED_ABOVE)
     written, count = re.subn(
         r"(<!-- generated: terms -->\n).*?(<!-- end -->)",
         lambda match: f"{match[1]}{terms}\n{match[2]}",

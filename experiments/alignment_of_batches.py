@@ -28,8 +28,7 @@ from gradstats.plots.marks import legend_below
 from gradstats.plots.variance import plain_ticks
 from gradstats.runs.pipeline import run_experiment
 from gradstats.stats.variance.alignment import alignment_at
-from gradstats.stats.variance.comparison import pooled, prepared_inputs
-from gradstats.stats.variance.inputs import target_of
+from gradstats.stats.variance.inputs import pooled, prepared_inputs, target_of
 from gradstats.stats.variance.moments import split_into_groups
 from gradstats.system.environment import environment
 from gradstats.system.files import write_json

@@ -30,6 +30,7 @@ from gradstats.report.figures import draw_overlay, draw_run, styled
 from gradstats.report.saved_results import BREAKDOWNS, KEPT_FILES, SavedResults, added_tables, read_results
 from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
+from gradstats.stats.numbers import number_with_interval
 from gradstats.system.files import atomic_path, read_json, write_csv, write_json
 
 HERE = Path(__file__).parent
@@ -57,7 +58,7 @@ LEFT_OUT = {
     "(on-policy in figures/embedded_tokens)",
     "discounted": "γ^{T−t} times the weights of a group baseline; the published methods have γ = 1, where it is that "
     "baseline",
-    "group_mean": "the gradient of rloo times (N − 1)/N, so equal to it at matched signal",
+    "group_mean": "the gradient of rloo times (N − 1)/N, so of equal relative noise",
     "kimi": "the advantage of recipe:kimi_k15",
 }
 
@@ -208,7 +209,7 @@ def zoo_rows(frame: pd.DataFrame) -> str:
     lines = [
         "# Rows of the zoo that are open, and rows that it leaves out",
         "",
-        "Written by `make figures`. The zoo shows the variance at matched signal relative to `rloo`. A row is not",
+        "Written by `make figures`. The zoo shows noise relative to `rloo`, at equal signal. A row is not",
         "resolved where its 95 % interval has no upper end, or where there is no value at all.",
         "",
         "## Not resolved",
@@ -218,8 +219,7 @@ def zoo_rows(frame: pd.DataFrame) -> str:
     ]
     for row in frame.to_dict("records"):
         if not math.isfinite(row["matched_ratio_high"]):
-            low = row["matched_ratio_low"]
-            known = f"[{low:.3g}, ∞]" if math.isfinite(low) else "–"
+            known = number_with_interval(math.nan, row["matched_ratio_low"], math.inf)
             why = row["note"] or "‖E ĝ‖² is not resolved above 0, or the scale of E[ĝ] is not"
             lines.append(f"| `{row['estimator']}` | {row['run']} | {known} | {markdown_escape(why)} |")
     lines += ["", "## Left out", "", "| estimator | why |", "| --- | --- |"]

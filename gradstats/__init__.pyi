@@ -21,7 +21,7 @@ from . import estimators as estimators
 from .estimators import recipes as recipes
 from .stats import fit_length_scaling as fit_length_scaling
 from .analyses import alpha_report as alpha_report
-from .stats import compare as compare
+from .analyses import compare as compare
 
 # further questions
 from . import analyses as analyses

@@ -72,7 +72,7 @@ gs.plots.plot_prompt_parts(comparison.variance_components())
 plt.show()
 
 # %% [markdown]
-# ## Several group sizes at an equal total number of completions
+# ## Relative noise in groups of several sizes
 
 # %%
 sizes = pd.concat([gs.compare(measured, baselines, group_size=size).to_frame() for size in (2, 4, 8)])

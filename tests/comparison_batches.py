@@ -4,8 +4,8 @@ import warnings
 
 import numpy as np
 
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
-from gradstats.stats import compare
 
 
 def interleaved_batch(sizes, dim=6, seed=0, signal=0.0):

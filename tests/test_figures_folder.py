@@ -161,7 +161,7 @@ def test_rows_that_are_open_say_why(figures):
     )
     open_rows = [line for line in figures.zoo_rows(frame).partition("## Left out")[0].splitlines() if "| `" in line]
     assert len(open_rows) == 2
-    assert "`recipe:grpo` | on-policy | [0.8, ∞] | ‖E ĝ‖² is not resolved above 0" in open_rows[0]
+    assert "`recipe:grpo` | on-policy | ≥ 0.8 | ‖E ĝ‖² is not resolved above 0" in open_rows[0]
     assert "| – | so pass\\_at\\_k gives every" in open_rows[1]
 
 

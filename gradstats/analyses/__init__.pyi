@@ -63,5 +63,7 @@ from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success
 from .tokens import ProxyQuality as ProxyQuality
 from .tokens import proxy_quality as proxy_quality
-from .variance_by_block import BlockNoise as BlockNoise
+from .variance import VarianceByBlock as VarianceByBlock
+from .variance import VarianceComparison as VarianceComparison
+from .variance import compare as compare
 from .variance_by_block import variance_by_block as variance_by_block

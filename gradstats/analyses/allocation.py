@@ -23,6 +23,7 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     within_groups,
 )
+from gradstats.analyses.variance_notes import about_target, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -40,25 +41,25 @@ from gradstats.plots.marks import (
     require_columns,
     with_ends,
 )
-from gradstats.plots.names import estimator_appearance, names_in, variants
+from gradstats.plots.names import estimator_appearance, names_in, sentence_height, variants, write_sentence
+from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import edge, stroke
-from gradstats.plots.variance import draw_landmark, plain_ticks
+from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
 from gradstats.stats.intervals import fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import number_with_interval
-from gradstats.stats.variance.comparison import prepared_inputs
+from gradstats.stats.numbers import NOT_NEGATIVE, number_with_interval
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     coefficient_on_target,
     moments_of,
     pools_by_size,
+    prepared_inputs,
     refuse_batch_level,
     target_of,
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import NOT_NEGATIVE, in_metric
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def allocate(
     reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
     judge = target_of(by_size[most], judged).moments
     rows: list[Allocated] = []
-    notes = list(filter(None, [judged.missing, judged.remark]))
+    notes = list(filter(None, [why_not_judged(judged), about_target(judged)]))
     if pools.n_prompts < FEW_PROMPTS:
         notes.append(
             f"fewer than {FEW_PROMPTS} prompts: where the variance between prompts is small, its interval may end too "
@@ -328,8 +329,9 @@ def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) 
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Draw the noise at an equal number of tokens against completions per prompt, one line per estimator.
 
-    Noise is at the scale of the target, so that estimators of every unit share the axis. Estimators of equal noise,
-    such as multiples of one another, share a line. Sizes that were extrapolated are open markers on a dotted line.
+    Noise is at the scale of the target, so that estimators of every unit share the axis. Which lines
+    are drawn is decided at the largest measured size, as in :func:`gradstats.plots.plot_group_size`: multiples of one
+    another share one. Sizes that were extrapolated are open markers on a dotted line.
 
     Args:
         table: :func:`gradstats.allocate` or its frame; columns ``estimator``, ``group_size``, ``n_prompts``,
@@ -345,21 +347,23 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     frame = as_frame(table)
     columns = ["estimator", "group_size", "n_prompts", "extrapolated", *with_ends("relative_noise")]
     require_columns(frame, columns, "draw what allocate() gives")
-    lines = _distinct(frame)
-    shown = names_in(frame)
-    labels = ["; ".join(shown[name] for name in names) for names in lines]
+    of_reference = frame.loc[frame["group_size"] == frame.loc[~frame["extrapolated"].astype(bool), "group_size"].max()]
+    of_reference.attrs = {"reference": "rloo"} | frame.attrs
+    short = short_rows(of_reference, "relative_noise")
+    lines, shown = list(map(str, short.drawn["estimator"])), names_in(short.drawn)
+    labels = [shown[label] for label in lines]
     keys = interval_keys(frame, ["relative_noise"])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        _, ax = plt.subplots(figsize=(width, height + 0.25 + legend_height(labels, keys)))
+        height += 0.25 + legend_height(labels, keys) + sentence_height(short.sentence)
+        _, ax = plt.subplots(figsize=(width, height))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    kinds = variants([names[0] for names in lines])
-    for place, (names, label, kind) in enumerate(zip(lines, labels, kinds, strict=True)):
-        rows = frame.loc[[str(one) == names[0] for one in frame["estimator"]]]
+    for place, (name, label, kind) in enumerate(zip(lines, labels, variants(lines), strict=True)):
+        rows = frame.loc[frame["estimator"] == name]
         sizes, guessed = rows["group_size"].to_numpy(dtype=float), rows["extrapolated"].to_numpy(dtype=bool)
         centre, low, high = estimates_of(rows, "relative_noise").T
-        color, marker = estimator_appearance(names[0])
+        color, marker = estimator_appearance(name)
         # Side by side, so that intervals do not overlap.
         at = sizes * 2.0 ** (0.3 * (place - (len(lines) - 1) / 2.0) / max(len(lines) / 2.0, 1.0))
         ax.plot(at, centre, color=color, linestyle=":", linewidth=stroke(1.0), zorder=2)
@@ -380,6 +384,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
     ax.set_ylabel(in_metric("relative noise\nat equal tokens", frame.attrs))
+    write_sentence(ax, short.sentence)
     legend_below(ax, keys)
     return ax
 
@@ -387,21 +392,6 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
 def n_prompts_label(n: float) -> str:
     """Return how many prompts the tokens pay for, thousands in full."""
     return f"{n:,.0f}" if n >= 1000 else f"{n:.3g}"
-
-
-def _distinct(frame: pd.DataFrame) -> list[list[str]]:
-    """Return the estimators in order, those of equal noise at the same sizes together."""
-    columns = ["group_size", *with_ends("relative_noise")]
-    found: list[tuple[list[str], np.ndarray]] = []
-    for name, rows in frame.groupby("estimator", sort=False):
-        numbers = rows[columns].to_numpy(dtype=float)
-        for names, others in found:
-            if others.shape == numbers.shape and np.allclose(others, numbers, rtol=1e-9, atol=0.0, equal_nan=True):
-                names.append(str(name))
-                break
-        else:
-            found.append(([str(name)], numbers))
-    return [names for names, _ in found]
 
 
 def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> Allocation | None:

@@ -12,8 +12,10 @@ from numpy.typing import ArrayLike
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
+from gradstats.analyses.printed import records
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
 from gradstats.plots.length_scaling import plot_length_scaling
+from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import palette
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.diagnostics import (
@@ -27,9 +29,7 @@ from gradstats.stats.length_scaling.diagnostics import (
 )
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
-from gradstats.stats.printed import records
 from gradstats.stats.token_profiles import has_token_energies
-from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
@@ -149,7 +149,7 @@ class AlphaReport(Result):
                 "where single norms are very large."
             )
         if self.within_between is not None:
-            sentences.append(self.within_between.sentence(self.confidence_level))
+            sentences.append(within_and_between(self.within_between, self.confidence_level))
         if self.energy_fit is not None:
             sentences.append(
                 f"The summed token energies Σ‖s_t‖² have {self._alpha(self.energy_fit)}; the rest of α is correlation "
@@ -178,6 +178,19 @@ class AlphaReport(Result):
     def _alpha(self, fit: LengthScalingFit) -> str:
         low, high = fit.confidence_interval(self.confidence_level)
         return f"α = {fit.alpha:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def within_and_between(found: MundlakTest, confidence_level: float = CONFIDENCE_LEVEL) -> str:
+    """State whether answers to one prompt scale as prompts do."""
+    low, high = found.confidence_interval(confidence_level)
+    estimate = (
+        f"Longer answers to the same prompt give α = {found.alpha_within:.3f}, prompts with longer answers "
+        f"α = {found.alpha_between:.3f}; the difference {found.difference:.3f} [{low:.3f}, {high:.3f}] is"
+    )
+    test = f"(Mundlak's test, p = {found.pvalue:.2g})"
+    if low > 0 or high < 0:
+        return f"{estimate} significant, so that α of all completions mixes the two {test}."
+    return f"{estimate} not resolved {test}."
 
 
 def alpha_report(

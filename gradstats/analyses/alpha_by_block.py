@@ -23,6 +23,7 @@ from gradstats.plots.marks import (
     require_columns,
     with_ends,
 )
+from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import ink, palette
 from gradstats.plots.variance import (
     draw_landmark,
@@ -36,7 +37,6 @@ from gradstats.plots.variance import (
 from gradstats.stats.length_scaling.diagnostics import length_scaling_by_block
 from gradstats.stats.measured import MeasuredBlocks
 from gradstats.stats.numbers import number_with_interval
-from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import pd, plt, sns
 
 if TYPE_CHECKING:

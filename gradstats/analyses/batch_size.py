@@ -21,6 +21,7 @@ from gradstats.analyses.declaration import (
     level_of,
     within_groups,
 )
+from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -42,11 +43,11 @@ from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import Derived, share_saved
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import percentage
+from gradstats.stats.numbers import NOT_NEGATIVE, SHARE, percentage
 from gradstats.stats.variance.alignment import alignment_at, alignment_of
-from gradstats.stats.variance.comparison import pooled, prepared_inputs
+from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.estimates import KeptShare
-from gradstats.stats.variance.inputs import TargetChoice, target_of
+from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, target_of
 from gradstats.stats.variance.moments import (
     MOST_PAIRED_PROMPTS,
     SignalComponents,
@@ -55,10 +56,8 @@ from gradstats.stats.variance.moments import (
     split_into_groups,
     weighted_rows,
 )
-from gradstats.stats.variance.notes import remarks_about, warnings_about
 from gradstats.stats.variance.pools import PooledCompletions
-from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, EstimatorVariance
-from gradstats.stats.variance.result import equal_by_construction
+from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.late import pd, plt
 
@@ -151,8 +150,8 @@ class BatchSizes(Result):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State what the batch reaches, how many prompts reach one half, and what a batch twice as large adds."""
-        if self.target.missing is not None:
-            return f"No batch size can be judged, since {self.target.missing.partition('since ')[2]}."
+        if (why := why_not_judged(self.target)) is not None:
+            return f"No batch size can be judged, since {why.partition('since ')[2]}."
         # The reference comes first, wherever it stands.
         judged = sorted(
             (row for row in self.rows if row.alignment is not None), key=lambda row: row.estimator != self.reference
@@ -292,7 +291,12 @@ def batch_size(
         _row(label, one, row, of_base, parts, pool, n_groups, mean_size, per_prompt, needed)
         for label, one, row in zip(labels, chosen, found, strict=True)
     ]
-    notes = [judged.missing, judged.remark, *warnings_about(pool, found, chosen), *remarks_about(pool, found)]
+    notes = [
+        why_not_judged(judged),
+        about_target(judged),
+        *warnings_about(pool, found, chosen),
+        *remarks_about(pool, found),
+    ]
     if any(one.across_groups for one in chosen) and dealt < round(n_groups):
         notes.append(f"batch-level estimators are dealt batches of {dealt} prompts, a quarter of those measured")
     notes += [_about_silent(row) for row in rows[:1] if _of(row.silent_groups, CONFIDENCE_LEVEL)[0] > 0]
@@ -425,7 +429,7 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     require_columns(frame, columns, "draw what batch_size() gives")
     frame = frame.loc[np.isfinite(frame["critical_batch_low"].to_numpy(dtype=float))].reset_index(drop=True)
     lines, shown = _lines(frame), names_in(frame)
-    labels = ["; ".join(shown[name] for name in names) for names, _, _ in lines]
+    labels = [" = ".join(shown[name] for name in names) for names, _, _ in lines]
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + 0.35 + legend_height(labels)))
@@ -462,10 +466,15 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
 
 
 def _lines(frame: pd.DataFrame) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
-    """Return the estimators of each line, with the critical batch and the limit and their ends."""
+    """Return the estimators of each line, the reference first, with the critical batch and the limit and their ends."""
+    reference = str(frame.attrs.get("reference"))
     both = np.concatenate([estimates_of(frame, name) for name in ("critical_batch", "alignment_limit")], axis=1)
     return [
-        (frame["estimator"].iloc[group].astype(str).tolist(), both[group[0], :3], both[group[0], 3:])
+        (
+            sorted(frame["estimator"].iloc[group].astype(str), key=lambda label: label != reference),
+            both[group[0], :3],
+            both[group[0], 3:],
+        )
         for group in equal_by_construction(both.tolist())
     ]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
@@ -31,7 +30,7 @@ from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.numbers import number_with_interval, percentage
-from gradstats.system.late import pd, plt
+from gradstats.system.late import Bool, Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

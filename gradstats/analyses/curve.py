@@ -10,11 +10,11 @@ from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.by_label import with_parameter
@@ -35,26 +35,16 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import LABELS, in_mathematics, reference_name
+from gradstats.plots.quantities import COMPARED, JUDGED, QUANTITIES, Quantity, axis_label, filled_in, in_metric
 from gradstats.plots.style import edge, ink, muted, paper, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.jackknife import UNKNOWN
+from gradstats.stats.jackknife import with_ends as columns_of_intervals
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.estimates import fieller_simultaneous
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
-from gradstats.stats.variance.quantities import (
-    COMPARED,
-    JUDGED,
-    QUANTITIES,
-    Quantity,
-    axis_label,
-    filled_in,
-    in_metric,
-)
-from gradstats.stats.variance.quantities import with_ends as columns_of_intervals
-from gradstats.stats.variance.result import VarianceComparison
-from gradstats.system.late import pd, plt
+from gradstats.system.late import Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -452,7 +442,7 @@ def draw_curve(frame: pd.DataFrame) -> object:
     """Draw a curve: variance at an equal total of completions for group sizes, otherwise all its panels."""
     if frame.attrs.get("parameter") == GROUP_SIZE:
         label = str(frame.attrs.get("curve", "estimator"))
-        return plot_group_size(frame.assign(estimator=label, group_size=frame["value"]))
+        return plot_group_size(frame.assign(estimator=label, group_size=frame["value"]), value="trace_cov")
     return plot_variance_curve_panels(frame)
 
 

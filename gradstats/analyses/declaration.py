@@ -16,12 +16,12 @@ import numpy as np
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
+from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
-from gradstats.stats.jackknife import UNKNOWN, require_level
+from gradstats.plots.quantities import filled_in, limits_of
+from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
 from gradstats.stats.numbers import NO_LIMITS, Limits
-from gradstats.stats.printed import Printed
-from gradstats.stats.variance.quantities import filled_in, limits_of, with_ends
 from gradstats.system.late import pd
 from gradstats.system.outputs import write_table
 
@@ -146,9 +146,16 @@ class Result(Printed):
         return frame
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "") -> Any:
-        """Return the ends of the interval of one quantity in every row, ``(low, high)``; of the first by default."""
+        """Return the ends of the interval of one quantity in every row, ``(low, high)``; of the first by default.
+
+        Raises:
+            ValueError: for a quantity that is not estimated, or a level outside (0, 1).
+        """
         frame = self.to_frame(confidence_level)
-        name = quantity or next(one.name for one in self.analysis.columns if one.estimated)
+        estimated = [name for name in frame if {f"{name}_low", f"{name}_high"} <= set(frame)]
+        name = quantity or estimated[0]
+        if name not in estimated:
+            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(map(str, estimated))}")
         return frame[f"{name}_low"].to_numpy(), frame[f"{name}_high"].to_numpy()
 
     def plot(self, **options: Any) -> Any:
@@ -339,6 +346,8 @@ class Analysis(Tabulated):
     recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
     #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
     beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
+    #: The answer of a run that recorded no sentence of its own, from its manifest; "" where that does not tell.
+    of_manifest: Callable[[Mapping[str, Any]], str] = lambda manifest: ""
     #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.
     kept: bool = False
     #: The name of its files, from the arguments, and the pattern that all of these match.
@@ -510,7 +519,7 @@ def within_groups(
     measured: Measurement, section: VarianceSection, labels: Iterable[str] | None = None
 ) -> list[Weighting]:
     """Return the estimators, by default those of a run, that stay in their group and that the measurement allows."""
-    from gradstats.stats.variance.comparison import reasons_against
+    from gradstats.stats.variance.inputs import reasons_against
 
     chosen = [estimators.get(label) for label in (section.estimators if labels is None else labels)]
     reasons = reasons_against(measured, chosen, section.target)

@@ -21,30 +21,31 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     within_groups,
 )
+from gradstats.analyses.printed import Printed
+from gradstats.analyses.variance import VarianceComparison, compare
+from gradstats.analyses.variance_notes import why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
+from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import ROUNDING, number_with_interval
-from gradstats.stats.printed import Printed
-from gradstats.stats.variance.comparison import compare, prepared_inputs
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     TargetChoice,
     moments_of,
     pools_by_size,
+    prepared_inputs,
     refuse_batch_level,
     target_of,
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS, filled_in, with_ends
-from gradstats.stats.variance.result import VarianceComparison
 from gradstats.system.late import pd
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
     """Estimate ⟨E ĝ, G⟩/⟨E g, G⟩ with g RLOO's gradient, the scale of an estimator along the target G."""
     target = target_of(pool, judged).moments
     if target is None:
-        raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {judged.missing}")
+        raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {why_not_judged(judged)}")
     crosses = [cross_signal(moments_of(pool, one), target, pool.sketch_error) for one in (estimator, rloo)]
     if not min(one.estimate().confidence_interval()[0] for one in crosses) > 0:
         why = "completions are off-policy, where no scale is known"
@@ -480,7 +481,7 @@ def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) ->
 
 
 def _beside(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """Return how the comparison of the run was made, its group size, and the equivalent ones that are drawn."""
+    """Return how the comparison of the run was made, and its group size."""
     about: dict[str, Any] = {}
     if "variance" in tables:
         of_comparison = tables["variance"].attrs.items()
@@ -488,10 +489,6 @@ def _beside(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     if "length_scaling" in tables:
         counts = set(tables["length_scaling"]["prompt_id"].value_counts())
         about["group_size_of_run"] = counts.pop() if len(counts) == 1 else None
-    if (equal := tables.get("equivalent_group_size")) is not None:
-        # RLOO, and estimators that equal it, are equivalent to their own group size.
-        others = equal.query("abs(equivalent_group_size - group_size) > 1e-6")
-        about["equivalence"] = others.to_dict("records")
     return about
 
 
@@ -506,24 +503,13 @@ def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def _of_several_sizes(sizes: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the rows of several group sizes; those with within-prompt variance where it is known of several.
-
-    Equal group sizes are about the within-prompt variance, which takes two groups of a prompt.
-    """
-    if len(set(sizes["group_size"])) < 2:
-        return None
-    within = _with_components(sizes)
-    return within if within is not None and len(set(within["group_size"])) > 1 else sizes
+    """Return the rows where groups of several sizes were compared, at the relative noise of each."""
+    return sizes if len(set(sizes["group_size"])) > 1 and JUDGED.name in sizes else None
 
 
 def draw_group_sizes(frame: pd.DataFrame) -> object:
-    """Draw the within-prompt variance with equivalent sizes where it is known of every row, otherwise the variance."""
-    drawn = frame.attrs.get("group_size_of_run")
-    if _with_components(frame) is not frame:
-        return plot_group_size(frame, group_size_of_run=drawn)
-    records = frame.attrs.get("equivalence")
-    equivalence = pd.DataFrame(records) if records else None
-    return plot_group_size(frame, value="within_prompt", equivalence=equivalence, group_size_of_run=drawn)
+    """Draw the relative noise in groups of each size."""
+    return plot_group_size(frame, group_size_of_run=frame.attrs.get("group_size_of_run"))
 
 
 def _largest_groups(sizes: pd.DataFrame) -> pd.DataFrame | None:
@@ -595,9 +581,9 @@ ANALYSIS = Analysis(
     figures=(
         AnalysisFigure(
             "group_sizes",
-            "Variance at an equal total of completions against the group size; dotted lines end at the group size of "
-            "RLOO with the same variance; the dashed line is the group size of the run. Broken lines, half-filled "
-            "markers: the baseline includes the completion itself.",
+            "Samples that each estimator needs for equal noise, where RLOO in groups of the same size needs 1; the "
+            "upright line is the group size of the run. Broken lines, half-filled markers: the baseline includes the "
+            "completion itself.",
             draw_group_sizes,
             link="figure: group sizes",
             after="variance_bias",

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, within_groups
+from gradstats.analyses.printed import Printed
+from gradstats.analyses.variance import VarianceComparison, compared
+from gradstats.analyses.variance_notes import about_target, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -19,17 +21,20 @@ from gradstats.estimators.estimator import Weighting, Wrapped
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.plots.shares import lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED
+from gradstats.stats.jackknife import NOT_ESTIMATED, with_ends
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import percentage
-from gradstats.stats.printed import Printed
-from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
-from gradstats.stats.variance.inputs import ComparisonInputs, TargetChoice, refuse_batch_level, target_of
+from gradstats.stats.variance.best_set import pairwise_differences
+from gradstats.stats.variance.inputs import (
+    ComparisonInputs,
+    TargetChoice,
+    pooled,
+    prepared_inputs,
+    refuse_batch_level,
+    target_of,
+)
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pools import PooledCompletions, Weighted
-from gradstats.stats.variance.quantities import with_ends
-from gradstats.stats.variance.result import VarianceComparison, pairwise_differences
+from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
 from gradstats.stats.variance.shares import (
     SHARES,
     GradientShares,
@@ -38,7 +43,7 @@ from gradstats.stats.variance.shares import (
     inside_bins,
     resolved,
 )
-from gradstats.system.late import pd
+from gradstats.system.late import Int, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -328,7 +333,7 @@ def _split(
     comparison = replace(
         comparison,
         rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED, signal_parts=None) for row in comparison.rows),
-        notes=tuple(filter(None, [silent, judged.missing, judged.remark])),
+        notes=tuple(filter(None, [silent, why_not_judged(judged), about_target(judged)])),
         differences=(pairwise_differences([None] * len(parts)),),
     )
     _, shares = gradient_shares(pool, whole, inside_bins(pool.batch.lengths, bins))

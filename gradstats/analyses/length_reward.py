@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
@@ -20,7 +19,7 @@ from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
-from gradstats.system.late import pd, plt, special
+from gradstats.system.late import Bool, Float, Int, pd, plt, special
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

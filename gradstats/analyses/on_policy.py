@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy
@@ -21,7 +22,6 @@ from gradstats.stats.on_policy import (
     other_policy_of,
     temperature_test,
 )
-from gradstats.stats.printed import Printed
 from gradstats.stats.token_profiles import excess_of, surprise
 from gradstats.system.late import pd
 

@@ -9,11 +9,11 @@ from itertools import combinations
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.variance import VarianceComparison, compared
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -25,13 +25,11 @@ from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, influential_prompts, require_level, satterthwaite_degrees
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import number_with_interval
-from gradstats.stats.variance.comparison import compared, pooled, prepared_inputs
+from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
-from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pools import PooledCompletions
-from gradstats.stats.variance.result import VarianceComparison
-from gradstats.system.late import interpolate, pd
+from gradstats.stats.variance.pools import PooledCompletions, why_silent
+from gradstats.system.late import Float, Int, interpolate, pd
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
 EXPONENTS = np.linspace(-1.0, 2.0, 31)

@@ -14,11 +14,13 @@ from gradstats import estimators as families
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
+from gradstats.analyses.printed import Printed
+from gradstats.analyses.variance import Comparison, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
+from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.printed import Printed
 from gradstats.stats.prompt_plan import (
     ASSURANCE,
     PlannedPrompts,
@@ -27,10 +29,7 @@ from gradstats.stats.prompt_plan import (
     prompts_for_slope,
 )
 from gradstats.stats.variance.alignment import CriticalBatch
-from gradstats.stats.variance.comparison import compare
 from gradstats.stats.variance.estimates import FEW_PROMPTS, OfKnownScale
-from gradstats.stats.variance.quantities import JUDGED
-from gradstats.stats.variance.result import Comparison, VarianceComparison
 from gradstats.system.late import pd, special
 
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.analyses.declaration import Analysis, Column, Result
+from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
-from gradstats.stats.variance.comparison import compare
-from gradstats.stats.variance.result import VarianceComparison
-from gradstats.system.late import pd
+from gradstats.system.late import Float, pd
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, Result
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
@@ -21,7 +20,7 @@ from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.ratios import RatioSpread, ratio_spread
-from gradstats.system.late import pd
+from gradstats.system.late import Float, Int, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -409,9 +408,18 @@ CLIPPING = FurtherTable(
 )
 
 _SPREAD = "stats/ratios.py"
+
+
+def _of_sampler(manifest: Mapping[str, Any]) -> str:
+    """Return what a run recorded of its sampler and its scorer, without the evidence."""
+    said = str((manifest.get("sampler_gap") or {}).get("sentence", ""))
+    return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
+
+
 ANALYSIS = Analysis(
     name="ratios",
     ask=ratio_diagnostics,
+    of_manifest=_of_sampler,
     options=("n_bins",),
     columns=(
         Column("ratio", "kind of importance ratio: of tokens, of completions, geometric mean", file=_SPREAD),

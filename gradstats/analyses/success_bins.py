@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -20,6 +19,7 @@ from gradstats.analyses.declaration import (
     most_completions,
     within_groups,
 )
+from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -27,18 +27,15 @@ from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.plots.shares import bin_label, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level
+from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import percentage
-from gradstats.stats.variance.comparison import pooled, prepared_inputs
 from gradstats.stats.variance.estimates import KeptShare, kept_share
-from gradstats.stats.variance.inputs import TargetChoice, refuse_batch_level, target_of
+from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, refuse_batch_level, target_of
 from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
-from gradstats.stats.variance.quantities import with_ends
+from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of, why_silent
 from gradstats.stats.variance.shares import SHARES, GradientShares, binned, gradient_shares, resolved
-from gradstats.system.late import pd
+from gradstats.system.late import Bool, Float, Int, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -133,7 +130,7 @@ class SuccessBins(Result):
             "success": "given" if self.exact else "other half",
             "notes": self.notes,
             "metric": self.metric,
-            **self.target.attributes(confidence_level),
+            **target_attrs(self.target, confidence_level),
         }
         return frame
 
@@ -161,7 +158,7 @@ class SuccessBins(Result):
             else f"one half of each prompt's completions forms {size}, and the other half chooses the bin, so that the "
             "bin does not depend on the rewards of the gradient"
         )
-        return [origin, *filter(None, [self.silent, self.target.missing, self.target.remark])]
+        return [origin, *filter(None, [self.silent, why_not_judged(self.target), about_target(self.target)])]
 
 
 def variance_by_success(
@@ -254,7 +251,7 @@ def variance_by_success(
     pool.expect(prepared, [one[groups.prompt[groups.group]] for one in inside], [judge])
     sizes, spread = groups.sizes, _with_spread(pool)
     silent = None
-    if judged.missing is None and judge.moments is None:
+    if not judged.unusable and judge.moments is None:
         silent = f"{why_silent(pool)}, so the gradient that the rows are relative to is 0 and they have no values"
     return SuccessBins(
         estimators=tuple(one.label for one in chosen),

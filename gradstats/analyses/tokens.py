@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.analyses.declaration import (
     Analysis,
@@ -21,13 +20,15 @@ from gradstats.analyses.declaration import (
     column,
     estimate,
 )
+from gradstats.analyses.variance import compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
 from gradstats.estimators.estimator import Level
 from gradstats.measurement.token_scores import TokenScores
+from gradstats.plots.quantities import limits_of
 from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic, with_ends
 from gradstats.stats.measured import MeasuredTokens
 from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.token_profiles import (
@@ -42,9 +43,7 @@ from gradstats.stats.token_profiles import (
     token_correlation,
     tokens_of,
 )
-from gradstats.stats.variance.comparison import compare
-from gradstats.stats.variance.quantities import limits_of, with_ends
-from gradstats.system.late import pd, special
+from gradstats.system.late import Float, Int, pd, special
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection

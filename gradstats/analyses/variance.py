@@ -2,28 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import index
+from typing import ClassVar, Literal, Protocol, overload, runtime_checkable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of
-from gradstats.config.options import Target
-from gradstats.config.sections import DEFAULT_ESTIMATORS
+from gradstats import estimators as families
+from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of
+from gradstats.analyses.variance_notes import (
+    about_target,
+    notes_of_each,
+    remarks_about,
+    target_attrs,
+    warnings_about,
+    why_not_judged,
+)
+from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, Target
+from gradstats.config.sections import DEFAULT_ESTIMATORS, VarianceSection
+from gradstats.estimators import Batch
+from gradstats.estimators.by_label import get_all
 from gradstats.estimators.display_names import uses_own_sample
-from gradstats.estimators.estimator import Weighting
+from gradstats.estimators.estimator import Weighting, composition_of, unit_of
+from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, WeightedGradients, metric_sentence
 from gradstats.plots.names import reference_name
-from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, short_rows
-from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.comparison import compare_available
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, QUANTITIES, TARGETS, filled_in, shown_in
-from gradstats.stats.variance.result import VarianceComparison
-from gradstats.system.late import pd
+from gradstats.plots.quantities import (
+    COMPARED,
+    JUDGED,
+    QUANTITIES,
+    TARGETS,
+    VARIANCE_COMPONENTS,
+    Quantity,
+    filled_in,
+    shown_in,
+)
+from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
+from gradstats.stats.jackknife import with_ends
+from gradstats.stats.measured import MeasuredBlockGradients, MeasuredGradients
+from gradstats.stats.numbers import Limits
+from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
+from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio_simultaneous
+from gradstats.stats.variance.inputs import (
+    ON_POLICY,
+    ComparisonInputs,
+    TargetChoice,
+    pooled,
+    prepared_inputs,
+    reasons_against,
+    target_of,
+)
+from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
+from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.products import PooledProducts
+from gradstats.stats.variance.row import EstimatorVariance, silent_row
+from gradstats.stats.variance.sketch_error import rotated_once
+from gradstats.system.late import Bool, pd
 
-_ESTIMATES, _RESULT = "stats/variance/estimates.py", "stats/variance/result.py"
+#: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
+NEEDED = "prompts_to_resolve"
+_HERE, _ESTIMATES = "analyses/variance.py", "stats/variance/estimates.py"
 #: The columns of a comparison, which other analyses extend.
 COLUMNS = (
     Column("estimator", "label of the estimator", short=True, file="estimators/by_label.py"),
-    Column("group_size", "completions per group", file="stats/variance/quantities.py"),
+    Column("group_size", "completions per group", file="stats/variance/row.py"),
     Column("unit", "unit of the gradient; ratios compare rows of one unit", file="estimators/estimator.py"),
     Column("components", "the choices that a recipe is composed of", file="estimators/recipes/components.py"),
     Column("target", "the gradient that bias and cosine are judged against", file="stats/variance/inputs.py"),
@@ -32,8 +78,614 @@ COLUMNS = (
     Column(f"{JUDGED.name}_simultaneous", "the same for the relative noise", file=_ESTIMATES),
     Column("n_effective_prompts", "number of equally noisy prompts that the variance rests on", file=_ESTIMATES),
     Column("most_influential_prompt", "the prompt without which tr Cov changes most", file=_ESTIMATES),
-    Column("in_best_set", "whether it may have the lowest relative noise", file=_RESULT),
+    Column("in_best_set", "whether it may have the lowest relative noise", file=_HERE),
 )
+
+
+@runtime_checkable
+class Comparison(Protocol):
+    """An object that has the frame of a variance comparison, at any level."""
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return a frame with one row per estimator."""
+        ...
+
+
+def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:
+    """Return the frame of a comparison, or the frame itself."""
+    if isinstance(comparison, pd.DataFrame):
+        return comparison
+    return comparison.to_frame() if confidence_level is None else comparison.to_frame(confidence_level)
+
+
+def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
+    """Label of the estimator with the lowest relative noise; None where no estimator's is known."""
+    frame = frame_of(comparison, None)
+    values = frame[JUDGED.name].to_numpy(dtype=float) if JUDGED.name in frame else np.empty(0)
+    if not np.isfinite(values).any():
+        return None
+    return str(frame["estimator"].iloc[int(np.nanargmin(values))])
+
+
+def lowest_beyond_doubt(frame: pd.DataFrame) -> str | None:
+    """Label of the only estimator in the best set of a comparison, where every row with a gradient is judged."""
+    values = frame[["trace_cov", JUDGED.name]].to_numpy(dtype=float)
+    # An estimator without a gradient, or whose inputs were not measured, has a row and no part in the comparison.
+    judged = bool((np.isfinite(values[:, 1]) | np.isnan(values[:, 0])).all())
+    if len(frame) < 2 or not judged or frame["estimator"].duplicated().any():
+        return None
+    best = rows_in_best_set(frame)
+    return str(frame["estimator"].iloc[best[0]]) if len(best) == 1 else None
+
+
+def clear_winner(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> int | None:
+    """Return the position of the row that is lowest beyond doubt, as far as frames show it.
+
+    Args:
+        frame: of a comparison.
+        paired: of the same comparison with the lowest estimator as reference. Without it the question is settled only
+            where the lowest estimator is the reference, or one of two rows of which the other is.
+
+    Raises:
+        ValueError: when ``paired`` has another reference, or other rows.
+    """
+    best = lowest(frame)
+    if best is None or len(frame) < 2 or frame["estimator"].duplicated().any():
+        return None
+    at = [str(name) for name in frame["estimator"]].index(best)
+    if paired is not None:
+        if paired.attrs.get("reference") != best:
+            raise ValueError(
+                f"paired has the reference {paired.attrs.get('reference')!r}, and {best!r} is the lowest: compare "
+                f"again with reference={best!r}"
+            )
+        if list(paired["estimator"]) != list(frame["estimator"]):
+            raise ValueError("paired holds other estimators than the table: compare the same ones")
+        others = paired[f"{JUDGED.name}_low"].drop(paired.index[at])
+        return at if bool((others > 1.0).all()) else None
+    if frame.attrs.get("reference") == best:
+        return clear_winner(frame, frame)
+    if len(frame) == 2 and frame["estimator"].iloc[1 - at] == frame.attrs.get("reference"):
+        return at if bool(frame[f"{JUDGED.name}_high"].iloc[at] < 1.0) else None
+    return None
+
+
+def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[int]:
+    """Positions of the best set, as a frame gives it; without that column, of the row that is lowest beyond doubt."""
+    if paired is None and "in_best_set" in frame:
+        return rows_in_best_set(frame)
+    if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
+        winner = clear_winner(frame, paired)
+        return [] if winner is None else [winner]
+    best = frame.attrs["lowest_beyond_doubt"]
+    return [at for at, name in enumerate(frame["estimator"]) if str(name) == best]
+
+
+@dataclass(frozen=True)
+class GroupSplit:
+    """How the completions were split into groups of one size."""
+
+    group_size: int | None  # None when prompts have different numbers of completions and all were used
+    n_prompts: int  # that fill at least one group, the independent units
+    n_groups: int
+    n_leftover: int  # completions that filled no group
+    n_completions: int  # in groups
+    mean_length: float  # of these, in tokens
+
+
+@dataclass(frozen=True, repr=False)
+class VarianceComparison(Result):
+    r"""The variance :math:`\mathrm{tr\,Cov}(ĝ)`, bias and cosine of several estimators; ``.to_frame()`` is the table.
+
+    Attributes:
+        rows: one entry per estimator, in the order asked for, group size by group size.
+        splits: the split into groups, one for each group size.
+        reference: label of the estimator in the denominator of ratios.
+        prompts_per_batch: B in ``bias_share``.
+        sketch_dim: dimension of the random projection; None for exact scores.
+        target: what bias, cosine and matched variances are judged against.
+        notes: what a reader of the table has to know, one sentence each.
+        differences: the estimators of each group size, compared pair by pair.
+        prompt_labels: what the prompts of each group size are called.
+        max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
+        metric: label of the metric that gradients were measured in, ``"euclidean"`` or ``"adam(…)"``.
+    """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
+    printed_limits: ClassVar[Mapping[str, Limits]] = {name: quantity.limits for name, quantity in QUANTITIES.items()}
+
+    rows: tuple[EstimatorVariance, ...]
+    splits: tuple[GroupSplit, ...]
+    reference: str
+    prompts_per_batch: int
+    sketch_dim: int | None
+    target: TargetChoice = field(default=ON_POLICY)
+    notes: tuple[str, ...] = field(default=())
+    differences: tuple[PairwiseDifferences, ...] = field(default=(), repr=False, compare=False)
+    prompt_labels: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)
+    max_grad_norm: float | None = None
+    metric: str = EUCLIDEAN
+
+    @property
+    def group_size(self) -> int | tuple[int | None, ...] | None:
+        """Completions per group; a tuple for several sizes."""
+        sizes = tuple(split.group_size for split in self.splits)
+        return sizes[0] if len(sizes) == 1 else sizes
+
+    @property
+    def n_prompts(self) -> int:
+        """Prompts that fill at least one group of every size."""
+        return min(split.n_prompts for split in self.splits)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups, summed over all sizes."""
+        return sum(split.n_groups for split in self.splits)
+
+    @property
+    def n_leftover(self) -> int:
+        """Completions that filled no group, over all sizes."""
+        return sum(split.n_leftover for split in self.splits)
+
+    def lowest(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
+        """Label of the estimator with the lowest relative noise; None where none is resolved."""
+        return lowest(self.to_frame(confidence_level))
+
+    def lowest_beyond_doubt(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
+        """Label of the only estimator in the best set, where every row is judged, else None."""
+        return self.to_frame(confidence_level).attrs["lowest_beyond_doubt"]
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """One row per estimator: ``estimator, group_size, unit, components``, each quantity with ``_low``, ``_high``.
+
+        Then follow ``ratio_simultaneous_low`` and ``ratio_simultaneous_high``, between which the ratios of all rows of
+        a group size lie at once, and the same of ``matched_ratio``; ``in_best_set``, whether the estimator may have the
+        lowest variance at matched signal (None for rows without a relative noise, which are not judged);
+        ``n_effective_prompts``, how many prompts of equal squared gradients the variance is worth; and
+        ``most_influential_prompt``, without which it changes most.
+        ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        frame = self._table(COMPARED, confidence_level)
+        judged = np.isfinite(frame[JUDGED.name].to_numpy(dtype=float))
+        ends: dict[str, list[tuple[float, float]]] = {"ratio": [], JUDGED.name: []}
+        best: list[bool | None] = []
+        influential = []
+        for differences, labels in zip(self.differences, self.prompt_labels, strict=True):
+            rows = slice(len(best), len(best) + len(differences.studentised))
+            of_size = self.rows[rows]
+            ends["ratio"] += ratio_simultaneous([row.ratio for row in of_size], confidence_level)
+            ends[JUDGED.name] += matched_ratio_simultaneous([row.matched_ratio for row in of_size], confidence_level)
+            inside, known = differences.best_set(judged[rows], confidence_level), differences.known(judged[rows])
+            best += [bool(one) if is_known else None for one, is_known in zip(inside, known, strict=True)]
+            places = [row.most_influential for row in of_size]
+            influential += [None if place is None else labels[place] for place in places]
+        for name, intervals in ends.items():
+            frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(intervals).T
+        frame["in_best_set"] = best
+        frame["n_effective_prompts"] = [row.n_effective_prompts for row in self.rows]
+        frame["most_influential_prompt"] = influential
+        frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame)
+        if not judged.all():
+            frame.attrs[NEEDED] = self._prompts_to_resolve(judged, confidence_level)
+        return frame
+
+    def _prompts_to_resolve(self, judged: Bool[np.ndarray, " e"], confidence_level: float) -> int | None:
+        """Return how many prompts would give every row without a relative noise one; None where that cannot be said."""
+        needed = [
+            row.signal_components.prompts_to_resolve(row.signal_sq.value, row.signal_sq.value, confidence_level)
+            for row, is_judged in zip(self.rows, judged, strict=True)
+            if not is_judged and row.signal_components is not None and row.trace_cov.value > 0
+        ]
+        most = max(needed, default=np.inf)
+        return int(most) if np.isfinite(most) else None
+
+    def _table(self, quantities: Sequence[Quantity], confidence_level: float) -> pd.DataFrame:
+        """Return one row per estimator with some quantities, and in ``.attrs`` how the comparison was made."""
+        records = []
+        for row in self.rows:
+            intervals = {one.name: getattr(row, one.name).with_interval(confidence_level) for one in quantities}
+            record: dict[str, object] = {
+                "estimator": row.label,
+                "group_size": np.nan if row.group_size is None else row.group_size,
+                "unit": row.unit,
+                "components": row.components,
+                "target": self.target.kind,
+            }
+            records.append(record | with_ends(intervals))
+        frame = pd.DataFrame(records)
+        frame.attrs |= {
+            "reference": self.reference,
+            "confidence_level": confidence_level,
+            "prompts_per_batch": self.prompts_per_batch,
+            **({} if self.max_grad_norm is None else {"max_grad_norm": self.max_grad_norm}),
+            "n_prompts": self.n_prompts,
+            "n_groups": self.n_groups,
+            "n_leftover": self.n_leftover,
+            "sketch_dim": self.sketch_dim,
+            **target_attrs(self.target, confidence_level),
+            "metric": self.metric,
+            "notes": list(self.notes),
+        }
+        return frame
+
+    def variance_components(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Split ``trace_cov`` into the variance within prompts and the variance between prompts.
+
+        The variance within prompts falls as groups grow, the variance between prompts does not.
+
+        Returns:
+            One row per estimator: ``estimator, group_size, unit``, ``within_prompt`` and ``between_prompt`` with
+            their ``_low`` and ``_high``; NaN for batch-level estimators, and for group sizes at which every prompt has
+            a single group. ``.attrs`` hold how the comparison was made.
+
+        Raises:
+            ValueError: when every prompt has a single group, whatever the group size.
+        """
+        if all(split.n_groups == split.n_prompts for split in self.splits):
+            raise ValueError(
+                "every prompt has a single group, so that variance within and between prompts cannot be separated: "
+                "choose a group_size of at most half of a prompt's completions"
+            )
+        return self._table(VARIANCE_COMPONENTS, confidence_level)
+
+    #: The name of `variance_components` in version 0.1.
+    prompt_parts = variance_components
+
+
+@dataclass(frozen=True, repr=False)
+class VarianceByBlock(Result):
+    r"""The variance of estimators of the gradient with respect to each block of parameters alone.
+
+    With the gradient in blocks, :math:`\mathrm{tr\,Cov}(ĝ) = \sum_b \mathrm{tr\,Cov}(ĝ_b)`: ``trace_cov`` says
+    where an estimator's noise lies, and ``ratio`` which blocks' noise it reduces. The weights of completions are those
+    of the whole in every block.
+    """
+
+    printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", JUDGED.name, "cosine")
+
+    # block → the comparison of the estimators on it, in the order of the measurement's blocks
+    comparisons: Mapping[str, VarianceComparison]
+    left_out: tuple[str, ...] = ()  # why estimators have no rows, one sentence each
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the table has to know, one sentence each; those of one block with its name."""
+        of_blocks = notes_of_each([one.notes for one in self.comparisons.values()], list(self.comparisons))
+        return (*self.left_out, *of_blocks)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return ``block`` and the columns of :meth:`VarianceComparison.to_frame`, block by block."""
+        frames = [one.to_frame(confidence_level) for one in self.comparisons.values()]
+        attrs = {name: value for name, value in frames[0].attrs.items() if name != "lowest_beyond_doubt"}
+        for block, frame in zip(self.comparisons, frames, strict=True):
+            frame.insert(0, "block", block)
+            frame.attrs = {}  # lists in them cannot be compared when frames are joined
+        frame = pd.concat(frames, ignore_index=True)
+        frame.attrs |= attrs | {"notes": list(self.notes)}
+        return frame
+
+
+@overload
+def compare(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    group_size: int | Sequence[int] | None = None,
+    reference: str | Weighting = "rloo",
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    max_grad_norm: float | None = None,
+    target: Target = "auto",
+    scores_are_sketches: bool | None = None,
+    blocks: Literal[False] = False,
+    **fields: ArrayLike | None,
+) -> VarianceComparison: ...
+
+
+@overload
+def compare(
+    measured_or_batch: MeasuredBlockGradients,
+    estimators: Sequence[str | Weighting],
+    scores: None = None,
+    group_size: int | Sequence[int] | None = None,
+    reference: str | Weighting = "rloo",
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    max_grad_norm: None = None,
+    target: Target = "auto",
+    scores_are_sketches: bool | None = None,
+    blocks: Literal[True],
+    **fields: ArrayLike | None,
+) -> VarianceByBlock: ...
+
+
+def compare(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[str | Weighting],
+    scores: ArrayLike | None = None,
+    group_size: int | Sequence[int] | None = None,
+    reference: str | Weighting = "rloo",
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    rng: int | np.random.Generator | None = 0,
+    *,
+    max_grad_norm: float | None = None,
+    target: Target = "auto",
+    scores_are_sketches: bool | None = None,
+    blocks: bool = False,
+    **fields: ArrayLike | None,
+) -> VarianceComparison | VarianceByBlock:
+    r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
+
+    With :math:`g_m = \sum_{i \in m} w_i S_i` the gradient of a group of completions of prompt m, each row holds
+
+    - ``trace_cov``: :math:`\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²` of one group's gradient, over prompts and
+      completions;
+    - ``signal_sq``: :math:`‖E g‖²`, the mean of :math:`⟨g_m, g_{m'}⟩` over different prompts: unbiased, may be
+      negative;
+    - ``noise_to_signal``: their quotient, in units of groups (McCandlish et al., 1812.06162);
+    - ``ratio``: ``trace_cov`` over the reference's;
+    - ``matched_ratio``: the same after scaling both so that their expected gradients project with coefficient 1 on
+      that of the target. Where both expectations are exact multiples of the true gradient (an own-sample mean keeps
+      (N−1)/N of it) that number is used, otherwise the coefficient is estimated;
+    - ``cosine``: between E g and the expected gradient of the target, cross-fitted;
+    - ``bias_share``: :math:`‖E d‖²/(‖E d‖² + \mathrm{trace\_cov}/B)`, d = g minus the target's: the share of the
+      mean squared error of a batch of B prompts that is bias; unbiased, so that it may be negative.
+      ``matched_bias_share`` is the same of g scaled onto the target;
+    - ``kept_share``: the share of groups with any non-zero weight.
+
+    **Target.** ``rloo`` is unbiased for completions of the scored policy. For those of another one (an older
+    checkpoint, another temperature) the target is ``rloo`` with completions weighted by :math:`\prod_t π/π_{old}`:
+    ``"auto"`` takes it where their χ² exceeds 0.01 or recorded settings differ. Below an effective number of 50
+    completions, or where the sampler cut off part of the distribution, what is judged against it is NaN
+    (docs/statistics.md).
+
+    Each is defined in :mod:`gradstats.stats.variance.estimates`. The best set holds the estimators that may have the
+    lowest variance at matched signal.
+
+    **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts, with
+    delete-one-prompt replicates in closed form: Student intervals for ``trace_cov`` (on the log scale) and
+    ``signal_sq``, a studentised bootstrap over prompts for ``ratio``, Wilson's interval for ``kept_share``, and Fieller
+    sets for what divides by a signal that may be 0: ``noise_to_signal``, cosine, ``bias_share``, and ``matched_ratio``
+    where its coefficient is estimated. docs/statistics.md states what each covers where.
+
+    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
+    ``noise_to_signal`` is a ray with an infinite upper end and no value, and a warning estimates the number of prompts
+    needed. An estimated ``matched_ratio`` is such a ray where the projection of E g on the target is not resolved, and
+    cosine has no value where the product of the two norms is not.
+
+    **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
+    :math:`‖S_i‖²` are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G then has the
+    variance (2/D)·tr(C G C G) over sketches. A jackknife over prompts sees the component of it that differs between
+    prompts, but not the one that all share, because one sketch serves them all: the latter is estimated for the
+    linearised form of every quantity, from disjoint folds of prompts, and added.
+
+    **Tokens.** Where random probes of the token scores were measured (``token_probes``), token-level estimators are
+    compared from them: whole completions and heavy tokens through their sketches, the light rest through the probes
+    (:class:`gradstats.stats.variance.scores.ProbedTokens`). The error that all prompts share is estimated from the
+    spread over probes and added likewise. Weights that depend on token energies (``otb(energy="exact")``,
+    ``causal_optimal``) are computed from three disjoint thirds of the probes, so that their noise does not count as the
+    estimator's. Recipes whose weightings were measured (``token_weights``) need no probes, and are compared with these
+    estimators without their error.
+
+    **Batch-level estimators** get batches of ``prompts_per_batch`` prompts dealt without replacement; their
+    ``trace_cov`` is B times that of the batch gradient, and so comparable with the others'
+    (:class:`gradstats.stats.variance.moments.DealtDifferences`).
+
+    **Blocks.** With ``blocks=True`` the gradient with respect to each block of parameters is compared alone, from the
+    sketches of a measurement with ``block_sketches=True``: which blocks' noise an estimator reduces. Completions keep
+    the weights that they have in the whole gradient, so that ``trace_cov`` adds up over blocks.
+
+    Args:
+        measured_or_batch: a measurement, or a :class:`gradstats.estimators.Batch` (then ``scores`` is needed).
+        estimators: labels of estimators, with parameters as in ``"length_weighted(alpha=0.8, loo=True)"``; or
+            estimators or recipes themselves. Rows keep their order.
+        scores: (N, D) scores of completions or (N, T, D) of tokens, in any coordinates that keep the
+            gradients' inner products; None takes the measurement's sketches.
+        group_size: completions of a group, one size or several; all of a prompt by default. A prompt with more is
+            split, in sample order, into disjoint groups, and leftovers are counted. Several sizes are compared from the
+            same completions, rows size by size, each relative to the reference at the same size; ``trace_cov`` is of
+            one group, so that estimators at the same total number of completions are compared by ``group_size`` ·
+            ``trace_cov``.
+        reference: estimator that ratios are taken to.
+        prompts_per_batch: prompts of a batch, for the share of bias (128 by default) and for batch-level estimators (by
+            default a quarter of the prompts, at most 128).
+        max_grad_norm: norm that the gradient of a batch of ``prompts_per_batch`` prompts is clipped to, as trainers do,
+            in every row; none by default. ``trace_cov``, bias and cosine are then those of :math:`G \min(1, c/‖G‖)`
+            with G the mean gradient of the batch, and ratios are to the unclipped reference.
+        n_resamples: how often the prompts are shuffled into new batches for batch-level estimators; by default until
+            the error that this leaves is small: 1 % of the squared standard errors, at most 512 times; fewer, but 64 at
+            least, where these would be more than 32 768 batches that an estimator weights one by one.
+        rng: seed of the comparison, or a generator: for the deals into batches and for the estimate of the sketch's
+            error.
+        target: what cosine and bias are judged against; ``"auto"``, ``"on_policy"`` or ``"importance"``.
+        scores_are_sketches: whether ``scores`` are a random projection; by default True for a
+            measurement's sketches and False for ``scores`` given here.
+        blocks: compare on each block of parameters alone; sequence-level estimators, and recipes whose weightings were
+            measured.
+        **fields: further fields of the measurement's :class:`gradstats.estimators.Batch`, such as ``values`` for
+            ``gae`` (one array per completion or (N, T)) or ``greedy_rewards`` for ``remax``.
+
+    Returns:
+        A :class:`gradstats.analyses.VarianceComparison`; with ``blocks=True`` a
+        :class:`gradstats.analyses.VarianceByBlock`, whose frame has one row per block and estimator.
+
+    Raises:
+        TypeError: for a Batch without scores, or further fields given with a Batch.
+        ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
+            shape, a token-level estimator without token scores, an estimator whose inputs are missing or whose
+            ratios overflow, batches too large, or fewer than one prompt a batch or one resample; with ``blocks=True``
+            for a measurement without sketches by block, scores, or a ``max_grad_norm``.
+
+    Example:
+        >>> import numpy as np
+        >>> import gradstats as gs
+        >>> rng = np.random.default_rng(0)
+        >>> rewards, lengths = rng.integers(0, 2, 400), rng.integers(10, 100, 400)
+        >>> batch = gs.estimators.Batch(rewards, lengths, np.repeat(np.arange(100), 4))
+        >>> scores = (rewards[:, None] + rng.normal(size=(400, 8))) * np.sqrt(lengths)[:, None]
+        >>> table = gs.compare(batch, ["rloo", "group_mean", "reinforce"], scores)
+        >>> frame = table.to_frame()
+        >>> frame[["estimator", "ratio", "matched_ratio"]].round(3).to_numpy().tolist()
+        [['rloo', 1.0, 1.0], ['group_mean', 0.563, 1.0], ['reinforce', 2.448, 2.448]]
+
+        By block, of what ``gs.measure(…, block_sketches=True)`` returns:
+
+        >>> import pandas as pd
+        >>> parts = np.stack([scores, scores + rng.normal(size=(400, 8))], axis=1)
+        >>> norms = pd.DataFrame((parts**2).sum(axis=2), columns=["attention", "mlp"])
+        >>> completions, prompts = [[2] * length for length in lengths], batch.groups.astype(str).tolist()
+        >>> rollouts = gs.Rollouts.from_sequences([[1]] * 400, completions, rewards, prompts)
+        >>> logprobs = [np.zeros(length) for length in lengths]
+        >>> measured = gs.Measurement(rollouts, norms, parts.sum(axis=1), *[logprobs] * 4, sketches_by_block=parts)
+        >>> frame = gs.compare(measured, ["reinforce"], blocks=True, scores_are_sketches=False).to_frame()
+        >>> frame[["block", "estimator", "ratio"]].round(3).to_numpy().tolist()
+        [['attention', 'reinforce', 2.448], ['mlp', 'reinforce', 2.435]]
+    """
+    VarianceSection(
+        prompts_per_batch=prompts_per_batch, max_grad_norm=max_grad_norm, n_resamples=n_resamples, target=target
+    )  # checks them
+    generator = np.random.default_rng(rng)
+    chosen = get_all(estimators)
+    if not chosen:
+        raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
+    base = families.get(reference)
+    if base.across_groups:
+        raise ValueError(
+            f"reference={base.label!r} is a batch-level estimator: choose a group-level one, such as 'rloo'"
+        )
+    sizes = _sizes(group_size)
+    inputs, (*chosen, base), judged = prepared_inputs(
+        measured_or_batch, [*chosen, base], scores, scores_are_sketches, target, fields
+    )
+    by_name = {"": inputs}
+    if blocks:
+        by_name = _inputs_by_block(measured_or_batch, inputs, [*chosen, base], scores, max_grad_norm)
+    in_metric = metric_sentence(getattr(measured_or_batch, "metadata", {}))
+    found: dict[str, VarianceComparison] = {}
+    warned: list[list[str]] = []
+    # Every block is dealt the same batches; the caller's generator has been used once.
+    streams = [*(deepcopy(generator) for _ in range(len(by_name) - 1)), generator]
+    for (name, of_one), stream in zip(by_name.items(), streams, strict=True):
+        comparison, warned_of_one = _compared_at_sizes(
+            of_one, chosen, base, judged, sizes, stream, prompts_per_batch, n_resamples, max_grad_norm
+        )
+        remarks = [*filter(None, [in_metric, about_target(judged)]), *comparison.notes]
+        warned.append([*filter(None, [why_not_judged(judged)]), *warned_of_one])
+        found[name] = replace(comparison, notes=(*warned[-1], *remarks))
+    for note in notes_of_each(warned, list(found)):
+        warnings.warn(note, UserWarning, stacklevel=2)
+    return VarianceByBlock(found) if blocks else found[""]
+
+
+def _inputs_by_block(
+    measured: Batch | MeasuredGradients,
+    inputs: ComparisonInputs,
+    estimators: Sequence[Weighting],
+    scores: ArrayLike | None,
+    max_grad_norm: float | None,
+) -> dict[str, ComparisonInputs]:
+    """Return the inputs of a comparison on each block alone."""
+    if scores is not None or isinstance(measured, Batch):
+        raise ValueError("blocks=True takes the sketches of a measurement, which scores have not: leave blocks out")
+    if max_grad_norm is not None:
+        raise ValueError("max_grad_norm clips whole gradients, which blocks=True divides: leave one of them out")
+    if not isinstance(measured, MeasuredBlockGradients):
+        raise ValueError(NO_BLOCK_SKETCHES)
+    gradients = WeightedGradients(measured.sq_norms_by_block, measured.sketches, measured.sketches_by_block)
+    return {block: inputs.of_block(gradients, block, estimators) for block in gradients.sq_norms_by_block}
+
+
+def _compared_at_sizes(
+    inputs: ComparisonInputs,
+    estimators: Sequence[Weighting],
+    reference: Weighting,
+    judged: TargetChoice,
+    sizes: Sequence[int | None],
+    generator: np.random.Generator,
+    prompts_per_batch: int | None,
+    n_resamples: int | None,
+    max_grad_norm: float | None,
+) -> tuple[VarianceComparison, list[str]]:
+    """Compare at each group size; return the comparison, with what is to be remarked on it, and what to warn of."""
+    prompts = shuffled_prompts(inputs.batch.group_index, generator)
+    by_size: list[VarianceComparison] = []
+    warned: list[list[str]] = []
+    with rotated_once():
+        for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
+            groups = split_into_groups(prompts, inputs.order, size)
+            weighted = [*estimators, reference]
+            pool = pooled(inputs, groups, weighted, stream, judged, prompts_per_batch, n_resamples, max_grad_norm)
+            of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
+            if isinstance(pool.scores, PooledProducts):
+                pool.scores.products.forms.release()
+            by_size.append(of_size)
+            warned.append(warned_of_size)
+    names = [f"group_size={size}" for size in sizes]
+    joined = {
+        name: tuple(chain.from_iterable(getattr(one, name) for one in by_size))
+        for name in ("rows", "splits", "differences", "prompt_labels")
+    }
+    notes = tuple(notes_of_each([one.notes for one in by_size], names))
+    return replace(by_size[-1], **joined, notes=notes), notes_of_each(warned, names)
+
+
+def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
+    if group_size is None:
+        return [None]
+    sizes = [index(size) for size in np.atleast_1d(np.asarray(group_size)).tolist()]
+    if not sizes:
+        raise ValueError("group_size is empty: give one size, several, or None for all completions of a prompt")
+    return list(dict.fromkeys(sizes))
+
+
+def compared(
+    inputs: ComparisonInputs,
+    pool: PooledCompletions,
+    estimators: Sequence[Weighting],
+    reference: Weighting,
+    judged: TargetChoice,
+) -> tuple[VarianceComparison, list[str]]:
+    """Compare at one group size; return the comparison, with what is to be remarked on it, and what to warn of.
+
+    A part of a gradient, such as that of completions of some lengths, is judged against the same part of the target.
+    """
+    reference_weighted, target = pool.local(reference), target_of(pool, judged)
+    if np.array_equal(target.weights, reference_weighted.weights):
+        target = reference_weighted
+    groups = pool.groups
+    size = int(groups.sizes[0]) if groups.sizes.min() == groups.sizes.max() else None
+    judges = []
+    for estimator in estimators:
+        same_part = getattr(estimator, "same_part", None)
+        judges.append(target if same_part is None else target_of(pool, judged, same_part))
+    rows = []
+    for estimator, row in zip(estimators, pool.rows(estimators, reference, reference_weighted, judges), strict=True):
+        about = {"group_size": size, "unit": unit_of(estimator), "components": composition_of(estimator)}
+        rows.append(replace(row, **about, gradient=None))
+    mean_length = float(pool.batch.lengths.mean())
+    split = GroupSplit(size, groups.n_prompts, groups.n_groups, groups.n_leftover, len(groups.rows), mean_length)
+    comparison = VarianceComparison(
+        rows=tuple(rows),
+        splits=(split,),
+        reference=reference.label,
+        prompts_per_batch=pool.error_prompts if pool.max_grad_norm is None else pool.batch_prompts,
+        max_grad_norm=pool.max_grad_norm,
+        metric=inputs.metric,
+        sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
+        target=judged,
+        notes=tuple(remarks_about(pool, rows)),
+        differences=(pairwise_differences([row.at_matched_signal for row in rows]),),
+        prompt_labels=(pool.prompt_labels,),
+    )
+    return comparison, warnings_about(pool, rows, estimators)
 
 
 def variance(
@@ -64,9 +716,14 @@ def variance(
     Raises:
         ValueError: as :func:`gradstats.compare`, where no estimator can be computed.
     """
-    return compare_available(
+    chosen = get_all(estimators)
+    reasons = reasons_against(measured, chosen, target)
+    available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    if not available:
+        raise ValueError("; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "estimators is empty")
+    comparison = compare(
         measured,
-        estimators,
+        available,
         group_size=group_size,
         reference=reference,
         target=target,
@@ -75,6 +732,22 @@ def variance(
         n_resamples=n_resamples,
         rng=rng,
     )
+    notes = tuple(dict.fromkeys(f"the row is NaN: {reason}" for reason in reasons if reason is not None))
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=2)
+    rows: list[EstimatorVariance] = []
+    for number, split in enumerate(comparison.splits):
+        measured_rows = iter(comparison.rows[number * len(available) : (number + 1) * len(available)])
+        for one, reason in zip(chosen, reasons, strict=True):
+            rows.append(next(measured_rows) if reason is None else _unknown_row(one, split.group_size))
+    places = [place for place, reason in enumerate(reasons) if reason is None]
+    differences = tuple(one.placed(places, len(chosen)) for one in comparison.differences)
+    return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes), differences=differences)
+
+
+def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:
+    row = silent_row(estimator.label, np.array([np.nan]))
+    return replace(row, group_size=group_size, unit=unit_of(estimator), components=composition_of(estimator))
 
 
 def _caption(frame: pd.DataFrame) -> str:
@@ -135,6 +808,7 @@ ANALYSIS = Analysis(
     row_heading="estimator",
     caption=_caption,
     section="variance",
+    result=VarianceComparison,
     figures=(
         AnalysisFigure(
             "variance",

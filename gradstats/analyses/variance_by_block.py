@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, Column, Result, level_of
-from gradstats.config.options import CONFIDENCE_LEVEL, Target
+from gradstats.analyses.declaration import Analysis, Column, level_of
+from gradstats.analyses.variance import VarianceByBlock, compare
+from gradstats.config.options import Target
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.measured import MeasuredBlockGradients
-from gradstats.stats.variance.comparison import compare, reasons_against
-from gradstats.stats.variance.result import VarianceByBlock
+from gradstats.stats.variance.inputs import reasons_against
 from gradstats.system.late import pd
-
-
-@dataclass(frozen=True, repr=False)
-class BlockNoise(Result):
-    """The comparison of estimators on each block of parameters alone.
-
-    Attributes:
-        comparison: what :func:`gradstats.compare` returns with ``blocks=True``.
-        notes: what to know when reading the table, one sentence each; first why estimators were left out.
-    """
-
-    printed_columns: ClassVar[tuple[str, ...]] = VarianceByBlock.printed_columns
-
-    comparison: VarianceByBlock
-    notes: tuple[str, ...]
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return that of :class:`gradstats.stats.VarianceByBlock`: a row for each block and estimator."""
-        frame = self.comparison.to_frame(confidence_level)
-        frame.attrs |= self.about()
-        return frame
 
 
 def variance_by_block(
@@ -49,7 +28,7 @@ def variance_by_block(
     prompts_per_batch: int | None = None,
     n_resamples: int | None = None,
     rng: int | np.random.Generator = 0,
-) -> BlockNoise:
+) -> VarianceByBlock:
     """Compare the gradient of estimators with respect to each block of parameters, as :func:`gradstats.compare` does.
 
     Args:
@@ -82,7 +61,7 @@ def variance_by_block(
         rng=rng,
         blocks=True,
     )
-    return BlockNoise(found, (*left_out, *found.notes))
+    return replace(found, left_out=left_out)
 
 
 def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
@@ -107,9 +86,9 @@ ANALYSIS = Analysis(
     name="variance_by_block",
     ask=variance_by_block,
     options=("estimators", "group_size", "reference", "target", "prompts_per_batch", "n_resamples", "rng"),
-    columns=(Column("block", "block of parameters", file="stats/variance/result.py"),),
+    columns=(Column("block", "block of parameters", file="analyses/variance.py"),),
     extends="variance",
-    result=BlockNoise,
+    result=VarianceByBlock,
     headings={"trace_cov": "variance", "ratio": "ratio"},
     row_heading="block, estimator",
     row_name=_row_name,

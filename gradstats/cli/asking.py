@@ -46,17 +46,11 @@ if TYPE_CHECKING:
     from gradstats.measurement.measurement import Measurement
 
 
-def ask(words: Positional[tuple[str, ...]] = ()) -> None:
+def ask(words: Sequence[str]) -> None:
     """Ask a question of a run: ``gradstats ask RUN QUESTION …``; alone it lists the questions.
 
     Args:
         words: a run directory or a measurement folder, a question, and the options of the question.
-    """
-    ask_words(list(words))
-
-
-def ask_words(words: list[str]) -> None:
-    """Answer ``ask`` from the words behind it.
 
     Raises:
         KeyError: for an unknown question.
@@ -92,10 +86,54 @@ def _list_questions(questions: Mapping[str, str]) -> None:
     terminal.show(lines)
 
 
+def plan(words: Sequence[str]) -> None:
+    """Ask how many prompts are needed: ``gradstats plan [PILOT] …``; without a pilot from what is known of α.
+
+    Args:
+        words: a CSV file, a measurement folder or a run directory, and the options of the question.
+    """
+    from gradstats.analyses import registry
+
+    analysis = registry.get("plan")
+    asked = _parameters(analysis)
+    about_time = "load the policy of a run directory and time a trial of each step, for the hours."
+    options: list[tuple[str, Any, Any]] = [
+        ("pilot", Annotated[Positional[_or_none(Path)], tyro.conf.arg(help=analysis.source_help)], None),
+        *((option, hint, default) for option, (hint, default, _) in asked.items()),
+        ("dry_run", Annotated[bool, tyro.conf.arg(help=about_time)], False),
+        ("confidence_level", Level, CONFIDENCE_LEVEL),
+        ("everything", All, False),
+        ("as_json", AsJson, False),
+        ("partial", Partial, False),
+        ("trust", Trust, False),
+    ]
+    command = _with_options("plan", analysis.question, options, lambda given: _plan(analysis, asked, given))
+    tyro.cli(command, prog="gradstats plan", args=words, registry=REGISTRY)
+
+
+def _plan(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
+    pilot: Path | None = given["pilot"]
+    arguments = {name: given[name] for name in (*asked, "confidence_level")}
+    with code_of_run(pilot, given["trust"]):
+        analysis.estimators_in(arguments)
+        answer = analysis(**({} if pilot is None else analysis.source(pilot, partial=given["partial"])), **arguments)
+        if given["dry_run"]:
+            from gradstats.config.experiment import load_experiment
+            from gradstats.runs.cost import estimate_cost
+
+            if pilot is None or not (pilot / "experiment.yaml").exists():
+                raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
+            answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
+    if given["as_json"]:
+        print(to_json(answer.to_frame().to_dict("records")[0]))
+        return
+    for sentence in answer.sentences() if given["everything"] else [answer.sentence()]:
+        terminal.show_sentence(sentence)
+
+
 def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     """Return the function whose signature are the options of a question."""
     asked = _parameters(analysis)
-    empty, keyword = inspect.Parameter.empty, inspect.Parameter.KEYWORD_ONLY
     about_out = "also write the table as CSV."
     if analysis.kept:
         about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
@@ -103,7 +141,7 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
         about_out = "folder for the tables that a run keeps of it, as CSV."
     out = Annotated[_or_none(Path), tyro.conf.arg(help=about_out)]
     options: list[tuple[str, Any, Any]] = [
-        ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], empty),
+        ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], inspect.Parameter.empty),
         *((option, hint, default) for option, (hint, default, _) in asked.items()),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
         ("everything", All, False),
@@ -114,12 +152,20 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
         ("overwrite", Overwrite, False),
         ("as_json", AsJson, False),
     ]
+    return _with_options(name, analysis.question, options, lambda given: _answer(analysis, name, asked, given))
+
+
+def _with_options(
+    name: str, question: str, options: Sequence[tuple[str, Any, Any]], answer: Callable[[dict[str, Any]], None]
+) -> Callable[..., None]:
+    """Return a function of a name whose signature are options: name, type and default."""
 
     def command(**given: Any) -> None:
-        _answer(analysis, name, asked, given)
+        answer(given)
 
-    command.__doc__ = analysis.question
+    command.__doc__ = question
     command.__name__ = name
+    keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter(option, keyword, annotation=hint, default=default) for option, hint, default in options
     ]

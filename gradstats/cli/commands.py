@@ -11,12 +11,12 @@ from difflib import get_close_matches
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.asking import ask, ask_words
+from gradstats.cli.asking import ask, plan
 from gradstats.cli.installation import check, list_things
 from gradstats.cli.options import REGISTRY
 from gradstats.cli.reporting import export, report
 from gradstats.cli.running import init, measure, regrade, run, sample
-from gradstats.cli.statistics import alpha, plan, profile, variance
+from gradstats.cli.statistics import alpha, profile, variance
 
 # RuntimeError covers the self-check and torch's out-of-memory error, whose messages state the remedy.
 EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
@@ -33,6 +33,8 @@ def unexpected(error: Exception) -> str:
 
 
 _STDOUT = 1  # file descriptor
+#: Commands that read words themselves, since their options are those of a question.
+_OF_QUESTIONS = ("ask", "plan")
 _VERSION = "--version"
 _SUMMARY = "gradstats: the variance of policy gradients of reasoning language models"
 
@@ -88,8 +90,8 @@ def dispatch(words: Sequence[str]) -> None:
     """
     if not words or words[0] in ("-h", "--help"):
         terminal.show(overview())
-    elif words[0] == "ask":  # whose options are those of the question
-        ask_words(list(words[1:]))
+    elif words[0] in _OF_QUESTIONS:
+        COMMANDS[words[0]](words[1:])
     elif words[0] in COMMANDS:
         tyro.cli(COMMANDS[words[0]], prog=f"gradstats {words[0]}", args=words[1:], registry=REGISTRY)
     else:

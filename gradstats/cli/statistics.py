@@ -8,11 +8,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
-    Advanced,
     All,
     AsJson,
     Level,
@@ -132,18 +131,6 @@ def _recorded_folder(source: object) -> Path | None:
     return experiment_folder(source) if isinstance(source, Path) else None
 
 
-def refuse_unknown_estimators(*labels: str) -> None:
-    """Refuse unknown labels before the statistics are imported, which takes longer than looking the labels up.
-
-    Raises:
-        KeyError, TypeError, ValueError, ImportError: as :func:`gradstats.estimators.get`.
-    """
-    from gradstats import estimators
-
-    for label in labels:
-        estimators.get(label)
-
-
 def save_table(out: Path | None, frame: pd.DataFrame, overwrite: bool, *, quiet: bool = False) -> None:
     """Write a table to the path that the user asked for, if any, and name it, unless the output is JSON (quiet)."""
     if out is not None:
@@ -207,17 +194,20 @@ def variance(
         source: a measurement folder or a run directory.
         out: also write the table as CSV.
     """
-    refuse_unknown_estimators(*settings.estimators, settings.reference)
+    from gradstats import estimators
+
+    for label in (*settings.estimators, settings.reference):  # before the imports, which take longer
+        estimators.get(label)
+    from gradstats.analyses.variance import variance as compared
     from gradstats.measurement.measurement import read_measurement
     from gradstats.report.verdict import headline_of
     from gradstats.runs.analysis import refuse_foreign_table
-    from gradstats.stats.variance.comparison import compare_available
 
     refuse_foreign_table(out, ["estimator", "trace_cov"])
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
-        comparison = compare_available(measured, **settings.arguments())
+        comparison = compared(measured, **settings.arguments())
     frame, said = comparison.to_frame(settings.confidence_level), comparison.notes
     if as_json:
         terminal.print_json(frame, said)
@@ -226,81 +216,6 @@ def variance(
         if notes:
             terminal.show_notes(said)
     save_table(out, frame, overwrite, quiet=as_json)
-
-
-@with_code_of_run
-def plan(
-    pilot: Positional[Path | None] = None,
-    half_width: float = 0.05,
-    noise: Advanced[float | None] = None,
-    length_spread: Advanced[float | None] = None,
-    estimator: str | None = None,
-    ratio: float | None = None,
-    quantity: Advanced[Literal["ratio", "matched_ratio"]] = "matched_ratio",
-    reference: str = "rloo",
-    group_size: int | None = None,
-    signal: bool = False,
-    within: float | None = None,
-    equivalent: float | None = None,
-    critical_batch: float | None = None,
-    dry_run: bool = False,
-    confidence_level: Level = CONFIDENCE_LEVEL,
-    everything: All = False,
-    as_json: AsJson = False,
-    partial: Partial = False,
-    trust: Trust = False,
-) -> None:
-    """Plan the prompts that give α, a ratio (differing, known or equivalent), a resolved signal or a critical batch.
-
-    Args:
-        pilot: a CSV file, a measurement folder or a run directory, as for ``gradstats alpha``.
-        half_width: desired half-width of the interval of α.
-        noise: standard deviation of log‖S‖² about the line, instead of a pilot.
-        length_spread: standard deviation of log T, instead of a pilot.
-        estimator: plan for the ratio of its variance to that of the reference, in place of α.
-        ratio: the relative noise to distinguish from 1; the pilot's by default. Where that is within 5 % of
-            1 and not resolved from it, the plan is for showing that it lies within 5 %.
-        quantity: matched_ratio, the relative noise, or ratio, of raw variances.
-        reference: the estimator in the denominator.
-        group_size: completions per group of the ratio; all by default.
-        signal: plan how many prompts resolve ‖E ĝ‖² of the estimator, in place of its ratio.
-        within: plan until the ratio is known to this share of itself, as in 0.03.
-        equivalent: plan until the two are shown to differ by at most this share, as in 0.05, if their ratio is 1.
-        critical_batch: plan until the critical batch of the estimator is known to this factor, as in 2.
-        dry_run: load the policy of a run directory and time a trial of each step, for the hours.
-    """
-    refuse_unknown_estimators(reference, *([] if estimator is None else [estimator]))
-    from gradstats.analyses.plan import plan as planned
-    from gradstats.analyses.points import load_points
-
-    answer = planned(
-        **({} if pilot is None else load_points(pilot, partial=partial)),
-        half_width=half_width,
-        noise=noise,
-        length_spread=length_spread,
-        estimator=estimator,
-        ratio=ratio,
-        quantity=quantity,
-        reference=reference,
-        group_size=group_size,
-        signal=signal,
-        within=within,
-        equivalent=equivalent,
-        critical_batch=critical_batch,
-        confidence_level=confidence_level,
-    )
-    if dry_run:
-        from gradstats.config.experiment import load_experiment
-        from gradstats.runs.cost import estimate_cost
-
-        if pilot is None or not (pilot / "experiment.yaml").exists():
-            raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
-        answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
-    if as_json:
-        terminal.show_answer(answer, as_json)
-    else:
-        for sentence in answer.sentences() if everything else [answer.sentence()]:
-            terminal.show_sentence(sentence)
 
 
 def profile(

@@ -7,11 +7,11 @@ import os
 import statistics
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from rich import box, markup
 from rich.cells import cell_len
@@ -60,21 +60,6 @@ class _PipedConsole(Console):
 # A name such as module:question is no emoji.
 console = _PipedConsole(highlight=False, soft_wrap=True, emoji=False)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-
-
-@runtime_checkable
-class Answer(Protocol):
-    """The answer to a question of one command: a row and a sentence, at a confidence level where it has an interval."""
-
-    @property
-    def to_frame(self) -> Callable[..., pd.DataFrame]:
-        """The method that gives one row."""
-        ...
-
-    @property
-    def sentence(self) -> Callable[..., str]:
-        """The method that gives the answer in words."""
-        ...
 
 
 def escape(text: str) -> str:
@@ -142,6 +127,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
         notes: print the notes.
     """
     from gradstats.cli.answers import first_screen
+    from gradstats.report.saved_results import read_results
     from gradstats.report.verdict import compared_first, headline_of, verdicts
 
     alpha = None if result.alpha is None else result.alpha.summary()
@@ -153,7 +139,8 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
-    show(first_screen(headline, verdicts(alpha, compared), compared, [*closing, *more(len(said), notes, everything)]))
+    answer = verdicts(alpha, compared, batch_sizes=read_results(result.run.path).table("batch_size"))
+    show(first_screen(headline, answer, compared, [*closing, *more(len(said), notes, everything)]))
     if everything:
         if result.alpha is not None:
             show_alpha_report(result.alpha)
@@ -262,20 +249,11 @@ def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object
     print(to_json({"rows": frame.to_dict("records"), "notes": list(notes), **further}))
 
 
-def show_answer(answer: Answer, as_json: bool, confidence_level: float | None = None) -> None:
-    """Print the answer to a question: its sentence, or its row as JSON."""
-    level = () if confidence_level is None else (confidence_level,)
-    if as_json:
-        print(to_json(answer.to_frame(*level).to_dict("records")[0]))
-    else:
-        show_sentence(answer.sentence(*level))
-
-
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
+    from gradstats.plots.quantities import JUDGED, TARGETS, shown_in
     from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
     from gradstats.stats.numbers import number_with_interval
-    from gradstats.stats.variance.quantities import JUDGED, TARGETS, shown_in
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
@@ -436,8 +414,8 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
+    from gradstats.plots.quantities import limits_of
     from gradstats.stats.numbers import number_with_interval
-    from gradstats.stats.variance.quantities import limits_of
 
     return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.rollouts.schema import SCHEMA
-from gradstats.system.late import pd
+from gradstats.system.late import Bool, Float, Int, pd
 
 #: Fields with one value per token.
 BATCH_TOKEN_FIELDS = (

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradstats.config.options import TOKEN_BUDGET
@@ -25,6 +24,7 @@ from gradstats.policy.checkpoint import refuse_other_policy
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest
+from gradstats.system.late import Float, Int
 from gradstats.system.progress import ProgressReport, progress_bar
 from gradstats.system.shards import Shards
 

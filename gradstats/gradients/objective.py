@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
@@ -23,6 +22,7 @@ from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import CausalModel, n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.late import Float, Int
 
 #: Largest share of a chunk's tokens that may be padding.
 MOST_PADDING = 0.1

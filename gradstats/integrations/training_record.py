@@ -129,9 +129,9 @@ def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
 
 
 def _compared(run: RunDirectory, measured: Measurement, paths: list[Path]) -> pd.DataFrame:
-    from gradstats.stats.variance.comparison import compare_available
+    from gradstats.analyses.variance import variance
 
-    return save_comparison(run, compare_available(measured, **run.experiment.variance.arguments()), paths)
+    return save_comparison(run, variance(measured, **run.experiment.variance.arguments()), paths)
 
 
 #: What every key begins with.

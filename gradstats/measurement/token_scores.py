@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+
+from gradstats.system.late import Bool, Float, Int
 
 
 @dataclass(frozen=True)

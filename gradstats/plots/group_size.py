@@ -1,4 +1,4 @@
-"""Variance against the group size, and its components within prompts and between them."""
+"""Relative noise against the group size, and the components of the variance within prompts and between them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import (
     estimator_appearance,
     names_in,
+    reference_name,
     rows_of_one_unit,
     sentence_height,
     variants,
     write_sentence,
 )
-from gradstats.plots.style import stroke
+from gradstats.plots.quantities import COMPONENT_LABEL, JUDGED, QUANTITIES, VARIANCE_COMPONENTS, axis_label, in_metric
 from gradstats.plots.variance import (
     draw_landmark,
     draw_row,
@@ -36,122 +37,85 @@ from gradstats.plots.variance import (
     row_labels,
     rows_of_own_height,
     set_rows,
+    short_rows,
 )
-from gradstats.stats.variance.quantities import COMPONENT_LABEL, QUANTITIES, VARIANCE_COMPONENTS, in_metric
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DRAWN = tuple(QUANTITIES[name] for name in ("trace_cov", "within_prompt", "noise_to_signal"))
+DRAWN = tuple(QUANTITIES[name] for name in (JUDGED.name, "trace_cov", "within_prompt", "noise_to_signal"))
 
 
 def plot_group_size(
     table: WithFrame | pd.DataFrame,
     *,
     ax: Axes | None = None,
-    value: str = "trace_cov",
+    value: str = JUDGED.name,
     per_completion: bool = True,
-    equivalence: pd.DataFrame | None = None,
     group_size_of_run: int | None = None,
 ) -> Axes:
-    """Draw variance against group size on log axes, one line per estimator.
+    """Draw a quantity against group size on log axes, one line per estimator; by default the one that ranks them.
 
-    Where the value has a unit, estimators in another unit than the reference's are left out, with a sentence.
+    Which lines are drawn is decided at the largest size: estimators that are equal by construction share one, and of
+    more than eight those with the lowest and the highest values stay, as in :func:`plot_variance` with ``short``. Where
+    the value has a unit, estimators in another unit than the reference's are left out. A sentence names both.
 
     Args:
         table: frames of :func:`gradstats.compare` at several group sizes, or of ``.variance_components()``, stacked;
             columns ``estimator``, ``group_size`` and ``value`` with its ``_low`` and ``_high``.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.
-        value: ``"trace_cov"``, ``"within_prompt"`` or ``"noise_to_signal"``.
-        per_completion: multiply by the group size, which compares groups at an equal total of completions; noise to
-            signal is drawn as it is.
-        equivalence: rows of :meth:`gradstats.analyses.EquivalentGroupSize.to_frame`: from each estimator a dotted line
-            runs to the group size of RLOO with the same variance, which the legend states. It is about
-            ``"within_prompt"`` at an equal total of completions.
+        value: ``"matched_ratio"``, the relative noise to the reference in groups of the same size; ``"trace_cov"``,
+            ``"within_prompt"`` or ``"noise_to_signal"``.
+        per_completion: multiply what has a unit by the group size, which compares groups at an equal total of
+            completions.
         group_size_of_run: completions per prompt that were drawn; a dashed line, and "run" below its number, mark it.
 
     Returns:
         The axes.
 
     Raises:
-        ValueError: for an unknown value, missing columns, or an equivalence drawn on an axis it is not about.
+        ValueError: for an unknown value, or missing columns.
     """
     frame = as_frame(table)
     quantity = quantity_to_draw(value, DRAWN)
     require_columns(frame, ["estimator", "group_size", *with_ends(value)], "draw what compare() gives")
     frame, sentence = rows_of_one_unit(frame, [quantity])
-    if equivalence is not None and not (value == "within_prompt" and per_completion):
-        raise ValueError(
-            "equivalence compares within-prompt variance at equal completions: draw it with value='within_prompt' and "
-            "per_completion=True"
-        )
-    estimators = list(dict.fromkeys(map(str, frame["estimator"])))
-    labels = _labels(frame, equivalence)
-    keys = interval_keys(frame, [value])
+    largest = frame.loc[frame["group_size"] == frame["group_size"].max()]
+    largest.attrs = frame.attrs
+    chosen, shown, sentence = _chosen(largest, value, sentence)
+    labels = list(map(str, dict.fromkeys(chosen["estimator"])))
+    known = frame.loc[frame["estimator"].isin(labels)]
+    keys = interval_keys(known, [value])
     if ax is None:
         width, height = plt.rcParams["figure.figsize"]
-        height += legend_height(list(labels.values()), keys) + sentence_height(sentence)
+        height += legend_height([shown[label] for label in labels], keys) + sentence_height(sentence)
         _, ax = plt.subplots(figsize=(width, height))
     scaled = per_completion and quantity.has_unit
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for place, (name, kind) in enumerate(zip(estimators, variants(estimators), strict=True)):
-        rows = pd.DataFrame(frame.loc[[str(label) == name for label in frame["estimator"]]])
+    for place, (label, kind) in enumerate(zip(labels, variants(labels), strict=True)):
+        rows = pd.DataFrame(known.loc[known["estimator"] == label])
         rows = rows.sort_values(by="group_size")
         sizes = rows["group_size"].to_numpy(dtype=float)
         factor = sizes if scaled else np.ones(len(sizes))
         estimates = estimates_of(rows, value) * factor[:, None]
         # Points of different estimators stand side by side, a little apart, so that intervals do not overlap.
-        at = sizes * 2.0 ** (0.12 * (place - (len(estimators) - 1) / 2.0) / max(len(estimators) / 2.0, 1.0))
-        draw_series(ax, at, estimates, estimator_appearance(name), kind, labels[name])
+        at = sizes * 2.0 ** (0.12 * (place - (len(labels) - 1) / 2.0) / max(len(labels) / 2.0, 1.0))
+        draw_series(ax, at, estimates, estimator_appearance(label), kind, shown[label])
     if frame.empty:
         draw_nothing(ax, "no estimators")
-    elif equivalence is not None:
-        _draw_equivalence(ax, frame, value, equivalence)
-    if group_size_of_run is not None and len(frame):
+    elif group_size_of_run is not None:
         draw_landmark(ax, group_size_of_run)
     _ticks(ax, frame, group_size_of_run)
     ax.set_xlabel("group size (completions per prompt)")
-    label = rf"{quantity.heading} $\times$ group size" if scaled else quantity.axis_label
-    ax.set_ylabel(in_metric(label, frame.attrs))
+    if scaled:
+        ax.set_ylabel(in_metric(rf"{quantity.heading} $\times$ group size", frame.attrs))
+    else:
+        ax.set_ylabel(axis_label(quantity, frame.attrs, reference_name(frame)))
     write_sentence(ax, sentence)
     legend_below(ax, keys)
     return ax
-
-
-def _labels(frame: pd.DataFrame, equivalence: pd.DataFrame | None) -> dict[str, str]:
-    """Name each estimator for the legend, with the equivalent group size of RLOO where that is known."""
-    labels = names_in(frame)
-    if equivalence is not None:
-        require_columns(
-            equivalence, ["estimator", "group_size", "equivalent_group_size"], "draw what equivalent_group_size() gives"
-        )
-        for row in equivalence.to_dict("records"):
-            name, equal = str(row["estimator"]), float(row["equivalent_group_size"])
-            if name in labels:
-                size = f"{equal:.3g}" if np.isfinite(equal) else r"$\infty$"
-                low, high = (float(row.get(f"equivalent_group_size_{end}", np.nan)) for end in ("low", "high"))
-                # What is equal for every policy has no interval, and neither has what is not resolved.
-                if np.isfinite(low) and np.isfinite(high) and high - low > 1e-6 * equal:
-                    size += f" [{low:.3g}, {high:.3g}]"
-                labels[name] += f" (at {row['group_size']:g}: RLOO at {size})"
-    return labels
-
-
-def _draw_equivalence(ax: Axes, frame: pd.DataFrame, value: str, equivalence: pd.DataFrame) -> None:
-    heights = {
-        (str(name), float(size)): float(number) * float(size)
-        for name, size, number in zip(frame["estimator"], frame["group_size"], frame[value], strict=True)
-    }
-    for row in equivalence.to_dict("records"):
-        name, size, equal = str(row["estimator"]), float(row["group_size"]), float(row["equivalent_group_size"])
-        if (name, size) not in heights or not np.isfinite(equal):
-            continue
-        height = heights[name, size]
-        color = estimator_appearance(name).color
-        ax.plot([size, equal], [height, height], color=color, linestyle=":", linewidth=stroke(1.0))
-        ax.plot([equal], [height], marker="|", color=color, zorder=4)
 
 
 def _ticks(ax: Axes, frame: pd.DataFrame, group_size_of_run: int | None) -> None:
@@ -169,10 +133,11 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     """Draw both components of each estimator's variance with their intervals: filled within prompts, open between.
 
     They are points, not stacked bars: both are unbiased, and the one between prompts may come out negative. Estimators
-    in another unit than the reference's are left out, with a sentence.
+    in another unit than the reference's are left out, with a sentence. Of a frame with the relative noise
+    the rows are chosen by it as in :func:`plot_group_size`: multiples of one another share one, that of the reference.
 
     Args:
-        table: the frame of :meth:`gradstats.stats.VarianceComparison.variance_components`.
+        table: the frame of :meth:`gradstats.analyses.VarianceComparison.variance_components`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:
@@ -186,6 +151,8 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     columns = [column for name in names for column in with_ends(name)]
     require_columns(frame, ["estimator", *columns], "draw what .variance_components() gives")
     frame, sentence = rows_of_one_unit(frame, VARIANCE_COMPONENTS)
+    if JUDGED.name in frame:
+        frame, _, sentence = _chosen(frame, JUDGED.name, sentence)
     labels = row_labels(frame)
     places, rows_height = rows_of_own_height(labels)
     signs = interval_keys(frame, names, forest=True)
@@ -217,3 +184,9 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     ]
     legend_below(ax, [*drawn, *signs])
     return ax
+
+
+def _chosen(frame: pd.DataFrame, value: str, sentence: str) -> tuple[pd.DataFrame, dict[str, str], str]:
+    """Return the rows to draw, what each is called, and the sentence with what is left out."""
+    short = short_rows(frame, value)
+    return short.drawn, names_in(short.drawn), " ".join(filter(None, [sentence, short.sentence]))

@@ -22,10 +22,10 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import Appearance, estimator_appearance, names_in, variants
+from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ CUT_OFF = "cut off at the cap"
 MARKERS, LINES = "o^sDv", ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 # Where published points stand, in shares of the axes: at the lower right, since norms increase with length.
 INSET = (0.6, 0.1, 0.39, 0.3)
+# Share of the axes between the inset and what is drawn beside it.
+_GAP = 0.03
 
 
 def plot_length_scaling(
@@ -121,7 +123,11 @@ def plot_length_scaling(
 
 def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType, marker: str) -> None:
     """Draw the points, fainter where there are many; those of completions cut off at the cap are open."""
-    look, whole, cut = points_look(fit.n) | {"marker": marker, "zorder": 2}, ~fit.truncated, fit.truncated
+    look, whole, cut = (
+        points_look(fit.n) | {"marker": marker, "zorder": 2, "gid": "points"},
+        ~fit.truncated,
+        fit.truncated,
+    )
     ax.scatter(fit.lengths[whole], fit.sq_norms[whole], color=color, **look)
     if fit.n_truncated:
         label = None if CUT_OFF in ax.get_legend_handles_labels()[1] else CUT_OFF
@@ -133,11 +139,18 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType, marker: str)
 def leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
     """Widen the axis so that a legend of so many entries stands above the points, and an inset below them."""
     low, high = ax.dataLim.intervaly
-    tallest = max(high, float(fit.sq_norms.max()))
-    lowest = min(low, float(fit.sq_norms.min()))
-    span = np.log(tallest / lowest) or 1.0
-    below = 0.45 if ax.child_axes else 0.05
-    ax.set_ylim(lowest * np.exp(-below * span), tallest * np.exp((0.04 + 0.1 * n_entries) * span))
+    highest, lowest = np.log(max(high, float(fit.sq_norms.max()))), np.log(min(low, float(fit.sq_norms.min())))
+    span = (highest - lowest) or 1.0
+    bottom, legend = lowest - 0.05 * span, min(0.05 + 0.07 * n_entries, 0.5)
+    if ax.child_axes:
+        points = [one.get_offsets() for one in ax.collections if one.get_gid() == "points"]
+        lengths, sq_norms = np.concatenate([np.asarray(one, dtype=float).reshape(-1, 2) for one in points]).T
+        start, end = np.log(ax.get_xlim())
+        over = np.log(lengths) > start + (INSET[0] - _GAP) * (end - start)
+        inset = INSET[1] + INSET[3] + _GAP
+        above = np.log(sq_norms[over].min()) if over.any() else highest
+        bottom = min(bottom, above - (highest - above) * inset / (1.0 - legend - inset))
+    ax.set_ylim(np.exp(bottom), np.exp(bottom + (highest - bottom) / (1.0 - legend)))
 
 
 def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> None:

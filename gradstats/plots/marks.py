@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from gradstats.plots.names import Appearance, Variant, in_mathematics, widening, wrapped
+from gradstats.plots.quantities import Quantity
 from gradstats.plots.style import REMARK, edge, ink, muted, stroke
-from gradstats.stats.variance.quantities import Quantity
-from gradstats.system.late import pd, plt
+from gradstats.system.late import Bool, Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import ColorType
-
-Numbers = Float[np.ndarray, " n"]
 
 #: Entries of the legend.
 NO_INTERVAL = "without interval"
@@ -79,17 +76,23 @@ def draw_nothing(ax: Axes, why: str) -> None:
     )
 
 
-def without_interval(centre: Numbers, low: Numbers, high: Numbers) -> Bool[np.ndarray, " n"]:
+def without_interval(
+    centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
+) -> Bool[np.ndarray, " n"]:
     """Return which values are known without any interval; an end that is infinite belongs to one."""
     return np.isfinite(centre) & np.isnan(low) & np.isnan(high)
 
 
-def interval_alone(centre: Numbers, low: Numbers, high: Numbers) -> Bool[np.ndarray, " n"]:
+def interval_alone(
+    centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
+) -> Bool[np.ndarray, " n"]:
     """Return which rows have an end of an interval, or both, and no value."""
     return np.isnan(centre) & (np.isfinite(low) | np.isfinite(high))
 
 
-def outside(centre: Numbers, low: Numbers, high: Numbers) -> Bool[np.ndarray, " n"]:
+def outside(
+    centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
+) -> Bool[np.ndarray, " n"]:
     """Return which values lie outside their interval by more than rounding: unbiased ones, of what has a range."""
     slack = 1e-9 * (1.0 + np.abs(centre))
     return np.isfinite(centre) & ((centre < low - slack) | (centre > high + slack))
@@ -108,14 +111,27 @@ def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = F
     return [key for found, key in signs if any(found(*rows.T).any() for rows in drawn)]
 
 
-def mark_without_interval(ax: Axes, at: Numbers, centre: Numbers, low: Numbers, high: Numbers) -> None:
+def mark_without_interval(
+    ax: Axes,
+    at: Float[np.ndarray, " n"],
+    centre: Float[np.ndarray, " n"],
+    low: Float[np.ndarray, " n"],
+    high: Float[np.ndarray, " n"],
+) -> None:
     """Lay a cross over each value that is known without any interval."""
     bare = without_interval(centre, low, high)
     if bare.any():
         ax.plot(at[bare], centre[bare], marker=CROSS, color=ink(), linestyle="none", markersize=stroke(6.0), zorder=5)
 
 
-def draw_intervals(ax: Axes, at: Numbers, centre: Numbers, low: Numbers, high: Numbers, color: ColorType) -> None:
+def draw_intervals(
+    ax: Axes,
+    at: Float[np.ndarray, " n"],
+    centre: Float[np.ndarray, " n"],
+    low: Float[np.ndarray, " n"],
+    high: Float[np.ndarray, " n"],
+    color: ColorType,
+) -> None:
     """Draw intervals as vertical lines; an arrow stands for an end that is unknown, a cross for no interval at all."""
     start, stop = np.where(np.isfinite(low), low, centre), np.where(np.isfinite(high), high, centre)
     known = np.isfinite(start) & np.isfinite(stop)
@@ -131,7 +147,12 @@ def draw_intervals(ax: Axes, at: Numbers, centre: Numbers, low: Numbers, high: N
 
 
 def draw_series(
-    ax: Axes, at: Numbers, estimates: Float[np.ndarray, "n 3"], look: Appearance, kind: Variant, label: str | None
+    ax: Axes,
+    at: Float[np.ndarray, " n"],
+    estimates: Float[np.ndarray, "n 3"],
+    look: Appearance,
+    kind: Variant,
+    label: str | None,
 ) -> None:
     """Draw the estimates of one estimator as a line with intervals."""
     face = {"markerfacecoloralt": ax.get_facecolor(), **kind._asdict(), **edge()}

@@ -19,8 +19,8 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, variants
+from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, stroke
-from gradstats.stats.variance.quantities import in_metric
 from gradstats.stats.variance.shares import SHARES
 from gradstats.system.late import pd, plt
 
@@ -80,13 +80,15 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
 def lines_of_units(bins: pd.DataFrame, fewest_resolved: int) -> pd.DataFrame | None:
     """Return the bins of the first estimator of each unit, since aggregation and scale decide shares.
 
-    None where the frame has no shares, as of an earlier version, or fewer estimators have resolved ones.
+    None where the frame has no shares, as of an earlier version, or fewer estimators have resolved ones. That a bin in
+    which no completion has a weight makes up 0 is known without any data.
     """
     if "share_of_gradient" not in bins:
         return None
     of_unit = bins.drop_duplicates("unit")["estimator"] if "unit" in bins else bins["estimator"]
     bins = bins.loc[bins["estimator"].isin(list(of_unit))]
-    resolved = bins.loc[np.isfinite(bins["share_of_gradient"].to_numpy(dtype=float)), "estimator"]
+    shares = bins["share_of_gradient"].to_numpy(dtype=float)
+    resolved = bins.loc[np.isfinite(shares) & (shares != 0.0), "estimator"]
     return bins if len(set(resolved)) >= fewest_resolved else None
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from gradstats.plots.marks import (
     WithFrame,
@@ -29,10 +28,10 @@ from gradstats.plots.names import (
     variants,
     wrapped_to_axis,
 )
+from gradstats.plots.quantities import JUDGED, QUANTITIES, filled_in
 from gradstats.plots.style import edge, ink, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
-from gradstats.system.late import pd, plt
+from gradstats.system.late import Bool, Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
 #: What is drawn of the reference, along a training run; the second is the critical batch size.
 OF_REFERENCE = ("trace_cov", "noise_to_signal")
-#: What is drawn of each estimator.
-OF_ESTIMATORS = ("ratio", JUDGED.name)
+#: What is drawn of each estimator, and is 1 for the reference.
+OF_ESTIMATORS = (JUDGED.name,)
 #: The column that names the cells.
 CELL = "cell"
 _STYLES = ("-", "--", ":", "-.")
@@ -97,13 +96,13 @@ def plot_sweep(
     varied: Sequence[str] = (),
     estimators: Sequence[str] | None = None,
 ) -> list[Axes]:
-    """Draw α, mean length, mean reward and the ratios of the estimators against a setting, with intervals.
+    """Draw α, mean length, mean reward and the relative noise of estimators against a setting, with intervals.
 
     Mean length and reward are left out where they are equal in all cells, as where the same completions are measured.
     Numbers stand at their values, on a log scale where the largest is at least four times the smallest, other settings
     side by side. A setting whose values name checkpoints of a training run (``step-1000``, ``RUN/checkpoint-50``) is
-    drawn against the training step, with the variance and the noise-to-signal of the reference. A ratio that is
-    not known within a factor of 1,000 is left out, as the legend states. A caret stands at the
+    drawn against the training step, with the variance and the noise-to-signal of the reference. A relative
+    noise that is not known within a factor of 1,000 is left out, as the legend states. A caret stands at the
     lower end of a quantity that is known from below only. Where further settings vary, cells that agree in them are
     joined by a line of the same style, as the legend states. Cells that no setting orders (``setting="cell"``) stand
     side by side under numbers, which the legend explains.
@@ -179,7 +178,7 @@ def _drawn(frame: pd.DataFrame, estimators: Sequence[str] | None) -> list[str]:
         if missing:
             raise ValueError(f"estimators: no cell has a row of {missing[0]!r}: choose from {', '.join(known)}")
         return list(estimators)
-    if "ratio" not in frame:
+    if JUDGED.name not in frame:
         return []
     return [name for name in known if name != frame.attrs.get("reference")]
 
@@ -293,7 +292,7 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
         ax.set_yscale("log")
     if name in OF_ESTIMATORS:
         draw_landmark(ax, 1.0, horizontal=True)
-    plain_ticks(ax, logarithmic=logarithmic, vertical=True)
+    plain_ticks(ax, logarithmic=logarithmic, most=3, vertical=True)  # panels are low
     # Of many values only some are written.
     chosen = slice(None, None, -(-len(axis.values) // _MOST_TICKS) if axis.numeric else 1)
     ax.set_xticks(axis.places[chosen])

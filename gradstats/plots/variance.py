@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.plots.marks import (
     CROSS,
@@ -42,10 +41,10 @@ from gradstats.plots.names import (
     wrapped_to_axis,
     write_sentence,
 )
+from gradstats.plots.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.plots.style import REMARK, edge, muted, stroke
-from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
-from gradstats.stats.variance.result import equal_by_construction, rows_in_best_set
-from gradstats.system.late import pd, plt
+from gradstats.stats.variance.best_set import equal_by_construction
+from gradstats.system.late import Float, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -281,17 +280,17 @@ def plot_variance(
     """Draw one row per estimator with its interval.
 
     Where the frame has simultaneous intervals of the value (columns ``…_simultaneous_low`` and ``_high``), they are
-    drawn as a thin bar behind the wide one; beside the variance at matched signal the names of the best set
+    drawn as a thin bar behind the wide one; beside the relative noise the names of the best set
     (``in_best_set``) are bold. A row whose value could not be resolved is drawn as the side of its interval that
     is known (an arrow), or says so in words; only ``short`` leaves it out. Where the value has a unit, rows in another
     unit than the reference's are left out, and a sentence above the axes names them.
 
     Args:
-        table: a :class:`gradstats.stats.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of
+        table: a :class:`gradstats.analyses.VarianceComparison` or its frame. A column ``run`` distinguishes the rows of
             several runs, by a letter in order of appearance.
         ax: where to draw; None makes a figure as wide as rcParams say and as high as the rows need.
         value: the column to draw, with its ``_low`` and ``_high``; one of :func:`gradstats.compare`'s quantities. The
-            default is the variance relative to the reference at matched signal, which has no unit.
+            default is the relative noise, which has no unit.
         reference: name of the reference estimator for the axis label; None takes it from a
             ``VarianceComparison`` or the frame's ``.attrs["reference"]``.
         sort: lowest value on top (unresolved rows last) instead of the table's order.
@@ -350,7 +349,7 @@ def plot_variance_panels(
     another unit than the reference's are left out, with a sentence.
 
     Args:
-        table: a :class:`gradstats.stats.VarianceComparison` or its frame.
+        table: a :class:`gradstats.analyses.VarianceComparison` or its frame.
         axes: one for each value; None makes a figure.
         values: the columns to draw; see :func:`plot_variance`.
         reference: as in :func:`plot_variance`.
@@ -395,6 +394,11 @@ def plot_variance_panels(
     return list(axes)
 
 
+def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
+    """Return the positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
+    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist()
+
+
 def plot_variance_of_runs(
     table: pd.DataFrame,
     *,
@@ -405,7 +409,7 @@ def plot_variance_of_runs(
     """Draw the rows of several runs side by side, a panel for each run, with the same axis and one name for each row.
 
     Many estimators fit a page so, where :func:`plot_variance` draws a row for each run below the other. A row that a
-    run does not have says "not measured". Beside the variance at matched signal a name is bold where it is in the best
+    run does not have says "not measured". Beside the relative noise a name is bold where it is in the best
     set of every run.
 
     Args:
@@ -487,9 +491,9 @@ class ShortRows(NamedTuple):
 def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
     """Choose the rows of a figure that is read at a glance.
 
-    Estimators that are equal by construction share the row of the reference, or of the first of them. Of more than
-    eight rows those with the lowest and the highest values stay. Where fewer than two rows are resolved, which leaves
-    nothing to compare, all stay.
+    Estimators that are equal by construction share the row of the reference, or of the first of them, which names them
+    where three lines suffice. Of more than eight rows those with the lowest and the highest values stay. Where fewer
+    than two rows are resolved, which leaves nothing to compare, all stay.
     """
     known = np.isfinite(frame[value].to_numpy(dtype=float))
     if known.sum() < 2:
@@ -505,7 +509,10 @@ def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
     labels = [[str(ordered["estimator"].iloc[at]) for at in group] for group in groups]
     # Broken between names only, where these fit a line.
     whole = {label: name.replace(" ", "\u00a0") if len(name) <= longest else name for label, name in names.items()}
-    shared = {group[0]: " = ".join(map(whole.__getitem__, group)) for group in labels if len(group) > 1}
+    shared = {}
+    for first, *others in (group for group in labels if len(group) > 1):
+        full = " = ".join(whole[label] for label in (first, *others))
+        shared[first] = full if len(full) <= 3 * longest else f"{names[first]} and {len(others)} equal"
     kept = sorted_rows(ordered.iloc[[group[0] for group in groups]], value)
     at_ends = [*range(len(kept))]
     if len(kept) > MOST_ROWS:

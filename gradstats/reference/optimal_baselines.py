@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
-from jaxtyping import Float
 from scipy import optimize
 
 from gradstats import estimators as families
@@ -15,6 +14,7 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import with_parameter
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
 from gradstats.reference.enumerated import EnumeratedPolicy
+from gradstats.system.late import Float
 
 
 @dataclass(frozen=True)

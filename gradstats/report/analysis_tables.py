@@ -11,13 +11,13 @@ import pandas as pd
 
 from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
+from gradstats.analyses.variance import Comparison, best_rows, frame_of, lowest
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
+from gradstats.plots.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
 from gradstats.report.tables import Table
 from gradstats.stats.numbers import UNRESOLVED, Triple, readable, triples_of
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
-from gradstats.stats.variance.result import Comparison, best_rows, frame_of, lowest
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")
@@ -115,11 +115,11 @@ def variance_table(
     (its column ``in_best_set``). In a frame without that column the lowest is bold where it is known to be the lowest.
 
     Args:
-        comparison: a :class:`gradstats.stats.VarianceComparison` or its frame.
+        comparison: a :class:`gradstats.analyses.VarianceComparison` or its frame.
         columns: quantities to show, each with its ``_low`` and ``_high``.
         paired: for a frame without that entry, the comparison whose reference is ``lowest(comparison)``, or its frame;
             without it the lowest is bold only where it is the reference, or in a table of two rows.
-        confidence_level: of the intervals, for a :class:`gradstats.stats.VarianceComparison`; a frame has its own.
+        confidence_level: of the intervals, for a :class:`gradstats.analyses.VarianceComparison`; a frame has its own.
 
     Raises:
         ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.

@@ -39,7 +39,7 @@ def _declared(name: str) -> tuple[PrintedColumn, ...]:
 
 
 _VARIANCE = "stats/variance"
-_RESULT = f"{_VARIANCE}/result.py"
+_RESULT = "analyses/variance.py"
 _INPUTS = f"{_VARIANCE}/inputs.py"
 _CURVE = "analyses/curve.py"
 _LENGTH = "stats/length_scaling"

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TypedDict
 from urllib.parse import quote
 
+from gradstats.analyses.variance import best_rows
 from gradstats.estimators.display_names import distinct_names, in_words
+from gradstats.plots.quantities import JUDGED, QUANTITIES
 from gradstats.report.figures import RunFigure, first_figure_as_svg
 from gradstats.report.page import (
     Cell,
@@ -35,8 +37,6 @@ from gradstats.report.saved_results import (
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
 from gradstats.stats.numbers import triples_of
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
-from gradstats.stats.variance.result import best_rows
 from gradstats.system.outputs import REPORT, refuse_foreign
 
 #: Runs of which the page shows a figure: the first ones.

@@ -9,17 +9,19 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict
 
 import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis
+from gradstats.analyses.variance import best_rows
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
+from gradstats.plots.quantities import JUDGED, QUANTITIES, shown_in
 from gradstats.report.analysis_tables import (
     BEST_SET,
     TOGETHER,
@@ -36,17 +38,19 @@ from gradstats.report.verdict import (
     Compared,
     Naming,
     Verdict,
+    alpha_verdict,
     alpha_verdicts,
     compared_first,
     headline,
     verdicts,
     what_is_open,
 )
-from gradstats.stats.numbers import Triple, common_exponent, number_with_interval
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, shown_in
-from gradstats.stats.variance.result import best_rows
+from gradstats.stats.numbers import UNRESOLVED, Triple, common_exponent, number_with_interval
 from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 def rendered(template: str, **shown: object) -> str:
@@ -56,7 +60,19 @@ def rendered(template: str, **shown: object) -> str:
     environment = Environment(
         loader=PackageLoader("gradstats.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["interval_kept"] = interval_kept
     return environment.get_template(template).render(shown)
+
+
+def interval_kept(text: str) -> Markup:
+    """Return a cell, escaped, that a narrow column breaks only between a number and its interval.
+
+    >>> str(interval_kept("0.79 [0.48, 1.10]"))
+    '0.79 <span class="ends">[0.48, 1.10]</span>'
+    """
+    from markupsafe import Markup
+
+    return Markup(re.sub(r" (\[[^]]*\])$", r' <span class="ends">\1</span>', html.escape(text)))
 
 
 def write_page(page: str, target: Path) -> Path:
@@ -328,8 +344,13 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     figures = _figures_of_page(run, svgs)
     drawn = [figure["name"] for figure in figures]
     questions = questions_on_page(run, figures)
-    shown = {name for question in questions for name in question["figures"]}
     variance = variance_on_page(run.variance, run.figure_style.labels)
+    of_variance = [] if variance is None else variance["notes"]
+    others = [question for question in questions if question["section"] != "variance"]  # whose notes these are
+    shared = shared_notes([of_variance, *([one["text"] for one in question["notes"]] for question in others)])
+    for question in questions:
+        question["notes"] = [one for one in question["notes"] if one["text"] not in shared]
+    shown = {name for question in questions for name in question["figures"]}
     return rendered(
         "report.html.j2",
         name=run.name,
@@ -342,7 +363,10 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         alpha_verdicts=_alpha_verdicts(run),
         sentences=linked([] if run.alpha is None else run.alpha.get("sentences", []), drawn),
         variance=variance,
-        notes=linked([] if variance is None else variance["notes"], drawn),
+        notes=linked([one for one in of_variance if one not in shared], drawn),
+        shared_notes=linked(shared, drawn),
+        here=not run.path.is_absolute(),
+        most_rows=MOST_OPEN_ROWS,
         together=TOGETHER,
         prompts=prompts_on_page(run),
         terms=TERMS,
@@ -375,8 +399,20 @@ class QuestionOnPage(TypedDict):
     command: str  # "" where the run did not record what was asked
 
 
+def shared_notes(of_sections: Iterable[Iterable[str]]) -> list[str]:
+    """Return the notes that qualify several sections, in order of appearance, which the page shows once above them.
+
+    >>> shared_notes([["a", "b"], ["b", "b"], ["a"], ["c"]])
+    ['a', 'b']
+    """
+    times = Counter(note for notes in of_sections for note in dict.fromkeys(notes))
+    return [note for note, n in times.items() if n > 1]
+
+
 #: Figures that are open when the page is.
 MOST_OPEN = 6
+#: Rows of a section's table that are open; a longer table is folded below them.
+MOST_OPEN_ROWS = 8
 # A longer answer goes through the rows of its table, and is read with the notes.
 _LONGEST_ANSWER = 400
 # Letters of a name that no line of the page shortens.
@@ -421,7 +457,7 @@ def _question(
 ) -> QuestionOnPage:
     about = {} if frame is None else frame.attrs
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
-    answer = str(about.get(SENTENCE, "")) or (_of_sampler(run) if analysis.name == "ratios" else "")
+    answer = str(about.get(SENTENCE, "")) or analysis.of_manifest(run.manifest)
     is_long = len(answer) > _LONGEST_ANSWER
     naming = _names_of(run, frame)
     answer = in_words_of(answer, naming)
@@ -444,6 +480,9 @@ def _question(
     }
     if analysis.section:
         compared, naming = _compared(run)
+        if analysis.section == "length_scaling" and run.alpha is not None:
+            said = alpha_verdict(run.alpha)
+            found["answer"] = f"α = {said}." if said[:1].isdigit() else f"α is {said}."
         if analysis.section == "variance" and compared is not None:
             found["answer"] = _answer_on_estimators(compared, naming)
             found["headings"], found["rows"] = _noise_on_page(compared, naming)
@@ -451,10 +490,12 @@ def _question(
     # A comparison has the columns of the estimators' section, and another table says what is new in it.
     declared = next((one for one in analysis.tables if not one.as_comparison), None)
     table = tables.get(name if declared is analysis or declared is None else declared.name)
-    if table is not None and not about.get(SETTLED):
+    if table is not None and not (about.get(SETTLED) or _is_settled(run, analysis, about)):
         headings, rows = table.cells("plain")
         known = analysis.first_shown(frame_in_words(table.source)) if declared is analysis else []
-        shown = [0, *(at for at, heading in enumerate(table.columns, 1) if heading in known or not known)]
+        # What no row resolves says nothing here.
+        resolved = {at for at in range(1, len(headings)) if {row[at] for row in rows} - {UNRESOLVED, ""}}
+        shown = [0, *(at for at, one in enumerate(table.columns, 1) if at in resolved and (one in known or not known))]
         found["headings"] = [headings[at] for at in shown]
         found["rows"] = [[row[at] for at in shown] for row in rows]
         found["caption"] = table.full_caption
@@ -471,10 +512,10 @@ def _names_of(run: SavedResults, frame: pd.DataFrame | None) -> dict[str, str]:
     return distinct_names(dict.fromkeys(map(str, mentioned)), run.figure_style.labels)
 
 
-def _of_sampler(run: SavedResults) -> str:
-    """Return what the run recorded of its sampler and its scorer, without the evidence; "" where it did not."""
-    said = str((run.manifest.get("sampler_gap") or {}).get("sentence", ""))
-    return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
+def _is_settled(run: SavedResults, analysis: Analysis, about: Mapping[Hashable, object]) -> bool:
+    """Return whether the sentence on the sampler says all, in a run that did not record answers."""
+    gap = run.manifest.get("sampler_gap") or {}
+    return analysis.name == "ratios" and SENTENCE not in about and gap.get("off_policy") is False
 
 
 def _answer_on_estimators(compared: Compared, naming: Naming) -> str:
@@ -496,31 +537,39 @@ def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[
 
 def _command(run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None) -> str:
     """Return the command that asks again; "" where it needs arguments that the run did not record."""
-    folder = shlex.quote(run.path.name)
+    folder = as_given(run.path)
     if analysis.section:
-        return f"gradstats {analysis.name} {folder}"
+        return shlex.join(["gradstats", analysis.name, folder])
     if analysis.words is not None and frame is not None:
         words = analysis.words(frame)
     else:  # the estimators are those of the run, where none are named
         asked = inspect.signature(analysis.ask).parameters
         needed = {name for name in analysis.options if name in asked and asked[name].default is inspect.Parameter.empty}
         words = [] if needed <= {"estimators"} else None
-    return "" if words is None else shlex.join(["gradstats", "ask", run.path.name, analysis.name, *words])
+    return "" if words is None else shlex.join(["gradstats", "ask", folder, analysis.name, *words])
+
+
+def as_given(path: Path) -> str:
+    """Return what commands on the page call a run: its path as it was given, which is seen from where that was.
+
+    Of a path without a name, as ``.``, the folder in full.
+    """
+    return str(path if path.name else path.resolve())
 
 
 def _headline(run: SavedResults) -> str:
-    """Return the line above the verdicts; only the name where the run recorded no completions."""
+    """Return the line above the verdicts, below the name of the run; "" where it recorded no completions."""
     points = run.points
     if points is None:
-        return run.name
+        return ""
     return headline(
-        run.name,
+        "",
         len(set(points["prompt_id"])),
         len(points),
         rewards=points["reward"].to_numpy() if "reward" in points else None,
         lengths=points["length"].to_numpy(),
         n_truncated=int(points["truncated"].to_numpy().sum()) if "truncated" in points else 0,
-    )
+    ).strip()
 
 
 def _compared(run: SavedResults) -> tuple[Compared | None, Naming]:
@@ -534,7 +583,7 @@ def _compared(run: SavedResults) -> tuple[Compared | None, Naming]:
 def _verdicts(run: SavedResults) -> list[Verdict]:
     """Return the verdicts with which the terminal begins as well, with estimators named in words."""
     compared, naming = _compared(run)
-    found = verdicts(run.alpha, compared, naming)
+    found = verdicts(run.alpha, compared, naming, batch_sizes=run.table("batch_size"))
     return found if compared is None else [*found, *(Verdict("open", text) for text in what_is_open(compared, naming))]
 
 
@@ -597,11 +646,10 @@ def _alpha(run: SavedResults) -> dict[str, str] | None:
     saved, within = run.alpha, run.alpha.get("within_prompt")
     r_squared = math.nan if saved["r_squared"] is None else saved["r_squared"]
     return {
-        "text": _alpha_with_interval(cast(Mapping[str, float | None], saved)),
         "level": f"{saved.get('confidence_level', CONFIDENCE_LEVEL):.0%}",
         "method": f"{saved['method']}, {saved['interval']} interval",
         # Where it was not fitted, or is the α of the run itself, nothing is shown.
-        "within": "" if within is None or saved["method"] == "within_prompt" else _alpha_with_interval(within),
+        "within": "" if within is None or saved["method"] == "within_prompt" else "yes",
         "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }
 
@@ -612,16 +660,11 @@ def _alpha_verdicts(run: SavedResults) -> list[str]:
     return [f"{one.text[:1].upper()}{one.text[1:]}." for one in found if one.topic != "α"]
 
 
-def _alpha_with_interval(saved: Mapping[str, float | None]) -> str:
-    ends = (saved.get(name) for name in ("alpha", "alpha_low", "alpha_high"))
-    alpha, low, high = (math.nan if number is None else number for number in ends)
-    return number_with_interval(alpha, low, high)
-
-
 def _commands(run: SavedResults) -> list[tuple[str, str]]:
-    folder = shlex.quote(run.path.name)
+    folder = shlex.quote(as_given(run.path))
+    again = shlex.quote(f"{as_given(run.path)}-again")
     return [
-        ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {folder}-again"),
+        ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {again}"),
         ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),
         ("this page", f"gradstats report {folder}"),
     ]

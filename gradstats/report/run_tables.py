@@ -15,6 +15,7 @@ from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
+from gradstats.plots.quantities import JUDGED
 from gradstats.report.analysis_tables import (
     COMPARED_ROWS,
     VARIANCE_COLUMNS,
@@ -27,7 +28,6 @@ from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
 from gradstats.stats.numbers import Triple
-from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 

@@ -14,7 +14,6 @@ from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
@@ -22,9 +21,9 @@ from gradstats.analyses.alpha_by_block import sentence_on_blocks
 from gradstats.analyses.declaration import POINTS, SENTENCE, Analysis
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
+from gradstats.plots.quantities import shown_in
 from gradstats.stats import LengthScalingFit
 from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.variance.quantities import shown_in
 from gradstats.system.files import (
     atomic_path,
     changed_sentence,
@@ -35,6 +34,7 @@ from gradstats.system.files import (
     write_csv,
     write_json,
 )
+from gradstats.system.late import Float
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import (
     Kind,

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats.analyses.alpha import CURVED_BELOW
-from gradstats.stats.numbers import ROUNDING, Triple, number_with_interval, readable
-from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
-from gradstats.stats.variance.result import EQUAL, NEEDED, equal_by_construction
+from gradstats.analyses.variance import NEEDED
+from gradstats.plots.quantities import JUDGED, QUANTITIES
+from gradstats.stats.numbers import NOT_NEGATIVE, ROUNDING, Limits, Triple, number_with_interval, readable
+from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +162,6 @@ class Compared:
         silent: labels of estimators without a gradient, or whose inputs were not measured.
         about: how they were compared: the ``.attrs`` of the frame.
         group_size: completions per group of these rows, where the comparison has several sizes; else None.
-        batch: prompts at which signal and noise of the reference are equal, with an interval.
     """
 
     reference: str
@@ -170,7 +170,6 @@ class Compared:
     silent: tuple[str, ...]
     about: Mapping[Hashable, Any]
     group_size: float | None = None
-    batch: Triple = UNKNOWN
 
     def rows(self) -> list[Noise]:
         """Return the rows of a short table: neighbours that no one could tell apart share one.
@@ -195,11 +194,9 @@ def compared_first(frame: pd.DataFrame) -> Compared:
     chosen = frame if group_size is None else frame.loc[frame["group_size"] == group_size]
     rows = chosen.to_dict("records")
     known: list[dict[Hashable, Any]] = []
-    unresolved, silent, batch = [], [], UNKNOWN
+    unresolved, silent = [], []
     for row in sorted(rows, key=lambda row: row["estimator"] != reference):  # the reference names what equals it
         label, shown = str(row["estimator"]), _shown(row, JUDGED.name)
-        if label == reference:
-            batch = _shown(row, "noise_to_signal")
         if all(map(math.isnan, shown)):
             (silent if math.isnan(_number(row, "trace_cov")) else unresolved).append(label)
         else:
@@ -207,7 +204,7 @@ def compared_first(frame: pd.DataFrame) -> Compared:
     groups = equal_by_construction([_shown(row, JUDGED.name) for row in known])
     estimators = [_joined([known[at] for at in group], reference) for group in groups]
     estimators.sort(key=lambda one: next(number for number in one.shown if math.isfinite(number)))
-    return Compared(reference, tuple(estimators), tuple(unresolved), tuple(silent), frame.attrs, group_size, batch)
+    return Compared(reference, tuple(estimators), tuple(unresolved), tuple(silent), frame.attrs, group_size)
 
 
 def _number(row: Mapping[Any, Any], name: str) -> float:
@@ -219,9 +216,9 @@ def _triple(row: Mapping[Any, Any], name: str) -> Triple:
     return _number(row, name), _number(row, f"{name}_low"), _number(row, f"{name}_high")
 
 
-def _shown(row: Mapping[Any, Any], name: str) -> Triple:
+def _shown(row: Mapping[Any, Any], name: str, limits: Limits | None = None) -> Triple:
     """Return an estimate as readers see it, with NaN also for what is infinite."""
-    shown = readable(*_triple(row, name), QUANTITIES[name].limits)
+    shown = readable(*_triple(row, name), QUANTITIES[name].limits if limits is None else limits)
     value, low, high = (math.nan if math.isinf(number) else number for number in shown)
     return value, low, high
 
@@ -304,20 +301,29 @@ def headline_of(name: str, rollouts: Rollouts) -> str:
     )
 
 
-def verdicts(alpha: Mapping[str, Any] | None, compared: Compared | None, naming: Naming = as_labelled) -> list[Verdict]:
+def verdicts(
+    alpha: Mapping[str, Any] | None,
+    compared: Compared | None,
+    naming: Naming = as_labelled,
+    *,
+    batch_sizes: pd.DataFrame | None = None,
+) -> list[Verdict]:
     """Return the verdicts of a run.
 
     Args:
         alpha: what ``AlphaReport.summary()`` returns, and ``alpha.json`` holds.
         compared: what :func:`compared_first` returns.
         naming: what estimators are called.
+        batch_sizes: the frame of :func:`gradstats.analyses.batch_size`, which answers how large a batch should be;
+            without it there is no verdict on that.
     """
     found = []
     if alpha is not None:
         found += [Verdict("α", alpha_verdict(alpha)), *(one for one in _drawn(alpha) if one.text.startswith("Not "))]
     if compared is not None:
-        found += [one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias, _batch)) if one]
-    return found
+        found += [one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias)) if one]
+    batch = None if batch_sizes is None else _batch(batch_sizes, naming)
+    return found if batch is None else [*found, batch]
 
 
 def alpha_verdict(alpha: Mapping[str, Any]) -> str:
@@ -408,11 +414,15 @@ def _bias(compared: Compared, naming: Naming) -> Verdict | None:
     return Verdict("bias", text + (f"; also {_and_more(others, 1)}" if others else ""))
 
 
-def _batch(compared: Compared, naming: Naming) -> Verdict | None:
-    if all(map(math.isnan, compared.batch)):
-        return None
-    number = number_with_interval(*compared.batch)
-    return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(compared.reference)})")
+def _batch(batch_sizes: pd.DataFrame, naming: Naming) -> Verdict | None:
+    reference = str(batch_sizes.attrs.get("reference", "rloo"))
+    for row in batch_sizes.to_dict("records"):
+        if str(row["estimator"]) == reference:
+            critical = _shown(row, "critical_batch", NOT_NEGATIVE)
+            if any(map(math.isfinite, critical)):
+                number = number_with_interval(*critical)
+                return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(reference)})")
+    return None
 
 
 def what_is_open(compared: Compared, naming: Naming = as_labelled) -> list[str]:

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from gradstats.analyses.alpha import AlphaReport
     from gradstats.analyses.declaration import Analysis
     from gradstats.analyses.sampler_gap import SamplerGap
+    from gradstats.analyses.variance import VarianceComparison
     from gradstats.config.experiment import VarianceSection
-    from gradstats.stats import LengthScalingFit, VarianceComparison
+    from gradstats.stats import LengthScalingFit
 
 
 def variance_breakdowns(
@@ -322,10 +323,10 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
 
 def compare_estimators(run: RunDirectory, measured: Measurement, paths: list[Path]) -> VarianceComparison:
     """Write ``variance.csv``, ``variance.json`` (its settings and notes) and the table."""
-    from gradstats.stats.variance.comparison import compare_available
+    from gradstats.analyses.variance import variance
 
     section = run.experiment.variance
-    comparison = compare_available(measured, **section.arguments())
+    comparison = variance(measured, **section.arguments())
     save_comparison(run, comparison, paths)
     return comparison
 

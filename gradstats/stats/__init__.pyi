@@ -15,6 +15,3 @@ from .token_profiles import drift_along as drift_along
 from .token_profiles import local_slope as local_slope
 from .token_profiles import surprise_along as surprise_along
 from .token_profiles import token_correlation as token_correlation
-from .variance.comparison import compare as compare
-from .variance.result import VarianceByBlock as VarianceByBlock
-from .variance.result import VarianceComparison as VarianceComparison

@@ -8,7 +8,6 @@ from functools import lru_cache
 from itertools import product
 
 import numpy as np
-from jaxtyping import Float, Integer
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import (
@@ -20,7 +19,7 @@ from gradstats.stats.jackknife import (
     require_level,
     satterthwaite_degrees,
 )
-from gradstats.system.late import special
+from gradstats.system.late import Float, Integer, special
 
 N_RESAMPLES = 1999
 #: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.

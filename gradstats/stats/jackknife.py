@@ -7,15 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.system.late import special
+from gradstats.system.late import Float, special
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]
 UNKNOWN: Interval = (np.nan, np.nan, np.nan)
+
+
+def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
+    """Return columns of a frame: each name, and with ``_low`` and ``_high``."""
+    return {
+        f"{name}{end}": number
+        for name, interval in intervals.items()
+        for end, number in zip(("", "_low", "_high"), interval, strict=True)
+    }
 
 
 @runtime_checkable

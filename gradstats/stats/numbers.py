@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from statistics import median
 from typing import TYPE_CHECKING
@@ -22,6 +22,9 @@ Triple = tuple[float, float, float]
 Limits = tuple[float, float]
 
 NO_LIMITS: Limits = (-math.inf, math.inf)
+#: The values that variances and shares can have.
+NOT_NEGATIVE: Limits = (0.0, math.inf)
+SHARE: Limits = (0.0, 1.0)
 UNRESOLVED = "–"
 NOT_BOUNDED = "not bounded"
 
@@ -38,6 +41,15 @@ _SMALL, _LARGE = 1e-4, 1e9
 _SMALL_IN_LATEX, _LARGE_IN_LATEX = 1e-3, 1e6
 # Ends of one sign of which one is so many times the other need digits of their own.
 _DECADE = 10.0
+
+
+def fields_shown(result: object, names: Iterable[str], intervals: Mapping[str, Triple]) -> str:
+    """Return the repr of a result: some of its fields, those with an interval as ``0.789 [0.474, 1.103]``."""
+    shown = [
+        f"{name}={number_with_interval(*intervals[name]) if name in intervals else repr(getattr(result, name))}"
+        for name in names
+    ]
+    return f"{type(result).__name__}({', '.join(shown)})"
 
 
 def triples_of(frame: pd.DataFrame, name: str) -> list[Triple]:

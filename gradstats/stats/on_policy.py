@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy, effective_sample_size
@@ -15,7 +14,7 @@ from gradstats.stats.token_profiles import has_token_energies, prompt_mean, summ
 from gradstats.stats.variance.moments import prompt_moments, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.products import ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import special
+from gradstats.system.late import Float, Int, special
 
 SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # What leaves the distribution as it is; servers write "no top-k" in several ways.

@@ -8,15 +8,13 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredEnergies, MeasuredEntropies, MeasuredRollouts, MeasuredTokens
-from gradstats.stats.printed import Printed
 from gradstats.stats.variance.sketch_error import probed_statistic
-from gradstats.system.late import pd
+from gradstats.system.late import Float, Int, pd
 
 
 def prompt_mean(
@@ -170,7 +168,7 @@ def common_scale(energies: Sequence[np.ndarray], values: Sequence[np.ndarray]) -
 
 
 @dataclass(frozen=True, repr=False)
-class TokenProfile(Printed):
+class TokenProfile:
     """Estimates of one quantity, bin by bin, each with an interval clustered by prompt.
 
     Attributes:
@@ -188,6 +186,10 @@ class TokenProfile(Printed):
     last: Int[np.ndarray, " bins"]
     estimates: tuple[Estimate, ...]
     n_prompts: Int[np.ndarray, " bins"]
+
+    def __repr__(self) -> str:
+        """Return the frame as text."""
+        return self.to_frame().to_string(index=False)
 
     @property
     def values(self) -> Float[np.ndarray, " bins"]:

@@ -1,7 +1,8 @@
-"""pandas, PyArrow, SciPy and Matplotlib, imported when a name of theirs is first used.
+"""pandas, PyArrow, SciPy, Matplotlib and the types of jaxtyping, imported when a name of theirs is first used.
 
 They take a second to import, and most of what imports them, such as the ``--help`` of a question or the look-up of an
-estimator's label, computes nothing. So everything that a question's file imports takes them from here.
+estimator's label, computes nothing. So everything that a question's file imports takes them from here. Annotations are
+text until a test checks them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
     import seaborn as sns
+    from jaxtyping import Bool as Bool
+    from jaxtyping import Float as Float
+    from jaxtyping import Int as Int
+    from jaxtyping import Integer as Integer
+    from jaxtyping import Real as Real
     from matplotlib import colors
     from scipy import interpolate, linalg, optimize, sparse, special
 else:
@@ -38,3 +44,14 @@ else:
     interpolate, linalg, optimize, sparse, special = (
         _Late(f"scipy.{name}") for name in ("interpolate", "linalg", "optimize", "sparse", "special")
     )
+
+    class _LateType:
+        """Stands for a type of arrays until a shape is asked of it."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getitem__(self, shape: Any) -> Any:
+            return getattr(import_module("jaxtyping"), self._name)[shape]
+
+    Bool, Float, Int, Integer, Real = map(_LateType, ("Bool", "Float", "Int", "Integer", "Real"))

@@ -1,9 +1,9 @@
 """Tables for papers, under their public name; :mod:`gradstats.report.tables` builds them."""
 
+from gradstats.analyses.variance import clear_winner, lowest
 from gradstats.report.analysis_tables import variance_table
 from gradstats.report.latex import Layout
 from gradstats.report.tables import Table, alpha_table, latex_escape, markdown_escape
-from gradstats.stats.variance.result import clear_winner, lowest
 
 __all__ = [
     "Layout",

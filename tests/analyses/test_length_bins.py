@@ -10,9 +10,9 @@ from off_policy import ImportanceWeighted, turned_policy
 from gradstats import estimators as est
 from gradstats.analyses import variance_by_length
 from gradstats.analyses.length_bins import _OfLengths, variances_by_length
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import compare
 
 
 def ragged_batch(n_prompts=60, per_prompt=4, dim=3, seed=0):

@@ -25,7 +25,7 @@ from gradstats.analyses.optimal_baselines import (
 from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
 from gradstats.reference.optimal_baselines import mixture_form
 from gradstats.stats.numbers import number_with_interval
-from gradstats.stats.variance.comparison import pooled, prepared_inputs
+from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import split_into_groups
 

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from gradstats.analyses.profile import CHOICE, HEAVIEST, LONG, PROFILE_QUANTITIES, heaviest_share, profile_policy
+from gradstats.analyses.variance import compare
 from gradstats.measurement import Measurement
 from gradstats.rollouts import Rollouts
 from gradstats.stats.length_scaling.alpha import fit_length_scaling
-from gradstats.stats.variance.comparison import compare
 
 LENGTHS = [2, 4, 4, 8, 2, 16]
 SQ_NORMS = np.array([1.0, 4.0, 2.0, 8.0, 2.0, 7.0])

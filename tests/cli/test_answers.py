@@ -13,10 +13,10 @@ from command_line import run
 
 from gradstats.analyses import registry
 from gradstats.cli.answers import LINES, WIDTH, first_screen, noise_table
+from gradstats.plots.quantities import limits_of
 from gradstats.report.saved_results import ENDS, read_frame, read_results
 from gradstats.report.verdict import Verdict, alpha_verdicts, compared_first, headline, verdicts
 from gradstats.stats.numbers import number_with_interval, readable
-from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
 
 FIGURES = Path(__file__).parents[2] / "figures"
@@ -42,7 +42,9 @@ def screen_of(folder):
         f"  runs/{run.name}/report.html   figures and tables",
         "  7 notes: --notes    all rows and columns: --all",
     ]
-    return run, first_screen(opening, verdicts(run.alpha, compared), compared, closing)
+    return run, first_screen(
+        opening, verdicts(run.alpha, compared, batch_sizes=run.table("batch_size")), compared, closing
+    )
 
 
 def as_number(text):
@@ -157,7 +159,6 @@ def frame_of(*rows, **about):
                 "estimator": label, "group_size": 8, "trace_cov": 1.0, "ratio": numbers.get("ratio", 1.0),
                 "matched_ratio": value, "matched_ratio_low": low, "matched_ratio_high": high,
                 "matched_bias_share": 0.0, "matched_bias_share_low": 0.0, "matched_bias_share_high": 0.1,
-                "noise_to_signal": 62.0, "noise_to_signal_low": 43.0, "noise_to_signal_high": 116.0,
             } | {name: number for name, number in numbers.items() if name != "ratio"}
             for label, value, low, high, numbers in rows
         ]
@@ -172,6 +173,21 @@ NAN = math.nan
 
 def said(*rows, **about):
     return {one.topic: one.text for one in verdicts(None, compared_first(frame_of(*rows, **about)))}
+
+
+def test_the_critical_batch_is_that_of_the_reference_and_of_the_question_that_asks_for_it():
+    frame = pd.DataFrame({"estimator": ["reinforce", "rloo"]})
+    frame["critical_batch"], frame["critical_batch_low"], frame["critical_batch_high"] = [132, 62], [74, 36], [254, 114]
+    frame.attrs["reference"] = "rloo"
+    assert verdicts(None, None, batch_sizes=frame) == [
+        Verdict("batch", "62 [36, 114] prompts make signal and noise equal (rloo)")
+    ]
+    assert "batch" not in said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}))
+    unresolved = frame.assign(critical_batch=NAN, critical_batch_high=math.inf)
+    unresolved.attrs = frame.attrs
+    assert verdicts(None, None, batch_sizes=unresolved)[0].text.startswith("≥ 36 prompts")
+    unknown = frame.assign(critical_batch=NAN, critical_batch_low=NAN, critical_batch_high=NAN)
+    assert verdicts(None, None, batch_sizes=unknown) == []
 
 
 def test_estimators_that_are_equal_by_construction_share_a_row():
@@ -207,7 +223,6 @@ def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
     assert said(RLOO, better, worse) == {
         "best": "grpo: 0.80 [0.70, 0.90] times the samples of rloo",
         "avoid": "reinforce: 2.12 [1.78, 2.53] times the samples for the same noise",
-        "batch": "62 [43, 116] prompts make signal and noise equal (rloo)",
     }
     at_once = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": 1.1}
     wide = {"matched_ratio_simultaneous_low": 1.05, "matched_ratio_simultaneous_high": 4.0}

@@ -22,9 +22,9 @@ from gradstats.cli.commands import COMMANDS
 from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.data import load
+from gradstats.plots.quantities import QUANTITIES, shown_in
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
-from gradstats.stats.variance.quantities import QUANTITIES, shown_in
 
 
 @pytest.fixture
@@ -157,16 +157,6 @@ def test_alpha_with_its_sentences(printed):
     assert text == " ".join([fit, *(f"note: {one}" for one in report.sentences())])
 
 
-def test_an_answer_is_its_sentence_or_its_row(printed):
-    answer = SimpleNamespace(
-        sentence=lambda level=0.95: f"At {level} it is [3, 4].",
-        to_frame=lambda level=0.95: pd.DataFrame({"n": [3], "level": [level], "missing": [np.nan]}),
-    )
-    assert printed(terminal.show_answer, answer, False) == "At 0.95 it is [3, 4].\n"
-    assert printed(terminal.show_answer, answer, False, 0.9) == "At 0.9 it is [3, 4].\n"
-    assert '"level": 0.9' in printed(terminal.show_answer, answer, True, 0.9)
-
-
 def test_rollouts_in_one_line(printed, tmp_path):
     rollouts = Rollouts.from_sequences([[1]] * 3, [[2], [2, 3], [2, 3, 4]], [1.0, 0.0, 0.5], ["p", "p", "q"])
     assert printed(terminal.show_rollouts, rollouts, tmp_path) == (
@@ -288,7 +278,7 @@ def test_what_was_written_is_one_line_for_each_folder_and_where_to_start(printed
 
 
 #: Commands whose answer is a file or a folder, or which print JSON in any case.
-WITHOUT = {"init", "sample", "measure", "regrade", "export", "report", "ask"}
+WITHOUT = {"init", "sample", "measure", "regrade", "export", "report", "ask", "plan"}
 
 
 def test_every_command_that_answers_has_the_option():

@@ -186,7 +186,7 @@ COMMANDS = {
     "sample": (SamplingSection, "gradstats.sample", ("embedded", "--prompts", "embedded", "--n", 2, "--out", "o")),
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
     "alpha": (LengthScalingSection, "gradstats.alpha_report", ("m",)),
-    "variance": (VarianceSection, "gradstats.stats.variance.comparison.compare_available", ("m",)),
+    "variance": (VarianceSection, "gradstats.analyses.variance.variance", ("m",)),
 }
 
 

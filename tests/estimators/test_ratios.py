@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from off_policy_pair import off_policy_batch, policy_pair
 
 from gradstats import estimators as est
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch, registry
 from gradstats.estimators.ratios import (
     NEGLIGIBLE_CHI_SQUARED,
@@ -19,7 +20,6 @@ from gradstats.estimators.ratios import (
     sequence_ratios,
     without_negligible_ratios,
 )
-from gradstats.stats import compare
 
 
 def batch_with(gaps: list[list[float]]) -> Batch:

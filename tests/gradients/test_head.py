@@ -99,7 +99,7 @@ def test_measurements_in_slices_equal_those_of_whole_logits(monkeypatch, name, e
     expected = gradients.measure(policy, rollouts, engine="loop", **options)
     take_slices(monkeypatch, n_logits)
     found = gradients.measure(policy, rollouts, engine=engine, **options)
-    rtol = 1e-6 if name in ("scaled embedding", "gemma2", "cohere") else 1e-9  # norms that compute in float32
+    rtol = 1e-5 if name in ("scaled embedding", "gemma2", "cohere") else 1e-9  # norms that compute in float32
     for column, values in expected.sq_norms_by_block.items():
         np.testing.assert_allclose(found.sq_norms_by_block[column], values, rtol=rtol, atol=1e-12, err_msg=column)
     np.testing.assert_allclose(found.sketches, expected.sketches, rtol=rtol, atol=1e-6 if rtol > 1e-8 else 1e-10)

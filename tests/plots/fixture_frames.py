@@ -10,7 +10,7 @@ import pandas as pd
 
 from gradstats import analyses, plots
 from gradstats.plots.names import KNOWN
-from gradstats.stats.variance.quantities import COMPARED
+from gradstats.plots.quantities import COMPARED
 
 LONG = "an_estimator_of_my_own_with_a_long_name(alpha=0.8, loo=True, prior=12.5)"
 SHAPES = ("ordinary", "empty", "one row", "nan intervals", "thirty", "long names")
@@ -67,7 +67,8 @@ def group_sizes(shape: str) -> pd.DataFrame:
     """Tables of several group sizes."""
     sizes = [8] if shape == "one row" else [2, 4, 8]
     frames = [pd.DataFrame({"estimator": names(shape), "group_size": size}) for size in sizes]
-    frame = with_intervals(pd.concat(frames, ignore_index=True), ("trace_cov",), shape)
+    frame = with_intervals(pd.concat(frames, ignore_index=True), ("trace_cov", "matched_ratio"), shape)
+    frame.attrs["reference"] = "rloo"
     for column in ("trace_cov", "trace_cov_low", "trace_cov_high"):
         frame[column] = frame[column] / frame["group_size"] * 100.0
     return frame

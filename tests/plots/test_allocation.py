@@ -10,19 +10,21 @@ from fixture_frames import allocation, shares
 from gradstats import analyses, plots
 from gradstats.analyses import plot_critic
 from gradstats.analyses.critic import FAILED, RECOVERED
+from gradstats.estimators.display_names import in_words
+from gradstats.plots.shares import lines_of_units
 
 
 def test_measured_sizes_are_filled_and_extrapolated_ones_open():
     frame = allocation("ordinary")
     ax = analyses.plot_allocation(frame)
-    filled = [line for line in ax.lines if not line.get_label().startswith("_")]
-    for line, (_, rows) in zip(filled, frame.groupby("estimator", sort=False), strict=True):
+    filled = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+    for label, rows in frame.groupby("estimator", sort=False):
         measured = rows.loc[rows["group_size"] <= 8]
-        np.testing.assert_array_equal(line.get_ydata(), measured["relative_noise"])
+        np.testing.assert_array_equal(filled[in_words(label)].get_ydata(), measured["relative_noise"])
     (guessed,) = [line for line in ax.lines if line.get_markerfacecolor() == "none" and len(line.get_xdata())]
     np.testing.assert_array_equal(guessed.get_ydata(), frame.query("group_size == 32")["relative_noise"])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["2\n(500)", "4\n(250)", "8\n(125)", "32\n(31.2)"]
-    assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean"]
+    assert ax.get_legend_handles_labels()[1] == ["group mean", "RLOO", "REINFORCE"]
 
 
 def test_many_prompts_are_written_in_full():
@@ -42,14 +44,22 @@ def test_one_baseline_with_other_parameters_is_told_apart_without_colour():
     assert lines[0].get_marker() == lines[1].get_marker()
 
 
-def test_estimators_of_equal_noise_share_a_line():
+def test_multiples_of_rloo_share_its_line_and_many_lines_are_too_many():
     frame = allocation("ordinary")
     alike = frame.loc[frame["estimator"] == "rloo"].assign(estimator="dr_grpo")
-    ax = analyses.plot_allocation(pd.concat([frame, alike], ignore_index=True))
-    assert ax.get_legend_handles_labels()[1] == ["RLOO; Dr. GRPO baseline", "REINFORCE", "group mean"]
-    fewer = alike.iloc[:-1].assign(estimator="grpo")
-    ax = analyses.plot_allocation(pd.concat([frame, fewer], ignore_index=True))
-    assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean", "GRPO advantage"]
+    ax = analyses.plot_allocation(pd.concat([alike, frame], ignore_index=True))
+    shown = [label.replace("\u00a0", " ") for label in ax.get_legend_handles_labels()[1]]
+    assert shown == ["group mean", "RLOO = Dr. GRPO baseline", "REINFORCE"]
+    many = pd.concat(
+        [
+            frame.query("estimator == 'rloo'").assign(estimator=f"mine_{at}", relative_noise=0.1 * at)
+            for at in range(1, 21)
+        ]
+    )
+    ax = analyses.plot_allocation(pd.concat([frame, many], ignore_index=True))
+    assert len(ax.get_legend_handles_labels()[1]) == 8
+    assert "RLOO" in ax.get_legend_handles_labels()[1]
+    assert "more rows in between" in ax.get_title(loc="right")
 
 
 def frame():
@@ -101,6 +111,15 @@ def test_each_bin_has_its_share_and_lines_differ_in_grey():
 def test_an_estimator_without_shares_says_so():
     ax = plots.plot_shares(shares("ordinary"))
     assert ax.get_legend_handles_labels()[1] == ["RLOO", "REINFORCE", "group mean (not resolved)"]
+
+
+def test_bins_without_any_weight_are_no_reason_to_draw():
+    frame = shares("ordinary")
+    ends = ["share_of_gradient", "share_of_gradient_low", "share_of_gradient_high"]
+    assert lines_of_units(frame, fewest_resolved=1) is not None
+    frame[ends] = np.nan
+    frame.loc[frame["success_low"] == 0.0, ends] = 0.0
+    assert lines_of_units(frame, fewest_resolved=1) is None
 
 
 def test_bins_of_length():

@@ -91,10 +91,12 @@ def test_published_points_have_an_inset_with_their_line(fit):
     (x0, y0), (x1, y1) = line.get_xydata()
     assert np.log(y1 / y0) / np.log(x1 / x0) == pytest.approx(2 * 0.79, abs=0.02)
     assert ax.get_xlim() == alone.get_xlim()  # the run's own points keep the axis
-    ax.figure.canvas.draw()
-    box = inset.get_window_extent()
-    points = ax.transData.transform(np.column_stack([fit.lengths, fit.sq_norms]))
-    assert not box.count_contains(points)
+    falling = fit_length_scaling(lengths=fit.lengths, sq_norms=1.0 / fit.sq_norms)  # lowest where the inset is
+    for drawn, one in ((ax, fit), (plot_length_scaling(falling, published="gloeckle2026"), falling)):
+        drawn.figure.canvas.draw()
+        points = drawn.transData.transform(np.column_stack([one.lengths, one.sq_norms]))
+        assert not drawn.child_axes[0].get_window_extent().count_contains(points)
+        assert drawn.bbox.count_contains(points) == len(points)
     own = pd.DataFrame({"length": [3.0], "sq_norm": [9.0]})
     assert labels(plot_length_scaling(fit, published=own))[0] == "published"
 

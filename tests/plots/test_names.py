@@ -23,7 +23,7 @@ from gradstats.plots.names import (
     wrapped,
     wrapped_to_axis,
 )
-from gradstats.stats.variance.quantities import QUANTITIES
+from gradstats.plots.quantities import QUANTITIES
 
 
 def test_known_names_are_all_different():
@@ -153,7 +153,7 @@ def test_panels_group_sizes_and_components_leave_the_same_rows_out():
     axes = plots.plot_variance_panels(variance("ordinary"), values=("ratio", "cosine"))
     assert "GRPO advantage" not in rows(axes[0])
     assert axes[-1].get_title(loc="right") == "Left out, in another unit: GRPO advantage."
-    ax = plots.plot_group_size(group_sizes("ordinary"))
+    ax = plots.plot_group_size(group_sizes("ordinary"), value="trace_cov")
     assert "GRPO advantage" not in [text.get_text() for text in ax.get_figure().legends[0].get_texts()]
     assert ax.get_title(loc="right") == "Left out, in another unit: GRPO advantage."
     ax = plots.plot_prompt_parts(prompt_parts("ordinary"))

@@ -15,6 +15,7 @@ import gradstats as gs
 from gradstats.analyses import allocate, critic_quality, registry, variance_by_success
 from gradstats.analyses.curve import curve_name, draw_curve
 from gradstats.analyses.ratios import CLIPPING
+from gradstats.analyses.variance import VarianceByBlock, clear_winner, compare, lowest
 from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.plots.shares import bin_label
@@ -26,8 +27,6 @@ from gradstats.report.analysis_tables import (
     variance_columns,
     variance_table,
 )
-from gradstats.stats import VarianceByBlock, compare
-from gradstats.stats.variance.result import clear_winner, lowest
 from tests.off_policy import turned_policy
 
 

@@ -39,7 +39,6 @@ TABLES_OF = {
     "AlphaDifference": "alpha difference",
     "AlphaByBlock": "alpha_by_block",
     "AlphaReport": "alpha",
-    "BlockNoise": "variance_by_block",
     "BatchSizes": "batch_size",
     "CriticQuality": "critic",
     "CurvatureTest": "curvature",

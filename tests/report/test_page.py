@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 import shutil
 import time
 from html.parser import HTMLParser
@@ -11,23 +13,28 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from command_line import run
 from jinja2 import UndefinedError
 from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
 
 from gradstats import data
 from gradstats.analyses import alpha_report, registry
 from gradstats.estimators.display_names import in_words
+from gradstats.plots.quantities import COMPARED
 from gradstats.report.figures import FIGURES, figures_of
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.page import (
     _TOPICS,
     FIGURE_WORDS,
+    MOST_OPEN_ROWS,
     breakable,
     column_definition,
     inline_svg,
+    interval_kept,
     linked,
     questions_on_page,
     rendered,
+    report_page,
     variance_on_page,
     write_page,
     write_report,
@@ -35,7 +42,6 @@ from gradstats.report.page import (
 from gradstats.report.saved_results import ENDS, read_results
 from gradstats.report.verdict import compared_first, verdicts
 from gradstats.stats.numbers import number_with_interval
-from gradstats.stats.variance.quantities import COMPARED
 from gradstats.system.files import read_json, write_json
 from gradstats.system.outputs import is_marked
 
@@ -96,7 +102,7 @@ def test_it_says_what_there_is_to_say(page, run_directory):
     for text in (
         "Not on-policy: &lt;script&gt;.", "Careful.", "a remark", "a note", "saved &lt;run&gt;",
         "&lt;b&gt;mine&lt;/b&gt;",
-        "gradstats run saved-run/experiment.yaml", "top_k: 0", "&#34;numpy&#34;: &#34;2&#34;", "n = 15 prompts",
+        f"gradstats run {run_directory}/experiment.yaml", "top_k: 0", "&#34;numpy&#34;: &#34;2&#34;", "n = 15 prompts",
     ):  # fmt: skip
         assert text in page, text
     alpha = json.loads((run_directory / "alpha.json").read_text())
@@ -285,7 +291,7 @@ def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_
     assert section["answer"] == "Easy prompts of RLOO <dominate>."
     assert [one["text"] for one in section["notes"]] == about["notes"]
     assert len(section["rows"]) == len(frame)
-    assert section["command"] == "gradstats ask run success_bins"
+    assert section["command"] == f"gradstats ask {folder} success_bins"
     assert "Easy prompts of RLOO &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
     write_json(folder / "tables" / "answers.json", {"success_bins": about | {"settled": True}})
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
@@ -309,7 +315,7 @@ def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_
     assert section["rows"][1][1] == "1"
     assert section["answer"] == "Nothing is shown to beat RLOO."
     page = write_report(folder, svgs={}).read_text()
-    assert page.index(f"<td>{section['rows'][2][1]}</td>") < page.index("All rows and columns</summary>")
+    assert page.index(f"<td>{interval_kept(section['rows'][2][1])}</td>") < page.index("All rows and columns</summary>")
     assert page.index("All rows and columns</summary>") < page.index('id="variance-table"')
 
 
@@ -318,8 +324,9 @@ def test_a_committed_run_without_recorded_answers_has_its_tables(run):
     results = read_results(FOLDER_OF_FIGURES / run)
     assert not results.answers
     sections = {one["id"]: one for one in questions_on_page(results, [])}
-    for name in ("variance", "alpha_by_block", "ratios"):
+    for name in ("variance", "alpha_by_block"):
         assert sections[name]["rows"], name
+    assert sections["ratios"]["rows"] == []  # of 1 and 0, which the answer says
     assert len(sections["alpha_by_block"]["rows"]) == len(results.by_block)
     assert sections["alpha_by_block"]["answer"].startswith("α lies between ")
     assert sections["alpha_by_block"]["headings"] == ["block", "α", "share of squared norm"]
@@ -328,11 +335,69 @@ def test_a_committed_run_without_recorded_answers_has_its_tables(run):
         assert all(len(row) == len(one["headings"]) for row in one["rows"])
 
 
+def test_commands_work_where_the_page_was_written(run_directory, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(run_directory, tmp_path / "runs" / "my run")
+    for place, given, states_where in ((tmp_path, "runs/my run", True), (folder, ".", True), (tmp_path, folder, False)):
+        monkeypatch.chdir(place)
+        page = html.unescape(write_report(given, svgs={}).read_text())
+        commands = [shlex.split(one) for one in re.findall(r"<code>(gradstats .*)</code>", page)]
+        assert len(commands) > 5
+        for _, name, *words in commands:
+            source = Path(words[0])
+            assert source.is_file() if name == "run" else (source / "experiment.yaml").is_file(), words
+        assert ("Commands work in the folder where this page was written." in page) == states_where
+    (report,) = [words for words in commands if words[1] == "report"]
+    assert run(monkeypatch, capsys, *report[1:])[0] == 0
+
+
+def test_a_note_on_several_answers_stands_on_the_page_once_above_them(run_directory, tmp_path):
+    folder = shutil.copytree(run_directory, tmp_path / "run")
+    frame = pd.read_csv(folder / "tables" / "success_bins.csv")
+    for name in registry.get("success_bins").declared_headings:
+        frame = frame.assign(**{f"{name}{end}": 0.5 for end in ENDS})
+    frame.to_csv(folder / "tables" / "success_bins.csv", index=False)
+    both, one = "the samples count as one policy", "of allocation alone"
+    about = {"confidence_level": 0.95, "sentence": "Said.", "notes": [both]}
+    of_allocation = about | {"notes": [both, one], "tokens": 4800.0, "reference": "rloo", "reference_size": 4}
+    write_json(folder / "tables" / "answers.json", {"success_bins": about, "allocation": of_allocation})
+    page = write_report(folder, svgs={}).read_text()
+    assert page.count(both) == page.count(one) == 1
+    assert page.index("1 note qualifies several answers") < page.index(both) < page.index('<section id="variance"')
+    assert page.index('<section id="allocation"') < page.index(one)
+
+
+def test_of_a_long_table_the_first_rows_are_open_and_all_of_them_folded():
+    results = read_results(FOLDER_OF_FIGURES / "embedded")
+    rows = {one["id"]: one["rows"] for one in questions_on_page(results, [])}
+    page = report_page(results, svgs={})
+    for name, is_long in (("allocation", True), ("alpha_by_block", False)):
+        section = page[page.index(f'<section id="{name}"') :].partition("</section>")[0]
+        opened, _, folded = section.partition(f"<summary>All {len(rows[name])} rows</summary>")
+        assert opened.count('<th scope="row">') == min(MOST_OPEN_ROWS, len(rows[name]))
+        assert folded.count('<th scope="row">') == (len(rows[name]) if is_long else 0)
+        assert (len(rows[name]) > MOST_OPEN_ROWS) == is_long
+
+
+def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_directory, tmp_path):
+    folder = shutil.copytree(run_directory, tmp_path / "run")
+    frame = pd.DataFrame({"estimator": ["reinforce", "rloo"], "prompts": 64.0, "tokens": 6400.0, "group_size": 8.0})
+    for name, values in (("critical_batch", [132.0, 62.0]), ("alignment_limit", [1.0, 1.0])):
+        frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = values, [36.0] * 2, [114.0] * 2
+    before = write_report(folder, svgs={}).read_text()
+    assert "make signal and noise equal" not in before
+    assert "critical batch</button>" not in before
+    frame.to_csv(folder / "tables" / "batch_size.csv", index=False)
+    write_json(folder / "tables" / "answers.json", {"batch_size": {"reference": "rloo", "confidence_level": 0.95}})
+    page = write_report(folder, svgs={}).read_text()
+    assert "<dd>62 [36, 114] prompts make signal and noise equal (RLOO)</dd>" in page
+
+
 def test_commands_are_complete_or_left_out():
-    sections = {one["id"]: one for one in questions_on_page(read_results(FOLDER_OF_FIGURES / "embedded"), [])}
+    run = read_results(FOLDER_OF_FIGURES / "embedded")
+    sections = {one["id"]: one for one in questions_on_page(run, [])}
     curve = sections["curve_length_weighted_loo_true_alpha"]
-    assert curve["command"] == "gradstats ask embedded curve 'length_weighted(loo=True)' alpha=0:2:41"
-    assert sections["group_sizes"]["command"] == "gradstats ask embedded group_sizes"
+    assert curve["command"] == f"gradstats ask {run.path} curve 'length_weighted(loo=True)' alpha=0:2:41"
+    assert sections["group_sizes"]["command"] == f"gradstats ask {run.path} group_sizes"
     assert sections["allocation"]["command"] == ""  # it did not record the number of tokens
     # What was asked more than once states of what, in words.
     assert curve["question"].endswith("? (length-weighted, leave-one-out alpha=0:2:41)")
@@ -347,7 +412,7 @@ def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "allocation")
     assert section["answer"] == ""
     assert [note["text"] for note in section["notes"]] == [long]
-    assert section["command"] == "gradstats ask run allocation --tokens 4800 --group-sizes 2 4 8"
+    assert section["command"] == f"gradstats ask {folder} allocation --tokens 4800 --group-sizes 2 4 8"
 
 
 def test_six_figures_at_most_are_open():
@@ -373,6 +438,15 @@ def test_on_a_phone_the_ranking_column_is_beside_the_names(opened):
         assert heading == ranking
         assert right <= 390
         assert scrolls or table == "prompt-table"
+    # What answers first fits; what does not has a shadow at the edge beyond which there is more.
+    short, shadows = opened.execute_script(
+        "const boxes = [...document.querySelectorAll('.scroll')];"
+        "return [boxes.filter(box => box.querySelector('.small')).map(box => box.scrollWidth - box.clientWidth),"
+        "boxes.map(box => getComputedStyle(box).backgroundAttachment)]"
+    )
+    assert short
+    assert max(short) <= 0
+    assert set(shadows) == {"local, local, scroll, scroll"}
     opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 

@@ -10,10 +10,11 @@ import pytest
 from compared_frames import compared as frame
 
 from gradstats.analyses.profile import PROFILE_QUANTITIES, PolicyProfile
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.report.analysis_tables import variance_table
 from gradstats.report.tables import alpha_table, latex_escape, profile_table
-from gradstats.stats import compare, fit_length_scaling
+from gradstats.stats import fit_length_scaling
 from gradstats.stats.numbers import number_with_interval
 
 

@@ -43,7 +43,7 @@ def band_of(replications):
 
 def test_a_large_sample_agrees_with_the_enumeration():
     from gradstats import estimators
-    from gradstats.stats import compare
+    from gradstats.analyses.variance import compare
 
     policy = simulation.policy()
     batch, scores, _ = policy.sample(2000, 3, 0)
@@ -134,7 +134,7 @@ def test_the_remaining_intervals_cover_as_the_page_says():
     assert (enough["coverage"] >= 0.92).all()
     assert others.loc[planned, "coverage"].min() >= 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 300)
     listed = page_of_tables.PAGE.read_text(encoding="utf-8").split("## Every interval")[1].split("## Example")[0]
-    from gradstats.stats.variance.quantities import COMPARED, VARIANCE_COMPONENTS
+    from gradstats.plots.quantities import COMPARED, VARIANCE_COMPONENTS
 
     for name in [*(one.name for one in (*COMPARED, *VARIANCE_COMPONENTS)), "tokens_saved", "equivalent_group_size"]:
         assert f"`{name}`" in listed, name

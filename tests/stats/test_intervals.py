@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.estimators import ratios as in_blocks
-from gradstats.stats import compare
 from gradstats.stats import intervals as studentised
 from gradstats.stats.intervals import (
     FiellerRatio,

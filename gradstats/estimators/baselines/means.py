@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.estimators.baselines.grouping import (
     MEAN_BIAS,
@@ -17,6 +16,7 @@ from gradstats.estimators.baselines.grouping import (
 )
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.registry import estimator
+from gradstats.system.late import Float
 
 
 @estimator(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from gradstats.estimators.baselines.grouping import (
     WEIGHTED_BIAS,
@@ -21,6 +20,7 @@ from gradstats.estimators.baselines.grouping import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
+from gradstats.system.late import Bool, Float, Int
 
 
 def standard_deviation(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from gradstats.estimators.baselines.grouping import (
     TRUE_GRADIENT,
@@ -20,6 +19,7 @@ from gradstats.estimators.baselines.grouping import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Parameters
 from gradstats.estimators.registry import estimator, get_estimator
+from gradstats.system.late import Bool, Float
 
 
 def _inner(parameters: Parameters) -> Estimator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.estimators.baselines.grouping import (
     WEIGHTED_BIAS,
@@ -19,6 +18,7 @@ from gradstats.estimators.baselines.grouping import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Weighting, Wrapped
 from gradstats.estimators.registry import estimator
+from gradstats.system.late import Float, Int
 
 #: The value of ``alpha`` that stands for the exponent within prompts, fitted on the other groups.
 WITHIN_PROMPT = "within_prompt"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from gradstats.config.options import read_label
 from gradstats.estimators.baselines.grouping import is_batch_level, packed_rewards, reduce_by_group, unpack
@@ -28,6 +27,7 @@ from gradstats.estimators.estimator import (
     suggest,
 )
 from gradstats.estimators.ratios import log_ratios
+from gradstats.system.late import Bool, Float
 
 Kind = Literal["scale", "ratio", "aggregation", "kl", "filter", "reward", "mask"]
 

@@ -7,32 +7,31 @@ The gradient of every surrogate objective is Σ w_t s_t; these functions compute
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.ratios import exponential
 from gradstats.estimators.recipes.components import component
-
-#: One number for each token, (N, T).
-Tokens = Float[np.ndarray, "n t"]
+from gradstats.system.late import Float
 
 
 @component("ratio", "none", skip=3)
-def unweighted(advantages: Tokens, log_ratio: Tokens, batch: Batch) -> Tokens:
+def unweighted(
+    advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch
+) -> Float[np.ndarray, "n t"]:
     """Ignore the ratio: w = A."""
     return advantages
 
 
 @component("ratio", "token_clip", skip=3, level="token")
 def token_clip(
-    advantages: Tokens,
-    log_ratio: Tokens,
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
     batch: Batch,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     dual_clip: float | None = None,
-) -> Tokens:
+) -> Float[np.ndarray, "n t"]:
     r"""Return the gradient of min(ρA, clip(ρ, 1−ε_low, 1+ε_high)A): w = ρA, and 0 for a clipped token.
 
     PPO, Schulman et al. 1707.06347; DAPO's clip-higher (2503.14476) is ε = (0.2, 0.28).
@@ -52,8 +51,12 @@ def token_clip(
 
 @component("ratio", "sequence_clip", skip=3)
 def sequence_clip(
-    advantages: Tokens, log_ratio: Tokens, batch: Batch, eps_low: float = 3e-4, eps_high: float = 4e-4
-) -> Tokens:
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
+    batch: Batch,
+    eps_low: float = 3e-4,
+    eps_high: float = 4e-4,
+) -> Float[np.ndarray, "n t"]:
     r"""GSPO, 2507.18071: s_i = exp(mean_t log ρ_t), clipped per sequence, each token weighted s_i·A.
 
     With ``sequence_mean`` this is the gradient of mean_i min(s_i A_i, clip(s_i)A_i), since ∇s_i is s_i times
@@ -70,8 +73,12 @@ def sequence_clip(
 
 @component("ratio", "geometric_clip", skip=3, level="token")
 def geometric_clip(
-    advantages: Tokens, log_ratio: Tokens, batch: Batch, eps_low: float = 0.4, eps_high: float = 0.4
-) -> Tokens:
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
+    batch: Batch,
+    eps_low: float = 0.4,
+    eps_high: float = 0.4,
+) -> Float[np.ndarray, "n t"]:
     r"""GMPO, 2507.20673: w = A·exp(mean_t of the clipped log ρ_t), and 0 for a clipped token.
 
     With ``sequence_mean`` this is the gradient of mean_i A_i·(Π_t clipped ρ_t)^{1/T_i}.
@@ -87,14 +94,14 @@ def geometric_clip(
 
 @component("ratio", "sequence_product", skip=3)
 def sequence_product(
-    advantages: Tokens,
-    log_ratio: Tokens,
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
     batch: Batch,
     eps_low: float | None = None,
     eps_high: float | None = None,
     truncate: float | None = None,
     normalize: bool = False,
-) -> Tokens:
+) -> Float[np.ndarray, "n t"]:
     r"""Return the ratio of the whole completion, ρ_i = Π_t ρ_t: w = ρ_i·A, which makes an off-policy gradient unbiased.
 
     With sequence-level advantages from other completions alone, E_old[ρ_i A_i S_i] is the gradient of the scored
@@ -139,13 +146,13 @@ def _log_of_rest(eps: float) -> float:
 
 @component("ratio", "clipped_weight", skip=3, level="token")
 def clipped_weight(
-    advantages: Tokens,
-    log_ratio: Tokens,
+    advantages: Float[np.ndarray, "n t"],
+    log_ratio: Float[np.ndarray, "n t"],
     batch: Batch,
     convention: str = "verl",
     eps_low: float = 0.2,
     eps_high: float | None = None,
-) -> Tokens:
+) -> Float[np.ndarray, "n t"]:
     r"""CISPO, 2506.13585: w = stop-grad(clip(ρ))·A, so that no token is dropped.
 
     Args:
@@ -160,7 +167,9 @@ def clipped_weight(
 
 
 @component("ratio", "log_ratio_penalty", skip=3)
-def log_ratio_penalty(advantages: Tokens, log_ratio: Tokens, batch: Batch, tau: float) -> Tokens:
+def log_ratio_penalty(
+    advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, tau: float
+) -> Float[np.ndarray, "n t"]:
     r"""Return the gradient of A_i·log π − (τ/2)(log π/π_old)² of the sequence: w = A − τ·Σ_t log ρ_t.
 
     Kimi k1.5, 2501.12599.

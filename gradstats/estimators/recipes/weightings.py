@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Level, Weighting, Wrapped
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS
 from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
+from gradstats.system.late import Float
 
 
 def _measurable(recipe: Recipe) -> bool:

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 from torch.utils.hooks import RemovableHandle
@@ -41,6 +40,7 @@ from gradstats.gradients.parameters import ParameterSelection, UnsupportedModule
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
+from gradstats.system.late import Float
 
 #: Rank of a matrix's direction.
 RANK = 16

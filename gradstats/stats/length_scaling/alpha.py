@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -25,8 +23,8 @@ from gradstats.stats.length_scaling.regression import (
     within_prompt_line,
 )
 from gradstats.stats.measured import MeasuredNorms
-from gradstats.stats.printed import Printed
-from gradstats.system.late import pd
+from gradstats.stats.numbers import fields_shown
+from gradstats.system.late import Bool, Float, Int, pd
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {
@@ -41,7 +39,7 @@ METHODS: dict[str, Callable[..., Line]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class LengthScalingFit(Printed):
+class LengthScalingFit:
     r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see :func:`gradstats.fit_length_scaling`.
 
     Attributes:
@@ -65,8 +63,6 @@ class LengthScalingFit(Printed):
         metric: label of the metric that the norms are of, ``"euclidean"`` or ``"adam(…)"``.
     """
 
-    printed_columns: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "r_squared", "method", "interval")
-
     alpha: float
     alpha_stderr: float
     slope: float
@@ -84,6 +80,11 @@ class LengthScalingFit(Printed):
     truncated: Bool[np.ndarray, " n"] = field(repr=False)
     line: Line = field(repr=False)
     metric: str = EUCLIDEAN
+
+    def __repr__(self) -> str:
+        """Return α with its interval, and what it rests on."""
+        alpha = (self.alpha, *self.confidence_interval())
+        return fields_shown(self, ("alpha", "n", "n_prompts", "method", "interval"), {"alpha": alpha})
 
     def confidence_interval(
         self,

@@ -13,17 +13,25 @@ from gradstats.stats.jackknife import Estimate
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.regression import RegressionLine, least_squares
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
-from gradstats.stats.printed import Printed
+from gradstats.stats.numbers import fields_shown
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
 from gradstats.system.late import linalg, pd
 
+# What intervals show of a result.
+_ERRORS = ("stderr", "degrees")
 
-class Tested(Printed):
+
+class Tested:
     """A number that is tested against 0, with Student's interval."""
 
     tested: ClassVar[str] = "difference"
     stderr: float
     degrees: float
+
+    def __repr__(self) -> str:
+        """Return what was estimated, with the interval of what is tested."""
+        names = [name for name in vars(self) if name not in _ERRORS]
+        return fields_shown(self, names, {self.tested: (getattr(self, self.tested), *self.confidence_interval())})
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of the number that is tested."""
@@ -34,7 +42,7 @@ class Tested(Printed):
         """Return a frame of one row: what was estimated, the interval of what is tested, and the p-value."""
         row: dict[str, object] = {}
         for name, value in vars(self).items():
-            if name not in ("stderr", "degrees"):
+            if name not in _ERRORS:
                 row[name] = value
             if name == self.tested:
                 row[f"{name}_low"], row[f"{name}_high"] = self.confidence_interval(confidence_level)
@@ -112,18 +120,6 @@ class MundlakTest(Tested):
     stderr: float
     degrees: float
     pvalue: float
-
-    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """Return the answer in words."""
-        low, high = self.confidence_interval(confidence_level)
-        estimate = (
-            f"Longer answers to the same prompt give α = {self.alpha_within:.3f}, prompts with longer answers "
-            f"α = {self.alpha_between:.3f}; the difference {self.difference:.3f} [{low:.3f}, {high:.3f}] is"
-        )
-        test = f"(Mundlak's test, p = {self.pvalue:.2g})"
-        if low > 0 or high < 0:
-            return f"{estimate} significant, so that α of all completions mixes the two {test}."
-        return f"{estimate} not resolved {test}."
 
 
 def mundlak_test(fit: LengthScalingFit) -> MundlakTest:

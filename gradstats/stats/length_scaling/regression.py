@@ -6,10 +6,9 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from gradstats.stats.jackknife import Estimate
-from gradstats.system.late import optimize, special
+from gradstats.system.late import Bool, Float, Int, optimize, special
 
 
 def r_squared(residuals: Float[np.ndarray, " n"], deviations: Float[np.ndarray, " n"]) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from gradstats.stats.intervals import (
     EXACT,
@@ -19,7 +18,7 @@ from gradstats.stats.intervals import (
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import effective_sample_size
-from gradstats.system.late import special
+from gradstats.system.late import Float, special
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, cast
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
@@ -25,6 +25,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import (
     LARGEST_LOG_RATIO,
     NEGLIGIBLE_CHI_SQUARED,
+    along_completions,
     chi_squared,
     log_ratios,
     sequence_log_ratios,
@@ -32,7 +33,7 @@ from gradstats.estimators.ratios import (
 )
 from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
 from gradstats.measurement.measurement import Measurement, WeightedGradients, metric_label
-from gradstats.stats.jackknife import UNKNOWN, Statistic
+from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.on_policy import departures_of, other_policy_of
 from gradstats.stats.ratios import RatioSpread, ratio_spread
@@ -43,10 +44,8 @@ from gradstats.stats.variance.moments import (
     shuffled_prompts,
     split_into_groups,
 )
-from gradstats.stats.variance.notes import why_silent
-from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
 from gradstats.stats.variance.products import PooledProducts, ScoreProducts, WithinPrompts, pays
-from gradstats.stats.variance.quantities import JUDGED, with_ends
 from gradstats.stats.variance.scores import (
     CombinedScores,
     ProbedTokens,
@@ -63,13 +62,13 @@ from gradstats.stats.variance.sketch_error import (
     shared_coordinates,
     with_directions,
 )
+from gradstats.system.late import Bool, Float, Int
 
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0
 
 # Settings with which a sampler cannot draw some of what the scored policy can.
 _TRUNCATING = ("top_p", "top_k", "min_p")
-_JUDGED = f"cosine, shares of bias and the {JUDGED.heading}"
 
 
 def recorded_differences(measured: object) -> list[str]:
@@ -90,22 +89,39 @@ class TargetChoice:
     """
 
     kind: Literal["on_policy", "importance"]
-    ratios: RatioSpread | None  # None where the sampler's log-probabilities are not known
-    missing: str | None  # why nothing can be judged, as a sentence; None where it can
-    remark: str | None  # how the target was chosen, as a sentence; None in the plain case
-    agree: bool  # whether sampler and scorer count as one policy
+    ratios: RatioSpread | None = None  # None where the sampler's log-probabilities are not known
+    agree: bool = True  # whether sampler and scorer count as one policy
     differences: tuple[str, ...] = ()  # recorded settings in which they differ, as name=value of the sampler
+    overflow: tuple[int, float] | None = None  # the completion whose log-ratio overflows, and that
 
-    def attributes(self, confidence_level: float) -> dict[str, object]:
-        """Return the entries of a frame's ``.attrs``; the effective sample size is NaN where ratios are not known."""
-        size = UNKNOWN
-        if self.ratios is not None:
-            size = (self.ratios.effective_sample_size.value, *self.ratios.effective_size_interval(confidence_level))
-        return {"target": self.kind, **with_ends({"effective_sample_size": size})}
+    @property
+    def far(self) -> bool:
+        """Whether ratios of whole completions show that the two policies differ."""
+        return self.ratios is not None and not self.ratios.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED
+
+    @property
+    def truncating(self) -> tuple[str, ...]:
+        """The recorded settings with which the sampler cut off a part of the distribution."""
+        return tuple(one for one in self.differences if one.partition("=")[0] in _TRUNCATING)
+
+    @property
+    def unusable(self) -> bool:
+        """Whether nothing can be judged against it: ratios are not known, do not help, overflow, or leave too few."""
+        if self.kind == "on_policy":
+            return False
+        if self.truncating or self.ratios is None or self.overflow is not None:
+            return True
+        return bool(self.ratios.effective_sample_size.value < FEWEST_EFFECTIVE_COMPLETIONS)
+
+    def effective_sample_size(self, confidence_level: float) -> Interval:
+        """Return the effective number of completions with its interval; NaN where ratios are not known."""
+        if self.ratios is None:
+            return UNKNOWN
+        return (self.ratios.effective_sample_size.value, *self.ratios.effective_size_interval(confidence_level))
 
 
 #: Of completions about whose sampler nothing is known.
-ON_POLICY = TargetChoice("on_policy", None, None, None, True)
+ON_POLICY = TargetChoice("on_policy")
 
 
 def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] = ()) -> TargetChoice:
@@ -119,87 +135,17 @@ def choose_target(target: AskedTarget, batch: Batch, differences: Sequence[str] 
     if batch.old_logprobs is not None and batch.logprobs is not None:
         logs = sequence_log_ratios(batch)
         row = int(np.argmax(logs))
-        overflow = f"that of completion {row} is e^{logs[row]:.0f}" if logs[row] > LARGEST_LOG_RATIO else None
+        overflow = (row, float(logs[row])) if logs[row] > LARGEST_LOG_RATIO else None
         ratios = ratio_spread("product", logs, batch.group_index, batch.lengths)
     elif target == "importance":
         raise ValueError(
             "target='importance' needs the log-probabilities of sampler and scorer at every counted token: sample with "
             "an engine that records them, such as transformers or vllm, and measure"
         )
-    far = ratios is not None and not ratios.chi_squared.value <= NEGLIGIBLE_CHI_SQUARED
-    agree = not far and not differences
-    recorded = tuple(differences)
-    if target == "on_policy" or (target == "auto" and agree):
-        return TargetChoice("on_policy", ratios, None, _about_on_policy(ratios, differences, agree), agree, recorded)
-    missing = _why_missing(ratios, differences, overflow)
-    return TargetChoice("importance", ratios, missing, _about_importance(ratios, differences, far), agree, recorded)
-
-
-def _why_missing(ratios: RatioSpread | None, differences: Sequence[str], overflow: str | None) -> str | None:
-    truncating = [one for one in differences if one.partition("=")[0] in _TRUNCATING]
-    start = f"{_JUDGED} are NaN, since"
-    if truncating:
-        return (
-            f"{start} the sampler cut off part of the distribution ({', '.join(truncating)}), whose share no "
-            "importance weight brings back: draw with top_p=1, top_k=0, min_p=0, or judge against the gradient of "
-            "what was drawn (target='on_policy')"
-        )
-    if ratios is None:
-        return (
-            f"{start} the completions were drawn with {', '.join(differences)} and the sampler's log-probabilities "
-            "are not known: sample with an engine that records them, or judge against the gradient of what was drawn "
-            "(target='on_policy')"
-        )
-    size = ratios.effective_sample_size.value
-    if overflow is not None:
-        return (
-            f"{start} ratios of whole completions overflow ({overflow}): score a policy closer to the one that sampled"
-        )
-    if size < FEWEST_EFFECTIVE_COMPLETIONS:
-        return (
-            f"{start} the effective sample size is {size:.1f} of {ratios.n} completions, and at least "
-            f"{FEWEST_EFFECTIVE_COMPLETIONS:g} are needed: score a policy closer to the sampler, or sample more"
-        )
-    return None
-
-
-def _about_on_policy(ratios: RatioSpread | None, differences: Sequence[str], agree: bool) -> str | None:
-    if ratios is None and agree:
-        return None
-    if not agree:
-        why = f"χ² of whole completions is {_short(ratios)}" if ratios is not None else ""
-        recorded = f"the sampler's settings differ ({', '.join(differences)})" if differences else ""
-        return (
-            "bias and cosine are judged against rloo as asked for, although "
-            f"{' and '.join(filter(None, (why, recorded)))}: rloo is then not the gradient of the scored policy, which "
-            "target='importance' judges against"
-        )
-    assert ratios is not None
-    return (
-        f"the samples count as on-policy: importance ratios of whole completions have a χ² of {_short(ratios)}, which "
-        f"moves the expected gradient by at most {np.sqrt(ratios.chi_squared.value):.2g} times the root mean square "
-        "gradient of a completion"
-    )
-
-
-def _about_importance(ratios: RatioSpread | None, differences: Sequence[str], far: bool) -> str | None:
-    if ratios is None:
-        return None
-    low, high = ratios.effective_size_interval(0.95)
-    reasons = [f"χ² of whole completions is {_short(ratios)}"] if far else []
-    reasons += [f"the sampler's settings differ ({', '.join(differences)})"] if differences else []
-    because = f", since {' and '.join(reasons)}" if reasons else ""
-    return (
-        f"{_JUDGED} are judged against the importance-weighted gradient of the scored policy (rloo_is){because}; the "
-        f"effective sample size is {ratios.effective_sample_size.value:.0f} [{low:.0f}, {high:.0f}] of {ratios.n} "
-        "completions"
-    )
-
-
-def _short(ratios: RatioSpread | None) -> str:
-    assert ratios is not None
-    low, high = ratios.chi_squared.confidence_interval(0.95)
-    return f"{ratios.chi_squared.value:.2g} [{low:.2g}, {high:.2g}]"
+    found = TargetChoice("on_policy", ratios, True, tuple(differences), overflow)
+    agree = not found.far and not differences
+    importance = target == "importance" or (target == "auto" and not agree)
+    return replace(found, kind="importance" if importance else "on_policy", agree=agree)
 
 
 @dataclass(frozen=True)
@@ -469,7 +415,7 @@ def target_of(
     estimator = _target_estimator(choice, pool)
     if part is not None:
         estimator = part(estimator)
-    if choice.missing is not None:
+    if choice.unusable:
         empty = np.zeros(len(pool.batch.rewards))
         return Weighted(empty, np.zeros(pool.groups.n_groups, dtype=bool), None)
     if estimator.label not in pool.targets:
@@ -482,6 +428,102 @@ def _target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weightin
         return recipes.get("rloo_is", advantage="rloo(off_policy=True, singleton=reward)")
     sizes = pool.groups.sizes
     return families.get("reinforce" if sizes.max() == 1 else "rloo" if sizes.min() > 1 else "rloo(singleton=reward)")
+
+
+def prepared_inputs(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[Weighting],
+    scores: ArrayLike | None,
+    scores_are_sketches: bool | None,
+    target: AskedTarget,
+    fields: Mapping[str, ArrayLike | None] | None = None,
+) -> tuple[ComparisonInputs, list[Weighting], TargetChoice]:
+    """Return the inputs of a comparison, its estimators as these inputs allow them, and what they are judged against.
+
+    Judged on-policy, ratios that differ from 1 by rounding only are 1; exponents within prompts are fitted on all
+    prompts; estimators whose weights are constant along completions need no scores of tokens; recipes whose weightings
+    were measured are combinations of these.
+    """
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, estimators, fields)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
+    refuse_unusable_ratios(estimators, inputs.batch, judged)
+    inputs, estimators = inputs.with_settled_ratios(judged).with_fitted_exponents(estimators)
+    if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
+        estimators = [along_completions(estimator, inputs.batch) for estimator in estimators]
+    return *inputs.with_combined(estimators), judged
+
+
+def reasons_against(
+    measured: MeasuredGradients, estimators: Sequence[Weighting], target: AskedTarget = "auto"
+) -> list[str | None]:
+    """Return why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
+    inputs = comparison_inputs(measured, None, None, estimators)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured))
+    known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
+    inputs, along = inputs.with_combined([along_completions(estimator, inputs.batch) for estimator in estimators])
+    reasons: list[str | None] = []
+    for original, estimator in zip(estimators, along, strict=True):
+        try:
+            refuse_unusable_ratios([original], known, judged)
+            from_probes = ("token_energy", "token_cross") if inputs.probed else ()
+            inputs.batch.require([need for need in estimator.needs if need not in from_probes], estimator.label)
+            inputs.refuse_unknown_token_scores([estimator])
+            _refuse_failing(original, inputs.batch)
+        except ValueError as error:
+            reasons.append(str(error))
+        else:
+            reasons.append(None)
+    return reasons
+
+
+def _refuse_failing(estimator: Weighting, batch: Batch) -> None:
+    """Refuse an estimator whose weights cannot be computed with its parameters."""
+    if not all(batch.has(need) for need in estimator.needs):  # the rest was measured by probes
+        return
+    try:
+        with warnings.catch_warnings():  # the comparison itself warns
+            warnings.simplefilter("ignore")
+            estimator.weights(batch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{estimator.label} cannot be computed: {error}") from error
+
+
+def pooled(
+    inputs: ComparisonInputs,
+    groups: Groups,
+    estimators: Sequence[Weighting],
+    rng: np.random.Generator,
+    target: TargetChoice,
+    prompts_per_batch: int | None = None,
+    n_resamples: int | None = None,
+    max_grad_norm: float | None = None,
+) -> PooledCompletions:
+    """Return the completions of one split, after a check of what the estimators need."""
+    if groups.n_prompts < 2:
+        raise ValueError(
+            "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
+        )
+    sketch_error = inputs.sketch_error(groups.n_prompts, rng)
+    products = inputs.products(groups.rows, groups.prompt[groups.group], sketch_error)
+    if products is None:
+        scores, sketch_error = inputs.in_coordinates(groups.rows, sketch_error)
+    else:
+        scores = inputs.among_products(products, np.arange(len(groups.rows)), groups)
+    inputs.refuse_unknown_token_scores(estimators)
+    pool = PooledCompletions(
+        batch=inputs.batch.select(groups.rows).regrouped(groups.group),
+        groups=groups,
+        scores=scores,
+        sketch_error=sketch_error,
+        prompts_per_batch=prompts_per_batch,
+        n_resamples=n_resamples,
+        deal_seed=int(rng.integers(2**63)),
+        prompt_labels=inputs.batch.groups[groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]],
+        on_policy=target.kind == "on_policy" and target.agree,
+        max_grad_norm=max_grad_norm,
+    )
+    pool.expect(estimators)
+    return pool
 
 
 @dataclass(frozen=True)

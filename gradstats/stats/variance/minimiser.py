@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -20,8 +19,8 @@ from gradstats.stats.jackknife import (
     require_level,
     satterthwaite_degrees,
 )
-from gradstats.stats.variance.result import pairwise_differences
-from gradstats.system.late import interpolate, optimize, special
+from gradstats.stats.variance.best_set import pairwise_differences
+from gradstats.system.late import Bool, Float, interpolate, optimize, special
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
 FEWEST_OF_A_CURVE = 5
@@ -42,7 +41,7 @@ class Minimiser:
     of that standard error, which at some β a few prompts carry: Satterthwaite's from their influence on V′(β), at most
     M − 1. Where the interval reaches the first or last value, the true minimiser may lie beyond it
     (:func:`written_interval`). Where the parameter is not continuous, or has few values, the interval spans the values
-    that may be lowest, as in :class:`gradstats.stats.variance.result.PairwiseDifferences`.
+    that may be lowest, as in :class:`gradstats.stats.variance.best_set.PairwiseDifferences`.
     """
 
     values: Float[np.ndarray, " k"]  # of the parameter, increasing

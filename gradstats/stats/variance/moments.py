@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from gradstats.stats.jackknife import SharedError, Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.products import PooledProducts, WeightedSums
 from gradstats.stats.variance.scores import CombinedScores, Scores
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import sparse, special
+from gradstats.system.late import Bool, Float, Int, sparse, special
 
 
 @dataclass(frozen=True)
@@ -424,15 +423,15 @@ class ComponentsOf:
         return {"_moments": None, "found": self.found}
 
 
-#: Deals whose gradients are formed together, in one product.
+#: Int[np.ndarray, "k drawn"] whose gradients are formed together, in one product.
 DEALS_AT_ONCE = 32
 #: Folds of deals, whose scatter is the error that a finite number of deals leaves.
 N_FOLDS = 16
 
-Deals = Int[np.ndarray, "k drawn"]
 
-
-def shuffled_deals(rng: np.random.Generator, n_prompts: int, prompts_per_batch: int, n_deals: int) -> Iterator[Deals]:
+def shuffled_deals(
+    rng: np.random.Generator, n_prompts: int, prompts_per_batch: int, n_deals: int
+) -> Iterator[Int[np.ndarray, "k drawn"]]:
     """Yield deals of ⌊M/B⌋ disjoint batches of B prompts each, in random order, a few at a time."""
     drawn = n_prompts // prompts_per_batch * prompts_per_batch
     for start in range(0, n_deals, DEALS_AT_ONCE):
@@ -496,7 +495,7 @@ class DealtDifferences:
 
     @property
     def n_deals(self) -> int:
-        """Deals added so far."""
+        """Int[np.ndarray, "k drawn"] added so far."""
         return int(self._deals.sum())
 
     @property
@@ -510,7 +509,7 @@ class DealtDifferences:
         drawn = self._drawn > 0
         return self._kept[drawn] / self._drawn[drawn]
 
-    def add(self, prompts: Deals) -> None:
+    def add(self, prompts: Int[np.ndarray, "k drawn"]) -> None:
         """Add deals, each J·B different prompts in the order of their batches."""
         m, n_deals = self._groups.n_prompts, len(prompts)
         of_prompt = self._groups.groups_per_prompt[prompts]
@@ -555,7 +554,11 @@ class DealtDifferences:
         return result
 
     def _terms(
-        self, prompts: Deals, rows: list[np.ndarray], weights: list[np.ndarray], max_norm: float | None
+        self,
+        prompts: Int[np.ndarray, "k drawn"],
+        rows: list[np.ndarray],
+        weights: list[np.ndarray],
+        max_norm: float | None,
     ) -> list[tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]]:
         """Return each statistic in every deal, and without each of its batches."""
         gradients, surplus = self._scores.sums(rows, weights)
@@ -583,7 +586,13 @@ class DealtDifferences:
         factor = 1.0 if self._shrinkage is None else self._shrinkage
         return [factor**2, factor**2, *[factor] * len(self._others)]
 
-    def _count_kept(self, prompts: Deals, chosen: Deals, rows: list[np.ndarray], weights: list[np.ndarray]) -> None:
+    def _count_kept(
+        self,
+        prompts: Int[np.ndarray, "k drawn"],
+        chosen: Int[np.ndarray, "k drawn"],
+        rows: list[np.ndarray],
+        weights: list[np.ndarray],
+    ) -> None:
         m = self._groups.n_prompts
         alive = np.zeros((len(prompts), self._groups.n_groups), dtype=bool)
         for place, (batch_rows, weight) in enumerate(zip(rows, weights, strict=True)):
@@ -597,7 +606,7 @@ def of_rows(weights: np.ndarray, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
     return weights[:, rows] if weights.ndim == 3 else weights[rows]
 
 
-def _average_over_batches(prompts: Deals, prompts_per_batch: int, m: int) -> sparse.csr_array:
+def _average_over_batches(prompts: Int[np.ndarray, "k drawn"], prompts_per_batch: int, m: int) -> sparse.csr_array:
     """Return the matrix that takes (M, D) means of prompts to the mean over the prompts of each batch."""
     # H_j = (1/B) Σ_{m in batch j} h̄_m.
     n_batches = prompts.size // prompts_per_batch

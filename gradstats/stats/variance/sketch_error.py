@@ -11,11 +11,10 @@ from itertools import pairwise
 from typing import cast
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.scores import Scores, probe_blocks
-from gradstats.system.late import linalg
+from gradstats.system.late import Float, Int, linalg
 
 N_DIRECTIONS = 16
 N_FOLDS = 4

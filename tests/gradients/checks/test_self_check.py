@@ -217,7 +217,7 @@ def test_in_float32_one_parameter_may_be_off_by_rounding_and_no_more(monkeypatch
 
 def test_the_self_check_is_recorded(rollouts):
     check = gradients.measure(tiny_model("gpt2"), rollouts, progress=False).metadata["self_check"]
-    assert (check["tolerance"], check["tolerance_of_parts"]) == (1e-8, 1e-5)
+    assert (check["tolerance"], check["tolerance_of_parts"]) == (1e-5, 1e-5)
     assert all(0 <= check[name] < 1e-9 for name in ("squared_norms", "parameters", "sketches", "token_quantities"))
 
 

@@ -10,6 +10,7 @@ from power_laws import curved_power_law, noisy_power_law
 from scipy.linalg import sqrtm
 
 import gradstats as gs
+from gradstats.analyses.alpha import within_and_between
 from gradstats.stats import (
     alpha_without_each_prompt,
     curvature_test,
@@ -228,7 +229,7 @@ def test_it_finds_a_difference_and_says_so_only_then():
         lengths = np.exp(centre + deviation)
         sq_norms = np.exp(1.8 * centre + 2 * within * deviation + rng.normal(0, 0.3, 300))
         test = mundlak_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
-        said.append((test.pvalue, test.sentence()))
+        said.append((test.pvalue, within_and_between(test)))
         assert test.to_frame()["difference_low"].item() == test.confidence_interval()[0]
     assert said[0][0] < 1e-6
     assert said[0][1].startswith("Longer answers to the same prompt give α = 0.4")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
 
-from gradstats.stats import compare
+from gradstats.analyses.variance import compare
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.variance.estimates import (
@@ -30,7 +30,7 @@ from gradstats.stats.variance.estimates import (
     within_prompt,
 )
 from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
-from gradstats.stats.variance.quantities import EstimatorVariance
+from gradstats.stats.variance.row import EstimatorVariance
 
 
 def moments_of(gradients):

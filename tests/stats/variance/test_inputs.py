@@ -13,17 +13,18 @@ from off_policy_pair import policy_pair
 
 from gradstats import estimators as est
 from gradstats.analyses.length_bins import variances_by_length
+from gradstats.analyses.variance import compare
+from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged
 from gradstats.estimators import Batch
 from gradstats.measurement.measurement import WeightedGradients
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats import compare
-from gradstats.stats.variance.comparison import prepared_inputs
 from gradstats.stats.variance.inputs import (
     choose_target,
     coefficient_on_target,
     comparison_inputs,
     moments_of,
     pools_by_size,
+    prepared_inputs,
     recorded_differences,
     refuse_unusable_ratios,
     uses_ratios,
@@ -304,7 +305,7 @@ def test_small_ratios_count_where_the_target_is_weighted_by_them(asked):
     assert 0.004 < policy.chi_squared < 0.006
     batch, scores, _ = policy.sample(4000, 3, rng=5)
     differences = ["temperature=0.9"] if asked == "auto" else []
-    with mock.patch("gradstats.stats.variance.comparison.recorded_differences", return_value=differences):
+    with mock.patch("gradstats.stats.variance.inputs.recorded_differences", return_value=differences):
         frame = quiet_compare(batch, ["rloo", "recipe:rloo_is"], scores, target=asked).to_frame(0.999)
     assert frame.attrs["target"] == "importance"
     plain, weighted = frame.iloc[0], frame.iloc[1]
@@ -383,14 +384,14 @@ def slightly_off(chi_squared: float):
 def test_rounding_stays_on_policy_with_a_bound():
     choice = choose_target("auto", slightly_off(1e-4))
     assert (choice.kind, choice.agree) == ("on_policy", True)
-    assert "at most 0.01 times the root mean square gradient" in choice.remark
+    assert "at most 0.01 times the root mean square gradient" in about_target(choice)
     assert choose_target("auto", slightly_off(0.04)).kind == "importance"
 
 
 def test_recorded_settings_decide_as_well():
     choice = choose_target("auto", slightly_off(1e-4), ["temperature=0.9"])
-    assert (choice.kind, choice.missing) == ("importance", None)
-    assert "since the sampler's settings differ (temperature=0.9)" in choice.remark
+    assert (choice.kind, why_not_judged(choice)) == ("importance", None)
+    assert "since the sampler's settings differ (temperature=0.9)" in about_target(choice)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,7 @@ def test_recorded_settings_decide_as_well():
 def test_where_nothing_can_be_judged(batch, differences, match):
     choice = choose_target("auto", batch, differences)
     assert choice.kind == "importance"
-    assert re.search(match, choice.missing)
+    assert re.search(match, why_not_judged(choice))
 
 
 def test_what_cannot_be_judged_is_nan_and_the_variance_stays():
@@ -446,9 +447,9 @@ def test_groups_of_one_are_weighted_rewards():
 
 def test_attributes_keep_their_level():
     choice = choose_target("auto", BATCH)
-    wide, narrow = choice.attributes(0.99), choice.attributes(0.5)
+    wide, narrow = target_attrs(choice, 0.99), target_attrs(choice, 0.5)
     assert wide["effective_sample_size_low"] < narrow["effective_sample_size_low"]
-    assert replace(choice, ratios=None).attributes(0.9)["target"] == "importance"
+    assert target_attrs(replace(choice, ratios=None), 0.9)["target"] == "importance"
 
 
 def test_which_weights_depend_on_ratios():

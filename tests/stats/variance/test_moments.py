@@ -10,9 +10,10 @@ from comparison_batches import correlated_batch, interleaved_batch, quiet_compar
 from scipy import stats
 
 from gradstats import estimators as est
+from gradstats.analyses.variance import compare
 from gradstats.plots.names import rows_of_one_unit
+from gradstats.plots.quantities import VARIANCE_COMPONENTS
 from gradstats.reference import EnumeratedPolicy
-from gradstats.stats import compare
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.moments import (
     DealtDifferences,
@@ -23,7 +24,6 @@ from gradstats.stats.variance.moments import (
     signal_components,
     split_into_groups,
 )
-from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
 from gradstats.stats.variance.scores import Scores
 
 

@@ -11,8 +11,8 @@ from probed_policies import enumerated, probed
 
 from gradstats import estimators as est
 from gradstats.analyses import equivalent_group_size
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch, Recipe
-from gradstats.stats import compare
 from gradstats.stats.variance.inputs import comparison_inputs
 from gradstats.stats.variance.scores import prepare_scores, probe_blocks, probe_thirds
 

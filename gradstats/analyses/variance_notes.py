@@ -11,10 +11,16 @@ from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
+from gradstats.plots.quantities import JUDGED
+from gradstats.stats.jackknife import with_ends
+from gradstats.stats.ratios import RatioSpread
 from gradstats.stats.variance.estimates import FEW_PROMPTS
-from gradstats.stats.variance.pools import PooledCompletions
-from gradstats.stats.variance.quantities import JUDGED, EstimatorVariance
+from gradstats.stats.variance.inputs import FEWEST_EFFECTIVE_COMPLETIONS, TargetChoice
+from gradstats.stats.variance.pools import PooledCompletions, why_silent
+from gradstats.stats.variance.row import EstimatorVariance
 
+# What a target decides.
+_AGAINST_TARGET = f"cosine, shares of bias and the {JUDGED.heading}"
 # An estimate that is significant below so many standard errors is more than 10 % too large on average: a true effect of
 # 2.8 standard errors is significant with 80 % chance, and then exaggerated by 1.12.
 _BARELY = 3.0
@@ -24,24 +30,6 @@ _BY_GROUP_MEAN = "group_mean"
 _MOST_NAMED = 12
 # Up to so many rows are named even where a note concerns every row of the table.
 _FEW_ROWS = 3
-
-
-def why_silent(pool: PooledCompletions) -> str:
-    """State why no completion has any weight, with the remedy in brackets."""
-    rewards = pool.batch.rewards
-    if pool.groups.sizes.max() == 1 and rewards.any():
-        return "groups hold a single completion (choose group_size of at least 2)"
-    if np.ptp(rewards) == 0:
-        return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
-    group = pool.batch.group_index
-    first = rewards[np.unique(group, return_index=True)[1]]
-    differing = len(np.unique(group[rewards != first[group]]))
-    if differing:
-        return (
-            f"rewards differ within {differing} of {pool.groups.n_groups} groups, but nothing there meets the "
-            "estimator's rule, such as a single best completion (measure more prompts, or choose another estimator)"
-        )
-    return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"
 
 
 def _named(chosen: Sequence[EstimatorVariance], rows: Sequence[EstimatorVariance]) -> str:
@@ -294,3 +282,74 @@ def notes_of_each(notes: Sequence[Sequence[str]], names: Sequence[str]) -> list[
         f"{name}: {note}" for name, remarks in zip(names, notes, strict=True) for note in remarks if note not in common
     ]
     return [*of_one, *common]
+
+
+def why_not_judged(target: TargetChoice) -> str | None:
+    """State why nothing can be judged against a target; None where it can."""
+    if not target.unusable:
+        return None
+    start = f"{_AGAINST_TARGET} are NaN, since"
+    if target.truncating:
+        return (
+            f"{start} the sampler cut off part of the distribution ({', '.join(target.truncating)}), whose share no "
+            "importance weight brings back: draw with top_p=1, top_k=0, min_p=0, or judge against the gradient of "
+            "what was drawn (target='on_policy')"
+        )
+    if target.ratios is None:
+        return (
+            f"{start} the completions were drawn with {', '.join(target.differences)} and the sampler's "
+            "log-probabilities are not known: sample with an engine that records them, or judge against the gradient "
+            "of what was drawn (target='on_policy')"
+        )
+    if target.overflow is not None:
+        row, logarithm = target.overflow
+        return (
+            f"{start} ratios of whole completions overflow (that of completion {row} is e^{logarithm:.0f}): score a "
+            "policy closer to the one that sampled"
+        )
+    return (
+        f"{start} the effective sample size is {target.ratios.effective_sample_size.value:.1f} of {target.ratios.n} "
+        f"completions, and at least {FEWEST_EFFECTIVE_COMPLETIONS:g} are needed: score a policy closer to the sampler, "
+        "or sample more"
+    )
+
+
+def target_attrs(target: TargetChoice, confidence_level: float) -> dict[str, object]:
+    """Return what the ``.attrs`` of a frame state of a target."""
+    return {
+        "target": target.kind,
+        **with_ends({"effective_sample_size": target.effective_sample_size(confidence_level)}),
+    }
+
+
+def about_target(target: TargetChoice) -> str | None:
+    """State how a target was chosen; None in the plain case."""
+    ratios = target.ratios
+    settings = [f"the sampler's settings differ ({', '.join(target.differences)})"] if target.differences else []
+    if target.kind == "on_policy" and not target.agree:
+        reasons = [*([] if ratios is None else [f"χ² of whole completions is {_short(ratios)}"]), *settings]
+        return (
+            f"bias and cosine are judged against rloo as asked for, although {' and '.join(reasons)}: rloo is then not "
+            "the gradient of the scored policy, which target='importance' judges against"
+        )
+    if ratios is None:
+        return None
+    if target.kind == "on_policy":
+        return (
+            "the samples count as on-policy: importance ratios of whole completions have a χ² of "
+            f"{_short(ratios)}, which moves the expected gradient by at most "
+            f"{np.sqrt(ratios.chi_squared.value):.2g} times the root mean square gradient of a completion"
+        )
+    low, high = ratios.effective_size_interval(0.95)
+    reasons = [*([f"χ² of whole completions is {_short(ratios)}"] if target.far else []), *settings]
+    because = f", since {' and '.join(reasons)}" if reasons else ""
+    return (
+        f"{_AGAINST_TARGET} are judged against the importance-weighted gradient of the scored policy (rloo_is)"
+        f"{because}; the effective sample size is {ratios.effective_sample_size.value:.0f} [{low:.0f}, {high:.0f}] of "
+        f"{ratios.n} completions"
+    )
+
+
+def _short(ratios: RatioSpread) -> str:
+    low, high = ratios.chi_squared.confidence_interval(0.95)
+    return f"{ratios.chi_squared.value:.2g} [{low:.2g}, {high:.2g}]"

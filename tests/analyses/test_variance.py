@@ -15,11 +15,9 @@ from measured_by_hand import measured_by_hand
 
 import gradstats as gs
 from gradstats.analyses import variance_by_length, variance_by_success
+from gradstats.analyses.variance import best_rows, clear_winner, compare, lowest, lowest_beyond_doubt
 from gradstats.estimators import Batch
-from gradstats.reference.naive_estimators import sequence_gradients
-from gradstats.stats import compare
-from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.variance.quantities import (
+from gradstats.plots.quantities import (
     COMPARED,
     JUDGED,
     QUANTITIES,
@@ -28,7 +26,9 @@ from gradstats.stats.variance.quantities import (
     filled_in,
     shown_in,
 )
-from gradstats.stats.variance.result import best_rows, clear_winner, lowest, lowest_beyond_doubt, pairwise_differences
+from gradstats.reference.naive_estimators import sequence_gradients
+from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.variance.best_set import pairwise_differences
 
 EVERY = np.ones(3, dtype=bool)
 

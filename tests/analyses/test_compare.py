@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from comparison_batches import correlated_batch, interleaved_batch, quiet_compare, quietly, sized_batch, warned_compare
+from comparison_batches import interleaved_batch, quiet_compare, quietly, sized_batch, warned_compare
 from scipy import stats
 
 from gradstats import estimators as est
+from gradstats.analyses.variance import compare, variance
 from gradstats.estimators import Batch, recipes
 from gradstats.estimators.ratios import AlongCompletions, chi_squared
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats import compare
-from gradstats.stats.variance.comparison import compare_available, prepared_inputs
+from gradstats.stats.variance.inputs import prepared_inputs
 from tests.off_policy import ImportanceWeighted
 
 
@@ -325,7 +325,7 @@ def test_the_other_rows_stay_and_the_reason_is_given():
     labels = ["rloo", "gae", "remax", "otb", "recipe:grpo", "group_mean"]
     with warnings.catch_warnings(record=True) as caught:  # more than one, of which each would be an error
         warnings.simplefilter("always")
-        table = compare_available(measured, labels, group_size=[2, 4])
+        table = variance(measured, labels, group_size=[2, 4])
     assert any("the row is NaN: otb needs" in str(one.message) for one in caught)
     frame = table.to_frame()
     assert frame["estimator"].tolist() == labels * 2
@@ -344,7 +344,7 @@ def test_the_other_rows_stay_and_the_reason_is_given():
 
 def test_without_any_input_the_comparison_is_refused():
     with pytest.raises(ValueError, match="gae needs values, which this batch lacks"):
-        compare_available(small_measurement(), ["gae"])
+        variance(small_measurement(), ["gae"])
 
 
 def test_small_ratios_that_the_target_weights_by_need_measured_weightings_of_tokens():
@@ -354,14 +354,14 @@ def test_small_ratios_that_the_target_weights_by_need_measured_weightings_of_tok
     measured.old_logprobs = [row + 0.03 * rng.normal(size=len(row)) for row in measured.logprobs]
     assert 0.003 < chi_squared(Batch.from_measurement(measured)) < 0.008
     labels = ["rloo", "recipe:grpo", "recipe:rloo_is"]
-    table = quietly(compare_available, measured, labels, target="importance")
+    table = quietly(variance, measured, labels, target="importance")
     frame = table.to_frame()
     assert frame["trace_cov"].isna().tolist() == [False, True, False]
     assert frame["trace_cov"][0] != pytest.approx(frame["trace_cov"][2], rel=1e-4)
     assert "the row is NaN: recipe:grpo weights each token, and only scores of whole completions" in table.notes[0]
     with pytest.raises(ValueError, match="recipe:grpo weights each token"):
         quietly(compare, measured, labels, target="importance")
-    on_policy = quietly(compare_available, measured, labels, target="auto").to_frame()
+    on_policy = quietly(variance, measured, labels, target="auto").to_frame()
     assert on_policy["trace_cov"].notna().all()
 
 
@@ -376,15 +376,9 @@ class OfWrongType(ImportanceWeighted):
 def test_an_estimator_that_fails_for_its_parameters_leaves_the_other_rows():
     contradictory = "recipe:rloo(mask=reject_completions(high=2, over=max))"
     failing = OfWrongType(name="mine", label="mine", needs=())
-    table = quietly(compare_available, small_measurement(), ["rloo", contradictory, failing, "group_mean"])
+    table = quietly(variance, small_measurement(), ["rloo", contradictory, failing, "group_mean"])
     frame = table.to_frame()
     assert frame["trace_cov"].isna().tolist() == [False, True, True, False]
     notes = " ".join(table.notes)
     assert "reject_completions(high=2, over=max)) cannot be computed: mask reject_completions: over='max' is" in notes
     assert "mine cannot be computed: bad operand type" in notes
-
-
-def test_a_batch_is_compared_as_it_is():
-    batch, scores = correlated_batch(n_prompts=20)
-    table = quietly(compare_available, batch, ["rloo", "group_mean"], scores=scores)
-    assert table.to_frame().equals(quietly(compare, batch, ["rloo", "group_mean"], scores).to_frame())
