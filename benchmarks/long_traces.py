@@ -1,10 +1,10 @@
-"""Peak memory and processor time of one long trace: training steps, the engine, and a whole measurement.
+"""Processor time and peak memory of one long trace, beside training steps and beside the estimate of the memory.
 
-For memory, each setting runs in a fresh process with one thread, on a model with random weights in float32, and is
-compared with the estimate that ``--dry-run`` prints (benchmarks/data/long_traces.csv). For speed, a training step with
-gradient checkpointing and its head in slices and the ways of measuring the same trace alternate in one process
-(benchmarks/data/long_traces_speed.csv). benchmarks/data/what_fits.csv is computed: the memory of one long trace of
-larger models, and on which GPUs it fits.
+``--which steps``: a training step with gradient checkpointing and its head in slices, and the ways of measuring the
+same trace, alternate in one process (figures/long_traces/steps.csv). ``--which peaks``: each setting runs in a fresh
+process with one thread, on a model with random weights in float32, and its peak is compared with the estimate that
+``--dry-run`` prints (figures/long_traces/peaks.csv and its figure). what_fits.csv beside them is computed: the memory
+of one long trace of larger models, and on which GPUs it fits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -28,17 +30,21 @@ from gradstats.gradients import ENGINES, CountSketch, select_parameters
 from gradstats.gradients.memory import LIBRARIES_GIB, SELF_CHECK, activation_size, peak_memory
 from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.recompute import RecomputeRule
+from gradstats.plots import save_figure, style
+from gradstats.plots.marks import legend_below, points_look
+from gradstats.plots.style import muted, palette
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
-from gradstats.system.files import atomic_path
+from gradstats.system.environment import environment
+from gradstats.system.files import atomic_path, write_json
 
-DATA = Path(__file__).parent / "data"
+FIGURES = Path(__file__).parents[1] / "figures" / "long_traces"
 SKETCH_DIM = 16384
 # Logits of a slice of the training step.
 _SLICE = 2**24
 #: Above so many tokens, whole logits and their gradient do not fit beside what else the machine does.
 LONGEST_PLAIN = 4096
-#: Tokens and repeats of the settings that alternate.
+#: Tokens and counted turns of the settings that alternate.
 TURNS = {2048: 5, 4096: 3, 8192: 3}
 
 
@@ -113,7 +119,7 @@ def run(setting: Setting) -> dict[str, float]:
     policy = build(setting)
     selection = select_parameters(policy.model)
     sketch_dim = SKETCH_DIM if setting.sketch else None
-    wanted = "on" if setting.recompute else "off"
+    wanted = _wanted(setting)
     sizes = activation_size(policy)
     parts = [
         peak_memory(policy, engine, selection, 1, setting.tokens, sketch_dim, sizes, setting.recompute)
@@ -139,10 +145,8 @@ def _seconds(setting: Setting, policy: Policy) -> float:
     selection = select_parameters(policy.model)
     start = time.process_time()
     if setting.method == "measure":
-        wanted = "on" if setting.recompute else "off"
-        gs.measure(
-            policy, rollouts, sketch_dim=SKETCH_DIM if setting.sketch else None, recompute=wanted, progress=False
-        )
+        sketch_dim = SKETCH_DIM if setting.sketch else None
+        gs.measure(policy, rollouts, sketch_dim=sketch_dim, recompute=_wanted(setting), progress=False)
     elif setting.method == "ghost":
         chunk = make_chunk(rollouts, [0], policy.device, policy.dtype)
         sketch = CountSketch(SKETCH_DIM) if setting.sketch else None
@@ -213,6 +217,10 @@ def _train(model: Any, ids: torch.Tensor, *, sliced: bool) -> None:
     hidden.backward(of_states)
 
 
+def _wanted(setting: Setting) -> str:
+    return "on" if setting.recompute else "off"
+
+
 def _gib(entry: str) -> float:
     status = Path("/proc/self/status").read_text(encoding="ascii")
     line = next(line for line in status.splitlines() if line.startswith(entry))
@@ -243,36 +251,76 @@ def what_fits() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def benchmark(which: tuple[str, ...] = ("steps", "measurements", "turns"), one: str | None = None) -> None:
-    """Run settings and write the tables.
+def draw(table: pd.DataFrame) -> list[Path]:
+    """Draw the estimate over the measured peak, a row per setting, and write the table beside it; return the paths."""
+    estimated = table[table["estimated_over_measured"].notna()].sort_values(["vocabulary", "tokens", "method"])
+    labels = [_label(row) for row in estimated.to_dict("records")]
+    look: Any = style("icml", "full", height=0.9 + 0.17 * len(labels))
+    with mpl.rc_context(look):
+        fig, ax = plt.subplots()
+        ax.axvspan(0.8, 1.2, color=muted(0.12), zorder=0)
+        ax.axvline(1.0, color=muted(), zorder=1)
+        names = {"measure": "gs.measure, self-check included", "ghost": "engine ghost alone"}
+        for color, (method, name) in zip(palette(), names.items(), strict=False):
+            chosen = (estimated["method"] == method).to_numpy()
+            places = np.flatnonzero(chosen)
+            ratios = estimated["estimated_over_measured"].to_numpy()[chosen]
+            ax.scatter(ratios, places, color=color, label=name, **points_look(len(labels)))
+        ax.set_yticks(range(len(labels)), labels)
+        ax.invert_yaxis()
+        ax.set(xlabel="estimated / measured peak memory of the process", xlim=(0.75, 1.25))
+        legend_below(ax)
+        paths = save_figure(fig, FIGURES / "peaks", source=table, overwrite=True)
+        plt.close(fig)
+    return paths
+
+
+def _label(row: dict[Any, Any]) -> str:
+    names = {"sketch": "sketch", "recompute": "layers run again", "tied": "tied", "lora": "LoRA"}
+    said = [f"{row['tokens']:,} tokens", f"vocabulary {row['vocabulary']:,}"]
+    return ", ".join([*said, *(name for column, name in names.items() if row[column])])
+
+
+def benchmark(
+    which: tuple[Literal["steps", "peaks"], ...] = ("steps", "peaks"),
+    tokens: tuple[int, ...] = tuple(TURNS),
+    one: str | None = None,
+) -> None:
+    """Run settings, write the tables and draw the figure; what is not run again keeps its rows.
 
     Args:
-        which: "steps" and "measurements" (memory), "turns" (speed); what is not run again keeps its rows.
-        one: a setting as JSON, of which the result alone is printed (the benchmark calls itself with this option).
+        which: "steps" (processor time over a training step), "peaks" (memory beside its estimate); nothing, to draw.
+        tokens: lengths of "steps".
+        one: a setting as JSON, of which the peak alone is printed (the benchmark calls itself with this option).
     """
     if one is not None:
         print(json.dumps(run(Setting(**json.loads(one)))))
         return
-    DATA.mkdir(exist_ok=True)
-    path = DATA / "long_traces.csv"
-    table = pd.read_csv(path) if path.exists() else pd.DataFrame()
+    FIGURES.mkdir(exist_ok=True)
+    for number in tokens if "steps" in which else ():
+        turns = in_turns(number, TURNS[number])
+        print(turns.round(3).to_string(index=False), flush=True)
+        _keep(FIGURES / "steps.csv", turns.round(3), ["tokens", "method"])
     names = list(asdict(STEPS[0]))
-    for setting in (*(STEPS if "steps" in which else ()), *(MEASUREMENTS if "measurements" in which else ())):
+    for setting in (*STEPS, *MEASUREMENTS) if "peaks" in which else ():
         words = [sys.executable, "-P", "-W", "ignore", __file__, "--one", json.dumps(asdict(setting))]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
-        row = asdict(setting) | json.loads(done.stdout.splitlines()[-1])
-        print({name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
-        table = pd.concat([table, pd.DataFrame([row])], ignore_index=True).drop_duplicates(names, keep="last")
-        with atomic_path(path) as partial:
-            table.round(3).to_csv(partial, index=False, lineterminator="\n")
-    speeds = []
-    for tokens, repeats in TURNS.items() if "turns" in which else ():
-        speeds.append(in_turns(tokens, repeats))
-        print(speeds[-1].round(3).to_string(index=False), flush=True)
-        with atomic_path(DATA / "long_traces_speed.csv") as partial:
-            pd.concat(speeds).round(3).to_csv(partial, index=False, lineterminator="\n")
-    with atomic_path(DATA / "what_fits.csv") as partial:
-        what_fits().to_csv(partial, index=False, lineterminator="\n")
+        row = pd.DataFrame([asdict(setting) | json.loads(done.stdout.splitlines()[-1])]).round(3)
+        print(row.to_string(index=False), flush=True)
+        _keep(FIGURES / "peaks.csv", row, names)
+    _keep(FIGURES / "what_fits.csv", what_fits(), ["model", "dtype", "tokens"])
+    for path in draw(pd.read_csv(FIGURES / "peaks.csv")):
+        print(path)
+    settings = {"threads": 1, "sketch_dim": SKETCH_DIM, "turns": {str(key): value for key, value in TURNS.items()}}
+    write_json(FIGURES / "manifest.json", {"benchmark": "benchmarks/long_traces.py", **settings, **environment()})
+
+
+def _keep(path: Path, rows: pd.DataFrame, names: list[str]) -> None:
+    """Put rows in the place of those of the same names in a table."""
+    table = pd.concat([pd.read_csv(path), rows]) if path.exists() else rows
+    kept = table.drop_duplicates(names, keep="last").sort_values(names, kind="stable")
+    with atomic_path(path) as partial:
+        kept.to_csv(partial, index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":

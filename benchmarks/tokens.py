@@ -132,11 +132,11 @@ def measure_answer(
     scores = TokenScores(
         projected[0, start : start + case.time].numpy(),
         ranks[-1],
-        exact.sq_norms_by_block[:, 0].sum(axis=1),
+        exact.sq_norms_by_parameter[:, 0].sum(axis=1),
         None,
         np.ones(case.time, dtype=bool),
     )
-    return scores, np.array(by_weight), backward.sq_norms_by_block[:, 0].sum(axis=1)
+    return scores, np.array(by_weight), backward.sq_norms_by_parameter[:, 0].sum(axis=1)
 
 
 def errors(

@@ -51,6 +51,7 @@ OTHER_CAPTIONS = {
     "steps": "Steps to a reward against the batch, in prompts and in critical batches; open marks: tuned rates.",
     "sampling_temperature": "The sweep over temperature: α, length, success, and relative noise.",
     "zoo": "Relative noise of published methods, on-policy and eight optimizer steps stale.",
+    "peaks": "Peak memory of measuring one long trace: the estimate of a dry run over what was measured.",
     "engines": "Time and memory of the engines, relative to a plain forward and backward pass.",
     "sampling": "Speed of the samplers, relative to generation by transformers.",
     "sketches": "Cost and error of sketches, by layer and method.",

@@ -2,9 +2,10 @@
 
 A model of this size ends an answer after a few hundred tokens, so that a long trace is a conversation in which it
 solves one word problem after the other; the problems are masked, and every token of the model is drawn from the policy
-given all that came before. Each trace is measured at 256, 512, … 8,192 of the model's tokens, and α is fitted within
-traces and over all of them, with intervals over traces. ``python experiments/alpha_over_lengths.py`` resumes where it
-was stopped: sampling from its last 256 steps, measuring from the last finished shard.
+given all that came before. Each trace is measured at 256, 512, … 8,192 of the model's tokens. α is that within traces:
+the beginnings of a trace differ in length alone, and traces in their problems as well; the pooled fit is beside it, and
+intervals are over traces. ``python experiments/alpha_over_lengths.py`` resumes where it was stopped: sampling from its
+last 256 steps, measuring from the last finished shard.
 """
 
 from __future__ import annotations

@@ -127,12 +127,18 @@ def refuse_mixed_lengths(model: nn.Module, times: Sequence[int]) -> None:
                 )
 
 
-def refuse_long_sequences(policy: Policy, rollouts: Rollouts) -> None:
-    """Refuse sequences beyond a model's positions, unless its rotary factors grow with the length."""
+def most_positions(policy: Policy) -> int | None:
+    """Return how long a sequence may be; None where that is not known, or rotary factors grow with the length."""
     limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    return None if any(one.dynamic for one in _dependences(policy.model)) else limit
+
+
+def refuse_long_sequences(policy: Policy, rollouts: Rollouts) -> None:
+    """Refuse sequences beyond a model's positions."""
+    limit = most_positions(policy)
     longest = int(np.argmax(rollouts.times))
     time = int(rollouts.times[longest])
-    if limit is None or time <= limit or any(one.dynamic for one in _dependences(policy.model)):
+    if limit is None or time <= limit:
         return
     raise ValueError(
         f"the sequence {rollouts.prompt_id[longest]}/{rollouts.sample_id[longest]} has {time} tokens, and "

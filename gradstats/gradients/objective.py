@@ -137,6 +137,12 @@ class Chunk:
         before = self.input_ids.shape[1] - self.kept
         return [before + start + length for start, length in zip(self.starts, self.lengths, strict=True)]
 
+    def is_same(self, other: Chunk) -> bool:
+        """Return whether an engine gives the same for another chunk, whose rows may be those of other rollouts."""
+        numbers = [(one.starts, one.lengths, one.recompute) for one in (self, other)]
+        tensors = (self.input_ids, other.input_ids), (self.weights, other.weights)
+        return numbers[0] == numbers[1] and all(torch.equal(left, right) for left, right in tensors)
+
     def ragged(self, values: Float[Tensor, "batch kept"]) -> list[np.ndarray]:
         """Return the per-position values of the completions only, one array per sequence."""
         table = values.detach().double().cpu().numpy()

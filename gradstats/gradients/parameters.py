@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -61,6 +63,13 @@ class ParameterSelection:
         """Return the selected parameter that has a name in the model, under its first name; None for any other."""
         name = self.other_names.get(name, name)
         return name if name in self.parameters else None
+
+    def by_block(self, by_parameter: Float[np.ndarray, "... parameters"]) -> Float[np.ndarray, "... blocks"]:
+        """Add up what was found for each parameter over the parameters of each block."""
+        total = np.zeros((*by_parameter.shape[:-1], len(self.block_names)))
+        for place, name in enumerate(self.parameters):
+            total[..., self.block_index[name]] += by_parameter[..., place]
+        return total
 
     @property
     def n_parameters(self) -> int:

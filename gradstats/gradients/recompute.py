@@ -181,7 +181,8 @@ class RecomputeRule:
                 'recompute="off"'
             )
         if wanted == "on" and (why := rule.why_not):
-            raise UnsupportedModuleError(f'recompute is "on", but {why}: use recompute="off"')
+            switch_off = "call model.eval(), or " if policy.model.training else ""
+            raise UnsupportedModuleError(f'recompute is "on", but {why}: {switch_off}use recompute="off"')
         if is_sharded(policy.model) and wanted == "auto":
             _ = rule.why_not  # ranks that hold a model together have to probe it together
         return rule

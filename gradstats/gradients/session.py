@@ -111,6 +111,8 @@ class MeasuringSession:
     recompute: RecomputeRule
     # the sequences of the self-check, whose plain passes serve the later check of one of them as well
     checked: CheckedSequences | None = None
+    # what the engine gave for the chunks of the self-check, for the first measurement alone: weights may change later
+    results: list[ChunkResult] = field(default_factory=list)
     # prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk is measured, see
     # expect; None afterwards
     checked_later: tuple[str, int] | None = None
@@ -151,7 +153,7 @@ class MeasuringSession:
             refuse_unfit_forward(reference, rollouts.select([0]))
         recompute = RecomputeRule.of(policy, section.recompute, section.memory_gib, section.engine)
         checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
-        chosen, check, passed_over = _choose_engine(section, checked)
+        chosen, check, results, passed_over = _choose_engine(section, checked)
         if check.deviation_from_float32 is not None:
             warnings.warn(
                 f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
@@ -197,6 +199,7 @@ class MeasuringSession:
             metadata,
             recompute,
             checked,
+            results,
             ranks=ranks,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
@@ -242,6 +245,7 @@ class MeasuringSession:
         refuse_estimated_from(self.estimated_from, rollouts)
         weightings = named_weightings(token_weights, rollouts)
         measured: list[MeasuredChunk] = []
+        known, self.results = self.results, []
         plan = self._plan(rollouts, np.arange(len(rollouts)), len(weightings))
         while plan:
             own = self.ranks.own(plan)
@@ -250,7 +254,7 @@ class MeasuringSession:
                 chunk = replace(chunk, recompute=self.recompute(*chunk.input_ids.shape))
             try:
                 with suitable_threads(self.policy):
-                    result, tokens = self._run(chunk)
+                    result, tokens = self._run(chunk, known)
                 reference = None if self.reference is None else reference_logprobs(self.reference, chunk)
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -269,8 +273,12 @@ class MeasuringSession:
             plan = self._plan(rollouts, np.concatenate(plan), len(weightings))
         return self._collect(rollouts, measured, list(weightings))
 
-    def _run(self, chunk: Chunk) -> tuple[ChunkResult, TokenResult | None]:
+    def _run(self, chunk: Chunk, known: Sequence[ChunkResult]) -> tuple[ChunkResult, TokenResult | None]:
         if self.tokens is None:
+            # Where ranks hold the model together, another one's chunk may not be known, and needs this one's weights.
+            same = (one for one in known if self.ranks.size == 1 and one.chunk.is_same(chunk))
+            if (result := next(same, None)) is not None:
+                return replace(result, chunk=chunk), None
             return self.engine(self.policy, chunk, self.selection, self.sketch), None
         memory = default_memory_gib(self.policy.device) if self.memory_gib is None else self.memory_gib
         return measure_tokens(self.policy, chunk, self.selection, self.sketch, self.engine, self.tokens, memory)
@@ -335,7 +343,7 @@ class MeasuringSession:
         results = [one.result for one in measured]
         token_results = [one.tokens for one in measured if one.tokens is not None]
         rows = np.concatenate([result.chunk.rows for result in results])
-        norms = np.concatenate([result.sq_norms_by_block for result in results], axis=1)
+        norms = np.concatenate([self.selection.by_block(one.sq_norms_by_parameter) for one in results], axis=1)
         finite = np.asarray(np.isfinite(norms).all(axis=(0, 2)))
         if token_results:
             finite &= np.concatenate([result.finite for result in token_results])
@@ -375,13 +383,15 @@ def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
     return str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
 
 
-def _choose_engine(section: MeasurementSection, checked: CheckedSequences) -> tuple[str, SelfCheck, dict[str, str]]:
-    """Return the engine, its self-check, and why ``auto`` passed over each earlier one."""
+def _choose_engine(
+    section: MeasurementSection, checked: CheckedSequences
+) -> tuple[str, SelfCheck, list[ChunkResult], dict[str, str]]:
+    """Return the engine, its self-check with the results, and why ``auto`` passed over each earlier one."""
     engine = section.engine
     if engine == "auto" and is_sharded(checked.policy.model):
         engine = "ghost"  # the only one that works without whole parameters
     if engine != "auto":
-        return engine, self_check(checked, ENGINES[engine], engine), {}
+        return engine, *self_check(checked, ENGINES[engine], engine), {}
     passed_over: dict[str, str] = {}
     for name in ENGINES:
         if name == "vmap" and gradients_that_fit(checked.policy, checked.selection, section.memory_gib) < 2:
@@ -389,7 +399,7 @@ def _choose_engine(section: MeasurementSection, checked: CheckedSequences) -> tu
             passed_over[name] = 'engine="vmap" holds a gradient for each sequence: memory_gib has room for one at most'
             continue
         try:
-            check = self_check(checked, ENGINES[name], name)
+            check, results = self_check(checked, ENGINES[name], name)
         except (UnsupportedModuleError, SelfCheckError) as error:
             if name == "loop":
                 raise
@@ -397,7 +407,7 @@ def _choose_engine(section: MeasurementSection, checked: CheckedSequences) -> tu
         else:
             for reason in passed_over.values():
                 warnings.warn(f'measuring with engine "{name}": {reason}', UserWarning, stacklevel=4)
-            return name, check, passed_over
+            return name, check, results, passed_over
     raise AssertionError("the loop is the last engine, and either passes or raises")
 
 

@@ -12,7 +12,7 @@ import torch
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import adam_section
 from gradstats.config.sections import MeasurementSection
-from gradstats.gradients.attention import same_class
+from gradstats.gradients.attention import most_positions, same_class
 from gradstats.gradients.engines.layers import supported_layers
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.gradients.memory import SELF_CHECK, activation_size, peak_memory, tokens_that_fit
@@ -72,7 +72,8 @@ class CostEstimate:
         prefix_seconds: completions of prefixes, for each step of a completion; 0 where none are drawn.
         preconditioner_gib: of the memory, P of the metric: one more copy of the parameters; 0 without a metric.
         loading_seconds: until policy and prompts were loaded.
-        fitting_tokens: length of the longest sequence, prompt included, that can be measured in the device's memory.
+        fitting_tokens: length of the longest sequence, prompt included, that can be measured: in the device's memory,
+            and with the model's positions.
     """
 
     n_prompts: int
@@ -221,7 +222,8 @@ def _memory_gib(
         )
     cache = max(map(len, plan.rows)) * (prompt + cap) * _cache_bytes_per_token(policy)
     sampling = peaks[0].libraries + peaks[0].weights + cache / GIB
-    return max(sampling, *(peak.total for peak in peaks)), fitting
+    positions = most_positions(policy)
+    return max(sampling, *(peak.total for peak in peaks)), fitting if positions is None else min(fitting, positions)
 
 
 def _cache_bytes_per_token(policy: Policy) -> int:

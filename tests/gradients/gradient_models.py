@@ -126,6 +126,6 @@ def changed(engine, change):
 
     def run(policy, chunk, selection, sketch):
         result = engine(policy, chunk, selection, sketch)
-        return replace(result, sq_norms_by_block=change(result.sq_norms_by_block, chunk))
+        return replace(result, sq_norms_by_parameter=change(result.sq_norms_by_parameter, chunk))
 
     return run

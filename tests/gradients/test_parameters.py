@@ -120,8 +120,8 @@ def swapping(model: nn.Module) -> nn.Module:
 def by_parameter(model, rollouts, selection, engine="ghost"):
     """Squared norms by parameter, by an engine alone."""
     chunk = make_chunk(rollouts, range(len(rollouts)), torch.device("cpu"), torch.float64)
-    found = gradients.ENGINES[engine](Policy(model), chunk, selection, None).sq_norms_by_block[0]
-    return dict(zip(selection.block_names, found.T, strict=True))
+    found = gradients.ENGINES[engine](Policy(model), chunk, selection, None).sq_norms_by_parameter[0]
+    return dict(zip(selection.parameters, found.T, strict=True))
 
 
 def assert_exact(found, expected):

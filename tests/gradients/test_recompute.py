@@ -85,6 +85,17 @@ def test_a_layer_that_cannot_run_twice_is_refused_by_name(rollouts):
     gradients.measure(model, rollouts, memory_gib=1e-6, engine="ghost", progress=False)
 
 
+def test_a_layer_with_dropout_is_refused_by_name_and_can_be_switched_to_evaluation(rollouts):
+    model = tiny_model("gpt2")
+    model.transformer.h[1].mlp.dropout.p = 0.5
+    refused = (
+        r"is \"on\", but transformer\.h\.1 .* \(dropout, or routing with a state\): call model\.eval\(\), or use rec"
+    )
+    with pytest.raises(gradients.UnsupportedModuleError, match=refused):
+        gradients.measure(model.train(), rollouts, recompute="on", progress=False)
+    gradients.measure(model.eval(), rollouts, recompute="on", progress=False)
+
+
 def test_layers_that_share_keys_and_values_through_an_object_do_not_run_again():
     model = small_model("gemma4_text")
     assert "may exchange tensors with others through KVSharingDict" in why_not_twice(model)

@@ -111,7 +111,7 @@ def test_memory_that_runs_out_halves_the_chunks(monkeypatch, error):
     session = gradients.MeasuringSession.open(
         tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=32)
     )
-    session.engine = small
+    session.engine, session.results = small, []
     monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
     with pytest.warns(RuntimeWarning, match=r"memory ran out on \d+ sequences of \d+ tokens together: continuing with"):
         measured = session.measure(rollouts)
@@ -130,7 +130,7 @@ def test_memory_that_runs_out_on_one_sequence_ends_the_run(rollouts, error, reas
     def never(*_):
         raise error
 
-    session.engine = never
+    session.engine, session.results = never, []
     with pytest.raises(RuntimeError, match=rf"memory ran out on a single sequence of \d+ tokens \({reason}\): measure"):
         session.measure(rollouts.select([1]))
 
@@ -143,9 +143,43 @@ def test_other_errors_of_an_engine_are_not_taken_for_memory(rollouts):
     def broken(*_):
         raise RuntimeError("shapes do not match")
 
-    session.engine = broken
+    session.engine, session.results = broken, []
     with pytest.raises(RuntimeError, match="shapes do not match"):
         session.measure(rollouts)
+
+
+def test_what_the_self_check_measured_is_not_measured_again_until_weights_may_have_changed(monkeypatch):
+    calls = []
+
+    def counted(policy, chunk, selection, sketch):
+        calls.append(chunk.rows.tolist())
+        return ghost_engine(policy, chunk, selection, sketch)
+
+    monkeypatch.setitem(gradients.ENGINES, "ghost", counted)
+    rollouts, model = ragged_rollouts(3).select([2]), tiny_model("qwen2")
+    section = MeasurementSection(engine="ghost", sketch_dim=32, block_sketches=True)
+    session = gradients.MeasuringSession.open(model, rollouts, section)
+    first = session.measure(rollouts)
+    assert calls == [[0]]
+    again = session.measure(rollouts)
+    assert calls == [[0], [0]]
+    pd.testing.assert_frame_equal(first.sq_norms_by_block, again.sq_norms_by_block, check_exact=True)
+    np.testing.assert_array_equal(first.sketches_by_block, again.sketches_by_block)
+    # Other tokens, other weights of tokens or another way through the layers are another measurement.
+    for changes in ({"token_weights": random_weightings(rollouts, 1)}, {}):
+        session = gradients.MeasuringSession.open(model, rollouts, section)
+        calls.clear()
+        if not changes:
+            session.recompute = replace(session.recompute, wanted="on")
+        session.measure(rollouts, **changes)
+        assert calls == [[0]]
+    masked = replace(
+        rollouts, frame=rollouts.frame.assign(completion_mask=[[False, *[True] * (rollouts.lengths[0] - 1)]])
+    )
+    session = gradients.MeasuringSession.open(model, rollouts, section)
+    calls.clear()
+    assert session.measure(masked).sq_norms[0] != first.sq_norms[0]
+    assert calls == [[0]]
 
 
 def test_progress_counts_every_sequence_and_token():

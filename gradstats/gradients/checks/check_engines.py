@@ -80,7 +80,7 @@ def sq_norms_of(
     for together in same_class(policy.model, rollouts, rows):
         chunk = make_chunk(rollouts, together, policy.device, policy.dtype)
         found |= dict(
-            zip(together, engine(policy, chunk, selection, None).sq_norms_by_block[0].sum(axis=1), strict=True)
+            zip(together, engine(policy, chunk, selection, None).sq_norms_by_parameter[0].sum(axis=1), strict=True)
         )
     return np.array([found[row] for row in rows])
 

@@ -137,21 +137,16 @@ class Deviation:
 def of_norms(
     result: ChunkResult, place: int, plain: PlainPass, selection: ParameterSelection, dtype: torch.dtype
 ) -> list[Deviation]:
-    """Return the squared norms by block (of one parameter each, where the selection says so) and of the whole."""
+    """Return the squared norms by parameter and of the whole."""
     found = []
-    for norms, gradient in zip(result.sq_norms_by_block[:, place], plain.gradients, strict=True):
-        exact = np.zeros(len(selection.block_names))
-        for name, value in gradient.sq_norms.items():
-            exact[selection.block_index[name]] += value
+    names = list(selection.parameters)
+    for norms, gradient in zip(result.sq_norms_by_parameter[:, place], plain.gradients, strict=True):
+        exact = np.array([gradient.sq_norms[name] for name in names])
         total = float(exact.sum())
         scale = np.maximum(exact, _LEAST_SHARE[dtype] * total) if total else np.ones_like(exact)
         values = np.abs(norms - exact) / np.where(scale == 0, 1.0, scale)
         worst = int(np.argmax(np.where(np.isnan(values), np.inf, values)))
-        found.append(
-            Deviation(
-                float(values[worst]), TOLERANCES_OF_PARTS[dtype], f"the squared norm of {selection.block_names[worst]}"
-            )
-        )
+        found.append(Deviation(float(values[worst]), TOLERANCES_OF_PARTS[dtype], f"the squared norm of {names[worst]}"))
         whole = abs(float(norms.sum()) - total) / (total or 1.0)
         found.append(Deviation(whole, TOLERANCES[dtype], WHOLE))
     return found
@@ -296,12 +291,13 @@ class CheckedSequences:
 
     def plain_of(self, rollouts: Rollouts, row: int) -> PlainPass | None:
         """Return the plain pass over a sequence of other rollouts, if it is one of these."""
-        columns = [name for name in ("prompt_tokens", "completion_tokens", "completion_mask") if name in rollouts.frame]
-        wanted = [list(rollouts.frame[name].iloc[row]) for name in columns]
-        for one in (*self.padded, *self.alone):
-            if [list(self.rollouts.frame[name].iloc[one.row]) for name in columns] == wanted:
-                return one
-        return None
+
+        def content(of: Rollouts, at: int) -> list[list[object]]:
+            columns = ("prompt_tokens", "completion_tokens", "completion_mask")
+            return [list(of.frame[name].iloc[at]) if name in of.frame else [] for name in columns]
+
+        wanted = content(rollouts, row)
+        return next((one for one in (*self.padded, *self.alone) if content(self.rollouts, one.row) == wanted), None)
 
     def chunks(self) -> list[list[PlainPass]]:
         """Return what an engine measures together: the first two sequences, if they fit a chunk, and the longest."""
@@ -313,13 +309,16 @@ class CheckedSequences:
         return chunks if self.alone in chunks else [*chunks, self.alone]
 
 
-def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfCheck:
+def self_check(checked: CheckedSequences, engine: Engine, name: str) -> tuple[SelfCheck, list[ChunkResult]]:
     """Compare an engine with the plain passes: two sequences padded together, and the longest alone.
 
     Sequences whose plain gradient is not finite are left out: they are left out of the measurement as well.
+
+    Returns:
+        The deviations, and the engine's results, which a measurement of the same chunks need not compute again.
     """
-    policy = checked.policy
-    by_parameter = one_block_each(checked.selection)
+    policy, selection = checked.policy, checked.selection
+    results: list[ChunkResult] = []
     norms: list[Deviation] = []
     sketches: list[Deviation] = []
     tokens: list[Deviation] = []
@@ -327,14 +326,15 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
         chunk = make_chunk(checked.rollouts, [one.row for one in passes], policy.device, policy.dtype)
         chunk = replace(chunk, recompute=checked.recompute(*chunk.input_ids.shape))
         with suitable_threads(policy):
-            result = engine(policy, chunk, by_parameter, checked.sketch)
+            result = engine(policy, chunk, selection, checked.sketch)
+        results.append(result)
         for place, plain in enumerate(passes):
             if _is_finite(plain):
-                norms += deviations.of_norms(result, place, plain, by_parameter, plain.dtype)
+                norms += deviations.of_norms(result, place, plain, selection, plain.dtype)
                 sketches += deviations.of_sketches(result, place, plain, plain.dtype)
                 tokens += deviations.of_tokens(token_quantities(result, place), plain.tokens, plain.dtype)
     _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, _remedy(policy, name))
-    return SelfCheck(
+    check = SelfCheck(
         _largest([one for one in norms if one.what == deviations.WHOLE]),
         _largest([one for one in norms if one.what != deviations.WHOLE]),
         _largest(sketches) if sketches else None,
@@ -343,6 +343,7 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> SelfChec
         deviations.TOLERANCES_OF_PARTS[checked.alone[0].dtype],
         checked.deviation_from_float32,
     )
+    return check, results
 
 
 def check_result(
@@ -381,7 +382,7 @@ def refuse_not_finite(rollouts: Rollouts, result: ChunkResult) -> None:
     A gradient that is not finite is left out of a measurement, with a warning; a sketch or a token's quantity that is
     not, beside a finite gradient, is a fault of the engine.
     """
-    finite = np.isfinite(result.sq_norms_by_block).all(axis=(0, 2))
+    finite = np.isfinite(result.sq_norms_by_parameter).all(axis=(0, 2))
     found = {} if result.sketches is None else {"sketch": np.isfinite(result.sketches).all(axis=(0, 2))}
     for name in TokenStatistics._fields:
         ragged = result.chunk.ragged(getattr(result.statistics, name))
@@ -400,12 +401,6 @@ def token_quantities(result: ChunkResult, place: int) -> dict[str, np.ndarray]:
     """Return the recorded quantities of one sequence's completion tokens, by name."""
     statistics = {name: getattr(result.statistics, name) for name in TokenStatistics._fields}
     return {name: result.chunk.ragged(values)[place] for name, values in statistics.items()}
-
-
-def one_block_each(selection: ParameterSelection) -> ParameterSelection:
-    """Return the same parameters, each in a block of its own."""
-    names = tuple(selection.parameters)
-    return replace(selection, block_names=names, block_index={name: place for place, name in enumerate(names)})
 
 
 def two_rows(rollouts: Rollouts) -> list[int]:

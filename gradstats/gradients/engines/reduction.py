@@ -1,4 +1,4 @@
-"""Per-sequence gradients, whole or as outer products → squared norms by block and sketches."""
+"""Per-sequence gradients, whole or as outer products → squared norms by parameter and sketches."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ChunkResult:
     """The result of an engine for one chunk."""
 
     chunk: Chunk
-    # (weightings, batch, blocks), squared gradient norms; their sum over blocks is the whole
-    sq_norms_by_block: np.ndarray
+    # (weightings, batch, parameters), squared gradient norms; their sum over parameters is the whole
+    sq_norms_by_parameter: np.ndarray
     sketches: np.ndarray | None  # (weightings, batch, sketch_dim) or None
     statistics: TokenStatistics  # per kept position, (batch, kept) each
     # (weightings, batch, blocks, sketch_dim), whose sum over blocks are sketches; or None
@@ -32,7 +32,7 @@ class ChunkResult:
 
 
 class Reduction:
-    """Accumulates squared norms by block and sketches of a batch of gradients, parameter by parameter.
+    """Accumulates squared norms by parameter and sketches of a batch of gradients, parameter by parameter.
 
     In a metric, norms and sketches are those of P·S. :meth:`add` and :meth:`add_row` multiply by P; whoever calls
     :meth:`add_sq_norms` or adds to :meth:`sketches_of` has done so, see :meth:`preconditioner_of`. Norms, sketches and
@@ -48,7 +48,8 @@ class Reduction:
         device: torch.device,
     ) -> None:
         self._selection = selection
-        self._sq_norms = torch.zeros(batch, len(selection.block_names), dtype=torch.float64, device=device)
+        self._places = {name: place for place, name in enumerate(selection.parameters)}
+        self._sq_norms = torch.zeros(batch, len(self._places), dtype=torch.float64, device=device)
         self.dtype = torch.promote_types(dtype, torch.float32)
         self.sketch = sketch
         self._sketches = None
@@ -72,7 +73,7 @@ class Reduction:
         preconditioner = self.preconditioner_of(name)
         if preconditioner is not None:
             flat = flat * preconditioner.flatten()
-        self._sq_norms[row, self._selection.block_index[name]] += sq_norms(flat)[0]
+        self._sq_norms[row, self._places[name]] += sq_norms(flat)[0]
         sketches = self.sketches_of(name)
         if self.sketch is not None and sketches is not None:
             self.sketch.add(sketches[row : row + 1], name, flat)
@@ -90,8 +91,8 @@ class Reduction:
         return len(self._sq_norms)
 
     def add_sq_norms(self, name: str, values: Tensor) -> None:
-        """Add squared norms, (batch,), to the block of a parameter."""
-        self._sq_norms[:, self._selection.block_index[name]] += values.double()
+        """Add squared norms, (batch,), to those of a parameter."""
+        self._sq_norms[:, self._places[name]] += values.double()
 
     def sketches_of(self, name: str) -> Tensor | None:
         """Return the running sketches that a parameter is added to, (batch, dim), its block's or the whole; or None."""
@@ -122,7 +123,7 @@ class Reduction:
         return self._selection.parameters[name].shape
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return (batch, blocks) squared norms in float64, and sketches or None.
+        """Return (batch, parameters) squared norms in float64, and sketches or None.
 
         Sketches are (batch, dim), or (batch, blocks, dim) where they are kept by block.
         """

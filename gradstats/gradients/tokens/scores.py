@@ -133,7 +133,7 @@ def measure_tokens(
     result, exact = _with_exact_tokens(policy, chunk, selection, sketch, engine, heavy)
     n_given = len(chunk.weights)
     counts = list(map(len, heavy))
-    norms = exact.sq_norms_by_block[n_given:].sum(axis=2)
+    norms = exact.sq_norms_by_parameter[n_given:].sum(axis=2)
     sketches = None if exact.sketches is None else exact.sketches[n_given:]
     return result, TokenResult(
         projections,
@@ -187,7 +187,7 @@ def _with_exact_tokens(
             for name in ("sketches", "sketches_by_block")
             if (values := getattr(both, name)) is not None
         }
-        return replace(both, chunk=chunk, sq_norms_by_block=both.sq_norms_by_block[given], **projected), both
+        return replace(both, chunk=chunk, sq_norms_by_parameter=both.sq_norms_by_parameter[given], **projected), both
     # The vmap engine would hold a whole gradient for each token.
     return engine(policy, chunk, selection, sketch), loop_engine(policy, extended, selection, sketch)
 

@@ -30,7 +30,7 @@ def test_every_comparison_of_a_sound_model_passes():
 def test_a_wrong_engine_fails(monkeypatch):
     def wrong(policy, chunk, selection, sketch):
         result = ghost_engine(policy, chunk, selection, sketch)
-        return type(result)(chunk, result.sq_norms_by_block * 1.5, None, result.statistics)
+        return type(result)(chunk, result.sq_norms_by_parameter * 1.5, None, result.statistics)
 
     monkeypatch.setitem(gradients.ENGINES, "ghost", wrong)
     frame = check_engines(tiny_model("llama"), ragged_rollouts(3), dtypes=["float64"])
@@ -98,7 +98,7 @@ def test_the_command_prints_the_table_and_exits_by_the_verdict(wrong, policy_fol
 
     def half(policy, chunk, selection, sketch):
         result = ghost_engine(policy, chunk, selection, sketch)
-        return type(result)(chunk, result.sq_norms_by_block / np.float64(1 + wrong), None, result.statistics)
+        return type(result)(chunk, result.sq_norms_by_parameter / np.float64(1 + wrong), None, result.statistics)
 
     monkeypatch.setitem(gradients.ENGINES, "ghost", half)
     monkeypatch.setattr(sys, "argv", ["gradstats", "check", policy_folder, "--dtypes", "float64", "float32"])

@@ -104,7 +104,7 @@ RESULTS = {
     "one NaN in the sketches": lambda result: replace(result, sketches=_with_nan(result.sketches)),
     "norms NaN when padded": lambda result: _norms(result, float("nan") if len(result.chunk.rows) > 1 else 1.0),
     "norms doubled in long chunks": lambda result: _norms(result, 2.0 if result.chunk.input_ids.shape[1] > 20 else 1.0),
-    "norms of the first of several": lambda result: _norms(result, result.sq_norms_by_block[:, :1]),
+    "norms of the first of several": lambda result: _norms(result, result.sq_norms_by_parameter[:, :1]),
     "norms doubled in large chunks": lambda result: _norms(result, 2.0 if len(result.chunk.rows) > 2 else 1.0),
     "sketches doubled in large chunks": lambda result: replace(
         result, sketches=result.sketches * (2.0 if len(result.chunk.rows) > 2 else 1.0)
@@ -112,9 +112,11 @@ RESULTS = {
     "one NaN in the sketches of large chunks": lambda result: replace(
         result, sketches=_with_nan(result.sketches) if len(result.chunk.rows) > 2 else result.sketches
     ),
-    "norms of further weightings 2 % too large": lambda result: _weightings(result, "sq_norms_by_block", 1.02),
+    "norms of further weightings 2 % too large": lambda result: _weightings(result, "sq_norms_by_parameter", 1.02),
     "sketches of further weightings zero": lambda result: _weightings(result, "sketches", 0.0),
-    "blocks exchanged": lambda result: replace(result, sq_norms_by_block=result.sq_norms_by_block[:, :, ::-1].copy()),
+    "blocks exchanged": lambda result: replace(
+        result, sq_norms_by_parameter=result.sq_norms_by_parameter[:, :, ::-1].copy()
+    ),
 }
 
 QUANTITIES = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
@@ -139,11 +141,11 @@ def of_tokens(name: str, change: Callable[[torch.Tensor], torch.Tensor]):
 
 
 def _norms(result, factor):
-    return replace(result, sq_norms_by_block=result.sq_norms_by_block * 0 + factor * _same(result, factor))
+    return replace(result, sq_norms_by_parameter=result.sq_norms_by_parameter * 0 + factor * _same(result, factor))
 
 
 def _same(result, factor):
-    return result.sq_norms_by_block if isinstance(factor, float) else 1.0
+    return result.sq_norms_by_parameter if isinstance(factor, float) else 1.0
 
 
 def _weightings(result, field: str, factor: float):

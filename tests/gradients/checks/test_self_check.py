@@ -289,7 +289,7 @@ def test_what_is_not_finite_in_a_chunk_that_is_not_checked_is_named(rollouts, wh
         entropy[place] = np.inf
         return replace(result, statistics=result.statistics._replace(entropy=entropy))
 
-    session.engine = wrong
+    session.engine, session.results = wrong, []
     named = f"{rollouts.prompt_id[2]}/{rollouts.sample_id[2]}"
     with pytest.raises(gradients.SelfCheckError, match=f"the {where} of the sequence {named} is not finite, although"):
         session.measure(rollouts)
@@ -305,9 +305,9 @@ def test_a_gradient_that_is_not_finite_is_left_out_with_its_sketch(rollouts):
             return result
         place = result.chunk.rows.tolist().index(2)
         result.sketches[0, place] = np.nan
-        result.sq_norms_by_block[0, place] = np.inf
+        result.sq_norms_by_parameter[0, place] = np.inf
         return result
 
-    session.engine = overflowing
+    session.engine, session.results = overflowing, []
     with pytest.warns(RuntimeWarning, match="1 of 5 sequences have a gradient that is not finite"):
         assert len(session.measure(rollouts)) == 4

@@ -95,7 +95,7 @@ def test_sequences_are_differentiated_without_their_padding():
     assert [width[0] for width in widths] == [1, 1, 1]
     assert len({width[1] for width in widths}) > 1
     expected = sum(oracle(model, rollouts).values())[[2, 0, 3]]
-    np.testing.assert_allclose(result.sq_norms_by_block[0].sum(axis=1), expected, rtol=1e-9)
+    np.testing.assert_allclose(result.sq_norms_by_parameter[0].sum(axis=1), expected, rtol=1e-9)
     assert result.statistics.logprobs.shape == (3, chunk.kept)
 
 

@@ -1,4 +1,4 @@
-"""Per-sequence gradients reduced to squared norms by block and to sketches, against NumPy."""
+"""Per-sequence gradients reduced to squared norms by parameter and to sketches, against NumPy."""
 
 from __future__ import annotations
 
@@ -74,11 +74,14 @@ def random_gradients(batch=2, seed=0):
     }
 
 
-def test_norms_are_summed_over_the_parameters_of_a_block():
+def test_norms_are_those_of_each_parameter_and_add_up_over_blocks():
     gradients = random_gradients()
     norms, sketches = reduce_gradients(gradients, SELECTION, None)
     a, b, c = (np.square(values.flatten(1).numpy()).sum(axis=1) for values in gradients.values())
-    np.testing.assert_allclose(norms, np.stack([a + c, b], axis=1), rtol=1e-12)
+    np.testing.assert_allclose(norms, np.stack([a, b, c], axis=1), rtol=1e-12)
+    np.testing.assert_array_equal(
+        SELECTION.by_block(norms[None]), [np.stack([norms[:, 0] + norms[:, 2], norms[:, 1]], axis=1)]
+    )
     assert sketches is None
 
 
@@ -129,7 +132,7 @@ def test_weightings_are_stacked_in_front():
     statistics = TokenStatistics(*(torch.zeros(2, 3) for _ in TokenStatistics._fields))
     first, second = (reduce_gradients(random_gradients(seed=seed), SELECTION, CountSketch(8, 0)) for seed in (0, 1))
     result = stack_weightings(chunk, [first, second], statistics)
-    np.testing.assert_array_equal(result.sq_norms_by_block, [first[0], second[0]])
+    np.testing.assert_array_equal(result.sq_norms_by_parameter, [first[0], second[0]])
     np.testing.assert_array_equal(result.sketches, [first[1], second[1]])
     assert stack_weightings(chunk, [(first[0], None)], statistics).sketches is None
     assert result.sketches_by_block is None
