@@ -218,9 +218,8 @@ def variance_coverage(group_size: int, n_prompts: int, replications: int) -> pd.
             rows = compare(batch, ESTIMATORS, scores).rows
         for name, row in zip(ESTIMATORS, rows, strict=True):
             # Those of the table, without its simultaneous ones and its best set, which take as long.
-            intervals = row.intervals(LEVEL)
             for quantity in quantities:
-                _, low, high = intervals[quantity]
+                _, low, high = getattr(row, quantity).with_interval(LEVEL)
                 hits.loc[name, quantity] += low - 1e-9 <= truth[name][quantity] <= high + 1e-9
     return pd.DataFrame(
         {

@@ -77,7 +77,7 @@ def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
     half = (high - low) / 2.0 if math.isfinite(high) else value - low
     decimals = max(0, 1 - math.floor(math.log10(half)))
     number, first, last = (
-        f"{round(end, decimals) + 0.0:.{decimals}f}" for end in triple
+        f"{round(end, decimals) + 0.0:.{decimals}f}".replace("-", "−") for end in triple
     )  # + 0.0: no minus before zero
     return f"{number} [{first}, {last}]" if math.isfinite(high) else f"{number} [≥ {first}]"
 

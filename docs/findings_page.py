@@ -46,6 +46,7 @@ from findings_tokens import section_concentration, section_proxy
 from gradstats import data
 from gradstats.estimators.display_names import in_words
 from gradstats.report.saved_results import completion_means, read_results
+from gradstats.stats.numbers import number_alone
 from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
 from gradstats.stats.variance.minimiser import written_interval
 
@@ -214,7 +215,7 @@ def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
 def lowest(found: dict, points: pd.DataFrame) -> str:
     """Write where a curve is lowest."""
     ends = written_interval(found["minimiser_low"], found["minimiser_high"], points["value"].to_numpy(), 2)
-    return f"{found['minimiser']:.2g} {ends}"
+    return f"{number_alone(found['minimiser'], 2)} {ends}"
 
 
 def section_exponent() -> str:
@@ -279,7 +280,7 @@ def section_centre() -> str:
         surest = points.loc[points["matched_ratio_simultaneous_high"].idxmin()]
         ratio = tuple(surest[f"matched_ratio{end}"] for end in ("", "_simultaneous_low", "_simultaneous_high"))
         none = surest["value"] == 0.0
-        gain = ("—", "—") if none else (f"{surest['value']:g}", shown(ratio))
+        gain = ("—", "—") if none else (number_alone(surest["value"]), shown(ratio))
         rows.append((run.name, lowest(found, points), *gain))
         off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
         gains += [run.name] if excludes(ratio, 1.0) and ratio[0] < 1.0 else []

@@ -93,9 +93,13 @@ def documented_as(module: ModuleType, name: str) -> str:
     """Return the name under which Sphinx finds the documentation of a public name: a constant's is where it is set."""
     if callable(getattr(module, name)):
         return f"{module.__name__}.{name}"
-    imports = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ImportFrom))
-    source = next((node.module for node in imports if name in {alias.name for alias in node.names}), module.__name__)
-    return f"{source}.{name}"
+    file = Path(inspect.getfile(module))
+    stub = file.with_suffix(".pyi")  # of what is imported when it is used
+    imports = ast.walk(ast.parse((stub if stub.exists() else file).read_text("utf-8")))
+    for node in imports:
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            return f"{module.__name__}.{node.module}.{name}" if node.level else f"{node.module}.{name}"
+    return f"{module.__name__}.{name}"
 
 
 def api_page() -> str:

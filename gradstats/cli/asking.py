@@ -103,6 +103,7 @@ def plan(words: Sequence[str]) -> None:
         ("dry_run", Annotated[bool, tyro.conf.arg(help=about_time)], False),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
         ("everything", All, False),
+        ("notes", Notes, False),
         ("as_json", AsJson, False),
         ("partial", Partial, False),
         ("trust", Trust, False),
@@ -127,8 +128,13 @@ def _plan(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: 
     if given["as_json"]:
         print(to_json(answer.to_frame().to_dict("records")[0]))
         return
-    for sentence in answer.sentences() if given["everything"] else [answer.sentence()]:
-        terminal.show_sentence(sentence)
+    from gradstats.cli.answers import answer_screen
+
+    first, *notes = answer.sentences()
+    with_notes = given["notes"] or given["everything"]
+    terminal.show(answer_screen(first, closing=terminal.more(len(notes), with_notes, everything=True)))
+    if with_notes:
+        terminal.show_notes(notes)
 
 
 def _command(analysis: Analysis, name: str) -> Callable[..., None]:

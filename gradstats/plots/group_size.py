@@ -58,8 +58,9 @@ def plot_group_size(
     """Draw a quantity against group size on log axes, one line per estimator; by default the one that ranks them.
 
     Which lines are drawn is decided at the largest size: estimators that are equal by construction share one, and of
-    more than eight those with the lowest and the highest values stay, as in :func:`plot_variance` with ``short``. Where
-    the value has a unit, estimators in another unit than the reference's are left out. A sentence names both.
+    more than eight those with the lowest and the highest values stay, as in :func:`gradstats.plots.plot_variance` with
+    ``short``. Where the value has a unit, estimators in another unit than the reference's are left out. A sentence
+    names both.
 
     Args:
         table: frames of :func:`gradstats.compare` at several group sizes, or of ``.variance_components()``, stacked;

@@ -9,6 +9,7 @@ import pytest
 
 from gradstats import data
 from gradstats.analyses import alpha_report
+from gradstats.analyses.alpha import within_and_between
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import fit_length_scaling
 from gradstats.stats.length_scaling.alpha import METHODS
@@ -66,7 +67,7 @@ def test_a_measurement_gets_every_diagnostic():
     assert summary["without_truncated"]["n"] == 108
     assert summary["mean_scaling"]["method"] == "gamma"
     assert summary["within_between"]["difference"] == report.within_between.difference
-    assert report.within_between.sentence() in said
+    assert within_and_between(report.within_between) in said
     assert summary["sentences"] == said
     assert [row["quantity"] for row in summary["on_policy"]] == ["surprise", "mean_score_sq", "energy_ratio"]
 

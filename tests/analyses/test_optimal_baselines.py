@@ -148,7 +148,8 @@ def test_the_interval_of_the_exponent_is_that_of_a_curve():
     assert learned.confidence_interval(0.9) == pytest.approx(curve.confidence_interval(0.9))
     low, high = learned.confidence_interval(0.9999)
     assert high == EXPONENTS[-1]
-    assert learned.described(0.9999) == f"alpha {learned.parameters.mean():.3g} [{'≤ ' * (low == -1)}{low:.3g}, ≥ 2]"
+    ends = f"[{'≤ ' * (low == -1)}{low:.3g}, ≥ 2]".replace("-", "−")
+    assert learned.described(0.9999) == f"alpha {learned.parameters.mean():.3g} {ends}"
     assert np.isnan(learned_mixture(pool).confidence_interval()).all()
     with pytest.raises(ValueError, match="confidence_level=2 must lie"):
         learned_mixture(pool).confidence_interval(2)

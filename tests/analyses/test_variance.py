@@ -319,7 +319,7 @@ def test_what_decides_has_no_unit():
 def test_what_is_shown_where():
     assert shown_in("terminal") == ("trace_cov", "ratio", "matched_ratio", "cosine", "matched_bias_share")
     assert shown_in("panels") == ("matched_ratio", "cosine", "matched_bias_share")
-    assert set(shown_in("page")) - set(shown_in("paper")) == {"noise_to_signal"}
+    assert set(shown_in("page")) == set(shown_in("paper"))
 
 
 def test_a_comparison_is_pickled(comparison):

@@ -164,7 +164,9 @@ def test_alpha_with_its_sentences(printed):
     assert first[2] == "  α      0.79 [0.48, 1.10]; ½ possible, 1 possible"
     assert first[-1] == f"  {len(report.sentences())} notes: --notes    all rows and columns: --all"
     text = " ".join(printed(terminal.show_alpha_report, report).split())
-    fit = "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t); slope 2α = 1.5775, R² = 0.50, n = 29"
+    fit = (
+        "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t) by ols; slope 2α = 1.5775, R² = 0.50, n = 29"
+    )
     assert text == " ".join([fit, *(f"note: {one}" for one in report.sentences())])
 
 

@@ -147,7 +147,7 @@ def test_policies_are_compared_with_others_only_and_by_their_difference(alpha, r
     commit(no_figures, "smollm2", "two", (0.66, 0.57, 0.75))
     said = alpha.details_of_alpha()
     assert "α differs in 1 of 6 pairs" in " ".join(said.split())
-    assert "| Qwen-0.5B, MAWPS − SmolLM2, sums | -0.16 [-0.29, -0.03] |" in said
+    assert "| Qwen-0.5B, MAWPS − SmolLM2, sums | −0.16 [−0.29, −0.03] |" in said
     assert "| Qwen-0.5B, GSM8K − Qwen-1.5B, GSM8K, paired | 0.25" in said
     assert runs.apart((1.0, 0.7, 1.1), (0.0, -0.1, 0.4)) == pytest.approx((1.0, 0.5, 1.0 + 0.2**0.5 * 0.1**0.5))
 
@@ -185,7 +185,7 @@ def test_a_shift_counts_by_intervals_for_all_values_at_once(findings, no_figures
     path.with_suffix(".json").write_text(json.dumps(lowest))
     said = " ".join(findings.section_centre().split())
     assert verdict in said
-    assert "0.05 [≤ -0.5, 0.2]" in said
+    assert "0.05 [≤ −0.5, 0.2]" in said
     assert "No best δ off 0 is resolved" in said
 
 

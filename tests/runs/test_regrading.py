@@ -249,7 +249,7 @@ def test_the_command_says_what_changed(finished, no_model, monkeypatch, capsys):
     words = ("regrade", path, "--reward", "small_runs:vowels=0.5", "exact=0.5", "--no-progress")
     code, out, _ = command(monkeypatch, capsys, *words)
     assert code == 0
-    assert "scored with {'small_runs:vowels': 0.5, 'exact': 0.5} instead of small_runs:vowels" in out
+    assert "scored with {'small_runs:vowels': 0.5, 'exact': 0.5} instead of small_runs:vowels" in " ".join(out.split())
     assert str(path / "regraded" / "rewards-00000.parquet") in out
     assert "· reward 0." in out
     code, out, err = command(monkeypatch, capsys, "regrade", path.parent)

@@ -58,7 +58,7 @@ def test_an_end_that_is_cut_is_written_as_such():
     written = [written_interval(*each, [2.0, 0.0, 1.0]) for each in ends]
     assert written == ["[0.25, 1]", "[≤ 0, 1.23]", "[≤ 0, ≥ 2]"]
     assert written_interval(1.2345, 2.0, [2.0, 0.0, 1.0], digits=2) == "[1.2, ≥ 2]"
-    assert written_interval(-np.inf, 1.0, (-np.inf, np.inf)) == "[-inf, 1]"
+    assert written_interval(-np.inf, 1.0, (-np.inf, np.inf)) == "[−inf, 1]"
 
 
 def test_the_order_and_the_unit_of_the_curve_do_not_matter():
