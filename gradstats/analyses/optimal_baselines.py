@@ -278,10 +278,11 @@ class OptimalBaselines(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the most that a learned baseline gains, and what the oracle would gain beyond."""
         frame = self.to_frame(confidence_level).set_index("estimator")
+        ends = ("", "_simultaneous_low", "_simultaneous_high")  # those of the table below the sentence
         parts = []
         for label, what in (("rloo", "rloo"), (ORACLE, "the oracle")):
             if label in frame.index:
-                value, low, high = (float(frame.loc[label, f"ratio_to_learned{end}"]) for end in ("", "_low", "_high"))
+                value, low, high = (float(frame.loc[label, f"ratio_to_learned{end}"]) for end in ends)
                 parts.append(f"{what} {number_with_interval(value, low, high)}")
         compared = f" Variance relative to it: {', '.join(parts)}." if parts else ""
         return f"The best learned baseline is the {self.best}.{compared}"

@@ -68,10 +68,11 @@ def check(
 
 
 Kind = Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "terms", "quantities", "schema"]
+_FIRST: Kind = "experiments"  # what is listed where no kind is named
 
 
 def list_things(
-    what: Positional[Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(get_args(Kind))}}}")]] = "experiments",
+    what: Positional[Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(get_args(Kind))}}}")]] = _FIRST,
     name: Positional[str | None] = None,
     everything: All = False,
     as_json: AsJson = False,
@@ -91,7 +92,7 @@ def list_things(
     if what not in kinds:
         nearest = get_close_matches(what, kinds, 1, 0.5)
         proposed = f"did you mean {nearest[0]}? " if nearest else ""
-        raise KeyError(f"{what!r} cannot be listed: {proposed}choose from {', '.join(kinds)}")
+        raise KeyError(f"{what!r} cannot be listed: {proposed}choose from {', '.join(kinds)}; a name follows, as in list estimators rloo")
     if what == "schema":
         from gradstats.config.experiment import experiment_schema
 
@@ -134,7 +135,9 @@ def _named(columns: dict[str, list[str]], name: str, what: str) -> dict[str, lis
     """
     keys = [columns[key] for key in _NAMES.get(what, tuple(columns)[:1])]
     exactly = ([at for at, cell in enumerate(cells) if cell == name] for cells in keys)
-    partly = ([at for at, cell in enumerate(cells) if name.lower() in cell.lower()] for cells in keys)
+    # A term is also found by the name of its column.
+    spoken = [name.lower(), *([name.lower().replace("_", " ")] if what == "terms" else [])]
+    partly = ([at for at, cell in enumerate(cells) if any(one in cell.lower() for one in spoken)] for cells in keys)
     found = next(filter(None, (*exactly, *partly)), None)
     if found is None:
         nearest = get_close_matches(name, [cell for cells in keys for cell in cells], 1, 0.4)
@@ -192,7 +195,10 @@ def _overview(what: str, columns: dict[str, list[str]]) -> list[str]:
         lines += textwrap.wrap(
             text, 80, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2), break_on_hyphens=False
         )
-    return lines
+    if what != _FIRST:
+        return lines
+    others = ", ".join(kind for kind in get_args(Kind) if kind != what)
+    return [*lines, "", *textwrap.wrap(f"gradstats list KIND lists others: {others}", 80)]
 
 
 def _clauses(text: str, width: int) -> str:

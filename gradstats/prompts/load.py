@@ -339,7 +339,7 @@ def _refuse_unknown_settings(settings: Settings, known: Sequence[str], name: str
 
 def _required(n: int | None, name: str) -> int:
     if n is None:
-        raise ValueError(f"n is missing: {name!r} generates its problems, so state how many")
+        raise ValueError(f"n is missing: {name!r} generates its problems, so state how many (n=100, --n 100)")
     if n > _MOST_GENERATED:
         raise ValueError(f"n is {n}: {name!r} generates at most {_MOST_GENERATED} problems, so ask for fewer")
     return n

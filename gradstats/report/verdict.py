@@ -451,9 +451,9 @@ def _open(compared: Compared, naming: Naming) -> Verdict | None:
     names = _and_more([naming(label) for label in compared.planned], 2)
     known = [number for number in compared.planned.values() if number is not None]
     if len(known) < len(compared.planned):
-        return Verdict("open", f"{names}; many more prompts resolve {_them(compared.planned)} (gradstats plan)")
+        return Verdict("open", f"{names}; many more prompts resolve {_them(compared.planned)} (plan --estimator)")
     span = " to ".join(f"{number:,}" for number in dict.fromkeys((min(known), max(known))))
-    return Verdict("open", f"{names}; about {span} prompts resolve {_them(compared.planned)} (gradstats plan)")
+    return Verdict("open", f"{names}; about {span} prompts resolve {_them(compared.planned)} (plan --estimator)")
 
 
 def _them(names: Mapping[str, object]) -> str:

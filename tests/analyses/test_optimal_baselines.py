@@ -197,7 +197,8 @@ def test_both_ratios_have_simultaneous_intervals(found):
 def test_the_sentence_states_the_gain(found):
     frame = found.to_frame().set_index("estimator")
     sentence = found.sentence()
-    ratio, low, high = frame.loc["rloo", ["ratio_to_learned", "ratio_to_learned_low", "ratio_to_learned_high"]]
+    ends = ("", "_simultaneous_low", "_simultaneous_high")  # as in the table that stands below
+    ratio, low, high = frame.loc["rloo", [f"ratio_to_learned{end}" for end in ends]]
     assert sentence.startswith(f"The best learned baseline is the {found.best}. Variance relative to it: rloo ")
     assert f"rloo {number_with_interval(ratio, low, high)}, the oracle " in sentence
 

@@ -286,10 +286,10 @@ def test_what_is_not_resolved_from_the_reference_says_how_many_prompts_resolve_i
     frame = frame_of(RLOO, open_, near, ("reinforce", 2.12, 1.78, 2.53, {}), confidence_level=0.95)
     planned = plan_ratio(frame, "constant(b=optimal)", quantity="matched_ratio").n_prompts_assured
     (text,) = [one.text for one in verdicts(None, compared_first(frame)) if one.topic == "open"]
-    assert text == f"constant(b=optimal); about {planned:,} prompts resolve it (gradstats plan)"
+    assert text == f"constant(b=optimal); about {planned:,} prompts resolve it (plan --estimator)"
     unbounded = ("gspo", 1.3, 0.0, math.inf, {})
     found = said(RLOO, open_, unbounded, confidence_level=0.95)
-    assert found["open"] == "constant(b=optimal) and gspo; many more prompts resolve them (gradstats plan)"
+    assert found["open"] == "constant(b=optimal) and gspo; many more prompts resolve them (plan --estimator)"
     assert "open" not in said(RLOO, near, confidence_level=0.95)  # equal as far as anyone can tell
     # What a run has planned is said again.
     frame.attrs[PLANNED] = {"constant(b=optimal)": 17}

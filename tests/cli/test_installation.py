@@ -42,12 +42,21 @@ def test_one_of_a_list_is_explained_and_the_nearest_is_proposed(monkeypatch, cap
     assert len(out.splitlines()) <= 3
     _, out, _ = run(monkeypatch, capsys, "list", "estimators", "rloo", "--json")
     assert [row["name"] for row in json.loads(out)["rows"]] == ["rloo"]
+    _, out, _ = run(monkeypatch, capsys, "list", "terms", "matched_ratio")
+    assert out.startswith("relative noise, matched ratio\n")
     code, _, err = run(monkeypatch, capsys, "list", "quantities", "matched_ration")
     assert code == 1
     assert "none of the quantities is called 'matched_ration': did you mean matched_ratio?" in " ".join(err.split())
     code, _, err = run(monkeypatch, capsys, "list", "termz")
     assert code == 1
     assert "'termz' cannot be listed: did you mean terms? choose from experiments, " in err
+    assert "as in list estimators rloo" in err
+
+
+def test_without_a_kind_the_other_kinds_are_named(monkeypatch, capsys):
+    _, out, _ = run(monkeypatch, capsys, "list")
+    *_, last = out.split("\n\n")
+    assert all(kind in last for kind in get_args(Kind) if kind != "experiments")
 
 
 @pytest.mark.parametrize("what", [what for what in get_args(Kind) if what != "schema"])

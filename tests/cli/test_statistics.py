@@ -610,7 +610,7 @@ def test_plan(monkeypatch, capsys, points):
     assert json.loads(out)["n"] == 387
     code, _, err = run(monkeypatch, capsys, "plan")
     assert code == 1
-    assert "give either a pilot fit, or both noise= and length_spread=" in err
+    assert "give either a pilot (a fit; of the command a run" in err
 
 
 def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path):

@@ -112,6 +112,8 @@ def test_a_row_a_bin_with_what_the_estimator_keeps():
     ]
     assert headings[:2] == ["estimator", "scale kept"]
     assert [row[1] for row in rows] == ["0.75", "0.75"]
+    shares = [value for value, _, _ in table.columns["share of variance"]]
+    assert sum(shares) == pytest.approx(1.0)  # as in the sentence, with what the bins of a group share
     assert "90% intervals" in table.caption
 
 
