@@ -210,6 +210,9 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             )
         if hint in (Several, str) and default is inspect.Parameter.empty:
             hint = Positional[hint]
+        if hint == Positional[str]:  # the word stands alone on the help screen and where it is missing
+            word = "PARAMETER=VALUES" if argument in analysis.read else option.upper()
+            annotation = tyro.conf.arg(help=_plain(text), metavar=word)
         if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
             words: Any = default or ()
             default = hint(words)
@@ -221,7 +224,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
 
 def _plain(text: str) -> str:
     """Return a sentence of a docstring without its markup."""
-    return re.sub(r":\w+:|`", "", text)
+    return re.sub(r":[a-z]+:|`", "", text)
 
 
 def _in_words(hint: Any) -> Any:

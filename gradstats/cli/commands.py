@@ -60,7 +60,7 @@ GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     },
     "look": {
         "profile": (profile, "what are completions like? runs or policies side by side"),
-        "list": (list_things, "experiments, estimators, recipes, data, rewards, terms, quantities"),
+        "list": (list_things, "experiments, estimators, data, rewards, terms, quantities"),
         "check": (check, "is this installation sound? are the gradients right?"),
     },
 }

@@ -327,6 +327,15 @@ def test_as_json_with_options(monkeypatch, capsys, measured):
     assert [row["value"] for row in found["rows"]] == [2.0, 4.0]
 
 
+def test_missing_words_are_named_with_their_form(monkeypatch, capsys, measured):
+    code, out, err = run(monkeypatch, capsys, "ask", measured, "curve")
+    said = " ".join((out + err).replace("│", "").split())
+    assert code == 2
+    assert " ESTIMATOR a label" in said
+    assert " PARAMETER=VALUES at least two different values" in said
+    assert "alpha=0:2:41 (first, last, how many)" in said
+
+
 def test_values_are_a_range_or_a_list():
     name, values = parameter_values("tau=0.5,2")
     assert (name, list(values)) == ("tau", [0.5, 2.0])
