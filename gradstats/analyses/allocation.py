@@ -180,8 +180,9 @@ def allocate(
         estimators: labels or objects of group-level estimators, recipes and token-level ones included.
         scores: as in :func:`gradstats.compare`.
         tokens: T, completion tokens of a batch; by default as many as were measured.
-        group_sizes: N; by default powers of two up to the smallest number of completions of a prompt. Prompts with
-            fewer completions than the largest measured one are left out.
+        group_sizes: N; by default powers of two up to the smallest number of completions of a prompt, and two and four
+            times the largest of these. Of given sizes, prompts with fewer completions than the largest measured one
+            are left out.
         rng: for estimating the sketch's error.
         target: as in :func:`gradstats.compare`.
         scores_are_sketches: as in :func:`gradstats.compare`.
@@ -253,12 +254,16 @@ def allocate(
 def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], int]:
     """Return the group sizes in order, and the number of completions that every prompt counted has."""
     smallest = int(batch.group_sizes.min())
-    sizes = powers_of_two(smallest) if group_sizes is None else sorted({int(size) for size in group_sizes})
     if smallest < 2:
         raise ValueError("a prompt has a single completion, and groups need two: sample more, or leave that prompt out")
+    if group_sizes is None:
+        measured = powers_of_two(smallest)
+        sizes, most = [*measured, 2 * measured[-1], 4 * measured[-1]], smallest
+    else:
+        sizes = sorted({int(size) for size in group_sizes})
+        most = max(smallest, max((size for size in sizes if size <= batch.group_sizes.max()), default=0))
     if not sizes or sizes[0] < 2:
         raise ValueError(f"group_sizes={list(group_sizes or [])} must be at least 2")
-    most = max(smallest, max((size for size in sizes if size <= batch.group_sizes.max()), default=0))
     if (batch.group_sizes >= most).sum() < 3:
         raise ValueError(f"fewer than 3 prompts have {most} completions: choose smaller group_sizes")
     return sizes, most
@@ -396,15 +401,10 @@ def n_prompts_label(n: float) -> str:
 
 
 def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> Allocation | None:
-    """Return the noise at the number of tokens of the run itself, for groups up to four times the largest here."""
-    sizes = measured_group_sizes(measured)
-    if not sizes:
+    """Return the noise at the number of tokens of the run itself; None where a prompt has a single completion."""
+    if not measured_group_sizes(measured):
         return None
-    asked: dict[str, Any] = {
-        "tokens": float(np.sum(measured.rollouts.lengths)),
-        "group_sizes": [*sizes, 2 * sizes[-1], 4 * sizes[-1]],
-        "target": section.target,
-    }
+    asked: dict[str, Any] = {"tokens": float(np.sum(measured.rollouts.lengths)), "target": section.target}
     return allocate(measured, within_groups(measured, section), rng=section.seed, **asked | settings)
 
 

@@ -224,8 +224,8 @@ def plan_alpha(
     """
     if (pilot is None) == (noise is None and length_spread is None):
         raise TypeError(
-            "give either a pilot (a fit; of the command a run, a measurement folder or a table of points), or both noise= "
-            "and length_spread= (--noise and --length-spread)"
+            "give either a pilot (a fit; of the command a run, a measurement folder or a table of points), or both "
+            "noise= and length_spread= (--noise and --length-spread)"
         )
     if pilot is not None and not isinstance(pilot, LengthScalingFit):
         raise TypeError(f"pilot is a {type(pilot).__name__}: give a fit, for example gs.fit_length_scaling(measured)")

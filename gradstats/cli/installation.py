@@ -68,6 +68,7 @@ def check(
 
 
 Kind = Literal["experiments", "sweeps", "estimators", "recipes", "data", "rewards", "terms", "quantities", "schema"]
+_FOLLOWED = "a name follows, as in list estimators rloo"
 _FIRST: Kind = "experiments"  # what is listed where no kind is named
 
 
@@ -92,7 +93,7 @@ def list_things(
     if what not in kinds:
         nearest = get_close_matches(what, kinds, 1, 0.5)
         proposed = f"did you mean {nearest[0]}? " if nearest else ""
-        raise KeyError(f"{what!r} cannot be listed: {proposed}choose from {', '.join(kinds)}; a name follows, as in list estimators rloo")
+        raise KeyError(f"{what!r} cannot be listed: {proposed}choose from {', '.join(kinds)}; {_FOLLOWED}")
     if what == "schema":
         from gradstats.config.experiment import experiment_schema
 
