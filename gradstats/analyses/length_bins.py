@@ -19,7 +19,7 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, Wrapped
 from gradstats.plots.length_scaling import plot_length_bins
-from gradstats.plots.shares import lines_of_units, plot_shares
+from gradstats.plots.shares import SHARES, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, with_ends
 from gradstats.stats.measured import MeasuredGradients
@@ -35,19 +35,17 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
-from gradstats.stats.variance.shares import (
-    SHARES,
-    GradientShares,
-    equal_count_bins,
-    gradient_shares,
-    inside_bins,
-    resolved,
-)
+from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
 from gradstats.system.late import Int, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
+
+
+def share_columns(shares: GradientShares, confidence_level: float) -> dict[str, float]:
+    """Return both shares with their ``_low`` and ``_high``."""
+    return with_ends(dict(zip(SHARES, shares.with_intervals(confidence_level), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class LengthBins(Printed):
             "length_high": self.bins[:, 1],
             "n_completions": self.n_completions,
             **pd.DataFrame(scales),
-            **pd.DataFrame([one.columns(confidence_level) for one in self.shares]),
+            **pd.DataFrame([share_columns(one, confidence_level) for one in self.shares]),
         }
         for place, (name, column) in enumerate(columns.items(), start=1):
             frame.insert(place, str(name), column)
@@ -131,7 +129,7 @@ class LengthBins(Printed):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State which lengths make up most of the variance, and how much of the gradient."""
-        shares = [one.columns(confidence_level) for one in self.shares]
+        shares = [share_columns(one, confidence_level) for one in self.shares]
         known = [at for at, one in enumerate(shares) if np.isfinite(one["share_of_variance"])]
         if not known:
             return f"No share of the variance of {self.estimator} could be estimated."
@@ -390,8 +388,6 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']}, {lengths} (n = {row['n_completions']:,})"
 
 
-_SHARES = "stats/variance/shares.py"
-
 ANALYSIS = Analysis(
     name="length_bins",
     ask=variances_by_length,
@@ -400,18 +396,8 @@ ANALYSIS = Analysis(
         Column("n_completions", "completions of these lengths"),
         Column("length", "range of lengths", estimated=True),
         Column("scale", "what their expected gradient keeps of the target's", estimated=True),
-        Column(
-            "share_of_gradient",
-            "share of the expected gradient that the bin makes up",
-            estimated=True,
-            file=_SHARES,
-        ),
-        Column(
-            "share_of_variance",
-            "share of tr Cov: the covariance of the bin's part with the whole",
-            estimated=True,
-            file=_SHARES,
-        ),
+        Column("share_of_gradient", "share of the expected gradient that the bin makes up", estimated=True),
+        Column("share_of_variance", "share of tr Cov: the covariance of the bin's part with the whole", estimated=True),
     ),
     extends="variance",
     result=LengthBinsOfSeveral,

@@ -20,13 +20,14 @@ from gradstats.analyses.declaration import (
     most_completions,
     within_groups,
 )
+from gradstats.analyses.length_bins import share_columns
 from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
-from gradstats.plots.shares import bin_label, lines_of_units, plot_shares
+from gradstats.plots.shares import SHARES, bin_label, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
 from gradstats.stats.measured import MeasuredGradients
@@ -35,7 +36,7 @@ from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, refuse_batch_level, target_of
 from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of, why_silent
-from gradstats.stats.variance.shares import SHARES, GradientShares, binned, gradient_shares, resolved
+from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
 from gradstats.system.late import Bool, Float, Int, pd
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class SuccessBin:
             kept_scale = (self.scale.value / share, self.scale.value / high, self.scale.value / low)
         scales = {"scale": resolved(self.scale, confidence_level), "kept_scale": kept_scale}
         kept = {"kept_share": (share, low, high)}
-        return with_ends(scales) | self.shares.columns(confidence_level) | with_ends(kept)
+        return with_ends(scales) | share_columns(self.shares, confidence_level) | with_ends(kept)
 
 
 @dataclass(frozen=True, repr=False)
@@ -405,7 +406,6 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']}, {bin_label(row['success_low'], row['success_high'])} (n = {row['n_prompts']:,})"
 
 
-_SHARES = "stats/variance/shares.py"
 COLUMNS = (
     Column("estimator", "label of the estimator", file="estimators/by_label.py"),
     Column("unit", "unit of the gradient", file="estimators/estimator.py"),
@@ -419,14 +419,12 @@ COLUMNS = (
         "share of the expected gradient that the bin makes up",
         SHARES["share_of_gradient"],
         True,
-        file=_SHARES,
     ),
     Column(
         "share_of_variance",
         "share of tr Cov: the covariance of the bin's part with the whole",
         SHARES["share_of_variance"],
         True,
-        file=_SHARES,
     ),
     Column("kept_share", "share of groups with any non-zero weight", "groups kept", True),
     Column("spread_share", "share of groups whose rewards are not all equal", "groups with spread", True),

@@ -21,12 +21,13 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, stroke
-from gradstats.stats.variance.shares import SHARES
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Columns of what bins make up of a gradient, and their headings.
+SHARES = {"share_of_gradient": "share of gradient", "share_of_variance": "share of variance"}
 _AXIS_LABELS = {"success": "success rate of the prompt", "length": "completion length (tokens)"}
 
 

@@ -9,14 +9,11 @@ import numpy as np
 
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio, studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, with_ends
+from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.system.late import Bool, Real
-
-#: Name and heading of the columns that :meth:`GradientShares.columns` gives.
-SHARES = {"share_of_gradient": "share of gradient", "share_of_variance": "share of variance"}
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,9 @@ class GradientShares:
     variance: Estimated  # (E⟨gᵇ, g⟩ − ⟨E gᵇ, E g⟩)/tr Cov(g), the part's covariance with the whole
     part: PromptMoments | None  # None where none of its completions has any weight
 
-    def columns(self, confidence_level: float) -> dict[str, float]:
-        """Return both shares with their ``_low`` and ``_high``."""
-        intervals = (resolved(self.gradient, confidence_level), self.variance.with_interval(confidence_level))
-        return with_ends(dict(zip(SHARES, intervals, strict=True)))
+    def with_intervals(self, confidence_level: float) -> tuple[Interval, Interval]:
+        """Return ``(value, low, high)`` of the shares of gradient and variance."""
+        return resolved(self.gradient, confidence_level), self.variance.with_interval(confidence_level)
 
 
 def gradient_shares(
