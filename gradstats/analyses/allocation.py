@@ -134,6 +134,7 @@ class Allocation(Result):
         best = min(known, key=lambda row: row.relative_noise.value)
         ratio, low, high = best.relative_noise.with_interval(confidence_level)
         split = f"{best.estimator}, {best.group_size} completions of {best.n_prompts:.3g} prompts"
+        split += ", extrapolated" if best.extrapolated else ""
         reference, noise = f"rloo with {self.reference_size}", number_with_interval(ratio, low, high)
         if (best.estimator, best.group_size) == ("rloo", self.reference_size):
             return f"Of these splits of {self.tokens:,.0f} tokens, none has less noise than {reference}."
