@@ -56,7 +56,7 @@ RANKED: list[est.Estimator | Recipe] = [
 
 
 def ranking(policy: EnumeratedPolicy) -> pd.DataFrame:
-    """Rank every estimator on groups of 4 by its exact variance at matched signal."""
+    """Rank every estimator on groups of 4 by its exact relative noise."""
     reference = policy.moments(est.rloo(), GROUP_SIZE)
     rows = []
     for estimator in RANKED:
@@ -65,12 +65,12 @@ def ranking(policy: EnumeratedPolicy) -> pd.DataFrame:
             {
                 "estimator": f"`{estimator.label}`",
                 "tr Cov / RLOO's": moments.trace_cov / reference.trace_cov,
-                "at matched signal": moments.matched_trace_cov / reference.trace_cov,
+                "relative noise": moments.matched_trace_cov / reference.trace_cov,
                 "noise-to-signal": moments.noise_to_signal,
                 "cosine to ∇J": moments.cosine,
             }
         )
-    return pd.DataFrame(rows).sort_values("at matched signal", kind="stable")
+    return pd.DataFrame(rows).sort_values("relative noise", kind="stable")
 
 
 def fixed_baselines(policy: EnumeratedPolicy) -> pd.DataFrame:
@@ -149,7 +149,7 @@ def blocks() -> dict[str, str]:
         "estimators": to_markdown(family),
         "recipes": to_markdown(rows),
         "policies": "\n".join(f"- **{name.capitalize()}**: {portrait(policy)}" for name, policy in policies.items()),
-        "ranking": to_markdown(side_by_side(rankings, "at matched signal")),
+        "ranking": to_markdown(side_by_side(rankings, "relative noise")),
         "baselines": to_markdown(side_by_side(baselines, "tr Cov / that of E[R]")),
     }
 

@@ -66,7 +66,7 @@ class VarianceCurve(Result):
         parameter: the parameter that is varied.
         values: (k,) its values, increasing.
         comparison: the estimator at each value, a row each, on the same completions.
-        lowest: where the variance at matched signal is lowest; None where it is not known at every value.
+        lowest: where the relative noise is lowest; None where it is not known at every value.
         fits: exponents that may be plugged in, by name, where the parameter is the exponent of length weights.
         notes: what a reader of the curve has to know, one sentence each.
     """
@@ -83,7 +83,7 @@ class VarianceCurve(Result):
 
     @property
     def minimiser(self) -> float:
-        """The value at which the variance at matched signal is lowest; NaN where it is not known.
+        """The value at which the relative noise is lowest; NaN where it is not known.
 
         For ``group_size`` it is the variance at an equal total of completions.
         """
@@ -167,7 +167,7 @@ def variance_curve(
 
     With β the parameter the variance is :math:`V(β) = \mathrm{tr\,Cov}(ĝ_β)`.
     Every row is that of :func:`gradstats.compare` for the estimator at this value: ratios and differences are paired.
-    The minimiser of the variance at matched signal has an interval from a delete-one-prompt jackknife
+    The minimiser of the relative noise has an interval from a delete-one-prompt jackknife
     (:class:`gradstats.stats.variance.minimiser.Minimiser`). For ``alpha`` of ``length_weighted`` the exponents of
     three fits stand beside it, each with what plugging it in costs: the pooled line, the line within prompts, and that
     of the mean :math:`E[‖S‖² | T]`.
@@ -285,7 +285,7 @@ _PANEL, _AXIS = 0.75, 0.45
 def plot_variance_curve(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, value: str = JUDGED.name) -> Axes:
     """Draw one quantity along a parameter, with its pointwise band and, thin, the simultaneous one.
 
-    The raw variance is a dotted line beside that at matched signal. Where the frame has a minimiser, a diamond with its
+    The raw variance is a dotted line beside the relative noise. Where the frame has a minimiser, a diamond with its
     interval marks it on the horizontal axis, an arrow an end of the interval that is the first or last value, beyond
     which it may lie. Vertical lines mark the exponents that fits give.
 

@@ -263,7 +263,7 @@ def plan_alpha(
 
 #: A ratio within this share of 1 counts as equal, where a pilot does not tell it from 1.
 EQUAL_WITHIN = 0.05
-#: What can be planned: the ratio of variances, and that at matched signal.
+#: What can be planned: the ratio of variances, and the relative noise.
 RATIOS = ("ratio", JUDGED.name)
 
 

@@ -240,7 +240,7 @@ class VarianceComparison(Result):
 
         Then follow ``ratio_simultaneous_low`` and ``ratio_simultaneous_high``, between which the ratios of all rows of
         a group size lie at once, and the same of ``matched_ratio``; ``in_best_set``, whether the estimator may have the
-        lowest variance at matched signal (None for rows without a relative noise, which are not judged);
+        lowest relative noise (None for rows without a relative noise, which are not judged);
         ``n_effective_prompts``, how many prompts of equal squared gradients the variance is worth; and
         ``most_influential_prompt``, without which it changes most.
         ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
@@ -448,7 +448,7 @@ def compare(
     (docs/statistics.md).
 
     Each is defined in :mod:`gradstats.stats.variance.estimates`. The best set holds the estimators that may have the
-    lowest variance at matched signal.
+    lowest relative noise.
 
     **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts, with
     delete-one-prompt replicates in closed form: Student intervals for ``trace_cov`` (on the log scale) and
@@ -820,7 +820,7 @@ ANALYSIS = Analysis(
         ),
         AnalysisFigure(
             "variance_bias",
-            "Variance at matched signal, next to cosine and share of bias, with the lowest at the top.",
+            "Relative noise, next to cosine and share of bias, with the lowest at the top.",
             lambda frame: plot_variance_panels(frame, sort=_by_value(frame)),
             link="figure: variance, cosine and bias",
             after="length_scaling",

@@ -155,7 +155,7 @@ def limits_of(name: str) -> Limits:
 
 
 # A shrunken estimator has a low ratio without being better, and a ratio between two units is meaningless: only the
-# variance at matched signal decides which estimator is lowest, and figures show it by default.
+# relative noise decides which estimator is lowest, and figures show it by default.
 JUDGED = QUANTITIES["matched_ratio"]
 
 

@@ -145,7 +145,7 @@ def test_page_is_current(page_module):
 
 def test_rankings_show_wins_and_losses(page_module):
     matched = {
-        name: page_module.ranking(policy()).set_index("estimator")["at matched signal"]
+        name: page_module.ranking(policy()).set_index("estimator")["relative noise"]
         for name, policy in page_module.POLICIES.items()
     }
     better = {

@@ -1,4 +1,4 @@
-"""Which estimators may have the lowest variance at matched signal, from their differences in pairs."""
+"""Which estimators may have the lowest relative noise, from their differences in pairs."""
 
 from __future__ import annotations
 
