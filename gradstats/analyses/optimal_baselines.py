@@ -24,7 +24,7 @@ from gradstats.plots.variance import plot_variance
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, influential_prompts, require_level, satterthwaite_degrees
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import number_with_interval
+from gradstats.stats.numbers import number_with_interval, percentage
 from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
@@ -276,16 +276,24 @@ class OptimalBaselines(Result):
         return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State the most that a learned baseline gains, and what the oracle would gain beyond."""
+        """State the most that a learned baseline gains over RLOO, and what the oracle's variance is beside it."""
         frame = self.to_frame(confidence_level).set_index("estimator")
         ends = ("", "_simultaneous_low", "_simultaneous_high")  # those of the table below the sentence
-        parts = []
-        for label, what in (("rloo", "rloo"), (ORACLE, "the oracle")):
-            if label in frame.index:
-                value, low, high = (float(frame.loc[label, f"ratio_to_learned{end}"]) for end in ends)
-                parts.append(f"{what} {number_with_interval(value, low, high)}")
-        compared = f" Variance relative to it: {', '.join(parts)}." if parts else ""
-        return f"The best learned baseline is the {self.best}.{compared}"
+        beside = {
+            label: [float(frame.loc[label, f"ratio_to_learned{end}"]) for end in ends]
+            for label in ("rloo", ORACLE)
+            if label in frame.index
+        }
+        answer = f"The best learned baseline is the {self.best}"
+        if "rloo" in beside:
+            gain, least, most = (1.0 - 1.0 / ratio for ratio in beside["rloo"])
+            if least > 0:
+                answer = f"The {self.best} saves {percentage(gain, least, most)} of the variance of rloo"
+            else:
+                answer = f"No learned baseline is shown to beat rloo: the {self.best} saves at most {max(most, 0):.0%}"
+        if ORACLE in beside:
+            answer += f"; the oracle has {number_with_interval(*beside[ORACLE])} times its variance"
+        return f"{answer}."
 
 
 def optimal_baselines(

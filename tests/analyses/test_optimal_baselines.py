@@ -24,7 +24,7 @@ from gradstats.analyses.optimal_baselines import (
 )
 from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
 from gradstats.reference.optimal_baselines import mixture_form
-from gradstats.stats.numbers import number_with_interval
+from gradstats.stats.numbers import number_with_interval, percentage
 from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import split_into_groups
@@ -195,12 +195,19 @@ def test_both_ratios_have_simultaneous_intervals(found):
 
 
 def test_the_sentence_states_the_gain(found):
-    frame = found.to_frame().set_index("estimator")
-    sentence = found.sentence()
     ends = ("", "_simultaneous_low", "_simultaneous_high")  # as in the table that stands below
-    ratio, low, high = frame.loc["rloo", [f"ratio_to_learned{end}" for end in ends]]
-    assert sentence.startswith(f"The best learned baseline is the {found.best}. Variance relative to it: rloo ")
-    assert f"rloo {number_with_interval(ratio, low, high)}, the oracle " in sentence
+    for level, resolved in ((0.9999999999, False), (0.01, True)):
+        frame = found.to_frame(level).set_index("estimator")
+        ratios, oracle = (
+            frame.loc[label, [f"ratio_to_learned{end}" for end in ends]].astype(float) for label in ("rloo", ORACLE)
+        )
+        gain, low, high = 1.0 - 1.0 / ratios
+        assert (low > 0) == resolved
+        start = f"No learned baseline is shown to beat rloo: the {found.best} saves at most {high:.0%}"
+        if resolved:
+            start = f"The {found.best} saves {percentage(gain, low, high)} of the variance of rloo"
+        said = f"{start}; the oracle has {number_with_interval(*oracle)} times its variance."
+        assert found.sentence(level) == said
 
 
 def test_refusals():
