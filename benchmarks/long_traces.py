@@ -253,7 +253,7 @@ def what_fits() -> pd.DataFrame:
 
 def draw(table: pd.DataFrame) -> list[Path]:
     """Draw the estimate over the measured peak, a row per setting, and write the table beside it; return the paths."""
-    estimated = table[table["estimated_over_measured"].notna()].sort_values(["vocabulary", "tokens", "method"])
+    estimated = table.dropna(subset=["estimated_over_measured"]).sort_values(["vocabulary", "tokens", "method"])
     labels = [_label(row) for row in estimated.to_dict("records")]
     look: Any = style("icml", "full", height=0.9 + 0.17 * len(labels))
     with mpl.rc_context(look):
