@@ -181,7 +181,7 @@ def variance_curve(
             ``eps_high``; ``"group_size"`` varies the completions per group, which is the order k of ``pass_at_k``,
             and the minimiser is then that of the variance at an equal total of completions.
         values: at least two different values of it, in any order; a command reads alpha=0:2:41 (first, last, how many)
-            or group_size=2,4,8.
+            or ``group_size=2,4,8``.
         scores: as for :func:`gradstats.compare`.
         state_values: the field ``values`` of the measurement's batch, for ``gae``.
         **options: the other arguments of :func:`gradstats.compare`.
