@@ -150,7 +150,7 @@ class VarianceCurve(Result):
         costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()
         if not len(costs):
             return f"{text}{ends}."
-        return f"{text}{ends}; a fitted α takes up to {100 * (costs.max() - 1.0):.1f} % more samples."
+        return f"{text}{ends}; a fitted α takes up to {100 * (costs.max() - 1.0):.1f}% more samples."
 
 
 def variance_curve(

@@ -362,8 +362,8 @@ class Analysis(Tabulated):
     recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
     #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
     beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
-    #: The answer of a run that recorded no sentence of its own, from its manifest; "" where that does not tell.
-    of_manifest: Callable[[Mapping[str, Any]], str] = lambda manifest: ""
+    #: What the ``.attrs`` of its table would state in a run that recorded no answer, from the run's manifest.
+    of_manifest: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda manifest: {}
     #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.
     kept: bool = False
     #: The name of its files, from the arguments, and the pattern that all of these match.

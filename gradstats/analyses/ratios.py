@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, Result
+from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis, AnalysisFigure, Column, FurtherTable, Result
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
@@ -409,10 +409,13 @@ CLIPPING = FurtherTable(
 _SPREAD = "stats/ratios.py"
 
 
-def _of_sampler(manifest: Mapping[str, Any]) -> str:
-    """Return what a run recorded of its sampler and its scorer, without the evidence."""
-    said = str((manifest.get("sampler_gap") or {}).get("sentence", ""))
-    return f"{said.partition(':')[0].removesuffix('.')}." if said else ""
+def _of_sampler(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run recorded of its sampler and its scorer, without the evidence, and whether that says all."""
+    gap = manifest.get("sampler_gap") or {}
+    if not gap.get("sentence"):
+        return {}
+    answer = f"{gap['sentence'].partition(':')[0].removesuffix('.')}."
+    return {SENTENCE: answer, SETTLED: gap.get("off_policy") is False}
 
 
 ANALYSIS = Analysis(

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -459,8 +459,10 @@ def _question(
     drawn: Collection[str],
 ) -> QuestionOnPage:
     about = {} if frame is None else frame.attrs
+    if SENTENCE not in about:
+        about = {**about, **analysis.of_manifest(run.manifest)}
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
-    answer = str(about.get(SENTENCE, "")) or analysis.of_manifest(run.manifest)
+    answer = str(about.get(SENTENCE, ""))
     is_long = len(answer) > _LONGEST_ANSWER
     naming = _names_of(run, frame)
     answer = in_words_of(answer, naming)
@@ -493,7 +495,7 @@ def _question(
     # A comparison has the columns of the estimators' section, and another table says what is new in it.
     declared = next((one for one in analysis.tables if not one.as_comparison), None)
     table = tables.get(name if declared is analysis or declared is None else declared.name)
-    if table is not None and not (about.get(SETTLED) or _is_settled(run, analysis, about)):
+    if table is not None and not about.get(SETTLED):
         short = short_table(declared or analysis, frame_in_words(table.source), table)
         if short.headings:
             found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
@@ -509,12 +511,6 @@ def _names_of(run: SavedResults, frame: pd.DataFrame | None) -> dict[str, str]:
     if "estimator" in frame:
         mentioned += frame["estimator"].tolist()
     return distinct_names(dict.fromkeys(map(str, mentioned)), run.figure_style.labels)
-
-
-def _is_settled(run: SavedResults, analysis: Analysis, about: Mapping[Hashable, object]) -> bool:
-    """Return whether the sentence on the sampler says all, in a run that did not record answers."""
-    gap = run.manifest.get("sampler_gap") or {}
-    return analysis.name == "ratios" and SENTENCE not in about and gap.get("off_policy") is False
 
 
 def _answer_on_estimators(compared: Compared, naming: Naming) -> str:
@@ -639,7 +635,7 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in rows if value not in (None, "")]
 
 
-def _alpha(run: SavedResults) -> dict[str, str] | None:
+def _alpha(run: SavedResults) -> dict[str, str | bool] | None:
     if run.alpha is None:
         return None
     saved, within = run.alpha, run.alpha.get("within_prompt")
@@ -647,8 +643,8 @@ def _alpha(run: SavedResults) -> dict[str, str] | None:
     return {
         "level": f"{saved.get('confidence_level', CONFIDENCE_LEVEL):.0%}",
         "method": f"{saved['method']}, {saved['interval']} interval",
-        # Where it was not fitted, or is the α of the run itself, nothing is shown.
-        "within": "" if within is None or saved["method"] == "within_prompt" else "yes",
+        # That it is what a group baseline uses goes without saying where it is the α of the run itself.
+        "has_within": within is not None and saved["method"] != "within_prompt",
         "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
     }
 

@@ -62,6 +62,14 @@ def test_the_minimiser_and_the_fits(curve):
     assert f"{curve.minimiser:.3g}" in curve.sentence()
 
 
+def test_a_sentence_says_what_the_fitted_exponents_cost():
+    batch, scores = correlated_batch(100, 6)
+    curve = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-3.0, 2.0, 11), scores)
+    cost = curve.fits_frame()["ratio_to_lowest"].max() - 1.0
+    assert cost > 0.01
+    assert curve.sentence().endswith(f"; a fitted α takes up to {100 * cost:.1f}% more samples.")
+
+
 def test_a_sentence_says_where_the_interval_is_cut():
     batch, scores = correlated_batch(12, 6)
     found = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-0.1, 0.1, 5), scores)

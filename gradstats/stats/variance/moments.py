@@ -423,7 +423,7 @@ class ComponentsOf:
         return {"_moments": None, "found": self.found}
 
 
-#: Int[np.ndarray, "k drawn"] whose gradients are formed together, in one product.
+#: Deals whose gradients are formed together, in one product.
 DEALS_AT_ONCE = 32
 #: Folds of deals, whose scatter is the error that a finite number of deals leaves.
 N_FOLDS = 16
@@ -495,7 +495,7 @@ class DealtDifferences:
 
     @property
     def n_deals(self) -> int:
-        """Int[np.ndarray, "k drawn"] added so far."""
+        """Deals added so far."""
         return int(self._deals.sum())
 
     @property
