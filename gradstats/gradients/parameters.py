@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -23,6 +22,7 @@ from gradstats.config.sections import MeasurementSection
 from gradstats.measurement.measurement import split_layer
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import reshard
+from gradstats.system.late import Float
 
 
 class UnsupportedModuleError(ValueError):

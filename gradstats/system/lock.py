@@ -2,6 +2,9 @@
 
 Several processes may declare themselves parts of one run. Each then has a lock of its own, which it touches now and
 then, and takes the lock of the folder only for the moments in which it writes what the parts share.
+
+``filelock`` does not serve here: it leaves its file behind, and the holder cannot write who it is into the file that it
+locks.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Timeouts by signal exist in the main thread only and do not interrupt a computation that never returns to the
 interpreter. A process can be killed from any thread, whatever it is doing, at the cost of starting another. It is
 started with a fixed seed of string hashes, on which the order of sets depends.
+
+Workers of ``pebble`` have neither an environment, as that seed needs, nor options of Python (``-P``) of their own;
+``loky`` gives them an environment but no limit on the time of a call.
 """
 
 from __future__ import annotations
