@@ -1,6 +1,6 @@
 """Does training obey the critical batch? Steps to a reward against prompts per batch, by estimator and optimizer.
 
-**Exact part.** Enumerated policies of 32 prompts that share their parameters (`Task`): reward, gradient and noise are
+Enumerated policies of 32 prompts that share their parameters (`Task`) are trained: reward, gradient and noise are
 known at every step, and all runs of an arm train at once. An arm is an optimizer, an estimator and a batch, and every
 run begins with the uniform policy. Its learning rate is the one that is best for noiseless steps, times 1/(1 + B*/B)
 for SGD, and its square root for Adam: McCandlish et al. (1812.06162) derive the first and find powers between ½ and 1
@@ -8,18 +8,14 @@ for Adam. As a control every arm is also trained at the best of a grid around th
 The critical batch B* is what `batch_size` measures on 1,000 prompts at four places along a noiseless run, evenly spaced
 in steps. Their mean is the unit, since each stretch of noiseless steps takes 1 + B*/B times as many noisy ones.
 
-**Embedded policy.** Plain SGD from its checkpoint of step 2000, which leaves room for the reward to rise, at the rate
-of theory; three seeds of six arms, with what is measured at the start as the unit.
-
 ``python experiments/batch_sizes_in_training.py`` trains the arms that are missing in the folder of runs, and writes
-tables and figures of those that are complete. The exact part takes minutes, the embedded policy about an hour.
+tables and figures of those that are complete. It takes minutes.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -27,28 +23,22 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch
 import tyro
 from jaxtyping import Float, Int
 from scipy.optimize import least_squares
 from scipy.special import log_softmax, ndtri
 from scipy.stats import binom
 
-import gradstats as gs
 from gradstats import estimators
 from gradstats.analyses.batch_size import batch_size
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
-from gradstats.gradients.objective import Objective, make_chunk
 from gradstats.plots import estimator_appearance, save_figure, style
 from gradstats.plots.marks import draw_intervals, draw_series, estimates_of, legend_below, with_ends
 from gradstats.plots.names import variants
 from gradstats.plots.style import edge, muted, stroke
 from gradstats.plots.variance import plain_ticks
-from gradstats.policy.policy import Policy
-from gradstats.prompts.problem import Problem
 from gradstats.reference.enumerated import EnumeratedPolicy
-from gradstats.rollouts.table import Rollouts
 from gradstats.system.environment import environment
 from gradstats.system.files import read_json, write_csv, write_json
 
@@ -71,9 +61,9 @@ ARMS = (Arm("reinforce", 4), Arm("rloo", 4), Arm("rloo", 16), Arm("gae", 4))
 REFERENCE, FEW = ARMS[1], 16
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 OPTIMIZERS = ("sgd", "adam")
-#: Random tasks of the exact part, by seed; figures show the first.
+#: Random tasks, by seed; figures show the first.
 TASKS = (1, 2, 3, 4, 5)
-#: Where exact runs end, as a share of the way from the start to what long training reaches.
+#: Where runs end, as a share of the way from the start to what long training reaches.
 WAY = 0.7
 #: Learning rate of the noiseless run along which the critical batch is measured: slow, so that it is smooth.
 SLOW = 20.0
@@ -356,87 +346,6 @@ def critical_batches(task: Task, target: float, rate: float) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """What all runs of the embedded policy share.
-
-    Attributes:
-        revision: the checkpoint that training begins with.
-        rate: of SGD for noiseless steps: in a trial, `rloo` with 16 prompts learned well at 0.1, which
-            is 1/(1 + B*/B) of it.
-        target: mean reward on the held-out problems at which a run ends.
-        between: learning rate times steps between two evaluations, in units of ``rate``.
-        evaluations: after which a run ends short of the target.
-        max_new_tokens: cap of a completion.
-        held_out: problems that every policy answers, with the same seed.
-        held_out_completions: completions of each.
-        measured: prompts from which the critical batch is measured.
-    """
-
-    revision: str = "step-2000"
-    rate: float = 1.25
-    target: float = 0.6
-    between: float = 0.25
-    evaluations: int = 12
-    max_new_tokens: int = 128
-    held_out: int = 64
-    held_out_completions: int = 4
-    measured: int = 128
-
-
-EMBEDDED_ARMS = (Arm("reinforce", 8), Arm("rloo", 8), Arm("rloo", 16))
-EMBEDDED_BATCHES = (16, 64)
-EMBEDDED_SEEDS = 3
-HELD_OUT_SEED = 1_000_000
-
-
-def sampled(policy: Policy, problems: list[Problem], group_size: int, seed: int, settings: Embedded) -> Rollouts:
-    """Draw completions of some problems."""
-    tokens, together = settings.max_new_tokens, len(problems) * group_size
-    drawn = {"max_new_tokens": tokens, "batch_size": min(together, 512), "progress": False}
-    return gs.sample(policy, problems, group_size=group_size, rng=seed, **drawn)
-
-
-def held_out_reward(policy: Policy, settings: Embedded) -> float:
-    """Return the mean reward on the held-out problems, the same for every policy."""
-    problems = gs.load_prompts("embedded", n=settings.held_out, rng=HELD_OUT_SEED)
-    return float(sampled(policy, problems, settings.held_out_completions, HELD_OUT_SEED, settings).rewards.mean())
-
-
-def descend(policy: Policy, rollouts: Rollouts, arm: Arm, rate: float) -> None:
-    """Take one step of plain SGD along an estimator's gradient, the mean over the groups."""
-    lengths = rollouts.lengths
-    weights = estimators.get(arm.label).weights(Batch(rollouts.rewards, lengths, rollouts.prompt_id))
-    weightings = [[np.full(length, weight) for length, weight in zip(lengths, weights, strict=True)]]
-    policy.model.zero_grad()
-    for rows in np.array_split(np.argsort(lengths), -(-len(lengths) // 32)):
-        chunk = make_chunk(rollouts, rows, policy.device, policy.dtype, weightings)
-        with Objective(policy.model, policy.temperature) as objective:
-            logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)
-        logprobs.backward(chunk.weights[1])
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.grad is not None:
-                parameter += rate * arm.group_size / len(lengths) * parameter.grad
-
-
-def train_embedded(settings: Embedded, arm: Arm, n_prompts: int, rate: float, seed: int) -> list[dict[str, float]]:
-    """Train until the target is reached; returns steps, tokens and held-out reward at every evaluation."""
-    policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
-    between = max(1, round(settings.between * settings.rate / rate))
-    problems = gs.load_prompts("embedded", n=between * settings.evaluations * n_prompts, rng=seed, split="train")
-    found = [{"steps": 0, "tokens": 0, "held_out": held_out_reward(policy, settings)}]
-    while len(found) <= settings.evaluations and found[-1]["held_out"] < settings.target:
-        steps, tokens = found[-1]["steps"], found[-1]["tokens"]
-        for _ in range(between):
-            batch = problems[steps * n_prompts : (steps + 1) * n_prompts]
-            rollouts = sampled(policy, batch, arm.group_size, 10_000 * seed + steps, settings)
-            descend(policy, rollouts, arm, rate)
-            steps, tokens = steps + 1, tokens + int(rollouts.lengths.sum())
-        found.append({"steps": steps, "tokens": tokens, "held_out": held_out_reward(policy, settings)})
-    return found
-
-
 def target_of(task: Task) -> float:
     """Return the expected reward at which runs end."""
     moving, rewards = Optimizer("sgd", np.array([SLOW]), task.dimension), []
@@ -447,7 +356,7 @@ def target_of(task: Task) -> float:
     return rewards[0] + WAY * (rewards[-1] - rewards[0])
 
 
-def exact_part(folder: Path, seed: int) -> None:
+def train_arms(folder: Path, seed: int) -> None:
     """Measure the critical batches of a task and train every arm that has no result yet."""
     folder.mkdir(parents=True, exist_ok=True)
     task = Task(seed)
@@ -469,11 +378,11 @@ def exact_part(folder: Path, seed: int) -> None:
                 slower = 1.0 + units[arm.label, arm.group_size] / n_prompts
                 rate = noiseless["rate"] / slower ** POWERS[optimizer]
                 most_steps = round(10.0 * noiseless["steps"] * slower) + 50
-                write_json(path, exact_arm(task, optimizer, arm, n_prompts, rate, target, most_steps))
+                write_json(path, train_arm(task, optimizer, arm, n_prompts, rate, target, most_steps))
                 print(path, flush=True)
 
 
-def exact_arm(
+def train_arm(
     task: Task, optimizer: str, arm: Arm, n_prompts: int, rate: float, target: float, most_steps: int
 ) -> dict[str, object]:
     """Train an arm at theory's rate, and at the rate of the grid that takes the fewest steps in runs of their own."""
@@ -491,39 +400,6 @@ def exact_arm(
         for kind, of_kind in runs.items()
     }
     return about | {"factor": factor, "most_steps": most_steps} | results
-
-
-def measured_batches(settings: Embedded, policy: Policy, arms: Sequence[Arm], seed: int) -> pd.DataFrame:
-    """Measure the critical batch of arms on new problems of one policy."""
-    problems = gs.load_prompts("embedded", n=settings.measured, rng=HELD_OUT_SEED + seed)
-    largest = max(arm.group_size for arm in arms)
-    rollouts = sampled(policy, problems, largest, HELD_OUT_SEED + seed, settings)
-    measured = gs.measure(policy, rollouts, sketch_dim=8192, progress=False)
-    frames = [
-        batch_size(measured, [arm.label], group_size=arm.group_size, prompts=16)
-        .to_frame()
-        .assign(reward=float(rollouts.rewards.mean()))
-        for arm in arms
-    ]
-    return pd.concat(frames, ignore_index=True)
-
-
-def embedded_part(folder: Path, settings: Embedded) -> None:
-    """Measure the critical batches at the start and train every arm of the embedded policy that has no result yet."""
-    torch.set_num_threads(1)
-    measured = folder / "embedded_critical_batch.csv"
-    if not measured.exists():
-        policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
-        write_csv(measured, measured_batches(settings, policy, EMBEDDED_ARMS, 1))
-    units = pd.read_csv(measured).set_index(["estimator", "group_size"])["critical_batch"]
-    for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
-        path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
-        if not path.exists():
-            rate = settings.rate / (1.0 + float(units.loc[(arm.label, arm.group_size)]) / n_prompts)
-            about = {"estimator": arm.label, "group_size": arm.group_size, "prompts": n_prompts, "seed": seed}
-            evaluations = train_embedded(settings, arm, n_prompts, rate, seed)
-            write_json(path, about | {"learning_rate": rate, "evaluations": evaluations})
-            print(path, flush=True)
 
 
 def units_of(measured: pd.DataFrame) -> pd.DataFrame:
@@ -556,32 +432,6 @@ def exact_steps(folder: Path, seed: int, units: pd.DataFrame) -> pd.DataFrame:
             about |= {"runs": len(runs["steps"]), "reached": reached, "in_units": n_prompts / unit}
             records.append(known | about | median(runs["steps"], "steps") | median(runs["tokens"], "tokens"))
     return pd.DataFrame(records)
-
-
-def embedded_runs(folder: Path, settings: Embedded) -> pd.DataFrame:
-    """Return steps and tokens to the target of each run of the embedded policy, those that are missing included."""
-    rows = []
-    for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
-        path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
-        known = {"seed": seed, "prompts": n_prompts, "estimator": arm.label, "group_size": arm.group_size}
-        rows.append(known | {"finished": path.exists(), "learning_rate": np.nan, "steps": np.nan, "tokens": np.nan})
-        if path.exists():
-            trained = read_json(path)
-            steps, tokens = crossing(pd.DataFrame(trained["evaluations"]), settings.target)
-            rows[-1] |= {"learning_rate": trained["learning_rate"], "steps": steps, "tokens": tokens}
-    return pd.DataFrame(rows)
-
-
-def crossing(evaluations: pd.DataFrame, target: float) -> tuple[float, float]:
-    """Return steps and tokens at which the held-out reward first reaches a target, interpolated; NaN for never."""
-    at = np.flatnonzero(evaluations["held_out"] >= target)
-    if not len(at):
-        return np.nan, np.nan
-    if at[0] == 0:
-        return 0.0, 0.0
-    two = evaluations.iloc[at[0] - 1 : at[0] + 1]
-    steps, tokens = (float(np.interp(target, two["held_out"], two[name])) for name in ("steps", "tokens"))
-    return steps, tokens
 
 
 def spreads(steps: pd.DataFrame, units: pd.DataFrame) -> pd.DataFrame:
@@ -761,8 +611,7 @@ def main(runs: Path = Path("runs/batch_sizes"), out: Path = Path("figures/batch_
     """
     runs.mkdir(parents=True, exist_ok=True)
     for seed in TASKS:
-        exact_part(runs / f"task-{seed}", seed)
-    embedded_part(runs, Embedded())
+        train_arms(runs / f"task-{seed}", seed)
     write_results(runs, out)
 
 
@@ -786,16 +635,12 @@ def write_results(runs: Path, out: Path) -> None:
         write_csv(out / f"{name}.csv", table)
     print("\n".join(sentences(*tables[1:])))
     pictures = {"steps": (draw_steps, (tables[1], tables[2])), "along": (draw_along, (tables[0],))}
-    settings = Embedded()
-    if any(runs.glob("embedded-*.json")):
-        write_csv(out / "embedded_runs.csv", embedded_runs(runs, settings))
-        write_csv(out / "embedded_critical_batch.csv", pd.read_csv(runs / "embedded_critical_batch.csv"))
     with mpl.rc_context(style("iclr")):  # pyright: ignore[reportArgumentType]
         for name, (draw, tables) in pictures.items():
             draw(*tables)
             save_figure(plt.gcf(), out / name, source=tables[0], overwrite=True)
             plt.close("all")
-    about = {"script": Path(__file__).name, "noiseless": noiseless, "embedded": asdict(settings)}
+    about = {"script": Path(__file__).name, "noiseless": noiseless}
     write_json(out / "manifest.json", about | environment())
 
 
