@@ -227,9 +227,11 @@ def batch_size(
     until B groups have a weight, as dynamic sampling does, reaches hardly more than all the groups that it draws.
 
     **Intervals.** That of B* is a Fieller set over prompts whose variance is that under the value in question
-    (:func:`gradstats.stats.variance.alignment.critical_batch`). Everything else is a monotone function of it and, for a
-    biased estimator, of the interval of its cosine. Where ‖G‖² is not resolved there are bounds and no values. The mean
-    length and the share of groups with a weight are taken as known.
+    (:func:`gradstats.stats.variance.alignment.critical_batch`). Where ‖G‖² is not resolved there are bounds and no
+    values; where it is so only just, a value may have no upper end, since values are shown of those data sets alone
+    that find enough signal (:func:`gradstats.stats.variance.alignment.high_of_shown`). Everything else is a monotone
+    function of B* and, for a biased estimator, of the interval of its cosine. The mean length and the share of groups
+    with a weight are taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -339,7 +341,7 @@ def _row(
     per_prompt: float,
     needed: float,
 ) -> BatchRow:
-    alignment, base = (None if row.gradient is None else alignment_of(row.gradient, parts) for row in (found, of_base))
+    alignment, base = (alignment_of(row, parts) for row in (found, of_base))
     critical = None if alignment is None else alignment.critical
     kept_completions, kept_tokens = _kept(pool, one)
     # What is left of a batch without some of its groups has other weights where these depend on the batch.

@@ -12,7 +12,7 @@ from gradstats.analyses import allocate, registry
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import analysis_table
 
-TOKENS = 1000.0
+TOKENS = 2000.0
 
 
 def exact_noise(policy, label, size, mean_length):
@@ -110,10 +110,39 @@ def test_without_any_row_the_frame_has_its_columns_and_the_sentence_says_so():
     assert analysis_table(registry.get("allocation"), found.to_frame()).rows == ()
 
 
+def test_the_best_size_of_rloo_is_the_one_of_least_exact_noise():
+    policy = EnumeratedPolicy(2, 3, n_prompts=6, rng=4)
+    by_size = {n: policy.moments(est.get("rloo"), n) for n in (2, 3)}
+    noise = {n: n * moments.within_prompt for n, moments in by_size.items()}
+    exact = 1.0 + np.sqrt(2.0 * (noise[2] - noise[3]) / by_size[2].between_prompt)
+    inside = []
+    for seed in range(12):
+        batch, scores, _ = policy.sample(200, 8, rng=seed)
+        found = allocate(batch, ["rloo"], scores)
+        value, low, high = found.best_size.with_interval(0.95)
+        inside.append(low <= exact <= high)
+        assert 2.0 <= low <= value <= high
+        assert " The best size of rloo is " in found.sentence()
+    assert sum(inside) >= 10
+    # Three completions do not tell v_1 from v_2.
+    batch, scores, _ = policy.sample(60, 3, rng=0)
+    assert allocate(batch, ["rloo"], scores, group_sizes=[2, 3]).best_size is None
+
+
+def test_sizes_of_which_the_tokens_pay_for_no_group_have_no_row():
+    batch, scores = correlated_batch(n_prompts=60, size=8)
+    length = batch.lengths.mean()
+    found = allocate(batch, ["rloo"], scores, tokens=5.0 * length)
+    assert found.to_frame()["group_size"].tolist() == [2, 4]
+    assert found.reference_size == 8
+
+
 def test_what_cannot_be_allocated_is_refused():
     batch, scores = correlated_batch(n_prompts=5, size=8)
     with pytest.raises(ValueError, match="tokens=0 must be a positive number"):
         allocate(batch, ["rloo"], scores, tokens=0)
+    with pytest.raises(ValueError, match=r"tokens=3 is below one group of 2, which takes \d+ completion tokens here"):
+        allocate(batch, ["rloo"], scores, tokens=3)
     with pytest.raises(ValueError, match=r"group_sizes=\[1, 2\] must be at least 2"):
         allocate(batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[1, 2])
     with pytest.raises(ValueError, match="a prompt has a single completion, and groups need two: sample more"):
@@ -138,7 +167,7 @@ def test_the_row_that_all_are_compared_with_is_not_compared_with_itself():
     batch, scores = correlated_batch(n_prompts=60, size=4)
     alone = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[4])
     assert alone.reference_size == 4
-    assert alone.sentence() == "Of these splits of 1,000 tokens, none has less noise than rloo with 4."
+    assert alone.sentence().startswith("Of these splits of 1,000 tokens, none has less noise than rloo with 4.")
     split = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
     assert split.sentence().startswith("No split of 1,000 tokens is shown to beat rloo with 4; lowest is ")
     beyond = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[16]).sentence()
