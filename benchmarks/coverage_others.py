@@ -136,7 +136,7 @@ def of_batches(exact: EnumeratedPolicy, truth: dict[tuple[str, str], float], n_p
             covered = bool(row[f"{quantity}_low"] <= value <= row[f"{quantity}_high"])
             yield quantity, name, covered
             if np.isfinite(row[quantity]):
-                yield f"{quantity} with a value", name, covered
+                yield "critical_batch and alignment, where a value is shown", name, covered
 
 
 def of_temperatures(n_prompts: int, seed: int) -> Hits:

@@ -6,7 +6,11 @@ run begins with the uniform policy. Its learning rate is the one that is best fo
 for SGD, and its square root for Adam: McCandlish et al. (1812.06162) derive the first and find powers between ½ and 1
 for Adam. As a control every arm is also trained at the best of a grid around that rate, chosen in runs of their own.
 The critical batch B* is what `batch_size` measures on 1,000 prompts at four places along a noiseless run, evenly spaced
-in steps. Their mean is the unit, since each stretch of noiseless steps takes 1 + B*/B times as many noisy ones.
+in steps. Their mean is the unit, since each stretch of noiseless steps takes 1 + B*/B times as many noisy ones. One run
+of SGD is monitored, as the monitor in TRL's trainers does, beside what holds at its steps.
+
+A step along Pĝ, with Adam's P, reaches 1/(1 + B*/B) of the improvement of a noiseless one with the B* in P^{1/2} where
+the curvature is in proportion to 1/P, and with that in P where it is the same in all directions.
 
 ``python experiments/batch_sizes_in_training.py`` trains the arms that are missing in the folder of runs, and writes
 tables and figures of those that are complete. It takes minutes.
@@ -29,14 +33,16 @@ from scipy.optimize import least_squares
 from scipy.special import log_softmax, ndtri
 from scipy.stats import binom
 
+import gradstats as gs
 from gradstats import estimators
 from gradstats.analyses.batch_size import batch_size
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
+from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
 from gradstats.plots import estimator_appearance, save_figure, style
-from gradstats.plots.marks import draw_intervals, draw_series, estimates_of, legend_below, with_ends
+from gradstats.plots.marks import draw_series, estimates_of, legend_below, with_ends
 from gradstats.plots.names import variants
-from gradstats.plots.style import edge, muted, stroke
+from gradstats.plots.style import muted, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.reference.enumerated import EnumeratedPolicy
 from gradstats.system.environment import environment
@@ -73,6 +79,9 @@ CHOOSING, REPORTED = 10, 40
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 #: Places along a noiseless run at which the critical batch is measured, and prompts of each measurement.
 PLACES, MEASURED = 4, 1000
+#: The run of SGD that is monitored: what it learns from and what the monitor compares; prompts, steps and rate.
+WATCHED, WATCHED_LABELS = REFERENCE, ("rloo", "reinforce", "gae")
+WATCHED_BATCH, WATCHED_STEPS, WATCHED_RATE = 128, 80, 5.0
 #: Prompts of the alignment that is measured there.
 SHOWN_BATCH = 32
 #: Columns of the critical batch: as measured, and as it is, in parameter space and in Adam's geometry.
@@ -325,8 +334,6 @@ def critical_batches(task: Task, target: float, rate: float) -> pd.DataFrame:
     records = []
     for place, theta in enumerate(places_along(task, target, rate)):
         log_pi, policy = task.log_pi(theta[None]), task.enumerated(theta)
-        true = task.true_gradient(log_pi)[0]
-        many = np.repeat(log_pi, 500, axis=0)
         for number, arm in enumerate(ARMS):
             rng = np.random.default_rng([place, number])
             batch, scores, token_scores = policy.sample(MEASURED, arm.group_size, rng)
@@ -335,14 +342,46 @@ def critical_batches(task: Task, target: float, rate: float) -> pd.DataFrame:
             known = {"place": place, "estimator": arm.label, "group_size": arm.group_size}
             known |= {"reward": float(task.expected_reward(log_pi)[0])}
             measured = {column: row[column] for name in ("critical_batch", "alignment") for column in with_ends(name)}
-            drawn = [task.draw(many, arm, 1, rng).gradient(task, many) for _ in range(40)]
-            gradients = np.concatenate(drawn)
-            noise, second = ((gradients - true) ** 2).mean(axis=0), (gradients**2).mean(axis=0)
-            exact = {
-                name: (noise * second**-power).sum() / (true**2 * second**-power).sum()
-                for name, power in zip(UNITS[1:], (0.0, 0.5, 1.0), strict=True)
-            }
-            records.append(known | measured | exact)
+            exact = exact_noise(task, arm, log_pi, (0.0, 0.5, 1.0), rng)
+            records.append(known | measured | dict(zip(UNITS[1:], exact, strict=True)))
+    return pd.DataFrame(records)
+
+
+def exact_noise(
+    task: Task,
+    arm: Arm,
+    log_pi: Float[np.ndarray, "1 p prefixes v"],
+    powers: tuple[float, ...],
+    rng: np.random.Generator,
+) -> list[float]:
+    """Return noise over signal from 20,000 groups and the true gradient, in the geometry of each power of P²."""
+    true, many = task.true_gradient(log_pi)[0], np.repeat(log_pi, 500, axis=0)
+    gradients = np.concatenate([task.draw(many, arm, 1, rng).gradient(task, many) for _ in range(40)])
+    noise, second = ((gradients - true) ** 2).mean(axis=0), (gradients**2).mean(axis=0)
+    return [float((noise * second**-power).sum() / (true**2 * second**-power).sum()) for power in powers]
+
+
+def watched_run(task: Task) -> pd.DataFrame:
+    """Return what a monitor logs at every step of a run, and at every tenth what holds there."""
+    moving = Optimizer("sgd", np.array([WATCHED_RATE]), task.dimension)
+    logs, rng = MovingBatch(), np.random.default_rng(0)
+    records = []
+    for step in range(WATCHED_STEPS):
+        log_pi = task.log_pi(moving.theta)
+        batch, scores, token_scores = task.enumerated(moving.theta[0]).sample(WATCHED_BATCH, WATCHED.group_size, rng)
+        compared = gs.compare(batch, WATCHED_LABELS, token_scores).to_frame()
+        known = {"step": step, "reward": float(batch.rewards.mean())}
+        known |= {"silent_tokens": silent_tokens(batch, WATCHED.label)}
+        known |= logs.add(compared, WATCHED.label, WATCHED_BATCH)
+        if step % 10 == 0:
+            one, best = (
+                exact_noise(task, Arm(label, WATCHED.group_size), log_pi, (0.0,), np.random.default_rng(step))[0]
+                for label in (WATCHED.label, WATCHED_LABELS[-1])
+            )
+            known |= {"critical_batch_exact": one, "alignment_exact": 1.0 / (1.0 + one / WATCHED_BATCH)}
+            known |= {"best_saving_exact": 1.0 - best / one}
+        records.append(known)
+        moving.step((estimators.get(WATCHED.label).weights(batch) @ scores)[None] / WATCHED_BATCH)
     return pd.DataFrame(records)
 
 
@@ -577,29 +616,36 @@ def draw_steps(steps: pd.DataFrame, spread: pd.DataFrame) -> None:
     legend_below(axes[0, 0])
 
 
-def draw_along(measured: pd.DataFrame) -> None:
-    """Draw critical batch and alignment along a run of the first task, measured with intervals and as they are."""
-    measured = measured.loc[measured["task"] == TASKS[0]]
+def draw_watched(watched: pd.DataFrame) -> None:
+    """Draw what the monitor logs against the step, bands of its intervals, and what holds, dashed."""
     width = plt.rcParams["figure.figsize"][0]
-    _, axes = plt.subplots(1, 2, figsize=(width, 2.2))
-    exact = measured.assign(alignment_exact=1.0 / (1.0 + measured["exact"] / SHOWN_BATCH))
-    kinds = variants([arm.label for arm in ARMS])
-    for ax, name, line in ((axes[0], "critical_batch", "exact"), (axes[1], "alignment", "alignment_exact")):
-        for number, (arm, kind) in enumerate(zip(ARMS, kinds, strict=True)):
-            rows = exact.loc[(exact["estimator"] == arm.label) & (exact["group_size"] == arm.group_size)]
-            look = estimator_appearance(arm.label)
-            at = rows["reward"].to_numpy() + 0.003 * (number - (len(ARMS) - 1) / 2.0)
-            label = arm.name if name == "alignment" else None
-            ax.plot(at, rows[line], color=look.color, linestyle=kind.linestyle, linewidth=stroke(1.0))
-            estimates = estimates_of(rows, name)
-            face = {"markerfacecoloralt": ax.get_facecolor(), "fillstyle": kind.fillstyle, **edge()}
-            ax.plot(at, estimates[:, 0], linestyle="none", marker=look.marker, color=look.color, label=label, **face)
-            draw_intervals(ax, at, estimates[:, 0], estimates[:, 1], estimates[:, 2], look.color)
-        ax.set_xlabel("expected reward along the run")
-    axes[0].set(yscale="log", ylabel="critical batch in prompts")
-    plain_ticks(axes[0], logarithmic=True, vertical=True)
-    axes[1].set(ylim=(0.0, None), ylabel=f"alignment of {SHOWN_BATCH} prompts")
-    legend_below(axes[1])
+    _, axes = plt.subplots(2, 2, figsize=(width, 3.6), sharex=True)
+    step, own = watched["step"].to_numpy(), estimator_appearance(WATCHED.label).color
+    labels = {
+        "critical_batch": "critical batch in prompts",
+        "alignment": f"alignment of {WATCHED_BATCH} prompts",
+        "best_saving": "prompts saved by the best",
+    }
+    for ax, (name, label) in zip(axes.flat, labels.items(), strict=False):
+        value, low, high = estimates_of(watched, name).T
+        if name == "critical_batch":  # an end that is not logged lies above the axis
+            above = 3.0 * np.nanmax(value)
+            high = np.where(np.isfinite(low), np.nan_to_num(np.minimum(high, above), nan=above), np.nan)
+            ax.set(yscale="log", ylim=(np.nanmin(low) / 1.5, above))
+            plain_ticks(ax, logarithmic=True, vertical=True)
+        ax.fill_between(step, low, high, color=own, alpha=0.25, linewidth=0)
+        ax.plot(step, value, color=own, linewidth=stroke(1.2), label="moving estimate")
+        known = watched.loc[watched[f"{name}_exact"].notna()]
+        ax.plot(known["step"], known[f"{name}_exact"], color=muted(), linestyle=(0, (4, 2)), label="exact")
+        ax.set_ylabel(label)
+    axes[0, 1].set_ylim(0.0, 1.0)
+    axes[1, 1].plot(step, watched["reward"], color=muted(), linewidth=stroke(1.0), label="mean reward")
+    axes[1, 1].plot(step, watched["silent_tokens"], color=own, linewidth=stroke(1.0), label="tokens without signal")
+    axes[1, 1].set(ylim=(0.0, 1.0), ylabel="share of the batch")
+    axes[0, 0].legend()
+    axes[1, 1].legend()
+    for ax in axes[1]:
+        ax.set_xlabel("training step")
 
 
 def main(runs: Path = Path("runs/batch_sizes"), out: Path = Path("figures/batch_size_training")) -> None:
@@ -612,6 +658,8 @@ def main(runs: Path = Path("runs/batch_sizes"), out: Path = Path("figures/batch_
     runs.mkdir(parents=True, exist_ok=True)
     for seed in TASKS:
         train_arms(runs / f"task-{seed}", seed)
+    if not (runs / "monitored.csv").exists():
+        write_csv(runs / "monitored.csv", watched_run(Task(TASKS[0])))
     write_results(runs, out)
 
 
@@ -631,10 +679,12 @@ def write_results(runs: Path, out: Path) -> None:
         saved.append(savings(steps[-1], units).assign(task=seed))
         noiseless[folder.name] = {path.stem: read_json(path) for path in sorted(folder.glob("noiseless-*.json"))}
     tables = [pd.concat(frames, ignore_index=True) for frames in (measured, steps, spread, saved)]
-    for name, table in zip(("spread", "savings"), tables[2:], strict=True):
+    for name, table in (("critical_batch", tables[0]), ("spread", tables[2]), ("savings", tables[3])):
         write_csv(out / f"{name}.csv", table)
     print("\n".join(sentences(*tables[1:])))
-    pictures = {"steps": (draw_steps, (tables[1], tables[2])), "along": (draw_along, (tables[0],))}
+    pictures = {"steps": (draw_steps, (tables[1], tables[2]))}
+    if (runs / "monitored.csv").exists():
+        pictures["monitored"] = (draw_watched, (pd.read_csv(runs / "monitored.csv"),))
     with mpl.rc_context(style("iclr")):  # pyright: ignore[reportArgumentType]
         for name, (draw, tables) in pictures.items():
             draw(*tables)
