@@ -369,7 +369,9 @@ def watched_run(task: Task) -> pd.DataFrame:
     for step in range(WATCHED_STEPS):
         log_pi = task.log_pi(moving.theta)
         batch, scores, token_scores = task.enumerated(moving.theta[0]).sample(WATCHED_BATCH, WATCHED.group_size, rng)
-        compared = gs.compare(batch, WATCHED_LABELS, token_scores).to_frame()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of signals that a step alone does not resolve
+            compared = gs.compare(batch, WATCHED_LABELS, token_scores).to_frame()
         known = {"step": step, "reward": float(batch.rewards.mean())}
         known |= {"silent_tokens": silent_tokens(batch, WATCHED.label)}
         known |= logs.add(compared, WATCHED.label, WATCHED_BATCH)
@@ -682,9 +684,8 @@ def write_results(runs: Path, out: Path) -> None:
     for name, table in (("critical_batch", tables[0]), ("spread", tables[2]), ("savings", tables[3])):
         write_csv(out / f"{name}.csv", table)
     print("\n".join(sentences(*tables[1:])))
-    pictures = {"steps": (draw_steps, (tables[1], tables[2]))}
-    if (runs / "monitored.csv").exists():
-        pictures["monitored"] = (draw_watched, (pd.read_csv(runs / "monitored.csv"),))
+    monitored = pd.read_csv(runs / "monitored.csv")
+    pictures = {"steps": (draw_steps, (tables[1], tables[2])), "monitored": (draw_watched, (monitored,))}
     with mpl.rc_context(style("iclr")):  # pyright: ignore[reportArgumentType]
         for name, (draw, tables) in pictures.items():
             draw(*tables)

@@ -49,7 +49,7 @@ from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
 from gradstats.stats.intervals import Derived, fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import NOT_NEGATIVE, UNRESOLVED, number_with_interval
+from gradstats.stats.numbers import NOT_NEGATIVE, number_with_interval
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
@@ -129,13 +129,7 @@ class Allocation(Result):
         }
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State in words which of the rows has the lowest noise, and what is known of the best size."""
-        best = UNRESOLVED
-        if self.best_size is not None and self.rows:
-            best = number_with_interval(*self.best_size.with_interval(confidence_level), limits=(2.0, math.inf))
-        return self._lowest(confidence_level) + (f" The best size of rloo is {best}." if best != UNRESOLVED else "")
-
-    def _lowest(self, confidence_level: float) -> str:
+        """State in words which of the rows has the lowest noise."""
         known = [row for row in self.rows if np.isfinite(row.relative_noise.value)]
         if not known:
             return "No noise could be estimated."
@@ -268,6 +262,9 @@ def allocate(
             )
     of_rloo = {size: _parts(by_size[size], families.get("rloo"), pools, []) for size in measured_sizes}
     best = _best_size(_parts_of_rloo(of_rloo, most))
+    if best is not None and rows:
+        size = number_with_interval(*best.with_interval(CONFIDENCE_LEVEL), limits=(2.0, math.inf))
+        notes.append(f"the best size of rloo, whatever the tokens: {size} completions per prompt")
     told = tuple(dict.fromkeys(notes))
     return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, told, best)
 

@@ -71,6 +71,27 @@ def test_drawn_groups_have_the_moments_of_the_reference(script, task, theta, lab
     assert four.var(axis=0).sum() == pytest.approx(exact.trace_cov / 4, rel=0.08)
 
 
+def test_exact_noise_is_that_of_the_reference(script, task, theta):
+    log_pi, rng = task.log_pi(theta[:1]), np.random.default_rng(4)
+    found, other = script.exact_noise(task, script.Arm("rloo", 2), log_pi, (0.0, 1.0), rng)
+    exact = task.enumerated(theta[0]).moments(est.get("rloo"), 2)
+    assert found == pytest.approx(exact.trace_cov / (exact.true_gradient @ exact.true_gradient), rel=0.05)
+    assert other != pytest.approx(found, rel=0.05)
+
+
+def test_a_monitored_run_learns_and_logs_the_trainers_batch(script, task, monkeypatch):
+    monkeypatch.setattr(script, "WATCHED_STEPS", 11)
+    frame = script.watched_run(task)
+    assert frame["over_steps"].tolist() == [1.0, 1.0, *np.arange(3.0, 11.0), 10.0]
+    assert (frame["batch_prompts"] == script.WATCHED_BATCH).all()
+    assert frame.loc[frame["critical_batch_exact"].notna(), "step"].tolist() == [0, 10]
+    assert frame["reward"].iloc[-3:].mean() > frame["reward"].iloc[:3].mean()
+    last = frame.iloc[-1]
+    assert last["critical_batch_low"] < last["critical_batch_exact"]
+    assert last["best_saving_low"] - 0.05 < last["best_saving_exact"] < last["best_saving_high"] + 0.05
+    assert 0.0 < last["silent_tokens"] < 1.0
+
+
 @pytest.mark.parametrize(("name", "of_torch"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
 def test_optimizers_are_those_of_torch_with_a_rate_for_each_run(script, name, of_torch):
     rates, gradients = np.array([0.1, 0.3]), np.random.default_rng(0).normal(size=(4, 2, 3))
