@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from comparison_batches import quiet_compare, sized_batch
+from measured_by_hand import measured_by_hand
 from scipy import stats
 
 from gradstats import data
-from gradstats.analyses import batch_size, plan_alpha, plan_critical_batch, plan_ratio, plan_signal
+from gradstats.analyses import batch_size, plan_alpha, plan_critical_batch, plan_ratio, plan_signal, registry
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats import fit_length_scaling
 
@@ -301,3 +302,25 @@ def test_a_critical_batch_that_cannot_be_planned_is_refused():
     silent = replace(resolved, only_low=True)
     with pytest.raises(ValueError, match="does not resolve the signal of 'grpo'.*as many prompts as --signal plans"):
         plan_critical_batch(silent, estimator="grpo")
+
+
+def test_a_critical_batch_without_a_target_is_refused_with_the_reason():
+    """Of completions whose importance ratios are worth too few of them there is a sentence and no plan."""
+    measured = measured_by_hand(n=24, tokens=False, blocks=False)
+    rng, lengths = np.random.default_rng(0), measured.rollouts.lengths
+    drawn = [rng.normal(-1.0, 0.1, length) for length in lengths]
+    frame = measured.rollouts.frame.assign(
+        reward=rng.integers(0, 2, 24).astype(float),
+        prompt_id=np.arange(24) // 4,
+        sample_id=np.arange(24) % 4,
+        sampler_logprobs=drawn,
+    )
+    far = replace(
+        measured,
+        rollouts=replace(measured.rollouts, frame=frame),
+        logprobs=[values + rng.normal(0.0, 2.0, len(values)) for values in drawn],
+    )
+    with pytest.raises(
+        ValueError, match=r"no critical batch of 'rloo': No batch size can be judged, since the effective"
+    ):
+        registry.get("plan").ask(far, estimator="rloo", critical_batch=2.0)

@@ -138,7 +138,7 @@ def high_of_shown(found: FiellerRatio, high: float, confidence_level: float) -> 
             - 2.0 * apart * inverse * found.covariance
             + apart**2 * found.denominator_variance
         )
-        stderr = np.sqrt(max(variance, 0.0))
+        stderr = np.sqrt(max(variance, np.finfo(float).tiny))
         shown = float(special.ndtr((noise * inverse - resolved_from) / stderr))
         allowed = float(special.stdtrit(found.degrees, 1.0 - missed * min(shown, 0.5)))
         return (found.denominator - noise * inverse) / stderr - allowed
