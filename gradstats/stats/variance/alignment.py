@@ -24,6 +24,8 @@ from gradstats.stats.variance.moments import SignalComponents
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.system.late import optimize, special
 
+# A skewness below which a quantile is that of a normal.
+_NORMAL = 0.01
 # Prompts of a planned study for which heavy tails are simulated: more only make the interval shorter.
 _MOST_SIMULATED = 1000
 
@@ -39,6 +41,7 @@ class CriticalBatch:
     at_estimate: FiellerRatio  # V/D, with the variances at the estimate
     quadratic: float  # δ, at the scale of D
     noise: Estimate  # tr Cov
+    skewness: float = 0.0  # of the estimate of a D of 0
     only_low: bool = False  # whether the quotient bounds B* from below and says no more
 
     @cached_property
@@ -53,7 +56,7 @@ class CriticalBatch:
             return np.nan, 0.0 if np.isnan(low) else low, np.inf
         plain = Estimate.confidence_interval(self.noise, confidence_level)[1]
         raised = self.noise.confidence_interval(confidence_level)[1] / plain
-        high = high_of_shown(self.quotient, high, confidence_level)
+        high = high_of_shown(self.quotient, high, confidence_level, self.skewness)
         return self.quotient.value, low, high * raised if raised > 1.0 else high
 
     def in_study(self, n_prompts: int, signal: float, share: float) -> CriticalBatch:
@@ -81,7 +84,7 @@ class CriticalBatch:
         noise = replace(self.noise, stderr=self.noise.stderr * np.sqrt(m / n_prompts), degrees=n_prompts - 1.0)
         if isinstance(noise, SkewedMeanEstimate):
             noise = replace(noise, n_prompts=min(n_prompts, _MOST_SIMULATED))
-        return CriticalBatch(study, self.quadratic, noise)
+        return CriticalBatch(study, self.quadratic, noise, self.skewness)
 
 
 def critical_batch(found: FiellerRatio, quadratic: float) -> FiellerRatio:
@@ -112,23 +115,25 @@ def critical_batch(found: FiellerRatio, quadratic: float) -> FiellerRatio:
     )
 
 
-def high_of_shown(found: FiellerRatio, high: float, confidence_level: float) -> float:
+def high_of_shown(found: FiellerRatio, high: float, confidence_level: float, skewness: float = 0.0) -> float:
     r"""Return the upper end of V/D where a value is shown, which it is where D is resolved.
 
     Where D is estimated too high by chance it is resolved, so that all misses of an upper end are among the values that
     are shown, and of few values shown many miss: 14 of 19 covered in one simulation. So ψ is excluded where an estimate
     of D as high as this one comes up in at most the share :math:`α = 1 - \mathrm{level}` of those studies that would
     resolve the D that ψ implies, and in α/2 of all, as without a selection. The end is infinite where even a D of
-    nearly 0 is not excluded so, and the usual one where most studies would show a value.
+    nearly 0 is not excluded so, and the usual one where most studies would show a value. The estimate of a small D is
+    skewed where noise has few directions: quantiles are those of a shifted χ² of its skewness, where above Student's.
 
     Args:
         found: V/D with the variance under the value in question.
         high: the upper end without a selection.
         confidence_level: of the interval.
+        skewness: of the estimate of a D of 0.
     """
     missed = 1.0 - confidence_level
-    noise, quantile = found.value * found.denominator, float(special.stdtrit(found.degrees, 1.0 - missed / 2.0))
-    resolved_from = quantile * np.sqrt(found.denominator_variance)
+    noise, usual = found.value * found.denominator, float(special.stdtrit(found.degrees, 1.0 - missed / 2.0))
+    resolved_from = usual * np.sqrt(found.denominator_variance)
 
     def excluded(inverse: float) -> float:
         """Return by how much the deviation of D from V/ψ exceeds the one that is allowed; 1/ψ reaches to 0."""
@@ -141,6 +146,12 @@ def high_of_shown(found: FiellerRatio, high: float, confidence_level: float) -> 
         stderr = np.sqrt(max(variance, np.finfo(float).tiny))
         shown = float(special.ndtr((noise * inverse - resolved_from) / stderr))
         allowed = float(special.stdtrit(found.degrees, 1.0 - missed * min(shown, 0.5)))
+        # The part of the error that is there for a D of 0 is skewed, the other normal.
+        skewed = skewness * (found.denominator_variance / max(variance, found.denominator_variance)) ** 1.5
+        if skewed > _NORMAL:
+            degrees = 8.0 / skewed**2
+            quantile = 2.0 * float(special.gammainccinv(degrees / 2.0, missed * min(shown, 0.5)))
+            allowed = max(allowed, (quantile - degrees) / np.sqrt(2.0 * degrees))
         return (found.denominator - noise * inverse) / stderr - allowed
 
     if found.denominator_variance == 0.0 or noise / high >= resolved_from:  # most studies would show a value
@@ -241,15 +252,15 @@ def alignment_of(row: EstimatorVariance, target: SignalComponents | None) -> Ali
     if gradient is None or gradient.target is None:
         return None
     signal, known, noise = gradient.target.signal, gradient.known_scale, trace_cov(gradient)
-    quadratic = 0.0 if target is None else target.quadratic
+    quadratic, skewness = (0.0, 0.0) if target is None else (target.quadratic, target.skewness)
     if known is not None:
         quotient = fieller_ratio(gradient.trace_cov, signal.scaled(known**2))
-        return Alignment(CriticalBatch(quotient, known**4 * quadratic, noise), SquaredCosine(None))
+        return Alignment(CriticalBatch(quotient, known**4 * quadratic, noise, skewness), SquaredCosine(None))
     if min(signal.value, float(signal.replicates.min())) > 0.0:
         cross = gradient.target.cross
         along = (cross * cross / signal).without_bias()
         quotient = fieller_ratio(gradient.trace_cov, along)
-        critical = CriticalBatch(quotient, (along.value / signal.value) ** 2 * quadratic, noise)
+        critical = CriticalBatch(quotient, (along.value / signal.value) ** 2 * quadratic, noise, skewness)
     else:
         parts = row.signal_components
         bound = fieller_ratio(gradient.trace_cov, gradient.signal)
