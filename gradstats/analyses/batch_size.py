@@ -280,7 +280,7 @@ def batch_size(
     # Intervals of what is dealt need several disjoint batches.
     dealt = min(max(round(n_groups), 1), max(groups.n_prompts // 4, 1))
     with rotated_once():
-        pool = pooled(inputs, groups, [*chosen, base], generator, judged, dealt, n_resamples)
+        pool = pooled(inputs, groups, [*chosen, base], generator.spawn(1)[0], judged, dealt, n_resamples)
         beside, goal = pool.local(base), target_of(pool, judged)
         if np.array_equal(goal.weights, beside.weights):
             goal = beside

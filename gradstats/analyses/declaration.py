@@ -244,7 +244,7 @@ class Tabulated:
     #: The table whose columns it has as well.
     extends: str = ""
     #: The columns of a first screen, where the rows do not declare any as short.
-    short: Sequence[str] = ()
+    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
     #: The result whose repr shows the columns of a first screen, where nothing else says which these are.
     result: type[Result] | None = None
     #: Whether its table is that of a comparison of estimators, with the best set in bold.
@@ -260,13 +260,16 @@ class Tabulated:
         return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
 
     def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
-        """Return the columns of a table: name → heading."""
-        return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
+        """Return the columns of a table: name → heading, without those that only other tables have."""
+        lacking = {one.name for one in self.also} - set(frame)
+        declared = self.declared_headings.items()
+        return {name: filled_in(heading, frame.attrs) for name, heading in declared if name not in lacking}
 
     def first_shown(self, frame: pd.DataFrame) -> list[str]:
         """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
         headings = self.headings_of(frame)
-        short = self.short or {one.name for one in self.columns if one.short}
+        short = self.short(frame) if callable(self.short) else self.short
+        short = short or {one.name for one in self.columns if one.short}
         short = short or (() if self.result is None else self.result.printed_columns)
         return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
@@ -335,7 +338,7 @@ class Analysis(Tabulated):
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
     headings: Mapping[str, str] | None = None
-    short: Sequence[str] = ()
+    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
     ends: str | None = ""
     as_comparison: bool = False
     ranking: Ranking | None = None

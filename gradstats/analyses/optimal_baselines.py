@@ -85,7 +85,7 @@ class LearnedBaseline:
         low, high = self.confidence_interval(confidence_level)
         if np.isfinite(low) or np.isfinite(high):
             tried = self.optimum.values if isinstance(self.optimum, Minimiser) else (-np.inf, np.inf)
-            return f"{self.names[0]} {means[0]:.3g}".replace("-", "−") + f" {written_interval(low, high, tried)}"
+            return f"{self.names[0]} {means[0]:.2g}".replace("-", "−") + f" {written_interval(low, high, tried)}"
         return ", ".join(
             f"{name} {mean:.3g}" + (f" ({low:.3g} to {high:.3g})" if low < high else "")
             for name, mean, low, high in zip(self.names, means, lows, highs, strict=True)

@@ -619,10 +619,11 @@ def _compared_at_sizes(
     by_size: list[VarianceComparison] = []
     warned: list[list[str]] = []
     with rotated_once():
-        for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
+        (stream,) = generator.spawn(1)
+        for size in sizes:
             groups = split_into_groups(prompts, inputs.order, size)
-            weighted = [*estimators, reference]
-            pool = pooled(inputs, groups, weighted, stream, judged, prompts_per_batch, n_resamples, max_grad_norm)
+            weighted, own = [*estimators, reference], deepcopy(stream)  # intervals do not depend on the other sizes
+            pool = pooled(inputs, groups, weighted, own, judged, prompts_per_batch, n_resamples, max_grad_norm)
             of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
             if isinstance(pool.scores, PooledProducts):
                 pool.scores.products.forms.release()

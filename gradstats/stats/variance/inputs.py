@@ -581,8 +581,9 @@ def pools_by_size(
 ) -> PoolsBySize:
     """Keep the completions of some prompts."""
     order = inputs.order[enough[inputs.batch.group_index[inputs.order]]]
-    sketch_error = inputs.sketch_error(int(enough.sum()), rng)
+    # As a comparison at one size draws them, so that the same quantity has the same interval.
     prompts = shuffled_prompts(inputs.batch.group_index[order], rng)
+    sketch_error = inputs.sketch_error(int(enough.sum()), rng.spawn(1)[0])
     scores = None
     if inputs.scores.ndim == 2 and inputs.probed is None and not inputs.combined:
         by_prompt = np.argsort(prompts, kind="stable")
