@@ -32,6 +32,7 @@ from gradstats.config.options import (
 )
 from gradstats.config.sections import ExecutionSection, PolicySection, PromptsSection, VarianceSection
 from gradstats.config.validation import Section
+from gradstats.system.files import refuse_missing_model
 
 Positional = tyro.conf.Positional
 
@@ -193,6 +194,7 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
         **options: the same settings given by separate options; None where they were not given.
 
     Raises:
+        FileNotFoundError: when the name is a path where nothing lies.
         ValueError: when a setting is given in both ways, or is invalid.
     """
     given = {key: value for key, value in options.items() if value is not None}
@@ -200,6 +202,7 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
     for key in given.keys() & written.keys():
         raise ValueError(f"{key} is given both by --{key} and by --policy-settings: give it once")
     fields: dict[str, Any] = {"name": name, **written, **given}
+    refuse_missing_model(name)
     return PolicySection(**fields)
 
 
