@@ -23,6 +23,7 @@ from gradstats.analyses.declaration import (
     measured_group_sizes,
     powers_of_two,
     within_groups,
+    without_groups,
 )
 from gradstats.analyses.variance_notes import about_target, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -86,7 +87,7 @@ class Allocated(Row):
         "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
     )
     tokens_saved: Estimated = estimate(
-        "share of tokens saved at equal noise", "tokens saved", short=True, limits=(-math.inf, 1.0)
+        "share of tokens saved at equal noise", "share of tokens saved", short=True, limits=(-math.inf, 1.0)
     )
     within_prompt: Estimate = estimate("variance between groups of one prompt", "within prompts", limits=NOT_NEGATIVE)
     between_prompt: Estimate = estimate(
@@ -423,6 +424,11 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']}, {size} × {n_prompts_label(row['n_prompts'])}"
 
 
+def _row_heading(frame: pd.DataFrame) -> str:
+    starred = frame["extrapolated"].to_numpy(dtype=bool).any()
+    return f"estimator, completions × prompts{' (* extrapolated)' if starred else ''}"
+
+
 def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
@@ -441,12 +447,13 @@ def _words(frame: pd.DataFrame) -> list[str] | None:
 ANALYSIS = Analysis(
     name="allocation",
     ask=allocate,
+    lacking=without_groups,
     options=("estimators", "tokens", "group_sizes", "target"),
     words=_words,
     columns=Allocated.columns(),
     result=Allocation,
     ranking=Ranking("relative_noise"),
-    row_heading="estimator, completions × prompts",
+    row_heading=_row_heading,
     row_name=_row_name,
     caption=_caption,
     in_run=_in_run,

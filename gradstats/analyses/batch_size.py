@@ -21,6 +21,7 @@ from gradstats.analyses.declaration import (
     estimate,
     level_of,
     within_groups,
+    without_sketches,
 )
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -511,6 +512,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="batch_size",
     ask=batch_size,
+    lacking=without_sketches,
     options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
     columns=BatchRow.columns(),
     result=BatchSizes,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -546,6 +546,7 @@ def _weightings(asked: Mapping[str, Any]) -> list[Weighting]:
 ANALYSIS = Analysis(
     name="curve",
     ask=variance_curve,
+    lacking=without_sketches,
     options=(
         "estimator", "values", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",

@@ -19,6 +19,7 @@ from gradstats import estimators
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
+from gradstats.measurement.measurement import NO_SKETCHES
 from gradstats.plots.quantities import filled_in, limits_of
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
 from gradstats.stats.numbers import NO_LIMITS, Limits
@@ -334,6 +335,8 @@ class Analysis(Tabulated):
     #: returns holds several arguments of ``ask``.
     source: Callable[..., Any] = _measurement
     source_help: str = "a measurement folder or a run directory."
+    #: Why a measurement cannot be asked, with the remedy, as far as what it holds tells; "" where nothing is missing.
+    lacking: Callable[[Measurement], str] = lambda measured: ""
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
@@ -544,6 +547,17 @@ def within_groups(
     reasons = reasons_against(measured, chosen, section.target)
     pairs = zip(chosen, reasons, strict=True)
     return [one for one, reason in pairs if reason is None and not one.across_groups]
+
+
+def without_sketches(measured: Measurement) -> str:
+    """Return why inner products of gradients cannot be asked for; "" where they can."""
+    return "" if measured.sketches is not None else NO_SKETCHES
+
+
+def without_groups(measured: Measurement) -> str:
+    """Return why groups of completions cannot be asked about; "" where they can."""
+    single = "" if most_completions(measured) > 1 else "a prompt has a single completion: sample more, in groups"
+    return without_sketches(measured) or single
 
 
 def measured_group_sizes(measured: Measurement | MeasuredGradients) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
 from gradstats.analyses.variance import VarianceComparison, compared
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -384,6 +384,7 @@ def _row_name(row: dict[str, Any]) -> str:
 ANALYSIS = Analysis(
     name="optimal_baselines",
     ask=optimal_baselines,
+    lacking=without_sketches,
     options=("group_size", "target", "prompts_per_batch", "n_resamples", "rng"),
     columns=(
         Column("kind", "learned, published or oracle"),

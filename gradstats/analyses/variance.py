@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of
+from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of, without_sketches
 from gradstats.analyses.variance_notes import (
     about_target,
     notes_of_each,
@@ -800,6 +800,7 @@ def _resolved(frame: pd.DataFrame) -> pd.DataFrame | None:
 ANALYSIS = Analysis(
     name="variance",
     ask=variance,
+    lacking=without_sketches,
     options=(
         "estimators", "group_size", "reference", "target", "prompts_per_batch", "max_grad_norm", "n_resamples", "rng",
     ),

@@ -63,7 +63,7 @@ def ask(words: Sequence[str]) -> None:
     if about_question and not helped:
         raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
     if not about_question and len(named) < 2:
-        _list_questions(registry.questions())
+        _list_questions(registry.questions(), Path(named[0]) if named and not helped else None)
         return
     source, name = ("", named[0]) if about_question else named
     trust = "--trust" in words
@@ -77,13 +77,35 @@ def _is_label(word: str) -> bool:
     return ":" in word and "/" not in word.rpartition(":")[2]
 
 
-def _list_questions(questions: Mapping[str, str]) -> None:
+def _list_questions(questions: Mapping[str, str], source: Path | None) -> None:
+    """Print the questions; of a run first those that it can answer, and why it cannot answer the others."""
+    refused = {} if source is None or source.is_file() else _refused(source)
     width = max(map(len, questions))
-    lines = ["gradstats ask RUN QUESTION …   of a run directory or a measurement folder:", ""]
-    for name, question in questions.items():
-        lines += textwrap.wrap(question, 80, initial_indent=f"  {name:<{width}}  ", subsequent_indent=" " * (width + 4))
+    lines = [f"gradstats ask {source or 'RUN'} QUESTION …   of a run directory or a measurement folder:", ""]
+
+    def listed(names: Mapping[str, str]) -> None:
+        for name, text in names.items():
+            before = f"  {name:<{width}}  "
+            lines.extend(textwrap.wrap(text, 80, initial_indent=before, subsequent_indent=" " * len(before)))
+
+    listed({name: question for name, question in questions.items() if name not in refused})
+    if refused:
+        lines.append("not of this run:")
+        listed(refused)
     lines += ["", "gradstats ask QUESTION --help shows its options; yours: ask RUN module:question"]
     terminal.show(lines)
+
+
+def _refused(source: Path) -> dict[str, str]:
+    """Return the questions that a measurement cannot answer, each with the reason and the remedy."""
+    from gradstats.analyses import registry
+    from gradstats.measurement.measurement import read_measurement
+
+    with warnings.catch_warnings():  # of shards that are missing, which answers speak of
+        warnings.simplefilter("ignore")
+        measured = read_measurement(source, partial=True)
+    reasons = {analysis.name: analysis.lacking(measured) for analysis in registry.every()}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def plan(words: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ from gradstats.estimators.ratios import (
     without_negligible_ratios,
 )
 from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
-from gradstats.measurement.measurement import Measurement, WeightedGradients, metric_label
+from gradstats.measurement.measurement import NO_SKETCHES, Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.on_policy import departures_of, other_policy_of
@@ -335,10 +335,7 @@ def comparison_inputs(
     if scores is not None:
         return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None, metric=metric)
     if measured.sketches is None:
-        raise ValueError(
-            "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for "
-            "example 16384"
-        )
+        raise ValueError(NO_SKETCHES)
     sketched = True if scores_are_sketches is None else scores_are_sketches
     probed = None
     has_probes = getattr(measured, "token_projections", None) is not None
