@@ -73,7 +73,7 @@ _FIRST: Kind = "experiments"  # what is listed where no kind is named
 
 
 def list_things(
-    what: Positional[Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(get_args(Kind))}}}")]] = _FIRST,
+    what: Positional[Annotated[str, tyro.conf.arg(metavar="KIND")]] = _FIRST,
     name: Positional[str | None] = None,
     everything: All = False,
     as_json: AsJson = False,
@@ -81,7 +81,8 @@ def list_things(
     """List experiments, sweeps, estimators, recipes, data sets, rewards, terms or quantities; or print the schema.
 
     Args:
-        what: the kind of thing; ``terms`` are the words of tables and messages, explained; ``quantities`` are the
+        what: the kind of thing: experiments, sweeps, estimators, recipes, data, rewards, terms, quantities or schema.
+            ``terms`` are the words of tables and messages, explained; ``quantities`` are the
             columns of every table, with the files that define them; ``schema`` is the JSON schema with which editors
             complete an experiment file.
         name: all that is known of one of them, or of those whose name contains this; of quantities also a table.

@@ -15,7 +15,7 @@ from command_line import run
 import gradstats
 from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
-from gradstats.cli.options import REGISTRY
+from gradstats.cli.options import REGISTRY, without_markup
 
 mpl.use("Agg")
 
@@ -29,11 +29,11 @@ def options_in_help(monkeypatch, capsys, command):
     for line in run(monkeypatch, capsys, *command.split(), "--help")[1].splitlines():
         if re.match(r" \w", line):
             groups[line.strip()] = entries = []
-        elif re.match(r"  \S", line):
+        elif groups and re.match(r"  \S", line):
             entries.append(line)
-        elif line.startswith("   "):
+        elif groups and line.startswith("   "):
             entries[-1] += line
-    return {heading: [" ".join(text.split()) for text in entries] for heading, entries in groups.items()}
+    return {heading: [without_markup(text) for text in entries] for heading, entries in groups.items()}
 
 
 def test_importing_and_helping_need_no_torch():
@@ -137,6 +137,9 @@ def test_options_that_few_need_are_in_a_group_at_the_end_of_the_help(monkeypatch
 @pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"ask"}), *(f"ask {one}" for one in registry.names())])
 def test_help_begins_with_few_options_and_leaves_none_out(monkeypatch, capsys, command):
     groups = options_in_help(monkeypatch, capsys, command)
+    lines = run(monkeypatch, capsys, *command.split(), "--help")[1].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("`" in line for line in lines)
     monkeypatch.setattr(REGISTRY, "_struct_rules", [])
     by_tyro = options_in_help(monkeypatch, capsys, command)
     assert set(by_tyro) <= {"positional arguments", "options"}
