@@ -74,7 +74,7 @@ _FIRST: Kind = "experiments"  # what is listed where no kind is named
 
 def list_things(
     what: Positional[Annotated[str, tyro.conf.arg(metavar="KIND")]] = _FIRST,
-    name: Positional[str | None] = None,
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="[NAME]")]] = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
