@@ -601,12 +601,14 @@ def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
     return moments
 
 
-def coefficient_on_target(pool: PooledCompletions, moments: PromptMoments, judged: TargetChoice) -> Statistic | None:
-    """Return ⟨E g, G⟩/‖G‖² with G the target; None where it is not resolved above 0, or nothing can be judged."""
+def projection_on_target(
+    pool: PooledCompletions, moments: PromptMoments, judged: TargetChoice
+) -> tuple[Statistic, Statistic] | None:
+    """Return ⟨E g, G⟩ and ‖G‖², G the target; None where either is not resolved above 0, or nothing can be judged."""
     target = target_of(pool, judged).moments
     if target is None:
         return None
     along = cross_signal(moments, target, pool.sketch_error)
     if not min(one.estimate().confidence_interval()[0] for one in (along, target.signal)) > 0:
         return None
-    return along / target.signal
+    return along, target.signal
