@@ -81,7 +81,7 @@ class Allocated(Row):
     n_prompts: float = column("prompts that the tokens pay for", short=True)
     extrapolated: bool = column("whether no groups of this size were measured")
     noise_to_signal: NoiseToSignal | None = estimate(
-        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "critical batch", limits=NOT_NEGATIVE
+        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "noise over signal", limits=NOT_NEGATIVE
     )
     relative_noise: Estimated = estimate(
         "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
