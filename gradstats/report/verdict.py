@@ -379,7 +379,7 @@ def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
     found = [Verdict("α", alpha_verdict(alpha))]
     if mean := alpha.get("mean_scaling"):
         fit = number_with_interval(*_triple(mean, "alpha"))
-        found.append(Verdict("use", f"for length weights α = {fit}, fitted to the mean"))
+        found.append(Verdict("also", f"for length weights use α = {fit} (fit to the mean)"))
     curvature = alpha.get("curvature")
     if curvature and _number(curvature, "pvalue") < CURVED_BELOW:
         trend = "steepens" if _number(curvature, "curvature") > 0 else "flattens"

@@ -74,7 +74,7 @@ def test_a_measured_size_is_the_variance_of_the_comparison():
 def test_one_quantity_has_one_interval_whatever_question_shows_it(label):
     batch, scores = correlated_batch(n_prompts=80, size=8)
     scores = scores + 5.0 * (batch.rewards - 0.5)[:, None]
-    wide = np.random.default_rng(0).normal(size=(len(scores), 200))  # so that random directions tell little of the error
+    wide = np.random.default_rng(0).normal(size=(len(scores), 200))
     about = {"scores": np.concatenate([scores, wide], axis=1), "scores_are_sketches": True}
     expected = quiet_compare(batch, [label], **about).to_frame()[with_ends("matched_ratio")].to_numpy()
     along = analyses.variance_curve(batch, label, "group_size", [2, 8], **about).to_frame()

@@ -391,7 +391,7 @@ def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_direct
         frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = values, [36.0] * 2, [114.0] * 2
     before = write_report(folder, svgs={}).read_text()
     assert "make signal and noise equal" not in before
-    assert "noise over signal</button>" not in before
+    assert "critical batch</button>" not in before
     frame.to_csv(folder / "tables" / "batch_size.csv", index=False)
     write_json(folder / "tables" / "answers.json", {"batch_size": {"reference": "rloo", "confidence_level": 0.95}})
     page = write_report(folder, svgs={}).read_text()
