@@ -23,6 +23,7 @@ from gradstats.analyses.declaration import (
     measured_group_sizes,
     powers_of_two,
     within_groups,
+    without_groups,
 )
 from gradstats.analyses.variance_notes import about_target, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -50,13 +51,13 @@ from gradstats.stats.intervals import Derived, fieller_ratio, share_saved, stude
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import NOT_NEGATIVE, number_with_interval
-from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
+from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal, OfEstimatedScale
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
-    coefficient_on_target,
     moments_of,
     pools_by_size,
     prepared_inputs,
+    projection_on_target,
     refuse_batch_level,
     target_of,
 )
@@ -80,13 +81,13 @@ class Allocated(Row):
     n_prompts: float = column("prompts that the tokens pay for", short=True)
     extrapolated: bool = column("whether no groups of this size were measured")
     noise_to_signal: NoiseToSignal | None = estimate(
-        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "critical batch", limits=NOT_NEGATIVE
+        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "noise over signal", limits=NOT_NEGATIVE
     )
-    relative_noise: Estimate = estimate(
+    relative_noise: Estimated = estimate(
         "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
     )
     tokens_saved: Estimated = estimate(
-        "share of tokens saved at equal noise", "tokens saved", short=True, limits=(-math.inf, 1.0)
+        "share of tokens saved at equal noise", "share of tokens saved", short=True, limits=(-math.inf, 1.0)
     )
     within_prompt: Estimate = estimate("variance between groups of one prompt", "within prompts", limits=NOT_NEGATIVE)
     between_prompt: Estimate = estimate(
@@ -130,11 +131,11 @@ class Allocation(Result):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State in words which of the rows has the lowest noise."""
-        known = [row for row in self.rows if np.isfinite(row.relative_noise.value)]
+        noises = [(row.relative_noise.with_interval(confidence_level), row) for row in self.rows]
+        known = [(noise, row) for noise, row in noises if np.isfinite(noise[0])]
         if not known:
             return "No noise could be estimated."
-        best = min(known, key=lambda row: row.relative_noise.value)
-        ratio, low, high = best.relative_noise.with_interval(confidence_level)
+        (ratio, low, high), best = min(known, key=lambda one: one[0][0])
         split = f"{best.estimator}, {best.group_size} completions of {best.n_prompts:.3g} prompts"
         split += ", extrapolated" if best.extrapolated else ""
         reference, noise = f"rloo with {self.reference_size}", number_with_interval(ratio, low, high)
@@ -177,9 +178,10 @@ def allocate(
 
     **Intervals.** ``noise_to_signal`` is over the ‖∇J‖² of the target from all completions of a prompt, with its
     Fieller set, a ray where that is not resolved. ``relative_noise``, over that of ``rloo`` at the largest measured
-    size, needs no signal: a studentised bootstrap over prompts. The best size has the Fieller set of v₂/b, a ray where
-    b is not resolved. ``tokens_saved`` is what it is less than 1: the share of tokens that the row saves at equal
-    noise. The mean length is taken as known.
+    size, has the interval that :func:`gradstats.compare` gives it: a studentised bootstrap over prompts, and where the
+    scale is estimated a Fieller set. The best size has the Fieller set of v₂/b, a ray where b is not resolved.
+    ``tokens_saved`` is what the relative noise is less than 1: the share of tokens that the row saves at equal noise. The
+    mean length is taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -245,7 +247,7 @@ def allocate(
     for one, label, found in zip(prepared, (one.label for one in chosen), found_of_each, strict=True):
         for size, parts in _at_sizes(found, sizes, most):
             noise = parts.total.scaled(size * mean_length / tokens)
-            relative = studentised_ratio(parts.total.scaled(float(size)), reference)
+            relative = parts.over(reference, size)
             rows.append(
                 Allocated(
                     estimator=label,
@@ -294,10 +296,20 @@ class _Parts:
     total: Statistic
     within: Statistic | None
     multiple_of_rloo: bool
+    # tr Cov at its own scale, ⟨E g, G⟩ and ‖G‖², where the scale is estimated
+    own: tuple[Statistic, Statistic, Statistic] | None = None
 
     @property
     def between(self) -> Statistic | None:
         return None if self.within is None else self.total - self.within
+
+    def over(self, reference: Statistic, size: int) -> Estimated:
+        """Return N tr Cov at the scale of the target over that of the reference."""
+        if self.own is None:
+            return studentised_ratio(self.total.scaled(float(size)), reference)
+        trace_cov, along, signal = self.own
+        root = (trace_cov.scaled(float(size)) / reference).root()
+        return OfEstimatedScale(fieller_ratio(root * signal, along))
 
 
 def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: list[str]) -> _Parts | None:
@@ -312,16 +324,17 @@ def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: l
         factor = known**-2
         within = None if moments.within is None else moments.within.scaled(factor)
         return _Parts(moments.trace_cov.scaled(factor), within, multiple is not None)
-    coefficient = coefficient_on_target(pool, moments, pools.judged)
-    if coefficient is None:
+    found = projection_on_target(pool, moments, pools.judged)
+    if found is None:
         notes.append(
             f"{one.label} at N = {size} has no row: its scale relative to the target is not resolved by "
             f"{pools.n_prompts} prompts"
         )
         return None
-    square = coefficient * coefficient
+    along, signal = found
+    square = (along / signal) * (along / signal)
     within = None if moments.within is None else moments.within / square
-    return _Parts(moments.trace_cov / square, within, multiple is not None)
+    return _Parts(moments.trace_cov / square, within, multiple is not None, (moments.trace_cov, *found))
 
 
 def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) -> Iterator[tuple[int, _Parts]]:
@@ -456,6 +469,11 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']}, {size} × {n_prompts_label(row['n_prompts'])}"
 
 
+def _row_heading(frame: pd.DataFrame) -> str:
+    starred = frame["extrapolated"].to_numpy(dtype=bool).any()
+    return f"estimator, completions × prompts{' (* extrapolated)' if starred else ''}"
+
+
 def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
@@ -474,12 +492,13 @@ def _words(frame: pd.DataFrame) -> list[str] | None:
 ANALYSIS = Analysis(
     name="allocation",
     ask=allocate,
+    lacking=without_groups,
     options=("estimators", "tokens", "group_sizes", "target"),
     words=_words,
     columns=Allocated.columns(),
     result=Allocation,
     ranking=Ranking("relative_noise"),
-    row_heading="estimator, completions × prompts",
+    row_heading=_row_heading,
     row_name=_row_name,
     caption=_caption,
     in_run=_in_run,

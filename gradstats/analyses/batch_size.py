@@ -21,6 +21,7 @@ from gradstats.analyses.declaration import (
     estimate,
     level_of,
     within_groups,
+    without_sketches,
 )
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -282,7 +283,7 @@ def batch_size(
     # Intervals of what is dealt need several disjoint batches.
     dealt = min(max(round(n_groups), 1), max(groups.n_prompts // 4, 1))
     with rotated_once():
-        pool = pooled(inputs, groups, [*chosen, base], generator, judged, dealt, n_resamples)
+        pool = pooled(inputs, groups, [*chosen, base], generator.spawn(1)[0], judged, dealt, n_resamples)
         beside, goal = pool.local(base), target_of(pool, judged)
         if np.array_equal(goal.weights, beside.weights):
             goal = beside
@@ -513,6 +514,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="batch_size",
     ask=batch_size,
+    lacking=without_sketches,
     options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
     columns=BatchRow.columns(),
     result=BatchSizes,

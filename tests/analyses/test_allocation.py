@@ -7,8 +7,10 @@ import pytest
 from comparison_batches import correlated_batch, quiet_compare, quietly
 from probed_policies import MANY_DIRECTIONS, probed
 
+from gradstats import analyses
 from gradstats import estimators as est
 from gradstats.analyses import allocate, registry
+from gradstats.plots.marks import with_ends
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import analysis_table
 
@@ -66,6 +68,21 @@ def test_a_measured_size_is_the_variance_of_the_comparison():
         expected = by_row[row["estimator"], row["group_size"]] * row["group_size"] / (by_row["rloo", 8] * 8)
         assert row["relative_noise"] == pytest.approx(expected)
     assert frame.query("estimator == 'rloo' and group_size == 8")["relative_noise_high"].item() == 1.0
+
+
+@pytest.mark.parametrize("label", ["token_mean(loo=True)", "grpo"])
+def test_one_quantity_has_one_interval_whatever_question_shows_it(label):
+    batch, scores = correlated_batch(n_prompts=80, size=8)
+    scores = scores + 5.0 * (batch.rewards - 0.5)[:, None]
+    wide = np.random.default_rng(0).normal(size=(len(scores), 200))
+    about = {"scores": np.concatenate([scores, wide], axis=1), "scores_are_sketches": True}
+    expected = quiet_compare(batch, [label], **about).to_frame()[with_ends("matched_ratio")].to_numpy()
+    along = analyses.variance_curve(batch, label, "group_size", [2, 8], **about).to_frame()
+    sizes = along.query("group_size == 8")[with_ends("matched_ratio")]
+    allocated = allocate(batch, [label], **about).to_frame().query("group_size == 8")[with_ends("relative_noise")]
+    steps = analyses.batch_size(batch, [label], **about).to_frame()[with_ends("relative_prompts")]
+    for name, found in (("curve", sizes), ("allocation", allocated), ("batch_size", steps)):
+        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-9, err_msg=name)
 
 
 def test_sketches_in_few_coordinates_and_in_all():
