@@ -179,17 +179,22 @@ def main(
     points = pd.DataFrame(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
     )
-    report = gs.alpha_report(measured)
-    within = report.fit.within_prompts()
+    fit = gs.alpha_report(measured).fit
     out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(plots.style("icml")):  # pyright: ignore[reportArgumentType]
-        gs.plot_length_scaling(report.fit)
+        gs.plot_length_scaling(fit)
         plots.save_figure(plt.gcf(), out / "length_scaling", ("pdf", "png"), source=points)
-    fits = {"pooled": report.fit} | ({} if within is None else {"within traces": within})
+    middle = LENGTHS[len(LENGTHS) // 2]
+    fits = {"pooled": fit, "within traces": fit.within_prompts()}
+    halves = {"up to": points["length"] <= middle, "from": points["length"] >= middle}
+    for name, half in ((name, points[inside]) for name, inside in halves.items()):
+        of_half = gs.fit_length_scaling(lengths=half["length"], sq_norms=half["sq_norm"], groups=half["prompt_id"])
+        fits[f"within traces, {name} {middle:,}"] = of_half.within_prompts()
     rows = []
-    for name, fit in fits.items():
-        low, high = fit.confidence_interval()
-        rows.append({"fit": name, "alpha": fit.alpha, "low": low, "high": high})
+    for name, one in fits.items():
+        if one is not None:
+            low, high = one.confidence_interval()
+            rows.append({"fit": name, "alpha": one.alpha, "alpha_low": low, "alpha_high": high})
     write_csv(out / "alpha.csv", pd.DataFrame(rows))
     write_json(
         out / "manifest.json",
