@@ -180,8 +180,8 @@ def allocate(
     Fieller set, a ray where that is not resolved. ``relative_noise``, over that of ``rloo`` at the largest measured
     size, has the interval that :func:`gradstats.compare` gives it: a studentised bootstrap over prompts, and where the
     scale is estimated a Fieller set. The best size has the Fieller set of v₂/b, a ray where b is not resolved.
-    ``tokens_saved`` is what the relative noise is less than 1: the share of tokens that the row saves at equal noise. The
-    mean length is taken as known.
+    ``tokens_saved`` is what the relative noise is less than 1: the share of tokens that the row saves at equal noise.
+    The mean length is taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
