@@ -35,6 +35,7 @@ def test_a_notebook_runs(name, tmp_path, monkeypatch):
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.delenv("MPLBACKEND")  # that of all tests keeps figures out of the notebook
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     NotebookClient(
         notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
