@@ -7,9 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -61,7 +58,7 @@ from gradstats.stats.variance.inputs import (
     target_of,
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, npt, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +144,7 @@ class Allocation(Result):
 def allocate(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
     tokens: int | float | None = None,
     group_sizes: Sequence[int] | None = None,
@@ -409,7 +406,7 @@ def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) ->
     return allocate(measured, within_groups(measured, section), rng=section.seed, **asked | settings)
 
 
-def _recovered(frame: pd.DataFrame, lengths: ArrayLike) -> dict[str, Any]:
+def _recovered(frame: pd.DataFrame, lengths: npt.ArrayLike) -> dict[str, Any]:
     measured = frame.loc[~frame["extrapolated"].astype(bool)]
     return {
         "tokens": float(np.sum(lengths)),

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
@@ -31,7 +28,7 @@ from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.token_profiles import has_token_energies
-from gradstats.system.late import pd
+from gradstats.system.late import np, npt, pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200
@@ -200,10 +197,10 @@ def alpha_report(
     method: FitMethod = "ols",
     interval: IntervalMethod | None = None,
     confidence_level: float = CONFIDENCE_LEVEL,
-    lengths: ArrayLike | None = None,
-    sq_norms: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
-    truncated: ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    sq_norms: npt.ArrayLike | None = None,
+    groups: npt.ArrayLike | None = None,
+    truncated: npt.ArrayLike | None = None,
 ) -> AlphaReport:
     r"""Fit the length exponent α of :math:`‖S‖ ∝ T^{α}` and run every diagnostic that bears on it.
 
@@ -273,7 +270,7 @@ def alpha_report(
 
 
 def _named_influence(
-    fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
+    fit: LengthScalingFit, measured: MeasuredNorms | None, groups: npt.ArrayLike | None
 ) -> pd.DataFrame | None:
     """Return :func:`gradstats.stats.alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))

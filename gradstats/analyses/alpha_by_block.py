@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gradstats.analyses.alpha import FIT_COLUMNS
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
@@ -37,7 +35,7 @@ from gradstats.plots.variance import (
 from gradstats.stats.length_scaling.diagnostics import length_scaling_by_block
 from gradstats.stats.measured import MeasuredBlocks
 from gradstats.stats.numbers import number_with_interval
-from gradstats.system.late import pd, plt, sns
+from gradstats.system.late import np, pd, plt, sns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -60,7 +57,7 @@ from gradstats.stats.variance.moments import (
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.sketch_error import rotated_once
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, npt, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -200,7 +197,7 @@ def _count(prompts: float) -> str:
 def batch_size(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
     prompts: float | None = None,
     tokens: float | None = None,

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
@@ -30,7 +27,7 @@ from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.numbers import number_with_interval, percentage
-from gradstats.system.late import Bool, Float, pd, plt
+from gradstats.system.late import Bool, Float, np, npt, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,8 +104,8 @@ class CriticQuality(Result):
 def critic_quality(
     measured_or_batch: Batch | MeasuredCompletions,
     *,
-    values: ArrayLike | Sequence[np.ndarray] | None = None,
-    fitted_values: ArrayLike | Sequence[np.ndarray] | None = None,
+    values: npt.ArrayLike | Sequence[np.ndarray] | None = None,
+    fitted_values: npt.ArrayLike | Sequence[np.ndarray] | None = None,
     last_step: int = 5,
     low: float = 0.25,
 ) -> CriticQuality:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
@@ -22,7 +21,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.plots.quantities import filled_in, limits_of
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
 from gradstats.stats.numbers import NO_LIMITS, Limits
-from gradstats.system.late import pd
+from gradstats.system.late import np, pd
 from gradstats.system.outputs import write_table
 
 if TYPE_CHECKING:
@@ -392,9 +391,17 @@ class Analysis(Tabulated):
 
     @property
     def hints(self) -> dict[str, Any]:
-        """The types of the arguments that the command line takes; only type checkers may know those of others."""
+        """The types of the arguments that the command line takes; only type checkers may know those of others.
+
+        An array is named in words, as a generator is by its seed: its types, which need NumPy, are not asked for.
+        """
         ask = inspect.unwrap(self.ask)
-        taken = {name: hint for name, hint in ask.__annotations__.items() if name in self.options}
+        taken = {
+            name: hint.replace("npt.ArrayLike", "object") if isinstance(hint, str) else hint
+            for name, hint in ask.__annotations__.items()
+            if name in self.options
+        }
+        taken |= {"rng": int} if "rng" in taken else {}
         return typing.get_type_hints(
             SimpleNamespace(__annotations__=taken), getattr(ask, "__globals__", {}), include_extras=True
         )
@@ -472,9 +479,7 @@ class Analysis(Tabulated):
                 raise ValueError(f"{' and '.join(missing)} must be given")
         hints = self.hints
         for name, value in settings.items():
-            reason = (
-                "" if name in self.read else _reason_against(value, int if name == "seed" else hints.get(name, Any))
-            )
+            reason = "" if name in self.read else _reason_against(value, hints.get(self.settings[name], Any))
             if reason:
                 raise ValueError(f"{name} is {value!r}: {reason}")
         self.estimators_in(self.arguments_in_run(settings, section))

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -47,7 +44,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.system.late import pd
+from gradstats.system.late import np, npt, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -146,7 +143,7 @@ def equivalent_group_size(
     measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Weighting,
     group_size: int,
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
     target: AskedTarget = "auto",
@@ -202,7 +199,7 @@ def equivalent_group_sizes(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
     group_size: int,
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
     target: AskedTarget = "auto",
@@ -390,7 +387,7 @@ def variance_by_group_size(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
     group_sizes: Sequence[int] | None = None,
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -458,7 +455,7 @@ def _equivalents(
     measured_or_batch: Batch | MeasuredGradients,
     chosen: Sequence[Weighting],
     size: int,
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     **asked: Any,
 ) -> tuple[list[EquivalentGroupSize], list[str]]:
     """Return the equivalent group sizes that are defined at a size, and what speaks against others."""

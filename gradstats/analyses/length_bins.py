@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Ranking, Result, within_groups
 from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import VarianceComparison, compared
@@ -36,7 +33,7 @@ from gradstats.stats.variance.inputs import (
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
 from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
-from gradstats.system.late import Int, pd
+from gradstats.system.late import Int, np, npt, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -198,7 +195,7 @@ class LengthBinsOfSeveral(Result, Sequence[LengthBins]):
 def variance_by_length(
     measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Weighting = "rloo",
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     n_bins: int = 4,
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -266,7 +263,7 @@ def variance_by_length(
 def variances_by_length(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     n_bins: int = 4,
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,

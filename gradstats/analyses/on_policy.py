@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -23,7 +22,7 @@ from gradstats.stats.on_policy import (
     temperature_test,
 )
 from gradstats.stats.token_profiles import excess_of, surprise
-from gradstats.system.late import pd
+from gradstats.system.late import np, pd
 
 FEWEST_ENERGY_PROMPTS = 10.0
 # On-policy samples are called off-policy in at most one of a hundred studies.
@@ -37,7 +36,7 @@ WORDS = {
 }
 #: What on-policy sampling gives.
 EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
-_LIMITS = {"surprise": NO_LIMITS, "mean_score_sq": (0.0, np.inf), "energy_ratio": (0.0, np.inf)}
+_LIMITS = {"surprise": NO_LIMITS, "mean_score_sq": (0.0, math.inf), "energy_ratio": (0.0, math.inf)}
 _UNITS = {"surprise": " nats per completion"}
 
 
@@ -65,7 +64,7 @@ class OnPolicyCheck(Printed):
     sampler: Mapping[str, object]
     scorer_temperature: float | None
     n_prompts: int
-    energy_prompts: float = np.inf
+    energy_prompts: float = math.inf
     temperatures: TemperatureTest | None = None
     other_policy: tuple[str, ...] = ()
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis, AnalysisFigure, Column, FurtherTable, Result
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
@@ -20,14 +18,14 @@ from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.ratios import RatioSpread, ratio_spread
-from gradstats.system.late import Float, Int, pd
+from gradstats.system.late import Float, Int, np, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 #: Parameters of ratios that clip, and the values with which they never do.
-_OPENED = {"eps_low": np.inf, "eps_high": np.inf, "dual_clip": None, "truncate": None}
+_OPENED = {"eps_low": math.inf, "eps_high": math.inf, "dual_clip": None, "truncate": None}
 _SHARES = ("clipped_tokens", "clipped_completions", "removed_share")
 
 

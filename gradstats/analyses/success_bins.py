@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -37,7 +34,7 @@ from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_input
 from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of, why_silent
 from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
-from gradstats.system.late import Bool, Float, Int, pd
+from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -166,9 +163,9 @@ class SuccessBins(Result):
 def variance_by_success(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
-    success: ArrayLike | None = None,
+    success: npt.ArrayLike | None = None,
     group_size: int | None = None,
     bins: int | Sequence[float] | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -296,7 +293,7 @@ def _halves(
     return by_prompt[for_gradient], (totals / (sizes - half))[batch.group_index]
 
 
-def _given_rates(success: ArrayLike, batch: Batch) -> Float[np.ndarray, " n"]:
+def _given_rates(success: npt.ArrayLike, batch: Batch) -> Float[np.ndarray, " n"]:
     rates = np.asarray(success, dtype=np.float64)
     if rates.shape != batch.rewards.shape:
         raise ValueError(
@@ -387,7 +384,7 @@ def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) ->
     return variance_by_success(measured, list(by_unit.values()), **given)
 
 
-def _recovered(frame: pd.DataFrame, lengths: ArrayLike) -> dict[str, Any]:
+def _recovered(frame: pd.DataFrame, lengths: npt.ArrayLike) -> dict[str, Any]:
     sizes = set(frame["group_size"]) if "group_size" in frame else set()
     return {"group_size": sizes.pop() if len(sizes) == 1 else None}
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
@@ -43,7 +41,7 @@ from gradstats.stats.token_profiles import (
     token_correlation,
     tokens_of,
 )
-from gradstats.system.late import Float, Int, pd, special
+from gradstats.system.late import Float, Int, np, pd, special
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection

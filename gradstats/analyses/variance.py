@@ -10,9 +10,6 @@ from itertools import chain
 from operator import index
 from typing import ClassVar, Literal, Protocol, overload, runtime_checkable
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of
 from gradstats.analyses.variance_notes import (
@@ -61,7 +58,7 @@ from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.row import EstimatorVariance, silent_row
 from gradstats.stats.variance.sketch_error import rotated_once
-from gradstats.system.late import Bool, pd
+from gradstats.system.late import Bool, np, npt, pd
 
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"
@@ -372,7 +369,7 @@ class VarianceByBlock(Result):
 def compare(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     group_size: int | Sequence[int] | None = None,
     reference: str | Weighting = "rloo",
     prompts_per_batch: int | None = None,
@@ -383,7 +380,7 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: Literal[False] = False,
-    **fields: ArrayLike | None,
+    **fields: npt.ArrayLike | None,
 ) -> VarianceComparison: ...
 
 
@@ -402,14 +399,14 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: Literal[True],
-    **fields: ArrayLike | None,
+    **fields: npt.ArrayLike | None,
 ) -> VarianceByBlock: ...
 
 
 def compare(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     group_size: int | Sequence[int] | None = None,
     reference: str | Weighting = "rloo",
     prompts_per_batch: int | None = None,
@@ -420,7 +417,7 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: bool = False,
-    **fields: ArrayLike | None,
+    **fields: npt.ArrayLike | None,
 ) -> VarianceComparison | VarianceByBlock:
     r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
@@ -589,7 +586,7 @@ def _inputs_by_block(
     measured: Batch | MeasuredGradients,
     inputs: ComparisonInputs,
     estimators: Sequence[Weighting],
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     max_grad_norm: float | None,
 ) -> dict[str, ComparisonInputs]:
     """Return the inputs of a comparison on each block alone."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.baselines.scaled import of_both_signs
@@ -19,6 +17,7 @@ from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.inputs import FEWEST_EFFECTIVE_COMPLETIONS, TargetChoice
 from gradstats.stats.variance.pools import PooledCompletions, why_silent
 from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.system.late import np
 
 # What a target decides.
 _AGAINST_TARGET = f"cosine, shares of bias and the {JUDGED.heading}"

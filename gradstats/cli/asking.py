@@ -200,8 +200,6 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
         default = signature[argument].default if known else VarianceSection.model_fields[option].default
         if argument in analysis.read:
             hint, default = Positional[str], inspect.Parameter.empty
-        elif argument == "rng":
-            hint = int
         else:
             hint = _in_words(hint)
         if hint is Several:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pandas as pd
 
 from gradstats.analyses import registry
@@ -28,6 +27,7 @@ from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
 from gradstats.stats.numbers import Triple
+from gradstats.system.late import np
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 

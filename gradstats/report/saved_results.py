@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
-import numpy as np
 import pandas as pd
 
 from gradstats.analyses import registry
@@ -34,7 +33,7 @@ from gradstats.system.files import (
     write_csv,
     write_json,
 )
-from gradstats.system.late import Float
+from gradstats.system.late import Float, np
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import (
     Kind,

@@ -10,7 +10,6 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 
 from gradstats import plots
@@ -32,6 +31,7 @@ from gradstats.report.saved_results import (
 from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.length_scaling.diagnostics import alpha_difference
 from gradstats.system.files import read_json, write_csv, write_json
+from gradstats.system.late import np
 from gradstats.system.outputs import csv_with, refuse_foreign
 
 COLUMNS = ("cell", "minus", "quantity", "difference", "difference_low", "difference_high", "n_prompts")

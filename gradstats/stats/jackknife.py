@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.system.late import Float, special
+from gradstats.system.late import Float, np, npt, special
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]
-UNKNOWN: Interval = (np.nan, np.nan, np.nan)
+UNKNOWN: Interval = (math.nan, math.nan, math.nan)
 
 
 def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
@@ -75,7 +73,7 @@ class Estimate:
 
 
 #: In place of a quantity that cannot be estimated from the data.
-NOT_ESTIMATED = Estimate(np.nan, np.nan, "raw", np.nan)
+NOT_ESTIMATED = Estimate(math.nan, math.nan, "raw", math.nan)
 
 
 @runtime_checkable
@@ -313,7 +311,7 @@ def influential_prompts(influences: Float[np.ndarray, "... m"]) -> Float[np.ndar
     return np.divide(total**2, fourth, out=np.full_like(total, np.inf), where=fourth > 0)
 
 
-def satterthwaite_degrees(n_influential: ArrayLike, n_prompts: int) -> Float[np.ndarray, "..."]:
+def satterthwaite_degrees(n_influential: npt.ArrayLike, n_prompts: int) -> Float[np.ndarray, "..."]:
     r"""Return the degrees of freedom of such a standard error, :math:`ν = 2/(1/n - 1/M)`; infinite for n ≥ M.
 
     The mean of M influences ψ has the squared standard error :math:`\sum ψ²/M²`, whose relative variance is

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.measurement.measurement import metric_label
 from gradstats.stats.jackknife import require_level
@@ -24,7 +21,7 @@ from gradstats.stats.length_scaling.regression import (
 )
 from gradstats.stats.measured import MeasuredNorms
 from gradstats.stats.numbers import fields_shown
-from gradstats.system.late import Bool, Float, Int, pd
+from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {
@@ -133,7 +130,7 @@ class LengthScalingFit:
         return self.line.slope_stderr(self._offered(method, self.line.intervals)) / 2.0
 
     def predict(
-        self, lengths: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None
+        self, lengths: npt.ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None
     ) -> pd.DataFrame:
         r"""Return the fitted line and its pointwise interval band, on the scale of ‖S‖².
 
@@ -229,11 +226,11 @@ class LengthScalingFit:
 def fit_length_scaling(
     measured: MeasuredNorms | None = None,
     *,
-    lengths: ArrayLike | None = None,
-    sq_norms: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    sq_norms: npt.ArrayLike | None = None,
+    groups: npt.ArrayLike | None = None,
     method: str = "ols",
-    truncated: ArrayLike | None = None,
+    truncated: npt.ArrayLike | None = None,
 ) -> LengthScalingFit:
     r"""Fit the length exponent α of :math:`‖S‖ ∝ T^{α}`, S = ∇ log π of a whole completion of T tokens.
 
@@ -326,7 +323,7 @@ def fit_length_scaling(
     )
 
 
-def _positive(values: ArrayLike, name: str) -> Float[np.ndarray, " n"]:
+def _positive(values: npt.ArrayLike, name: str) -> Float[np.ndarray, " n"]:
     array = np.asarray(values, dtype=float)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, one entry per sequence, got shape {array.shape}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import metric_label
 from gradstats.stats.jackknife import Estimate
@@ -15,7 +13,7 @@ from gradstats.stats.length_scaling.regression import RegressionLine, least_squa
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
 from gradstats.stats.numbers import fields_shown
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
-from gradstats.system.late import linalg, pd
+from gradstats.system.late import linalg, np, pd
 
 # What intervals show of a result.
 _ERRORS = ("stderr", "degrees")

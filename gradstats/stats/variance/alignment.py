@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from gradstats.stats.intervals import Derived, FiellerRatio, SkewedMeanEstimate, fieller_ratio
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
 from gradstats.stats.variance.estimates import BoundedQuotient, GradientStatistics, cosine, trace_cov
 from gradstats.stats.variance.moments import SignalComponents
-from gradstats.system.late import special
+from gradstats.system.late import np, special
 
 # Prompts of a planned study for which heavy tails are simulated: more only make the interval shorter.
 _MOST_SIMULATED = 1000

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, cast
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.config.options import EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
@@ -62,7 +59,7 @@ from gradstats.stats.variance.sketch_error import (
     shared_coordinates,
     with_directions,
 )
-from gradstats.system.late import Bool, Float, Int
+from gradstats.system.late import Bool, Float, Int, np, npt
 
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0
@@ -310,10 +307,10 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
 
 def comparison_inputs(
     measured_or_batch: Batch | MeasuredGradients,
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     scores_are_sketches: bool | None,
     weightings: Sequence[Weighting] = (),
-    fields: Mapping[str, ArrayLike | None] | None = None,
+    fields: Mapping[str, npt.ArrayLike | None] | None = None,
 ) -> ComparisonInputs:
     """Return the completions, their sample order, their scores, and the projections of token scores."""
     fields = dict(fields or {})
@@ -433,10 +430,10 @@ def _target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weightin
 def prepared_inputs(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[Weighting],
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     scores_are_sketches: bool | None,
     target: AskedTarget,
-    fields: Mapping[str, ArrayLike | None] | None = None,
+    fields: Mapping[str, npt.ArrayLike | None] | None = None,
 ) -> tuple[ComparisonInputs, list[Weighting], TargetChoice]:
     """Return the inputs of a comparison, its estimators as these inputs allow them, and what they are judged against.
 

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import (
     UNKNOWN,
@@ -20,7 +17,7 @@ from gradstats.stats.jackknife import (
     satterthwaite_degrees,
 )
 from gradstats.stats.variance.best_set import pairwise_differences
-from gradstats.system.late import Bool, Float, interpolate, optimize, special
+from gradstats.system.late import Bool, Float, interpolate, np, npt, optimize, special
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
 FEWEST_OF_A_CURVE = 5
@@ -183,7 +180,7 @@ def written_interval(low: float, high: float, values: Sequence[float] | np.ndarr
 
 
 def minimiser_of(
-    values: ArrayLike, variances: Sequence[Statistic | None], *, discrete: bool = False
+    values: npt.ArrayLike, variances: Sequence[Statistic | None], *, discrete: bool = False
 ) -> Minimiser | None:
     """Return where the variances at some values are lowest; None where one of them is not known."""
     known = [one for one in variances if one is not None and one.value > 0]

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-import numpy as np
-
 from gradstats.stats.jackknife import SharedError, Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.products import PooledProducts, WeightedSums
 from gradstats.stats.variance.scores import CombinedScores, Scores
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Float, Int, sparse, special
+from gradstats.system.late import Bool, Float, Int, np, sparse, special
 
 
 @dataclass(frozen=True)
