@@ -21,7 +21,8 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     within_groups,
 )
-from gradstats.analyses.variance_notes import about_target, why_not_judged
+from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -40,18 +41,16 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, sentence_height, variants, write_sentence
-from gradstats.plots.quantities import in_metric
+from gradstats.plots.quantities import NOT_NEGATIVE, in_metric
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
 from gradstats.stats.intervals import fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import NOT_NEGATIVE, number_with_interval
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     coefficient_on_target,
-    moments_of,
     pools_by_size,
     prepared_inputs,
     refuse_batch_level,

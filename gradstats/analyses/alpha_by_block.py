@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gradstats.analyses.alpha import FIT_COLUMNS
+from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
 from gradstats.plots.marks import (
@@ -32,9 +33,7 @@ from gradstats.plots.variance import (
     set_rows,
     wrap_label,
 )
-from gradstats.stats.length_scaling.diagnostics import length_scaling_by_block
 from gradstats.stats.measured import MeasuredBlocks
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.late import np, pd, plt, sns
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class AlphaByBlock(Result):
     method: FitMethod
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return what :func:`gradstats.stats.length_scaling_by_block` does: a row for each block, the whole last."""
+        """Return what :func:`gradstats.analyses.length_scaling_by_block` does: a row for each block, the whole last."""
         return length_scaling_by_block(self.measured, method=self.method, confidence_level=confidence_level)
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
@@ -106,7 +105,7 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     Dashed lines mark ½ (uncorrelated token scores) and 1 (fully correlated ones).
 
     Args:
-        table: the frame of :func:`gradstats.stats.length_scaling_by_block`.
+        table: the frame of :func:`gradstats.analyses.length_scaling_by_block`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:
@@ -144,7 +143,7 @@ def plot_block_heatmap(
     """Draw a map of layers by kinds of parameter.
 
     Args:
-        table: the frame of :func:`gradstats.stats.length_scaling_by_block`, best with one block per parameter.
+        table: the frame of :func:`gradstats.analyses.length_scaling_by_block`, best with one block per parameter.
         ax: where to draw.
         value: ``"share_of_sq_norm"`` or ``"alpha"``.
 
@@ -248,9 +247,9 @@ ANALYSIS = Analysis(
     ask=alpha_by_block,
     options=("method",),
     columns=(
-        Column("block", "block of parameters", file="stats/length_scaling/diagnostics.py"),
+        Column("block", "block of parameters", file="analyses/alpha.py"),
         *FIT_COLUMNS,
-        Column("share_of_sq_norm", "its share of Σ‖S‖²", file="stats/length_scaling/diagnostics.py"),
+        Column("share_of_sq_norm", "its share of Σ‖S‖²", file="analyses/alpha.py"),
     ),
     result=AlphaByBlock,
     headings={"alpha": "α", "share_of_sq_norm": "share of squared norm"},

@@ -19,6 +19,7 @@ from gradstats.analyses.declaration import (
     level_of,
     within_groups,
 )
+from gradstats.analyses.numbers import percentage
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -36,12 +37,12 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, variants
+from gradstats.plots.quantities import NOT_NEGATIVE, SHARE
 from gradstats.plots.style import stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import Derived, share_saved
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import NOT_NEGATIVE, SHARE, percentage
 from gradstats.stats.variance.alignment import alignment_at, alignment_of
 from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.estimates import KeptShare

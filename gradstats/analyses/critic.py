@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
+from gradstats.analyses.numbers import number_with_interval, percentage
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions
@@ -26,7 +27,6 @@ from gradstats.plots.style import ink, paper
 from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.numbers import number_with_interval, percentage
 from gradstats.system.late import Bool, Float, np, npt, pd, plt
 
 if TYPE_CHECKING:

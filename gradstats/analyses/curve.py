@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.numbers import written_interval
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -40,7 +41,7 @@ from gradstats.stats.jackknife import with_ends as columns_of_intervals
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.estimates import fieller_simultaneous
-from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
+from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
 from gradstats.system.late import Float, np, npt, pd, plt
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from gradstats import estimators
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
-from gradstats.plots.quantities import filled_in, limits_of
+from gradstats.plots.quantities import NO_LIMITS, Limits, filled_in, limits_of
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
-from gradstats.stats.numbers import NO_LIMITS, Limits
 from gradstats.system.late import np, pd
 from gradstats.system.outputs import write_table
 

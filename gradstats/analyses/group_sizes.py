@@ -19,9 +19,10 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     within_groups,
 )
+from gradstats.analyses.numbers import ROUNDING, number_with_interval
 from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import VarianceComparison, compare
-from gradstats.analyses.variance_notes import why_not_judged
+from gradstats.analyses.variance_notes import moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -32,11 +33,9 @@ from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import ROUNDING, number_with_interval
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     TargetChoice,
-    moments_of,
     pools_by_size,
     prepared_inputs,
     refuse_batch_level,

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Ranking, Result, within_groups
+from gradstats.analyses.numbers import percentage
 from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import VarianceComparison, compared
-from gradstats.analyses.variance_notes import about_target, why_not_judged
+from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -20,7 +21,6 @@ from gradstats.plots.shares import SHARES, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, with_ends
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import percentage
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.inputs import (
     ComparisonInputs,
@@ -31,7 +31,7 @@ from gradstats.stats.variance.inputs import (
     target_of,
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
+from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
 from gradstats.system.late import Int, np, npt, pd
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.plots.marks import WithFrame, as_frame, draw_nothing, points_look, require_columns
@@ -16,7 +17,6 @@ from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.late import Bool, Float, Int, np, npt, pd, plt, special
 
 if TYPE_CHECKING:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.plots.quantities import NO_LIMITS
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy
-from gradstats.stats.numbers import NO_LIMITS, number_with_interval
 from gradstats.stats.on_policy import (
     SAMPLER_SETTINGS,
     TemperatureTest,

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gradstats.analyses.declaration import Analysis, Column, Result
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.plots.quantities import QUANTITIES, filled_in
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.late import Float, np, pd
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.

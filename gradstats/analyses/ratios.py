@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis, AnalysisFigure, Column, FurtherTable, Result
+from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
@@ -16,7 +17,6 @@ from gradstats.estimators.recipes.components import Component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.system.late import Float, Int, np, pd
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gradstats.analyses.numbers import number_alone
 from gradstats.analyses.printed import Printed, records
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler, effective_sample_size
-from gradstats.stats.numbers import number_alone
 from gradstats.stats.on_policy import SAMPLER_SETTINGS, departures_of, other_policy_of
 from gradstats.system.late import Float, np, npt, pd
 

@@ -18,7 +18,8 @@ from gradstats.analyses.declaration import (
     within_groups,
 )
 from gradstats.analyses.length_bins import share_columns
-from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged
+from gradstats.analyses.numbers import percentage
+from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -28,11 +29,10 @@ from gradstats.plots.shares import SHARES, bin_label, lines_of_units, plot_share
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import percentage
 from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, refuse_batch_level, target_of
 from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of, why_silent
+from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 

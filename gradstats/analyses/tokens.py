@@ -18,6 +18,7 @@ from gradstats.analyses.declaration import (
     column,
     estimate,
 )
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.variance import compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
@@ -28,7 +29,6 @@ from gradstats.plots.quantities import limits_of
 from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic, with_ends
 from gradstats.stats.measured import MeasuredTokens
-from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.token_profiles import (
     FRACTIONS,
     TokenProfile,

@@ -34,6 +34,7 @@ from gradstats.plots.quantities import (
     QUANTITIES,
     TARGETS,
     VARIANCE_COMPONENTS,
+    Limits,
     Quantity,
     filled_in,
     shown_in,
@@ -41,7 +42,6 @@ from gradstats.plots.quantities import (
 from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
 from gradstats.stats.jackknife import with_ends
 from gradstats.stats.measured import MeasuredBlockGradients, MeasuredGradients
-from gradstats.stats.numbers import Limits
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
 from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio_simultaneous
 from gradstats.stats.variance.inputs import (

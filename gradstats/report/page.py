@@ -17,6 +17,7 @@ import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis
+from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten
 from gradstats.analyses.variance import best_rows
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
@@ -46,7 +47,6 @@ from gradstats.report.verdict import (
     verdicts,
     what_is_open,
 )
-from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, power_of_ten
 from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
 

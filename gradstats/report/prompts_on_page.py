@@ -11,9 +11,9 @@ from typing import Any, TypedDict
 
 import pandas as pd
 
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.report.saved_results import SavedResults, completion_means
 from gradstats.rollouts.table import read_rollout_shards
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.late import np
 
 # Line ends and tabs are shown as such.

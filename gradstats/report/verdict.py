@@ -15,10 +15,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from gradstats.analyses.alpha import CURVED_BELOW
+from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval, readable
 from gradstats.analyses.plan import prompts_to_distinguish
 from gradstats.analyses.variance import NEEDED, VarianceComparison
-from gradstats.plots.quantities import JUDGED, QUANTITIES
-from gradstats.stats.numbers import NOT_NEGATIVE, ROUNDING, Limits, Triple, number_with_interval, readable
+from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, QUANTITIES, Limits
 from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
 from gradstats.system.late import np, npt
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.system.late import Float, np, npt, special
+from gradstats.system.late import Float, np, npt, pd, special
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]
@@ -38,6 +38,38 @@ def require_level(confidence_level: float) -> float:
     if not 0.0 < confidence_level < 1.0:
         raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
     return confidence_level
+
+
+class Framed:
+    """A result whose fields are the columns of its frame; one has an interval, by default Student's."""
+
+    estimated: ClassVar[str] = "difference"
+    printed: ClassVar[tuple[str, ...]] = ()  # all by default
+    stderr: float
+    degrees: float
+
+    def __repr__(self) -> str:
+        """Return the main fields, with the interval."""
+        shown = {name: repr(value) for name, value in self._columns().items()}
+        ends = (getattr(self, self.estimated), *self.confidence_interval())
+        shown[self.estimated] = "{:.3f} [{:.3f}, {:.3f}]".format(*ends).replace("-", "−")
+        return f"{type(self).__name__}({', '.join(f'{name}={shown[name]}' for name in self.printed or shown)})"
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval of the field that has one."""
+        value = getattr(self, self.estimated)
+        return Estimate(value, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return a frame of one row: the fields, one of them with the ends of its interval."""
+        row: dict[str, object] = {}
+        for name, value in self._columns().items():
+            interval = self.confidence_interval(confidence_level) if name == self.estimated else None
+            row |= {name: value} if interval is None else with_ends({name: (float(value), *interval)})
+        return pd.DataFrame([row])
+
+    def _columns(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.repr}  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gradstats.stats.numbers import Triple
+from gradstats.stats.jackknife import Interval
 from gradstats.system.late import np, npt, optimize, special
 
 #: The share of studies in which the planned size is enough.
@@ -129,7 +129,7 @@ def _standard_errors_apart(level: float, degrees: float, power: float) -> float:
 
 
 def prompts_for_factor(
-    in_study: Callable[[int, float], Triple],
+    in_study: Callable[[int, float], Interval],
     factor: float,
     level: float,
     *,

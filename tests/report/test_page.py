@@ -19,6 +19,7 @@ from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
 
 from gradstats import data
 from gradstats.analyses import alpha_report, registry
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.estimators.display_names import in_words
 from gradstats.plots.quantities import COMPARED
 from gradstats.report.figures import FIGURES, figures_of
@@ -41,7 +42,6 @@ from gradstats.report.page import (
 )
 from gradstats.report.saved_results import ENDS, read_results
 from gradstats.report.verdict import compared_first, verdicts
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.files import read_json, write_json
 from gradstats.system.outputs import is_marked
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.measurement.measurement import metric_label
-from gradstats.stats.jackknife import require_level
+from gradstats.stats.jackknife import Framed, require_level
 from gradstats.stats.length_scaling.regression import (
     RegressionLine,
     TheilSenLine,
@@ -20,7 +21,6 @@ from gradstats.stats.length_scaling.regression import (
     within_prompt_line,
 )
 from gradstats.stats.measured import MeasuredNorms
-from gradstats.stats.numbers import fields_shown
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 Line = RegressionLine | TheilSenLine
@@ -36,7 +36,7 @@ METHODS: dict[str, Callable[..., Line]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class LengthScalingFit:
+class LengthScalingFit(Framed):
     r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see :func:`gradstats.fit_length_scaling`.
 
     Attributes:
@@ -60,6 +60,9 @@ class LengthScalingFit:
         metric: label of the metric that the norms are of, ``"euclidean"`` or ``"adam(…)"``.
     """
 
+    estimated: ClassVar[str] = "alpha"
+    printed: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "method", "interval")
+
     alpha: float
     alpha_stderr: float
     slope: float
@@ -76,12 +79,7 @@ class LengthScalingFit:
     clusters: Int[np.ndarray, " n"] = field(repr=False)
     truncated: Bool[np.ndarray, " n"] = field(repr=False)
     line: Line = field(repr=False)
-    metric: str = EUCLIDEAN
-
-    def __repr__(self) -> str:
-        """Return α with its interval, and what it rests on."""
-        alpha = (self.alpha, *self.confidence_interval())
-        return fields_shown(self, ("alpha", "n", "n_prompts", "method", "interval"), {"alpha": alpha})
+    metric: str = field(default=EUCLIDEAN, repr=False)
 
     def confidence_interval(
         self,
@@ -164,25 +162,11 @@ class LengthScalingFit:
             confidence_level: of the interval.
             method: as in :meth:`confidence_interval`.
         """
-        low, high = self.confidence_interval(confidence_level, method)
         stderr = self.standard_error(method)
-        row: dict[str, object] = {
-            "alpha": self.alpha,
-            "alpha_low": low,
-            "alpha_high": high,
-            "confidence_level": confidence_level,
-            "alpha_stderr": stderr,
-            "slope": self.slope,
-            "slope_stderr": 2.0 * stderr,
-            "intercept": self.intercept,
-            "r_squared": self.r_squared,
-            "n": self.n,
-            "n_prompts": self.n_prompts,
-            "n_truncated": self.n_truncated,
-            "method": self.method,
-            "interval": self.interval if method is None else method,
-        }
-        return pd.DataFrame([row])
+        by_it = replace(self, alpha_stderr=stderr, slope_stderr=2.0 * stderr, interval=method or self.interval)
+        frame = super(LengthScalingFit, by_it).to_frame(confidence_level)
+        frame.insert(3, "confidence_level", confidence_level)
+        return frame
 
     def without_truncated(self) -> LengthScalingFit:
         """Return the same fit on the sequences that were not cut off."""

@@ -41,7 +41,7 @@ from gradstats.stats.variance.moments import (
     shuffled_prompts,
     split_into_groups,
 )
-from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
+from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.products import PooledProducts, ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.scores import (
     CombinedScores,
@@ -587,17 +587,6 @@ def pools_by_size(
         if scores is None:
             scores, sketch_error = inputs.in_coordinates(order, sketch_error)
     return PoolsBySize(inputs, judged, order, prompts, scores, sketch_error)
-
-
-def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
-    """Return the moments of an estimator that gives some completion a weight."""
-    moments = pool.local(estimator).moments
-    if moments is None:
-        size = pool.groups.sizes[0]
-        raise ValueError(
-            f"{estimator.label} gives no completion any weight in groups of {size}, since {why_silent(pool)}"
-        )
-    return moments
 
 
 def coefficient_on_target(pool: PooledCompletions, moments: PromptMoments, judged: TargetChoice) -> Statistic | None:

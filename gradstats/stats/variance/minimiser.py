@@ -36,9 +36,9 @@ class Minimiser:
     :math:`|V'(β)| ≤ t\,\mathrm{se}(V'(β))` with the delete-one-prompt jackknife of V′, connected with the estimate; at
     the first and last value a slope that leads outwards is compatible as well. Student's t has the degrees of freedom
     of that standard error, which at some β a few prompts carry: Satterthwaite's from their influence on V′(β), at most
-    M − 1. Where the interval reaches the first or last value, the true minimiser may lie beyond it
-    (:func:`written_interval`). Where the parameter is not continuous, or has few values, the interval spans the values
-    that may be lowest, as in :class:`gradstats.stats.variance.best_set.PairwiseDifferences`.
+    M − 1. Where the interval reaches the first or last value, the true minimiser may lie beyond it.
+    Where the parameter is not continuous, or has few values, the interval spans the values that may be lowest, as in
+    :class:`gradstats.stats.variance.best_set.PairwiseDifferences`.
     """
 
     values: Float[np.ndarray, " k"]  # of the parameter, increasing
@@ -163,20 +163,6 @@ class Minimiser:
         of_error = satterthwaite_degrees(influential_prompts(coefficients @ self._replicates), m)
         quantile = np.asarray(special.stdtrit(np.minimum(of_error, m - 1.0), 0.5 + level / 2.0))
         return quantile * np.sqrt(np.maximum(variance, 0.0))
-
-
-def written_interval(low: float, high: float, values: Sequence[float] | np.ndarray, digits: int = 3) -> str:
-    """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
-
-    Example:
-        >>> from gradstats.stats.variance.minimiser import written_interval
-        >>> written_interval(-1.0, 0.25, [-1.0, 0.0, 1.0])
-        '[≤ −1, 0.25]'
-    """
-    first, last = np.min(values), np.max(values)
-    below = "≤ " if np.isfinite(low) and low <= first else ""
-    above = "≥ " if np.isfinite(high) and high >= last else ""
-    return f"[{below}{low:.{digits}g}, {above}{high:.{digits}g}]".replace("-", "−")
 
 
 def minimiser_of(

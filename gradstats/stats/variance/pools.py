@@ -333,21 +333,3 @@ def multiple_of(weights: np.ndarray, of: np.ndarray) -> float | None:
     if not np.allclose(weights, factor * of, rtol=1e-12, atol=1e-14 * float(np.abs(weights).max())) or factor == 0.0:
         return None
     return factor
-
-
-def why_silent(pool: PooledCompletions) -> str:
-    """State why no completion has any weight, with the remedy in brackets."""
-    rewards = pool.batch.rewards
-    if pool.groups.sizes.max() == 1 and rewards.any():
-        return "groups hold a single completion (choose group_size of at least 2)"
-    if np.ptp(rewards) == 0:
-        return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
-    group = pool.batch.group_index
-    first = rewards[np.unique(group, return_index=True)[1]]
-    differing = len(np.unique(group[rewards != first[group]]))
-    if differing:
-        return (
-            f"rewards differ within {differing} of {pool.groups.n_groups} groups, but nothing there meets the "
-            "estimator's rule, such as a single best completion (measure more prompts, or choose another estimator)"
-        )
-    return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"
