@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import SENTENCE, Analysis, AnalysisFigure, Column, Result
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
@@ -232,15 +233,21 @@ def _map_of(value: str) -> Any:
     return lambda frame: plot_block_heatmap(frame, value=value)
 
 
+def _of_alpha(stated: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Return the rows that ``alpha.json`` holds, where blocks were measured."""
+    if not stated.get("by_block"):
+        return None
+    frame = pd.DataFrame(stated["by_block"])
+    frame.attrs[SENTENCE] = sentence_on_blocks(frame)
+    return frame
+
+
 def _caption(frame: pd.DataFrame) -> str:
     return (
         f"Length exponent α of each block of parameters, {frame['confidence_level'].iloc[0]:.0%} intervals, and its "
         f"share of the squared norm. n = {frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
     )
 
-
-#: The table of a run, which is part of alpha.json.
-_TABLE = "alpha_by_block"
 
 ANALYSIS = Analysis(
     name="alpha_by_block",
@@ -257,21 +264,21 @@ ANALYSIS = Analysis(
     row_heading="block",
     caption=_caption,
     label="tab:alpha-by-block",
+    of_alpha=_of_alpha,
     figures=(
         AnalysisFigure(
             "alpha_by_block",
             "Length exponent of each block of parameters.",
             plot_alpha_by_block,
             link="figure: α by block",
+            topics=("block",),
             after="ratios",
-            table=_TABLE,
         ),
         AnalysisFigure(
             "blocks_share_of_sq_norm",
             "Share of the squared gradient norm by layer and kind of parameter.",
             _map_of("share_of_sq_norm"),
             after="alpha_by_block",
-            table=_TABLE,
             rows=_with_kinds,
         ),
         AnalysisFigure(
@@ -279,7 +286,6 @@ ANALYSIS = Analysis(
             "Length exponent by layer and kind of parameter.",
             _map_of("alpha"),
             after="blocks_share_of_sq_norm",
-            table=_TABLE,
             rows=_with_kinds,
         ),
     ),

@@ -206,6 +206,7 @@ class AnalysisFigure:
     caption: str | Callable[[pd.DataFrame], str]
     draw: Callable[..., Any]  # of a frame, on a figure of its own
     link: str = ""  # what a link to it is called on the page
+    topics: tuple[str, ...] = ()  # what sentences with such a link mention, as regular expressions
     after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
     table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
@@ -256,6 +257,11 @@ class Tabulated:
     def declared_headings(self) -> dict[str, str]:
         """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
         return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
+
+    @property
+    def known_by(self) -> list[str]:
+        """The columns by which a file is known as one of its tables: the first, and the first that is shown."""
+        return [self.columns[0].name, *(list(self.declared_headings) or [self.columns[-1].name])[:1]]
 
     def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
         """Return the columns of a table: name → heading."""
@@ -360,6 +366,8 @@ class Analysis(Tabulated):
     recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
     #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
     beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
+    #: Returns its table from what a run states of α, in ``alpha.json``, where it is a part of that; or None.
+    of_alpha: Callable[[Mapping[str, Any]], pd.DataFrame | None] | None = None
     #: What the ``.attrs`` of its table would state in a run that recorded no answer, from the run's manifest.
     of_manifest: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda manifest: {}
     #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.

@@ -454,6 +454,7 @@ ANALYSIS = Analysis(
             "equal.",
             draw_effective_shares,
             link="figure: importance ratios",
+            topics=("χ²", "importance"),
             after="length_shares",
             rows=_effective_shares,
             columns=(

@@ -497,6 +497,7 @@ ANALYSIS = Analysis(
             "Correlation of token scores against the distance between tokens; 0 on-policy.",
             plot_token_correlation,
             link="figure: correlation of tokens",
+            topics=("on-policy",),
             after="concentration",
             table=_BINS,
             rows=_profile("correlation"),

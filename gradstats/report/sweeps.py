@@ -175,9 +175,9 @@ class SweepResult(Printed):
         cell; a cell in which they were not measured has no rows.
         """
         frames = [
-            results.by_block.assign(cell=cell, **_flat(self.settings[cell], self.varied))
+            blocks.assign(cell=cell, **_flat(self.settings[cell], self.varied))
             for cell, results in self.results.items()
-            if results.by_block is not None
+            if (blocks := results.table("alpha_by_block")) is not None
         ]
         if not frames:
             return pd.DataFrame(columns=["cell", *self.varied, "block"])
