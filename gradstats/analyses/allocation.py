@@ -104,6 +104,8 @@ class Allocation(Result):
     """
 
     row: ClassVar = Allocated
+    stated: ClassVar = ("tokens", "mean_length", "reference", "reference_size")
+    reference: ClassVar = "rloo"
 
     rows: tuple[Allocated, ...]
     tokens: float
@@ -111,16 +113,6 @@ class Allocation(Result):
     reference_size: int
     n_prompts: int
     notes: tuple[str, ...] = ()
-
-    def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level."""
-        return {
-            "tokens": self.tokens,
-            "mean_length": self.mean_length,
-            "reference": "rloo",
-            "reference_size": self.reference_size,
-            "notes": list(self.notes),
-        }
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State in words which of the rows has the lowest noise."""

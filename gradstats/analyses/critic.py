@@ -77,6 +77,7 @@ class CriticQuality(Result):
     """
 
     row: ClassVar = CriticRow
+    stated: ClassVar = ("low",)
 
     rows: tuple[CriticRow, ...]
     low: float
@@ -95,10 +96,6 @@ class CriticQuality(Result):
         if not np.isfinite(share[0]):
             return f"{bias}; how much of the variance of the true values it explains is not resolved."
         return f"{bias} and explain {percentage(*share)} of the variance of the true values."
-
-    def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level."""
-        return {"low": self.low, "notes": list(self.notes)}
 
 
 def critic_quality(

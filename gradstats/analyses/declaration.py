@@ -117,6 +117,8 @@ class Result(Printed):
 
     #: What its rows are; a result without it has a ``to_frame`` of its own.
     row: ClassVar[type[Row] | None] = None
+    #: Its fields that the ``.attrs`` of its frame state, besides the notes and the level of the intervals.
+    stated: ClassVar[tuple[str, ...]] = ()
     #: Set by the declaration that names this class as its result.
     analysis: ClassVar[Analysis]
 
@@ -128,7 +130,7 @@ class Result(Printed):
 
     def about(self) -> dict[str, object]:
         """Return what the frame's ``.attrs`` state besides the level of its intervals."""
-        return {"notes": list(getattr(self, "notes", ()))}
+        return {name: getattr(self, name) for name in self.stated} | {"notes": list(getattr(self, "notes", ()))}
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row of declared columns for each of ``rows``.

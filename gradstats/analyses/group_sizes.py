@@ -341,12 +341,6 @@ class GroupSizes(Result):
     equivalents: tuple[EquivalentGroupSize, ...]
     notes: tuple[str, ...] = ()
 
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "trace_cov"
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the interval of one quantity in every row, ``(low, high)``."""
-        return super().confidence_interval(confidence_level, quantity)
-
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the frame of the comparison, with the variance within prompts and between them where it is known.
 

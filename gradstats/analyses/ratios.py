@@ -18,7 +18,7 @@ from gradstats.estimators.recipes.named import RECIPES
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.ratios import RatioSpread, ratio_spread
-from gradstats.system.late import Float, Int, np, pd
+from gradstats.system.late import Int, np, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -116,14 +116,10 @@ def clipped_share(recipe: Recipe, batch: Batch, label: str | None = None) -> Cli
 
 
 def _share(part: np.ndarray, whole: np.ndarray, prompts: Int[np.ndarray, " n"]) -> Estimate:
-    parts, wholes = (_by_prompt(values, prompts) for values in (part, whole))
+    parts, wholes = (np.bincount(prompts, weights=values) for values in (part, whole))
     if len(wholes) == 1:
         return Statistic(float(parts[0] / wholes[0]), np.full(1, np.nan)).estimate()
     return (mean_statistic(parts) / mean_statistic(wholes)).estimate()
-
-
-def _by_prompt(values: np.ndarray, prompts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
-    return np.bincount(prompts, weights=np.asarray(values, dtype=np.float64))
 
 
 RATIOS = ("token", "product", "geometric_mean")

@@ -41,7 +41,7 @@ from gradstats.stats.token_profiles import (
     token_correlation,
     tokens_of,
 )
-from gradstats.system.late import Float, Int, np, pd, special
+from gradstats.system.late import Int, np, pd, special
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -145,7 +145,6 @@ class ProxyRow(Row):
 
 
 #: The estimated quantities of a proxy, in the order of the table.
-QUANTITIES = tuple(one.name for one in ProxyRow.columns() if one.estimated)
 #: The columns of the cumulative error, in the order of ``along``.
 _ALONG = {f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS}
 _PROFILES = ("correlation", "concentration", "local_slope")
@@ -172,6 +171,7 @@ class ProxyQuality(Result):
     """
 
     row: ClassVar = ProxyRow
+    stated: ClassVar = ("n_prompts", "n_tokens", "n_probes", "share_exact")
 
     rows: tuple[ProxyRow, ...]
     n_prompts: int
@@ -184,18 +184,6 @@ class ProxyQuality(Result):
     local_slope: TokenProfile
     notes: tuple[str, ...]
 
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "rank_correlation"
-    ) -> tuple[Float[np.ndarray, " proxies"], Float[np.ndarray, " proxies"]]:
-        """Return the interval of one quantity for every proxy, ``(low, high)``.
-
-        Raises:
-            ValueError: for an unknown quantity.
-        """
-        if quantity not in QUANTITIES:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(QUANTITIES)}")
-        return super().confidence_interval(confidence_level, quantity)
-
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
         frame = super().to_frame(confidence_level)
@@ -205,16 +193,6 @@ class ProxyQuality(Result):
             )
             frame[list(found)] = found
         return frame
-
-    def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level."""
-        return {
-            "n_prompts": self.n_prompts,
-            "n_tokens": self.n_tokens,
-            "n_probes": self.n_probes,
-            "share_exact": self.share_exact,
-            "notes": list(self.notes),
-        }
 
     def plot(self, **options: Any) -> Any:
         """Draw the share of a completion's energy that its heaviest tokens hold; returns the axes."""
