@@ -130,7 +130,7 @@ class Result(Printed):
 
     def about(self) -> dict[str, object]:
         """Return what the frame's ``.attrs`` state besides the level of its intervals."""
-        return {name: getattr(self, name) for name in self.stated} | {"notes": list(getattr(self, "notes", ()))}
+        return {**{name: getattr(self, name) for name in self.stated}, "notes": list(getattr(self, "notes", ()))}
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row of declared columns for each of ``rows``.
