@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
-from gradstats.stats.numbers import number_with_interval
 
 from gradstats.analyses.alpha_by_block import plot_alpha_by_block
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.sections import FiguresSection
 from gradstats.plots import save_figure
 from gradstats.plots.save import sample_size_of, write_sample_size
