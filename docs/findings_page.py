@@ -44,11 +44,10 @@ from findings_runs import (
 from findings_tokens import section_concentration, section_proxy
 
 from gradstats import data
+from gradstats.analyses.numbers import number_alone, written_interval
 from gradstats.estimators.display_names import in_words
 from gradstats.report.saved_results import completion_means, read_results
-from gradstats.stats.numbers import number_alone
 from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
-from gradstats.stats.variance.minimiser import written_interval
 
 PAGE = Path(__file__).with_name("findings.md")
 DETAILS = Path(__file__).with_name("findings_details.md")

@@ -37,7 +37,7 @@ RETURNED_BY = {
 #: Functions that take the same arguments as another, whose docstring has the example.
 CALLED_LIKE = {
     "analyses.equivalent_group_sizes": "equivalent_group_size",
-    "stats.fit_energy_scaling": "stats.length_scaling_by_block",
+    "stats.fit_energy_scaling": "analyses.length_scaling_by_block",
     "analyses.variances_by_length": "variance_by_length",
     "reference.exact_minimiser": "reference.exact_optimal_baselines",
     "reference.exact_optimal_mixture": "reference.exact_optimal_baselines",

@@ -23,6 +23,7 @@ import pandas as pd
 import tyro
 
 from gradstats.analyses.alpha_by_block import plot_alpha_by_block
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.sections import FiguresSection
 from gradstats.plots import save_figure
 from gradstats.plots.save import sample_size_of, write_sample_size
@@ -30,7 +31,6 @@ from gradstats.report.figures import draw_overlay, draw_run, styled
 from gradstats.report.saved_results import BREAKDOWNS, KEPT_FILES, SavedResults, added_tables, read_results
 from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.files import atomic_path, read_json, write_csv, write_json
 
 HERE = Path(__file__).parent

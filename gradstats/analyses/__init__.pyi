@@ -3,6 +3,7 @@ from .allocation import allocate as allocate
 from .allocation import plot_allocation as plot_allocation
 from .alpha import AlphaReport as AlphaReport
 from .alpha import alpha_report as alpha_report
+from .alpha import length_scaling_by_block as length_scaling_by_block
 from .alpha_by_block import AlphaByBlock as AlphaByBlock
 from .alpha_by_block import alpha_by_block as alpha_by_block
 from .alpha_by_block import plot_alpha_by_block as plot_alpha_by_block

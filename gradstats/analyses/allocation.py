@@ -7,9 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -25,7 +22,8 @@ from gradstats.analyses.declaration import (
     within_groups,
     without_groups,
 )
-from gradstats.analyses.variance_notes import about_target, why_not_judged
+from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -44,17 +42,15 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, sentence_height, variants, write_sentence
-from gradstats.plots.quantities import in_metric
+from gradstats.plots.quantities import NOT_NEGATIVE, in_metric
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
 from gradstats.stats.intervals import Derived, fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import NOT_NEGATIVE, number_with_interval
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal, OfEstimatedScale
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
-    moments_of,
     pools_by_size,
     prepared_inputs,
     projection_on_target,
@@ -62,7 +58,7 @@ from gradstats.stats.variance.inputs import (
     target_of,
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, npt, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,6 +106,8 @@ class Allocation(Result):
     """
 
     row: ClassVar = Allocated
+    stated: ClassVar = ("tokens", "mean_length", "reference", "reference_size")
+    reference: ClassVar = "rloo"
 
     rows: tuple[Allocated, ...]
     tokens: float
@@ -118,16 +116,6 @@ class Allocation(Result):
     n_prompts: int
     notes: tuple[str, ...] = ()
     best_size: Estimated | None = None
-
-    def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level."""
-        return {
-            "tokens": self.tokens,
-            "mean_length": self.mean_length,
-            "reference": "rloo",
-            "reference_size": self.reference_size,
-            "notes": list(self.notes),
-        }
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State in words which of the rows has the lowest noise."""
@@ -150,7 +138,7 @@ class Allocation(Result):
 def allocate(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
     tokens: int | float | None = None,
     group_sizes: Sequence[int] | None = None,
@@ -455,7 +443,7 @@ def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) ->
     return allocate(measured, within_groups(measured, section), rng=section.seed, **asked | settings)
 
 
-def _recovered(frame: pd.DataFrame, lengths: ArrayLike) -> dict[str, Any]:
+def _recovered(frame: pd.DataFrame, lengths: npt.ArrayLike) -> dict[str, Any]:
     measured = frame.loc[~frame["extrapolated"].astype(bool)]
     return {
         "tokens": float(np.sum(lengths)),

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import records
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
+from gradstats.measurement.measurement import metric_label
 from gradstats.plots.length_scaling import plot_length_scaling
 from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import palette
@@ -24,14 +23,12 @@ from gradstats.stats.length_scaling.diagnostics import (
     alpha_without_each_prompt,
     curvature_test,
     fit_energy_scaling,
-    length_scaling_by_block,
     mundlak_test,
 )
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
-from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.token_profiles import has_token_energies
-from gradstats.system.late import pd
+from gradstats.system.late import np, npt, pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200
@@ -61,7 +58,7 @@ class AlphaReport(Result):
         within_between: whether α within prompts equals α between them; None without prompts that vary in length.
         influence: frame of :func:`gradstats.stats.alpha_without_each_prompt`; None where it
             would take too many refits.
-        by_block: frame of :func:`gradstats.stats.length_scaling_by_block`; None for bare points, or a single block.
+        by_block: frame of :func:`gradstats.analyses.length_scaling_by_block`; None for bare points, or a single block.
         energy_fit: α of the summed token energies; None where they were not measured.
         on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
     """
@@ -200,10 +197,10 @@ def alpha_report(
     method: FitMethod = "ols",
     interval: IntervalMethod | None = None,
     confidence_level: float = CONFIDENCE_LEVEL,
-    lengths: ArrayLike | None = None,
-    sq_norms: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
-    truncated: ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    sq_norms: npt.ArrayLike | None = None,
+    groups: npt.ArrayLike | None = None,
+    truncated: npt.ArrayLike | None = None,
 ) -> AlphaReport:
     r"""Fit the length exponent α of :math:`‖S‖ ∝ T^{α}` and run every diagnostic that bears on it.
 
@@ -273,7 +270,7 @@ def alpha_report(
 
 
 def _named_influence(
-    fit: LengthScalingFit, measured: MeasuredNorms | None, groups: ArrayLike | None
+    fit: LengthScalingFit, measured: MeasuredNorms | None, groups: npt.ArrayLike | None
 ) -> pd.DataFrame | None:
     """Return :func:`gradstats.stats.alpha_without_each_prompt`, with the names of the prompts."""
     frame = _or_none(lambda: alpha_without_each_prompt(fit))
@@ -304,6 +301,56 @@ def _brief(fit: LengthScalingFit | None, level: float) -> dict[str, object] | No
         return None
     columns = ["alpha", "alpha_low", "alpha_high", "n", "n_prompts", "method", "interval"]
     return fit.to_frame(level).iloc[0][columns].to_dict()
+
+
+def length_scaling_by_block(
+    measured: MeasuredBlocks, *, method: str = "ols", confidence_level: float = CONFIDENCE_LEVEL
+) -> pd.DataFrame:
+    r"""Fit α of each block b of parameters, :math:`‖S_b‖ ∝ T^{α_b}`, and of the whole gradient.
+
+    Args:
+        measured: a measurement with ``.sq_norms_by_block``.
+        method: as in :func:`gradstats.fit_length_scaling`.
+        confidence_level: of the intervals.
+
+    Returns:
+        The rows of :meth:`gradstats.stats.LengthScalingFit.to_frame` with a column ``block`` in front (``"total"``
+        last) and ``share_of_sq_norm``, the block's share of Σ‖S‖². A block whose gradient vanishes on some sequence has
+        no logarithm and gets NaN.
+
+    Example:
+        >>> import numpy as np, pandas as pd
+        >>> import gradstats as gs
+        >>> lengths = np.array([10, 15, 20, 30, 40, 60])
+        >>> rollouts = gs.Rollouts.from_sequences(
+        ...     [[5]] * 6, [[1] * length for length in lengths], rewards=[1.0, 0.0] * 3, prompt_ids=list("abcdef")
+        ... )
+        >>> norms = pd.DataFrame({"layer 0": lengths**1.0, "layer 1": lengths**1.6})  # exponents of 0.5 and 0.8
+        >>> nothing = [np.zeros(length) for length in lengths]
+        >>> measured = gs.Measurement(rollouts, norms, None, nothing, nothing, nothing, nothing)
+        >>> gs.analyses.length_scaling_by_block(measured)[["block", "alpha"]].round(2).to_numpy().tolist()
+        [['layer 0', 0.5], ['layer 1', 0.8], ['total', 0.76]]
+    """
+    by_block = measured.sq_norms_by_block
+    columns = {str(name): by_block[name].to_numpy(dtype=float) for name in by_block}
+    columns["total"] = np.asarray(measured.sq_norms, dtype=float)
+    rows = []
+    for name, sq_norms in columns.items():
+        row = pd.DataFrame([{"n": len(sq_norms), "method": method}])
+        if np.all(sq_norms > 0):
+            row = fit_length_scaling(
+                lengths=measured.lengths,
+                sq_norms=sq_norms,
+                groups=measured.rollouts.prompt_id,
+                method=method,
+                truncated=measured.rollouts.truncated,
+            ).to_frame(confidence_level)
+        row.insert(0, "block", name)
+        row["share_of_sq_norm"] = sq_norms.sum() / columns["total"].sum()
+        rows.append(row)
+    frame = pd.concat(rows, ignore_index=True)
+    frame.attrs["metric"] = metric_label(getattr(measured, "metadata", {}))
+    return frame
 
 
 def fit_of_points(points: pd.DataFrame, column: str = "sq_norm") -> LengthScalingFit:
@@ -401,6 +448,7 @@ ANALYSIS = Analysis(
             "Squared gradient norm of each completion against its length, with the fitted power law.",
             _draw_length_scaling,
             link="figure: norms against length",
+            topics=("between prompts", "α = ", "moves α", "power law", "cut off"),
             after="variance",
             table=POINTS,
             rows=_fitted,
@@ -410,6 +458,7 @@ ANALYSIS = Analysis(
             "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
             _draw_energies,
             link="figure: norms and token energies",
+            topics=("token energ",),
             after="length_reward",
             table=POINTS,
             rows=_with_energy,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from gradstats.analyses.alpha import FIT_COLUMNS
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
+from gradstats.analyses.declaration import SENTENCE, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
 from gradstats.plots.marks import (
@@ -34,10 +34,8 @@ from gradstats.plots.variance import (
     set_rows,
     wrap_label,
 )
-from gradstats.stats.length_scaling.diagnostics import length_scaling_by_block
 from gradstats.stats.measured import MeasuredBlocks
-from gradstats.stats.numbers import number_with_interval
-from gradstats.system.late import pd, plt, sns
+from gradstats.system.late import np, pd, plt, sns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +62,7 @@ class AlphaByBlock(Result):
     method: FitMethod
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return what :func:`gradstats.stats.length_scaling_by_block` does: a row for each block, the whole last."""
+        """Return what :func:`gradstats.analyses.length_scaling_by_block` does: a row for each block, the whole last."""
         return length_scaling_by_block(self.measured, method=self.method, confidence_level=confidence_level)
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
@@ -113,7 +111,7 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     Dashed lines mark ½ (uncorrelated token scores) and 1 (fully correlated ones).
 
     Args:
-        table: the frame of :func:`gradstats.stats.length_scaling_by_block`.
+        table: the frame of :func:`gradstats.analyses.length_scaling_by_block`.
         ax: where to draw; None makes a figure as high as the rows need.
 
     Returns:
@@ -151,7 +149,7 @@ def plot_block_heatmap(
     """Draw a map of layers by kinds of parameter.
 
     Args:
-        table: the frame of :func:`gradstats.stats.length_scaling_by_block`, best with one block per parameter.
+        table: the frame of :func:`gradstats.analyses.length_scaling_by_block`, best with one block per parameter.
         ax: where to draw.
         value: ``"share_of_sq_norm"`` or ``"alpha"``.
 
@@ -240,6 +238,16 @@ def _map_of(value: str) -> Any:
     return lambda frame: plot_block_heatmap(frame, value=value)
 
 
+def _of_alpha(stated: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Return the rows that ``alpha.json`` holds, where blocks were measured."""
+    if not stated.get("by_block"):
+        return None
+    # JSON has null where nothing is known, of which a whole column is no number.
+    frame = pd.DataFrame(stated["by_block"]).replace({None: np.nan})
+    frame.attrs[SENTENCE] = sentence_on_blocks(frame)
+    return frame
+
+
 def _caption(frame: pd.DataFrame) -> str:
     return (
         f"Length exponent α of each block of parameters, {frame['confidence_level'].iloc[0]:.0%} intervals, and its "
@@ -247,18 +255,15 @@ def _caption(frame: pd.DataFrame) -> str:
     )
 
 
-#: The table of a run, which is part of alpha.json.
-_TABLE = "alpha_by_block"
-
 ANALYSIS = Analysis(
     name="alpha_by_block",
     ask=alpha_by_block,
     lacking=_without_blocks,
     options=("method",),
     columns=(
-        Column("block", "block of parameters", file="stats/length_scaling/diagnostics.py"),
+        Column("block", "block of parameters", file="analyses/alpha.py"),
         *FIT_COLUMNS,
-        Column("share_of_sq_norm", "its share of Σ‖S‖²", file="stats/length_scaling/diagnostics.py"),
+        Column("share_of_sq_norm", "its share of Σ‖S‖²", file="analyses/alpha.py"),
     ),
     result=AlphaByBlock,
     headings={"alpha": "α", "share_of_sq_norm": "share of squared norm"},
@@ -266,21 +271,21 @@ ANALYSIS = Analysis(
     row_heading="block",
     caption=_caption,
     label="tab:alpha-by-block",
+    of_alpha=_of_alpha,
     figures=(
         AnalysisFigure(
             "alpha_by_block",
             "Length exponent of each block of parameters.",
             plot_alpha_by_block,
             link="figure: α by block",
+            topics=("block",),
             after="ratios",
-            table=_TABLE,
         ),
         AnalysisFigure(
             "blocks_share_of_sq_norm",
             "Share of the squared gradient norm by layer and kind of parameter.",
             _map_of("share_of_sq_norm"),
             after="alpha_by_block",
-            table=_TABLE,
             rows=_with_kinds,
         ),
         AnalysisFigure(
@@ -288,7 +293,6 @@ ANALYSIS = Analysis(
             "Length exponent by layer and kind of parameter.",
             _map_of("alpha"),
             after="blocks_share_of_sq_norm",
-            table=_TABLE,
             rows=_with_kinds,
         ),
     ),

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -23,6 +20,7 @@ from gradstats.analyses.declaration import (
     within_groups,
     without_sketches,
 )
+from gradstats.analyses.numbers import percentage
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -40,12 +38,12 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, variants
+from gradstats.plots.quantities import NOT_NEGATIVE, SHARE
 from gradstats.plots.style import stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import Derived, share_saved
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import NOT_NEGATIVE, SHARE, percentage
 from gradstats.stats.variance.alignment import alignment_at, alignment_of
 from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.estimates import KeptShare
@@ -61,7 +59,7 @@ from gradstats.stats.variance.moments import (
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.sketch_error import rotated_once
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, npt, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -201,7 +199,7 @@ def _count(prompts: float) -> str:
 def batch_size(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
     prompts: float | None = None,
     tokens: float | None = None,

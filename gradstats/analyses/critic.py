@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
+from gradstats.analyses.numbers import number_with_interval, percentage
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions
@@ -29,8 +27,7 @@ from gradstats.plots.style import ink, paper
 from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.numbers import number_with_interval, percentage
-from gradstats.system.late import Bool, Float, pd, plt
+from gradstats.system.late import Bool, Float, np, npt, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,6 +77,7 @@ class CriticQuality(Result):
     """
 
     row: ClassVar = CriticRow
+    stated: ClassVar = ("low",)
 
     rows: tuple[CriticRow, ...]
     low: float
@@ -99,10 +97,6 @@ class CriticQuality(Result):
             return f"{bias}; how much of the variance of the true values it explains is not resolved."
         return f"{bias} and explain {percentage(*share)} of the variance of the true values."
 
-    def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level."""
-        return {"low": self.low, "notes": list(self.notes)}
-
 
 def _without_values(batch_or_measured: object) -> str:
     """Return which values are missing, and what makes them; "" where there are both."""
@@ -118,8 +112,8 @@ def _without_values(batch_or_measured: object) -> str:
 def critic_quality(
     measured_or_batch: Batch | MeasuredCompletions,
     *,
-    values: ArrayLike | Sequence[np.ndarray] | None = None,
-    fitted_values: ArrayLike | Sequence[np.ndarray] | None = None,
+    values: npt.ArrayLike | Sequence[np.ndarray] | None = None,
+    fitted_values: npt.ArrayLike | Sequence[np.ndarray] | None = None,
     last_step: int = 5,
     low: float = 0.25,
 ) -> CriticQuality:

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
+from gradstats.analyses.numbers import written_interval
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -44,8 +42,8 @@ from gradstats.stats.jackknife import with_ends as columns_of_intervals
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.estimates import fieller_simultaneous
-from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
-from gradstats.system.late import Float, pd, plt
+from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
+from gradstats.system.late import Float, np, npt, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,10 +162,10 @@ def variance_curve(
     measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Weighting,
     parameter: str,
-    values: ArrayLike,
-    scores: ArrayLike | None = None,
+    values: npt.ArrayLike,
+    scores: npt.ArrayLike | None = None,
     *,
-    state_values: ArrayLike | None = None,
+    state_values: npt.ArrayLike | None = None,
     **options: Any,
 ) -> VarianceCurve:
     r"""Follow variance, cosine and bias of an estimator along one of its parameters, on the same completions.
@@ -266,7 +264,7 @@ def _counts(chosen: Sequence[Weighting], parameter: str) -> bool:
 
 
 def _fitted_exponents(
-    measured_or_batch: Batch | MeasuredGradients, scores: ArrayLike | None
+    measured_or_batch: Batch | MeasuredGradients, scores: npt.ArrayLike | None
 ) -> dict[str, LengthScalingFit]:
     """Return the exponents of :data:`FITTED_EXPONENTS` that these completions allow, by name."""
     batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)

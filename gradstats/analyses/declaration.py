@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
@@ -20,10 +19,9 @@ from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES
-from gradstats.plots.quantities import filled_in, limits_of
+from gradstats.plots.quantities import NO_LIMITS, Limits, filled_in, limits_of
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
-from gradstats.stats.numbers import NO_LIMITS, Limits
-from gradstats.system.late import pd
+from gradstats.system.late import np, pd
 from gradstats.system.outputs import write_table
 
 if TYPE_CHECKING:
@@ -120,6 +118,8 @@ class Result(Printed):
 
     #: What its rows are; a result without it has a ``to_frame`` of its own.
     row: ClassVar[type[Row] | None] = None
+    #: Its fields that the ``.attrs`` of its frame state, besides the notes and the level of the intervals.
+    stated: ClassVar[tuple[str, ...]] = ()
     #: Set by the declaration that names this class as its result.
     analysis: ClassVar[Analysis]
 
@@ -131,7 +131,7 @@ class Result(Printed):
 
     def about(self) -> dict[str, object]:
         """Return what the frame's ``.attrs`` state besides the level of its intervals."""
-        return {"notes": list(getattr(self, "notes", ()))}
+        return {**{name: getattr(self, name) for name in self.stated}, "notes": list(getattr(self, "notes", ()))}
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row of declared columns for each of ``rows``.
@@ -209,6 +209,7 @@ class AnalysisFigure:
     caption: str | Callable[[pd.DataFrame], str]
     draw: Callable[..., Any]  # of a frame, on a figure of its own
     link: str = ""  # what a link to it is called on the page
+    topics: tuple[str, ...] = ()  # what sentences with such a link mention, as regular expressions
     after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
     table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
@@ -259,6 +260,11 @@ class Tabulated:
     def declared_headings(self) -> dict[str, str]:
         """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
         return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
+
+    @property
+    def known_by(self) -> list[str]:
+        """The columns by which a file is known as one of its tables: the first, and the first that is shown."""
+        return [self.columns[0].name, *(list(self.declared_headings) or [self.columns[-1].name])[:1]]
 
     def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
         """Return the columns of a table: name → heading, without those that only other tables have."""
@@ -368,6 +374,8 @@ class Analysis(Tabulated):
     recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
     #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
     beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
+    #: Returns its table from what a run states of α, in ``alpha.json``, where it is a part of that; or None.
+    of_alpha: Callable[[Mapping[str, Any]], pd.DataFrame | None] | None = None
     #: What the ``.attrs`` of its table would state in a run that recorded no answer, from the run's manifest.
     of_manifest: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda manifest: {}
     #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.
@@ -398,9 +406,17 @@ class Analysis(Tabulated):
 
     @property
     def hints(self) -> dict[str, Any]:
-        """The types of the arguments that the command line takes; only type checkers may know those of others."""
+        """The types of the arguments that the command line takes; only type checkers may know those of others.
+
+        An array is named in words, as a generator is by its seed: its types, which need NumPy, are not asked for.
+        """
         ask = inspect.unwrap(self.ask)
-        taken = {name: hint for name, hint in ask.__annotations__.items() if name in self.options}
+        taken = {
+            name: hint.replace("npt.ArrayLike", "object") if isinstance(hint, str) else hint
+            for name, hint in ask.__annotations__.items()
+            if name in self.options
+        }
+        taken |= {"rng": int} if "rng" in taken else {}
         return typing.get_type_hints(
             SimpleNamespace(__annotations__=taken), getattr(ask, "__globals__", {}), include_extras=True
         )
@@ -478,9 +494,7 @@ class Analysis(Tabulated):
                 raise ValueError(f"{' and '.join(missing)} must be given")
         hints = self.hints
         for name, value in settings.items():
-            reason = (
-                "" if name in self.read else _reason_against(value, int if name == "seed" else hints.get(name, Any))
-            )
+            reason = "" if name in self.read else _reason_against(value, hints.get(self.settings[name], Any))
             if reason:
                 raise ValueError(f"{name} is {value!r}: {reason}")
         self.estimators_in(self.arguments_in_run(settings, section))

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -23,9 +20,10 @@ from gradstats.analyses.declaration import (
     within_groups,
     without_groups,
 )
+from gradstats.analyses.numbers import ROUNDING, number_with_interval
 from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import VarianceComparison, compare
-from gradstats.analyses.variance_notes import why_not_judged
+from gradstats.analyses.variance_notes import moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -36,11 +34,9 @@ from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import ROUNDING, number_with_interval
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     TargetChoice,
-    moments_of,
     pools_by_size,
     prepared_inputs,
     refuse_batch_level,
@@ -48,7 +44,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.system.late import pd
+from gradstats.system.late import np, npt, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -147,7 +143,7 @@ def equivalent_group_size(
     measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Weighting,
     group_size: int,
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
     target: AskedTarget = "auto",
@@ -203,7 +199,7 @@ def equivalent_group_sizes(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
     group_size: int,
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
     target: AskedTarget = "auto",
@@ -346,12 +342,6 @@ class GroupSizes(Result):
     equivalents: tuple[EquivalentGroupSize, ...]
     notes: tuple[str, ...] = ()
 
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "trace_cov"
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the interval of one quantity in every row, ``(low, high)``."""
-        return super().confidence_interval(confidence_level, quantity)
-
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the frame of the comparison, with the variance within prompts and between them where it is known.
 
@@ -391,7 +381,7 @@ def variance_by_group_size(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
     group_sizes: Sequence[int] | None = None,
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -459,7 +449,7 @@ def _equivalents(
     measured_or_batch: Batch | MeasuredGradients,
     chosen: Sequence[Weighting],
     size: int,
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     **asked: Any,
 ) -> tuple[list[EquivalentGroupSize], list[str]]:
     """Return the equivalent group sizes that are defined at a size, and what speaks against others."""

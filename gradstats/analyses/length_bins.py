@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
@@ -18,9 +15,10 @@ from gradstats.analyses.declaration import (
     within_groups,
     without_sketches,
 )
+from gradstats.analyses.numbers import percentage
 from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import VarianceComparison, compared
-from gradstats.analyses.variance_notes import about_target, why_not_judged
+from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -31,7 +29,6 @@ from gradstats.plots.shares import SHARES, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, with_ends
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import percentage
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.inputs import (
     ComparisonInputs,
@@ -42,9 +39,9 @@ from gradstats.stats.variance.inputs import (
     target_of,
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
+from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
-from gradstats.system.late import Int, pd
+from gradstats.system.late import Int, np, npt, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -206,7 +203,7 @@ class LengthBinsOfSeveral(Result, Sequence[LengthBins]):
 def variance_by_length(
     measured_or_batch: Batch | MeasuredGradients,
     estimator: str | Weighting = "rloo",
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     n_bins: int = 4,
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -274,7 +271,7 @@ def variance_by_length(
 def variances_by_length(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     n_bins: int = 4,
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,

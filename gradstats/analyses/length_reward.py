@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.plots.marks import WithFrame, as_frame, draw_nothing, points_look, require_columns
@@ -19,8 +17,7 @@ from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts
-from gradstats.stats.numbers import number_with_interval
-from gradstats.system.late import Bool, Float, Int, pd, plt, special
+from gradstats.system.late import Bool, Float, Int, np, npt, pd, plt, special
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,9 +87,9 @@ class LengthRewardCorrelation(Result):
 def length_reward_correlation(
     measured: MeasuredRollouts | Batch | Completions | None = None,
     *,
-    lengths: ArrayLike | None = None,
-    rewards: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    rewards: npt.ArrayLike | None = None,
+    groups: npt.ArrayLike | None = None,
 ) -> LengthRewardCorrelation:
     r"""Correlate length and reward within prompts.
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.plots.quantities import NO_LIMITS
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy
-from gradstats.stats.numbers import NO_LIMITS, number_with_interval
 from gradstats.stats.on_policy import (
     SAMPLER_SETTINGS,
     TemperatureTest,
@@ -23,7 +23,7 @@ from gradstats.stats.on_policy import (
     temperature_test,
 )
 from gradstats.stats.token_profiles import excess_of, surprise
-from gradstats.system.late import pd
+from gradstats.system.late import np, pd
 
 FEWEST_ENERGY_PROMPTS = 10.0
 # On-policy samples are called off-policy in at most one of a hundred studies.
@@ -37,7 +37,7 @@ WORDS = {
 }
 #: What on-policy sampling gives.
 EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
-_LIMITS = {"surprise": NO_LIMITS, "mean_score_sq": (0.0, np.inf), "energy_ratio": (0.0, np.inf)}
+_LIMITS = {"surprise": NO_LIMITS, "mean_score_sq": (0.0, math.inf), "energy_ratio": (0.0, math.inf)}
 _UNITS = {"surprise": " nats per completion"}
 
 
@@ -65,7 +65,7 @@ class OnPolicyCheck(Printed):
     sampler: Mapping[str, object]
     scorer_temperature: float | None
     n_prompts: int
-    energy_prompts: float = np.inf
+    energy_prompts: float = math.inf
     temperatures: TemperatureTest | None = None
     other_policy: tuple[str, ...] = ()
 

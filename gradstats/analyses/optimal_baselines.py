@@ -8,12 +8,11 @@ from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
+from gradstats.analyses.numbers import number_with_interval, percentage, written_interval
 from gradstats.analyses.variance import VarianceComparison, compared
+from gradstats.analyses.variance_notes import why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -24,15 +23,14 @@ from gradstats.plots.variance import plot_variance
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, influential_prompts, require_level, satterthwaite_degrees
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import number_with_interval, percentage
 from gradstats.stats.variance.inputs import pooled, prepared_inputs
-from gradstats.stats.variance.minimiser import Minimiser, minimiser_of, written_interval
+from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
-from gradstats.stats.variance.pools import PooledCompletions, why_silent
-from gradstats.system.late import Float, Int, interpolate, pd
+from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.system.late import Float, Int, interpolate, np, npt, pd
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
-EXPONENTS = np.linspace(-1.0, 2.0, 31)
+EXPONENTS = tuple(0.1 * step - 1.0 for step in range(31))
 _STEPS_OF_LEARNED_BASELINES = 16
 
 
@@ -298,7 +296,7 @@ class OptimalBaselines(Result):
 
 def optimal_baselines(
     measured_or_batch: Batch | MeasuredGradients,
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     group_size: int | None = None,
     *,
     published: Sequence[str | Weighting] = PUBLISHED,

@@ -7,9 +7,6 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
@@ -30,7 +27,7 @@ from gradstats.stats.prompt_plan import (
 )
 from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.estimates import FEW_PROMPTS, OfKnownScale
-from gradstats.system.late import pd, special
+from gradstats.system.late import np, npt, pd, special
 
 
 @runtime_checkable
@@ -708,10 +705,10 @@ def plan(
     equivalent: float | None = None,
     critical_batch: float | None = None,
     confidence_level: float = CONFIDENCE_LEVEL,
-    lengths: ArrayLike | None = None,
-    sq_norms: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
-    truncated: ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    sq_norms: npt.ArrayLike | None = None,
+    groups: npt.ArrayLike | None = None,
+    truncated: npt.ArrayLike | None = None,
 ) -> PromptPlan:
     """Plan a study of α, of a ratio of variances, of the expected gradient or of a critical batch, from a pilot.
 

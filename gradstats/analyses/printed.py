@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from gradstats.stats.numbers import NO_LIMITS, UNRESOLVED, Limits, number_alone, number_with_interval
+from gradstats.analyses.numbers import UNRESOLVED, number_alone, number_with_interval
+from gradstats.plots.quantities import NO_LIMITS, Limits
 from gradstats.system.late import pd
 
 _MOST_ROWS = 20

@@ -6,9 +6,8 @@ import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
 from gradstats.analyses.declaration import Analysis, Column, Result, without_sketches
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
@@ -16,8 +15,7 @@ from gradstats.plots.marks import with_ends
 from gradstats.plots.quantities import JUDGED
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
-from gradstats.stats.numbers import number_with_interval
-from gradstats.system.late import Float, pd
+from gradstats.system.late import Float, np, pd
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice

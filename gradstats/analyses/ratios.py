@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis, AnalysisFigure, Column, FurtherTable, Result
+from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
@@ -18,16 +17,15 @@ from gradstats.estimators.recipes.components import Component, parameter_names
 from gradstats.estimators.recipes.named import RECIPES
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.ratios import RatioSpread, ratio_spread
-from gradstats.system.late import Float, Int, pd
+from gradstats.system.late import Int, np, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 #: Parameters of ratios that clip, and the values with which they never do.
-_OPENED = {"eps_low": np.inf, "eps_high": np.inf, "dual_clip": None, "truncate": None}
+_OPENED = {"eps_low": math.inf, "eps_high": math.inf, "dual_clip": None, "truncate": None}
 _SHARES = ("clipped_tokens", "clipped_completions", "removed_share")
 
 
@@ -118,14 +116,10 @@ def clipped_share(recipe: Recipe, batch: Batch, label: str | None = None) -> Cli
 
 
 def _share(part: np.ndarray, whole: np.ndarray, prompts: Int[np.ndarray, " n"]) -> Estimate:
-    parts, wholes = (_by_prompt(values, prompts) for values in (part, whole))
+    parts, wholes = (np.bincount(prompts, weights=values) for values in (part, whole))
     if len(wholes) == 1:
         return Statistic(float(parts[0] / wholes[0]), np.full(1, np.nan)).estimate()
     return (mean_statistic(parts) / mean_statistic(wholes)).estimate()
-
-
-def _by_prompt(values: np.ndarray, prompts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " m"]:
-    return np.bincount(prompts, weights=np.asarray(values, dtype=np.float64))
 
 
 RATIOS = ("token", "product", "geometric_mean")
@@ -461,6 +455,7 @@ ANALYSIS = Analysis(
             "equal.",
             draw_effective_shares,
             link="figure: importance ratios",
+            topics=("χ²", "importance"),
             after="length_shares",
             rows=_effective_shares,
             columns=(

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import ArrayLike
-
+from gradstats.analyses.numbers import number_alone
 from gradstats.analyses.printed import Printed, records
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler, effective_sample_size
-from gradstats.stats.numbers import number_alone
 from gradstats.stats.on_policy import SAMPLER_SETTINGS, departures_of, other_policy_of
-from gradstats.system.late import Float, pd
+from gradstats.system.late import Float, np, npt, pd
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 # Rounding in float32 changes a token's log-probability by less, other kernels and quantised weights by more.
@@ -243,7 +240,7 @@ def _of_whole(log_ratios: Float[np.ndarray, " n"]) -> float:
     return effective_sample_size(np.exp(log_ratios - log_ratios.max())) if log_ratios.size else np.nan
 
 
-def _ratio(sums: ArrayLike, counts: ArrayLike, prompts: np.ndarray) -> Estimate:
+def _ratio(sums: npt.ArrayLike, counts: npt.ArrayLike, prompts: np.ndarray) -> Estimate:
     """Return Σ sums / Σ counts, jackknifed by prompt; NaN where nothing was counted."""
     sums, counts = (np.bincount(prompts, weights=np.asarray(values, dtype=np.float64)) for values in (sums, counts))
     if len(sums) < 2:

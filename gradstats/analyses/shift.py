@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, Answer, column, estimate
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
-from gradstats.stats.numbers import number_with_interval
-from gradstats.system.late import Float
+from gradstats.system.late import Float, np
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -22,7 +19,8 @@ from gradstats.analyses.declaration import (
     without_groups,
 )
 from gradstats.analyses.length_bins import share_columns
-from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged
+from gradstats.analyses.numbers import percentage
+from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
@@ -32,13 +30,12 @@ from gradstats.plots.shares import SHARES, bin_label, lines_of_units, plot_share
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.numbers import percentage
 from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, refuse_batch_level, target_of
 from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of, why_silent
+from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
-from gradstats.system.late import Bool, Float, Int, pd
+from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -167,9 +164,9 @@ class SuccessBins(Result):
 def variance_by_success(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     *,
-    success: ArrayLike | None = None,
+    success: npt.ArrayLike | None = None,
     group_size: int | None = None,
     bins: int | Sequence[float] | None = None,
     rng: int | np.random.Generator | None = 0,
@@ -297,7 +294,7 @@ def _halves(
     return by_prompt[for_gradient], (totals / (sizes - half))[batch.group_index]
 
 
-def _given_rates(success: ArrayLike, batch: Batch) -> Float[np.ndarray, " n"]:
+def _given_rates(success: npt.ArrayLike, batch: Batch) -> Float[np.ndarray, " n"]:
     rates = np.asarray(success, dtype=np.float64)
     if rates.shape != batch.rewards.shape:
         raise ValueError(
@@ -388,7 +385,7 @@ def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) ->
     return variance_by_success(measured, list(by_unit.values()), **given)
 
 
-def _recovered(frame: pd.DataFrame, lengths: ArrayLike) -> dict[str, Any]:
+def _recovered(frame: pd.DataFrame, lengths: npt.ArrayLike) -> dict[str, Any]:
     sizes = set(frame["group_size"]) if "group_size" in frame else set()
     return {"group_size": sizes.pop() if len(sizes) == 1 else None}
 

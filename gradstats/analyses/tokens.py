@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
@@ -20,6 +18,7 @@ from gradstats.analyses.declaration import (
     column,
     estimate,
 )
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.variance import compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
@@ -30,7 +29,6 @@ from gradstats.plots.quantities import limits_of
 from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic, with_ends
 from gradstats.stats.measured import MeasuredTokens
-from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.token_profiles import (
     FRACTIONS,
     NO_PROBES,
@@ -44,7 +42,7 @@ from gradstats.stats.token_profiles import (
     token_correlation,
     tokens_of,
 )
-from gradstats.system.late import Float, Int, pd, special
+from gradstats.system.late import Int, np, pd, special
 
 if TYPE_CHECKING:
     from gradstats.config.sections import VarianceSection
@@ -148,7 +146,6 @@ class ProxyRow(Row):
 
 
 #: The estimated quantities of a proxy, in the order of the table.
-QUANTITIES = tuple(one.name for one in ProxyRow.columns() if one.estimated)
 #: The columns of the cumulative error, in the order of ``along``.
 _ALONG = {f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS}
 _PROFILES = ("correlation", "concentration", "local_slope")
@@ -175,6 +172,7 @@ class ProxyQuality(Result):
     """
 
     row: ClassVar = ProxyRow
+    stated: ClassVar = ("n_prompts", "n_tokens", "n_probes", "share_exact")
 
     rows: tuple[ProxyRow, ...]
     n_prompts: int
@@ -187,18 +185,6 @@ class ProxyQuality(Result):
     local_slope: TokenProfile
     notes: tuple[str, ...]
 
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "rank_correlation"
-    ) -> tuple[Float[np.ndarray, " proxies"], Float[np.ndarray, " proxies"]]:
-        """Return the interval of one quantity for every proxy, ``(low, high)``.
-
-        Raises:
-            ValueError: for an unknown quantity.
-        """
-        if quantity not in QUANTITIES:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(QUANTITIES)}")
-        return super().confidence_interval(confidence_level, quantity)
-
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
         frame = super().to_frame(confidence_level)
@@ -208,16 +194,6 @@ class ProxyQuality(Result):
             )
             frame[list(found)] = found
         return frame
-
-    def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level."""
-        return {
-            "n_prompts": self.n_prompts,
-            "n_tokens": self.n_tokens,
-            "n_probes": self.n_probes,
-            "share_exact": self.share_exact,
-            "notes": list(self.notes),
-        }
 
     def plot(self, **options: Any) -> Any:
         """Draw the share of a completion's energy that its heaviest tokens hold; returns the axes."""
@@ -501,6 +477,7 @@ ANALYSIS = Analysis(
             "Correlation of token scores against the distance between tokens; 0 on-policy.",
             plot_token_correlation,
             link="figure: correlation of tokens",
+            topics=("on-policy",),
             after="concentration",
             table=_BINS,
             rows=_profile("correlation"),

@@ -10,9 +10,6 @@ from itertools import chain
 from operator import index
 from typing import ClassVar, Literal, Protocol, overload, runtime_checkable
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of, without_sketches
 from gradstats.analyses.variance_notes import (
@@ -37,6 +34,7 @@ from gradstats.plots.quantities import (
     QUANTITIES,
     TARGETS,
     VARIANCE_COMPONENTS,
+    Limits,
     Quantity,
     filled_in,
     shown_in,
@@ -44,7 +42,6 @@ from gradstats.plots.quantities import (
 from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
 from gradstats.stats.jackknife import with_ends
 from gradstats.stats.measured import MeasuredBlockGradients, MeasuredGradients
-from gradstats.stats.numbers import Limits
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
 from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio_simultaneous
 from gradstats.stats.variance.inputs import (
@@ -61,7 +58,7 @@ from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.row import EstimatorVariance, silent_row
 from gradstats.stats.variance.sketch_error import rotated_once
-from gradstats.system.late import Bool, pd
+from gradstats.system.late import Bool, np, npt, pd
 
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"
@@ -372,7 +369,7 @@ class VarianceByBlock(Result):
 def compare(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     group_size: int | Sequence[int] | None = None,
     reference: str | Weighting = "rloo",
     prompts_per_batch: int | None = None,
@@ -383,7 +380,7 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: Literal[False] = False,
-    **fields: ArrayLike | None,
+    **fields: npt.ArrayLike | None,
 ) -> VarianceComparison: ...
 
 
@@ -402,14 +399,14 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: Literal[True],
-    **fields: ArrayLike | None,
+    **fields: npt.ArrayLike | None,
 ) -> VarianceByBlock: ...
 
 
 def compare(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
-    scores: ArrayLike | None = None,
+    scores: npt.ArrayLike | None = None,
     group_size: int | Sequence[int] | None = None,
     reference: str | Weighting = "rloo",
     prompts_per_batch: int | None = None,
@@ -420,7 +417,7 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: bool = False,
-    **fields: ArrayLike | None,
+    **fields: npt.ArrayLike | None,
 ) -> VarianceComparison | VarianceByBlock:
     r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
@@ -589,7 +586,7 @@ def _inputs_by_block(
     measured: Batch | MeasuredGradients,
     inputs: ComparisonInputs,
     estimators: Sequence[Weighting],
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     max_grad_norm: float | None,
 ) -> dict[str, ComparisonInputs]:
     """Return the inputs of a comparison on each block alone."""
@@ -817,6 +814,7 @@ ANALYSIS = Analysis(
             _figure_caption,
             lambda frame: plot_variance(frame, sort=_by_value(frame), short=_by_value(frame)),
             link="figure: variance",
+            topics=(r"\b(matched_)?ratio\b",),
             after=None,
             table="variance",
         ),
@@ -825,6 +823,7 @@ ANALYSIS = Analysis(
             "Relative noise, next to cosine and share of bias, with the lowest at the top.",
             lambda frame: plot_variance_panels(frame, sort=_by_value(frame)),
             link="figure: variance, cosine and bias",
+            topics=("cosine", "bias_share"),
             after="length_scaling",
             table="variance",
             rows=_resolved,

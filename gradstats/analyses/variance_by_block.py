@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, Column, level_of
 from gradstats.analyses.variance import VarianceByBlock, compare
@@ -16,7 +14,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES
 from gradstats.stats.measured import MeasuredBlockGradients
 from gradstats.stats.variance.inputs import reasons_against
-from gradstats.system.late import pd
+from gradstats.system.late import np, pd
 
 
 def variance_by_block(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
+from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.baselines.scaled import of_both_signs
@@ -13,12 +12,13 @@ from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
 from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import with_ends
-from gradstats.stats.numbers import number_alone, number_with_interval
 from gradstats.stats.ratios import RatioSpread
 from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.inputs import FEWEST_EFFECTIVE_COMPLETIONS, TargetChoice
-from gradstats.stats.variance.pools import PooledCompletions, why_silent
+from gradstats.stats.variance.moments import PromptMoments
+from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.row import EstimatorVariance
+from gradstats.system.late import np
 
 # What a target decides.
 _AGAINST_TARGET = f"cosine, shares of bias and the {JUDGED.heading}"
@@ -353,3 +353,32 @@ def about_target(target: TargetChoice) -> str | None:
 def _short(ratios: RatioSpread) -> str:
     low, high = ratios.chi_squared.confidence_interval(0.95)
     return number_with_interval(ratios.chi_squared.value, low, high)
+
+
+def why_silent(pool: PooledCompletions) -> str:
+    """State why no completion has any weight, with the remedy in brackets."""
+    rewards = pool.batch.rewards
+    if pool.groups.sizes.max() == 1 and rewards.any():
+        return "groups hold a single completion (choose group_size of at least 2)"
+    if np.ptp(rewards) == 0:
+        return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
+    group = pool.batch.group_index
+    first = rewards[np.unique(group, return_index=True)[1]]
+    differing = len(np.unique(group[rewards != first[group]]))
+    if differing:
+        return (
+            f"rewards differ within {differing} of {pool.groups.n_groups} groups, but nothing there meets the "
+            "estimator's rule, such as a single best completion (measure more prompts, or choose another estimator)"
+        )
+    return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"
+
+
+def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
+    """Return the moments of an estimator that gives some completion a weight."""
+    moments = pool.local(estimator).moments
+    if moments is None:
+        size = pool.groups.sizes[0]
+        raise ValueError(
+            f"{estimator.label} gives no completion any weight in groups of {size}, since {why_silent(pool)}"
+        )
+    return moments

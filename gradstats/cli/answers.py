@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from gradstats.analyses.numbers import UNRESOLVED
 from gradstats.report.verdict import NO_BREAK, Compared, Noise, Verdict, shortened, what_is_open
-from gradstats.stats.numbers import UNRESOLVED
 
 if TYPE_CHECKING:
     from gradstats.report.analysis_tables import ShortRow, ShortTable

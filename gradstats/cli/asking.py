@@ -222,8 +222,6 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
         default = signature[argument].default if known else VarianceSection.model_fields[option].default
         if argument in analysis.read:
             hint, default = Positional[str], inspect.Parameter.empty
-        elif argument == "rng":
-            hint = int
         else:
             hint = _in_words(hint)
         if hint is Several:
@@ -282,17 +280,16 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
     from gradstats.report.saved_results import refuse_foreign_kept
     from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
 
-    columns = [analysis.columns[0].name, *(list(analysis.declared_headings) or [analysis.columns[-1].name])[:1]]
     name = analysis.files_named(arguments)
     in_folder = analysis.kept or (bool(analysis.keeps) and out is not None)
     if not in_folder:
-        refuse_foreign_table(out, columns)
+        refuse_foreign_table(out, analysis.known_by)
     keeping = folder_of_results(given["source"], out, partial=given["partial"]) if in_folder else nullcontext()
     with keeping as folder:
         if analysis.keeps and folder is not None:
             refuse_foreign_kept(analysis, folder)
         else:
-            refuse_foreign_result(folder, name, columns)
+            refuse_foreign_result(folder, name, analysis.known_by)
         asked_of = analysis.source(given["source"], partial=given["partial"])
         if arguments.get("estimators", ()) is None:
             arguments["estimators"] = _estimators_of(given["source"], asked_of)

@@ -198,16 +198,16 @@ def variance(
 
     for label in (*settings.estimators, settings.reference):  # before the imports, which take longer
         estimators.get(label)
-    from gradstats.analyses.variance import variance as compared
+    from gradstats.analyses.variance import ANALYSIS
     from gradstats.measurement.measurement import read_measurement
     from gradstats.report.verdict import headline_of
     from gradstats.runs.analysis import refuse_foreign_table
 
-    refuse_foreign_table(out, ["estimator", "trace_cov"])
+    refuse_foreign_table(out, ANALYSIS.known_by)
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
-        comparison = compared(measured, **settings.arguments())
+        comparison = ANALYSIS(measured, **settings.arguments())
     frame, said = comparison.to_frame(settings.confidence_level), comparison.notes
     if as_json:
         terminal.print_json(frame, said)

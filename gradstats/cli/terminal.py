@@ -272,9 +272,9 @@ def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object
 
 def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and which estimator is lowest beyond doubt."""
+    from gradstats.analyses.numbers import number_with_interval
     from gradstats.plots.quantities import JUDGED, TARGETS, shown_in
     from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
-    from gradstats.stats.numbers import number_with_interval
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
@@ -410,7 +410,7 @@ def _by_workers(cost: CostEstimate, n_workers: int) -> list[tuple[str, str]]:
 
 def show_check(frame: pd.DataFrame, policy: Policy) -> None:
     """Show the check of the gradient engines: the verdict, one line per comparison, and remarks."""
-    from gradstats.stats.numbers import number_alone
+    from gradstats.analyses.numbers import number_alone
 
     judged = frame.loc[frame["tolerance"].notna() & frame["deviation"].notna()]
     wrong = ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))
@@ -441,8 +441,8 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
+    from gradstats.analyses.numbers import number_with_interval
     from gradstats.plots.quantities import limits_of
-    from gradstats.stats.numbers import number_with_interval
 
     return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +10,8 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.rollouts.schema import SCHEMA
-from gradstats.system.late import Bool, Float, Int, pd
+from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 #: Fields with one value per token.
 BATCH_TOKEN_FIELDS = (
@@ -88,7 +86,7 @@ class MeasuredCompletions(Protocol):
         ...
 
 
-def sequence_field(name: str, value: ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
+def sequence_field(name: str, value: npt.ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
     """Return one finite number per completion, (N,); N is not checked where it is None."""
     array = np.array(value, dtype=np.float64)
     if array.ndim != 1 or (n is not None and array.size != n):
@@ -103,7 +101,7 @@ def sequence_field(name: str, value: ArrayLike, n: int | None) -> Float[np.ndarr
     return array
 
 
-def checked_lengths(value: ArrayLike, n: int) -> Int[np.ndarray, "n"]:
+def checked_lengths(value: npt.ArrayLike, n: int) -> Int[np.ndarray, "n"]:
     """Return numbers of counted tokens, at least 1 each."""
     array = np.asarray(value)
     if array.shape != (n,):
@@ -118,7 +116,7 @@ def checked_lengths(value: ArrayLike, n: int) -> Int[np.ndarray, "n"]:
     return array.astype(np.int64)
 
 
-def checked_groups(value: ArrayLike, n: int) -> np.ndarray:
+def checked_groups(value: npt.ArrayLike, n: int) -> np.ndarray:
     """Return one group per completion."""
     array = np.asarray(value)
     if array.shape != (n,):
@@ -127,13 +125,13 @@ def checked_groups(value: ArrayLike, n: int) -> np.ndarray:
     return array
 
 
-def width(per_token: Mapping[str, ArrayLike | None], lengths: np.ndarray) -> int:
+def width(per_token: Mapping[str, npt.ArrayLike | None], lengths: np.ndarray) -> int:
     """Return T: the width of the first token field given, or the greatest length."""
     widths = [np.shape(value)[1] for value in per_token.values() if value is not None and np.ndim(value) == 2]
     return widths[0] if widths else int(lengths.max())
 
 
-def checked_mask(value: ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
+def checked_mask(value: npt.ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
     """Return which tokens count; without a mask the first of each completion."""
     if value is None:
         if width < lengths.max():
@@ -157,22 +155,22 @@ def checked_mask(value: ArrayLike | None, lengths: np.ndarray, width: int) -> Bo
 
 #: What to do about an infinite value of a field.
 REMEDIES = {
-    ("old_logprobs", -np.inf): (
+    ("old_logprobs", -math.inf): (
         "the sampler cannot have drawn a token of probability 0: record the log-probabilities of the distribution that "
         "was drawn from, after top-k and top-p, or leave the completion out (rollouts.select, or drop its row)"
     ),
-    ("logprobs", -np.inf): (
+    ("logprobs", -math.inf): (
         "the scored policy gives a drawn token probability 0, where its gradient does not exist: score in float32, or "
         "leave the completion out (rollouts.select, or drop its row)"
     ),
-    ("ref_logprobs", -np.inf): (
+    ("ref_logprobs", -math.inf): (
         "the reference policy gives a drawn token probability 0, where the KL term is infinite: score it in float32, "
         "or leave the completion out (rollouts.select, or drop its row)"
     ),
 }
 
 
-def token_field(name: str, value: ArrayLike, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
+def token_field(name: str, value: npt.ArrayLike, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
     """Return one finite number per counted token, 0 elsewhere."""
     array = np.array(value, dtype=np.float64)
     if array.shape != mask.shape:
@@ -191,7 +189,7 @@ def token_field(name: str, value: ArrayLike, mask: np.ndarray) -> Float[np.ndarr
     return np.where(mask, array, 0.0)
 
 
-def checked_column(name: str, value: ArrayLike, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
+def checked_column(name: str, value: npt.ArrayLike, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
     """Return a user-defined column: one entry per completion, of any kind, or one number per token."""
     array = np.asarray(value)
     if array.shape == mask.shape:
@@ -277,25 +275,25 @@ class Batch:
 
     def __init__(
         self,
-        rewards: ArrayLike,
-        lengths: ArrayLike,
-        groups: ArrayLike,
-        mask: ArrayLike | None = None,
-        token_rewards: ArrayLike | None = None,
-        logprobs: ArrayLike | None = None,
-        old_logprobs: ArrayLike | None = None,
-        ref_logprobs: ArrayLike | None = None,
-        sum_pi_squared: ArrayLike | None = None,
-        values: ArrayLike | None = None,
-        greedy_rewards: ArrayLike | None = None,
-        sq_norms: ArrayLike | None = None,
-        token_energy: ArrayLike | None = None,
-        token_cross: ArrayLike | None = None,
-        importance: ArrayLike | None = None,
-        entropy: ArrayLike | None = None,
-        truncated: ArrayLike | None = None,
-        columns: Mapping[str, ArrayLike] | None = None,
-        fitted_values: ArrayLike | None = None,
+        rewards: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        groups: npt.ArrayLike,
+        mask: npt.ArrayLike | None = None,
+        token_rewards: npt.ArrayLike | None = None,
+        logprobs: npt.ArrayLike | None = None,
+        old_logprobs: npt.ArrayLike | None = None,
+        ref_logprobs: npt.ArrayLike | None = None,
+        sum_pi_squared: npt.ArrayLike | None = None,
+        values: npt.ArrayLike | None = None,
+        greedy_rewards: npt.ArrayLike | None = None,
+        sq_norms: npt.ArrayLike | None = None,
+        token_energy: npt.ArrayLike | None = None,
+        token_cross: npt.ArrayLike | None = None,
+        importance: npt.ArrayLike | None = None,
+        entropy: npt.ArrayLike | None = None,
+        truncated: npt.ArrayLike | None = None,
+        columns: Mapping[str, npt.ArrayLike] | None = None,
+        fitted_values: npt.ArrayLike | None = None,
     ) -> None:
         per_token = {
             "token_rewards": token_rewards, "logprobs": logprobs, "old_logprobs": old_logprobs,
@@ -330,7 +328,7 @@ class Batch:
     def from_measurement(
         cls,
         measured: MeasuredCompletions,
-        **given: ArrayLike | Sequence[np.ndarray] | Mapping[str, ArrayLike] | None,
+        **given: npt.ArrayLike | Sequence[np.ndarray] | Mapping[str, npt.ArrayLike] | None,
     ) -> Batch:
         """Build the batch of a measurement: its rollouts' rewards and prompts, and every field it measured.
 
@@ -353,7 +351,7 @@ class Batch:
         rollouts = measured.rollouts
         masks = rollouts.masks
         mask = _pad_ragged("mask", masks, masks).astype(bool)
-        collected: dict[str, ArrayLike | Sequence[np.ndarray] | Mapping[str, ArrayLike] | None] = {
+        collected: dict[str, npt.ArrayLike | Sequence[np.ndarray] | Mapping[str, npt.ArrayLike] | None] = {
             "rewards": rollouts.rewards,
             "lengths": mask.sum(axis=1),
             "groups": rollouts.prompt_id,
@@ -472,7 +470,7 @@ class Batch:
             object.__setattr__(result, name, value)
         return result
 
-    def with_fields(self, **changes: ArrayLike | Mapping[str, ArrayLike] | None) -> Batch:
+    def with_fields(self, **changes: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None) -> Batch:
         """Return a copy with some fields replaced; the copy is checked like a new Batch."""
         return replace(self, **changes)
 

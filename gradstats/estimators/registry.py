@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
-import numpy as np
-
 from gradstats.config.options import read_label
 from gradstats.estimators.batch import COLUMN, HOW_TO_GET, Batch
 from gradstats.estimators.estimator import (
@@ -22,12 +20,12 @@ from gradstats.estimators.estimator import (
     check_parameters,
     suggest,
 )
-from gradstats.system.late import pd
+from gradstats.system.late import np, pd
 from gradstats.system.user_code import import_function
 
 P = ParamSpec("P")
 V = TypeVar("V")
-F = TypeVar("F", bound=Callable[..., np.ndarray])
+F = TypeVar("F", bound=Callable[..., object])
 
 DEFINITIONS: dict[str, Definition] = {}
 ALIASES: dict[str, str] = {}

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from gradstats.config.options import EUCLIDEAN, written
 from gradstats.measurement.state_values import stored_values
@@ -29,7 +27,7 @@ from gradstats.system.files import (
     refuse_newer_format,
     write_json,
 )
-from gradstats.system.late import pd
+from gradstats.system.late import np, pd
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 
@@ -456,6 +454,8 @@ class Measurement:
             FileExistsError: when something else lies there, which is left alone.
             ValueError: when a projection is too large for ``token_dtype``, or for another type.
         """
+        from safetensors.numpy import save_file  # which imports NumPy
+
         refuse_to_replace_measurement(folder, self.metadata, self.rollouts, overwrite)
         tensors = {name: np.concatenate(rows) for name, rows in (self.per_token_fields() | self.heavy_fields()).items()}
         if self.heavy_positions is not None:

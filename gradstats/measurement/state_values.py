@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gradstats.rollouts.schema import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest, file_digest
-from gradstats.system.late import pa, pd
+from gradstats.system.late import np, pa, pd
 from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard
 
 #: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.

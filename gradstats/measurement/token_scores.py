@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from gradstats.system.late import Bool, Float, Int
+from gradstats.system.late import Bool, Float, Int, np
 
 
 @dataclass(frozen=True)

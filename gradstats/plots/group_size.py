@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -39,7 +37,7 @@ from gradstats.plots.variance import (
     set_rows,
     short_rows,
 )
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gradstats import data
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.plots.marks import (
@@ -26,7 +24,7 @@ from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

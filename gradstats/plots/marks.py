@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from gradstats.plots.names import Appearance, Variant, in_mathematics, widening, wrapped
 from gradstats.plots.quantities import Quantity
 from gradstats.plots.style import REMARK, edge, ink, muted, stroke
-from gradstats.system.late import Bool, Float, pd, plt
+from gradstats.system.late import Bool, Float, np, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from gradstats.config.options import EUCLIDEAN
-from gradstats.stats.numbers import NO_LIMITS, NOT_NEGATIVE, SHARE, Limits
+
+#: The least and the greatest value that a quantity can have.
+Limits = tuple[float, float]
+
+NO_LIMITS: Limits = (-math.inf, math.inf)
+#: The values that variances and shares can have.
+NOT_NEGATIVE: Limits = (0.0, math.inf)
+SHARE: Limits = (0.0, 1.0)
 
 #: Tables for a paper, the HTML page, the terminal, and the figure of several panels.
 Place = Literal["paper", "page", "terminal", "panels"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -21,7 +19,7 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, stroke
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -31,7 +29,7 @@ from gradstats.plots.names import (
 from gradstats.plots.quantities import JUDGED, QUANTITIES, filled_in
 from gradstats.plots.style import edge, ink, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
-from gradstats.system.late import Bool, Float, pd, plt
+from gradstats.system.late import Bool, Float, np, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

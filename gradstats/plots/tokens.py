@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -24,7 +22,7 @@ from gradstats.plots.names import CHARACTER, figure_inches, wrapped
 from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
-from gradstats.system.late import pd, plt
+from gradstats.system.late import np, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from gradstats.plots.marks import (
     CROSS,
     CROSS_SIZE,
@@ -44,7 +42,7 @@ from gradstats.plots.names import (
 from gradstats.plots.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.plots.style import REMARK, edge, muted, stroke
 from gradstats.stats.variance.best_set import equal_by_construction
-from gradstats.system.late import Float, pd, plt
+from gradstats.system.late import Float, np, pd, plt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -29,7 +29,8 @@ from gradstats.system.files import csv_text
 def refuse_foreign_added(folder: Path, name: str, columns: Sequence[str]) -> None:
     """Refuse to add a result to a folder, before it is computed."""
     refuse_foreign_frame(folder / "tables" / name, columns)
-    refuse_foreign_figure(folder / "figures" / name, _style(folder).formats, columns)
+    style = read_results(folder).figure_style if _is_run(folder) else FiguresSection()
+    refuse_foreign_figure(folder / "figures" / name, style.formats, columns)
     if _is_run(folder) and not (folder / "manifest.json").exists():
         raise ValueError(
             f"the analysis of {folder} is not finished: repeat `gradstats run`, or choose a folder (--out)"
@@ -69,7 +70,3 @@ def save_added(
 
 def _is_run(folder: Path) -> bool:
     return (folder / "measurement").is_dir()
-
-
-def _style(folder: Path) -> FiguresSection:
-    return read_results(folder).figure_style if _is_run(folder) else FiguresSection()

@@ -11,15 +11,15 @@ from typing import Any
 import pandas as pd
 
 from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking
+from gradstats.analyses.numbers import UNRESOLVED, Triple, readable, triples_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import Comparison, best_rows, frame_of, lowest
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES, Place, filled_in, shown_in
+from gradstats.plots.quantities import JUDGED, QUANTITIES, Limits, Place, filled_in, shown_in
 from gradstats.report.tables import Table
 from gradstats.report.verdict import common_scale, joined_name, shortened
-from gradstats.stats.numbers import UNRESOLVED, Limits, Triple, readable, triples_of
 from gradstats.stats.variance.best_set import equal_by_construction
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.

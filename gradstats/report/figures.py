@@ -74,7 +74,7 @@ def _all_figures() -> tuple[RunFigure, ...]:
     """Return every figure of a run, those of analyses behind the figures that they follow."""
     found: list[RunFigure] = []
     declared = [(one, figure) for one in registry.every() for figure in one.figures]
-    waiting = [(one, figure) for one, figure in declared if figure.table or one.in_run is not None]
+    waiting = [(one, figure) for one, figure in declared if figure.table or one.in_run or one.of_alpha]
     while waiting:  # one that follows another waits for it
         names = {None, "", *(one.name for one in found)}
         analysis, figure = next((pair for pair in waiting if pair[1].after in names), waiting[0])

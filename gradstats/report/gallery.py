@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 from urllib.parse import quote
 
+from gradstats.analyses.numbers import triples_of
 from gradstats.analyses.variance import best_rows
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.plots.quantities import JUDGED, QUANTITIES
@@ -36,7 +37,6 @@ from gradstats.report.saved_results import (
     writing_into,
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
-from gradstats.stats.numbers import triples_of
 from gradstats.system.outputs import REPORT, refuse_foreign
 
 #: Runs of which the page shows a figure: the first ones.

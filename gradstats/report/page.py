@@ -17,6 +17,7 @@ import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis
+from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten
 from gradstats.analyses.variance import best_rows
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
@@ -46,7 +47,6 @@ from gradstats.report.verdict import (
     verdicts,
     what_is_open,
 )
-from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, power_of_ten
 from gradstats.system.files import atomic_path, read_json, to_json
 from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
 
@@ -88,30 +88,13 @@ def write_page(page: str, target: Path) -> Path:
     return target
 
 
+_FIGURES = [figure for one in registry.every() for figure in one.figures]
+
 #: Figure → what a link to it is called.
-FIGURE_WORDS: dict[str, str] = {
-    figure.name: figure.link for one in registry.every() for figure in one.figures if figure.link
-}
+FIGURE_WORDS: dict[str, str] = {one.name: one.link for one in _FIGURES if one.link}
 
 #: The figures that the list of prompts links to.
-_PROMPT_FIGURES = {figure.name for one in registry.every() for figure in one.figures if figure.on_prompts}
-
-# What a sentence mentions, as a regular expression → the figure that shows it. The first that was drawn is linked.
-_TOPICS: tuple[tuple[str, str], ...] = (
-    ("token energ", "alpha_energy"),
-    ("block", "alpha_by_block"),
-    ("χ²", "ratios"),
-    ("importance", "ratios"),
-    ("on-policy", "token_correlation"),
-    ("between prompts", "length_scaling"),
-    ("α = ", "length_scaling"),
-    ("moves α", "length_scaling"),
-    ("power law", "length_scaling"),
-    ("cut off", "length_scaling"),
-    ("cosine", "variance_bias"),
-    ("bias_share", "variance_bias"),
-    (r"\b(matched_)?ratio\b", "variance"),
-)
+_PROMPT_FIGURES = {one.name for one in _FIGURES if one.on_prompts}
 
 
 class LinkedSentence(TypedDict):
@@ -122,18 +105,20 @@ class LinkedSentence(TypedDict):
 
 
 def linked(sentences: Iterable[str], drawn: Collection[str]) -> list[LinkedSentence]:
-    """Return sentences with the figure that shows what each says; with none where no figure does.
+    """Return sentences with the figure of whose topics each mentions the most; with none where it mentions none.
+
+    Of several figures it is that of the later question, which is the more special one.
 
     >>> linked(["α is 0.5 within prompts and 0.6 between prompts"], ["length_scaling"])[0]["figures"]
     ['length_scaling']
     """
-    return [
-        {
-            "text": sentence,
-            "figures": [figure for topic, figure in _TOPICS if re.search(topic, sentence) and figure in drawn][:1],
-        }
-        for sentence in sentences
-    ]
+    topics = {one.name: one.topics for one in reversed(_FIGURES) if one.name in drawn and one.topics}
+    found: list[LinkedSentence] = []
+    for sentence in sentences:
+        mentioned = {name: sum(bool(re.search(topic, sentence)) for topic in of) for name, of in topics.items()}
+        most = max(mentioned, key=mentioned.__getitem__, default="")
+        found.append({"text": sentence, "figures": [most] if mentioned.get(most) else []})
+    return found
 
 
 class Definition(TypedDict):

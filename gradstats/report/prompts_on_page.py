@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-import numpy as np
 import pandas as pd
 
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.report.saved_results import SavedResults, completion_means
 from gradstats.rollouts.table import read_rollout_shards
-from gradstats.stats.numbers import number_with_interval
+from gradstats.system.late import np
 
 # Line ends and tabs are shown as such.
 _KEPT = "\n\t"

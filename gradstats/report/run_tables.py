@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, FurtherTable
+from gradstats.analyses.numbers import Triple
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.plots.quantities import JUDGED
@@ -27,7 +27,7 @@ from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
-from gradstats.stats.numbers import Triple
+from gradstats.system.late import np
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 

@@ -12,13 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
-import numpy as np
 import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
-from gradstats.analyses.alpha_by_block import sentence_on_blocks
-from gradstats.analyses.declaration import POINTS, SENTENCE, Analysis
+from gradstats.analyses.declaration import POINTS, Analysis
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.plots.quantities import shown_in
@@ -34,7 +32,7 @@ from gradstats.system.files import (
     write_csv,
     write_json,
 )
-from gradstats.system.late import Float
+from gradstats.system.late import Float, np
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import (
     Kind,
@@ -363,7 +361,7 @@ class SavedResults:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables of every run that this one has, by name."""
-        known = {"variance": self.variance, "length_scaling": self.points}
+        known = {"variance": self.variance, POINTS: self.points}
         return {name: frame for name, frame in known.items() if frame is not None} | self.breakdowns | self.kept
 
     @cached_property
@@ -376,21 +374,15 @@ class SavedResults:
         """The length-scaling fit of the summed token energies, where they were measured."""
         return self._fit_of("energy")
 
-    @property
-    def by_block(self) -> pd.DataFrame | None:
-        """α of each block, where blocks were measured."""
-        rows = None if self.alpha is None else self.alpha.get("by_block")
-        if not rows:
-            return None
-        # JSON has null where nothing is known, of which a whole column is no number.
-        frame = _in_metric(pd.DataFrame(rows).replace({None: np.nan}), self.metric)
-        frame.attrs[SENTENCE] = sentence_on_blocks(frame)
-        return frame
-
     def table(self, name: str) -> pd.DataFrame | None:
-        """Return a table that every run has, by the name of its file."""
-        own = {"variance": self.variance, POINTS: self._fitted_points, "alpha_by_block": self.by_block}
-        return own[name] if name in own else (self.breakdowns | self.kept).get(name)
+        """Return a table that every run has, by the name of its file or, where it is a part of α, of its question."""
+        if name == POINTS:
+            return self._fitted_points
+        of_alpha = registry.get(name).of_alpha if name in registry.names() else None
+        if of_alpha is None:
+            return self.tables.get(name)
+        frame = None if self.alpha is None else of_alpha(self.alpha)
+        return None if frame is None else _in_metric(frame, self.metric)
 
     @property
     def _fitted_points(self) -> pd.DataFrame | None:
@@ -444,7 +436,8 @@ def read_results(path: str | os.PathLike[str], *, checked: bool = True) -> Saved
         refuse_changed_tables(path)
     alpha = _read_json(path / "alpha.json")
     if alpha is not None:
-        _refuse_incomplete(path / "alpha.json", ("alpha", "alpha_low", "alpha_high"), alpha)
+        length_exponent = registry.get("alpha").columns[0].name
+        _refuse_incomplete(path / "alpha.json", [f"{length_exponent}{end}" for end in ENDS], alpha)
     variance = _read_variance(path)
     recorded = path / "experiment.yaml"
     kept = read_kept(path)
@@ -480,7 +473,7 @@ def _read_variance(path: Path) -> pd.DataFrame | None:
     if not (path / "variance.csv").exists():
         return None
     frame = _read_csv(path / "variance.csv")
-    _refuse_incomplete(path / "variance.csv", ("estimator", "trace_cov"), frame)
+    _refuse_incomplete(path / "variance.csv", registry.get("variance").known_by, frame)
     frame.attrs |= _read_json(path / "variance.json") or {}
     for name in (f"{quantity}{end}" for quantity in shown_in("page") for end in ENDS):
         if name not in frame:  # an earlier version did not estimate it

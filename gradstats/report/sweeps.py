@@ -10,7 +10,6 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 
 from gradstats import plots
@@ -32,6 +31,7 @@ from gradstats.report.saved_results import (
 from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.length_scaling.diagnostics import alpha_difference
 from gradstats.system.files import read_json, write_csv, write_json
+from gradstats.system.late import np
 from gradstats.system.outputs import csv_with, refuse_foreign
 
 COLUMNS = ("cell", "minus", "quantity", "difference", "difference_low", "difference_high", "n_prompts")
@@ -175,9 +175,9 @@ class SweepResult(Printed):
         cell; a cell in which they were not measured has no rows.
         """
         frames = [
-            results.by_block.assign(cell=cell, **_flat(self.settings[cell], self.varied))
+            blocks.assign(cell=cell, **_flat(self.settings[cell], self.varied))
             for cell, results in self.results.items()
-            if results.by_block is not None
+            if (blocks := results.table("alpha_by_block")) is not None
         ]
         if not frames:
             return pd.DataFrame(columns=["cell", *self.varied, "block"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from gradstats.analyses.alpha import ANALYSIS as ALPHA
+from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten, triples_of
 from gradstats.analyses.profile import ANALYSIS as PROFILE
 from gradstats.analyses.profile import PolicyProfile
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -25,7 +26,6 @@ from gradstats.report.latex import (
     refuse_unknown,
 )
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
-from gradstats.stats.numbers import Triple, common_exponent, number_with_interval, power_of_ten, triples_of
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import (
     MARK,

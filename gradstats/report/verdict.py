@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.analyses.alpha import CURVED_BELOW
+from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval, readable
 from gradstats.analyses.plan import prompts_to_distinguish
 from gradstats.analyses.variance import NEEDED, VarianceComparison
-from gradstats.plots.quantities import JUDGED, QUANTITIES
-from gradstats.stats.numbers import NOT_NEGATIVE, ROUNDING, Limits, Triple, number_with_interval, readable
+from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, QUANTITIES, Limits
 from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
+from gradstats.system.late import np, npt
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,8 +292,8 @@ def headline(
     n_prompts: int,
     n_completions: int,
     *,
-    rewards: ArrayLike | None = None,
-    lengths: ArrayLike | None = None,
+    rewards: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
     n_truncated: float = 0,
 ) -> str:
     """Return the line above the verdicts: what was measured.

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gradstats.system.files import FORMAT, atomic_path, changed_sentence, refuse_newer_format
-from gradstats.system.late import pa, pc, pd, pq
+from gradstats.system.late import np, pa, pc, pd, pq
 
 #: Column name → the name of its Arrow type in files, and whether the column is required.
 SCHEMA: dict[str, tuple[str, bool]] = {

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from gradstats.rollouts.schema import (
     METADATA_KEY,
     SCHEMA,
@@ -21,7 +19,7 @@ from gradstats.rollouts.schema import (
     write_checked,
 )
 from gradstats.system.files import remark_on_missing_checksums
-from gradstats.system.late import pa, pd, pq
+from gradstats.system.late import np, pa, pd, pq
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
 from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
 

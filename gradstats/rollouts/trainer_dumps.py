@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.system.chat_template import refuse_endless_template
 from gradstats.system.files import read_json_lines
-from gradstats.system.late import pa, pd, pq
+from gradstats.system.late import np, pa, pd, pq
 
 
 @runtime_checkable

@@ -7,7 +7,6 @@ from .length_scaling.diagnostics import alpha_difference as alpha_difference
 from .length_scaling.diagnostics import alpha_without_each_prompt as alpha_without_each_prompt
 from .length_scaling.diagnostics import curvature_test as curvature_test
 from .length_scaling.diagnostics import fit_energy_scaling as fit_energy_scaling
-from .length_scaling.diagnostics import length_scaling_by_block as length_scaling_by_block
 from .length_scaling.diagnostics import mundlak_test as mundlak_test
 from .token_profiles import TokenProfile as TokenProfile
 from .token_profiles import concentration as concentration

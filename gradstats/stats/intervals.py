@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-
-import numpy as np
 
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import (
@@ -19,7 +18,7 @@ from gradstats.stats.jackknife import (
     require_level,
     satterthwaite_degrees,
 )
-from gradstats.system.late import Float, Integer, special
+from gradstats.system.late import Float, Integer, np, special
 
 N_RESAMPLES = 1999
 #: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
@@ -36,7 +35,7 @@ class StudentisedEstimate(Estimate):
 
     # (resamples,) the studentised deviations (log θ* − log θ)/se*; NaN for a resample of hardly any spread
     draws: Float[np.ndarray, " resamples"] = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
-    n_influential: float = np.inf
+    n_influential: float = math.inf
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``, symmetric about the logarithm; NaN where the standard error is."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
-
-import numpy as np
-from numpy.typing import ArrayLike
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.system.late import Float, special
+from gradstats.system.late import Float, np, npt, pd, special
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]
-UNKNOWN: Interval = (np.nan, np.nan, np.nan)
+UNKNOWN: Interval = (math.nan, math.nan, math.nan)
 
 
 def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
@@ -40,6 +38,38 @@ def require_level(confidence_level: float) -> float:
     if not 0.0 < confidence_level < 1.0:
         raise ValueError(f"confidence_level={confidence_level:g} must lie between 0 and 1, for example 0.95")
     return confidence_level
+
+
+class Framed:
+    """A result whose fields are the columns of its frame; one has an interval, by default Student's."""
+
+    estimated: ClassVar[str] = "difference"
+    printed: ClassVar[tuple[str, ...]] = ()  # all by default
+    stderr: float
+    degrees: float
+
+    def __repr__(self) -> str:
+        """Return the main fields, with the interval."""
+        shown = {name: repr(value) for name, value in self._columns().items()}
+        ends = (getattr(self, self.estimated), *self.confidence_interval())
+        shown[self.estimated] = "{:.3f} [{:.3f}, {:.3f}]".format(*ends).replace("-", "−")
+        return f"{type(self).__name__}({', '.join(f'{name}={shown[name]}' for name in self.printed or shown)})"
+
+    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
+        """Return the interval of the field that has one."""
+        value = getattr(self, self.estimated)
+        return Estimate(value, self.stderr, "raw", self.degrees).confidence_interval(confidence_level)
+
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return a frame of one row: the fields, one of them with the ends of its interval."""
+        row: dict[str, object] = {}
+        for name, value in self._columns().items():
+            interval = self.confidence_interval(confidence_level) if name == self.estimated else None
+            row |= {name: value} if interval is None else with_ends({name: (float(value), *interval)})
+        return pd.DataFrame([row])
+
+    def _columns(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.repr}  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
@@ -75,7 +105,7 @@ class Estimate:
 
 
 #: In place of a quantity that cannot be estimated from the data.
-NOT_ESTIMATED = Estimate(np.nan, np.nan, "raw", np.nan)
+NOT_ESTIMATED = Estimate(math.nan, math.nan, "raw", math.nan)
 
 
 @runtime_checkable
@@ -313,7 +343,7 @@ def influential_prompts(influences: Float[np.ndarray, "... m"]) -> Float[np.ndar
     return np.divide(total**2, fourth, out=np.full_like(total, np.inf), where=fourth > 0)
 
 
-def satterthwaite_degrees(n_influential: ArrayLike, n_prompts: int) -> Float[np.ndarray, "..."]:
+def satterthwaite_degrees(n_influential: npt.ArrayLike, n_prompts: int) -> Float[np.ndarray, "..."]:
     r"""Return the degrees of freedom of such a standard error, :math:`ν = 2/(1/n - 1/M)`; infinite for n ≥ M.
 
     The mean of M influences ψ has the squared standard error :math:`\sum ψ²/M²`, whose relative variance is

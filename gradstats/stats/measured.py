@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.estimators.batch import CompletionTable, MeasuredCompletions
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import Statistic
-from gradstats.system.late import pd
+from gradstats.system.late import np, npt, pd
 
 
 @runtime_checkable
@@ -209,7 +206,7 @@ class MeasuredTokens(MeasuredProfile, Protocol):
         ...
 
 
-def effective_sample_size(weights: ArrayLike) -> float:
+def effective_sample_size(weights: npt.ArrayLike) -> float:
     r"""Return :math:`(\sum_i w_i)²/\sum_i w_i²`: n of equal weights, 1 where one holds all; NaN where all are 0.
 
     Args:

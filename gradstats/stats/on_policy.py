@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy, effective_sample_size
 from gradstats.stats.token_profiles import has_token_energies, prompt_mean, summed_energy
 from gradstats.stats.variance.moments import prompt_moments, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.products import ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Float, Int, special
+from gradstats.system.late import Float, Int, np, special
 
 SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # What leaves the distribution as it is; servers write "no top-k" in several ways.
@@ -104,7 +102,7 @@ def mean_score_sq(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng:
 
 
 # Relative to the scored temperature. Beyond these ends nothing is excluded.
-TEMPERATURES = np.geomspace(0.5, 2.0, 41)
+GRID = (0.5, 2.0, 41)  # the ends and the number, at equal ratios
 
 
 @dataclass(frozen=True)
@@ -142,10 +140,11 @@ def temperature_test(excess: Sequence[np.ndarray], prompts: Int[np.ndarray, " n"
     tokens = np.concatenate(list(excess))
     owner = np.repeat(prompts, [len(d) for d in excess])
     sizes = np.bincount(prompts)
+    temperatures = np.geomspace(*GRID)
     means, stderrs = [], []
-    for temperature in TEMPERATURES:
+    for temperature in temperatures:
         tilted = tokens * np.exp(-(1.0 - 1.0 / temperature) * tokens)
         by_prompt = np.bincount(owner, weights=tilted, minlength=len(sizes)) / sizes
         means.append(by_prompt.mean())
         stderrs.append(by_prompt.std(ddof=1) / np.sqrt(len(sizes)))
-    return TemperatureTest(TEMPERATURES, np.array(means), np.array(stderrs), len(sizes) - 1.0)
+    return TemperatureTest(temperatures, np.array(means), np.array(stderrs), len(sizes) - 1.0)

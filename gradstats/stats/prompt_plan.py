@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from gradstats.stats.numbers import Triple
-from gradstats.system.late import optimize, special
+from gradstats.stats.jackknife import Interval
+from gradstats.system.late import np, npt, optimize, special
 
 #: The share of studies in which the planned size is enough.
 ASSURANCE = 0.8
@@ -46,7 +43,7 @@ def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
     return high
 
 
-def _chi_squared_quantile(probability: ArrayLike, degrees: float) -> Any:
+def _chi_squared_quantile(probability: npt.ArrayLike, degrees: float) -> Any:
     return 2.0 * special.gammaincinv(degrees / 2.0, probability)
 
 
@@ -132,7 +129,7 @@ def _standard_errors_apart(level: float, degrees: float, power: float) -> float:
 
 
 def prompts_for_factor(
-    in_study: Callable[[int, float], Triple],
+    in_study: Callable[[int, float], Interval],
     factor: float,
     level: float,
     *,

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 
-import numpy as np
-
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredEnergies, MeasuredEntropies, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.variance.sketch_error import probed_statistic
-from gradstats.system.late import Float, Int, pd
+from gradstats.system.late import Float, Int, np, pd
 
 
 def prompt_mean(

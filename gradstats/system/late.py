@@ -1,4 +1,4 @@
-"""pandas, PyArrow, SciPy, Matplotlib and the types of jaxtyping, imported when a name of theirs is first used.
+"""NumPy, pandas, PyArrow, SciPy, Matplotlib and the types of jaxtyping, imported when a name of theirs is first used.
 
 They take a second to import, and most of what imports them, such as the ``--help`` of a question or the look-up of an
 estimator's label, computes nothing. So everything that a question's file imports takes them from here. Annotations are
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import matplotlib as mpl
     import matplotlib.pyplot as plt
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -28,17 +30,19 @@ if TYPE_CHECKING:
 else:
 
     class _Late:
-        """Stands for a module until, and while, its names are asked for."""
+        """Stands for a module, each name of which is looked up once."""
 
         def __init__(self, module: str) -> None:
             self._module = module
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module(self._module), name)
+            found = self.__dict__[name] = getattr(import_module(self._module), name)
+            return found
 
         def __repr__(self) -> str:
             return f"<{self._module}, imported when used>"
 
+    np, npt = map(_Late, ("numpy", "numpy.typing"))
     pd, pa, pc, pq = map(_Late, ("pandas", "pyarrow", "pyarrow.compute", "pyarrow.parquet"))
     mpl, plt, colors, sns = map(_Late, ("matplotlib", "matplotlib.pyplot", "matplotlib.colors", "seaborn"))
     interpolate, linalg, optimize, sparse, special = (

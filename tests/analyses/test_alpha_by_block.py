@@ -11,8 +11,8 @@ from fixture_frames import blocks, parameter_blocks
 
 from gradstats import analyses
 from gradstats.analyses.alpha_by_block import has_kinds
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats.numbers import number_with_interval
 
 #: Block → exponent of its squared norm.
 POWERS = {"middle": 1.2, "steep": 2.0, "flat": 0.9}

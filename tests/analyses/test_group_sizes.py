@@ -6,11 +6,11 @@ from comparison_batches import correlated_batch, quietly
 from off_policy import turned_policy
 
 from gradstats.analyses import EquivalentGroupSize, equivalent_group_size, equivalent_group_sizes
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.variance import compare
 from gradstats.estimators import get
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.numbers import number_with_interval
 
 
 def test_rloo_is_equivalent_to_itself():

@@ -12,7 +12,6 @@ from statsmodels.stats.multitest import multipletests
 from gradstats.analyses import check_on_policy
 from gradstats.stats.jackknife import Estimate
 from gradstats.stats.on_policy import (
-    TEMPERATURES,
     TemperatureTest,
     departures_of,
     energy_ratio,
@@ -296,7 +295,7 @@ def test_means_and_errors_are_those_of_prompts():
     excess = [np.array([0.5, -0.2]), np.array([1.0]), np.array([-0.3, 0.1, 0.4])]
     test = temperature_test(excess, np.array([0, 0, 1]))
     for at in (0, 17, 40):
-        shift = 1.0 - 1.0 / TEMPERATURES[at]
+        shift = 1.0 - 1.0 / test.temperatures[at]
         one, two, three = (np.sum(d * np.exp(-shift * d)) for d in excess)
         values = np.array([(one + two) / 2, three])
         assert test.means[at] == pytest.approx(values.mean(), rel=1e-12)
@@ -305,12 +304,13 @@ def test_means_and_errors_are_those_of_prompts():
 
 
 def test_ends_by_hand():
-    at = np.log(TEMPERATURES)
+    temperatures = np.geomspace(0.5, 2.0, 41)
+    at = np.log(temperatures)
     ones = np.ones(len(at))
     # t = (0.02 − log τ)/0.05 lies within ±1.96 for log τ in 0.02 ± 0.098.
-    low, high = TemperatureTest(TEMPERATURES, (0.02 - at) / 0.05, ones, np.inf).compatible(0.95)
+    low, high = TemperatureTest(temperatures, (0.02 - at) / 0.05, ones, np.inf).compatible(0.95)
     z = stats.norm.ppf(0.975)
     assert (low, high) == pytest.approx((np.exp(0.02 - 0.05 * z), np.exp(0.02 + 0.05 * z)), rel=1e-9)
-    assert TemperatureTest(TEMPERATURES, -at, ones, np.inf).compatible(0.95) == (0.0, np.inf)
+    assert TemperatureTest(temperatures, -at, ones, np.inf).compatible(0.95) == (0.0, np.inf)
     for means, stderrs in ((9.0 - at, ones), (-9.0 - at, ones), (-at, 0.0 * ones)):
-        assert np.isnan(TemperatureTest(TEMPERATURES, means, stderrs, np.inf).compatible(0.95)).all()
+        assert np.isnan(TemperatureTest(temperatures, means, stderrs, np.inf).compatible(0.95)).all()

@@ -9,6 +9,7 @@ from scipy import stats
 
 import gradstats as gs
 from gradstats import estimators as est
+from gradstats.analyses.numbers import number_with_interval, percentage
 from gradstats.analyses.optimal_baselines import (
     EXPONENTS,
     ORACLE,
@@ -24,7 +25,6 @@ from gradstats.analyses.optimal_baselines import (
 )
 from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
 from gradstats.reference.optimal_baselines import mixture_form
-from gradstats.stats.numbers import number_with_interval, percentage
 from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import split_into_groups

@@ -13,13 +13,13 @@ from command_line import run
 from printed_numbers import NUMBER, as_number
 
 from gradstats.analyses import registry
+from gradstats.analyses.numbers import number_with_interval, readable
 from gradstats.analyses.plan import plan_ratio
 from gradstats.cli.answers import LINES, WIDTH, first_screen, noise_table
 from gradstats.plots.quantities import limits_of
 from gradstats.report.analysis_tables import short_table
 from gradstats.report.saved_results import ENDS, read_frame, read_results
 from gradstats.report.verdict import PLANNED, Verdict, alpha_verdicts, compared_first, headline, verdicts
-from gradstats.stats.numbers import number_with_interval, readable
 from gradstats.system.files import read_csv
 
 FIGURES = Path(__file__).parents[2] / "figures"

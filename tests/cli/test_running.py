@@ -18,11 +18,11 @@ from small_runs import only_two_figures
 
 import gradstats
 import gradstats as gs
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.cli.running import UNFINISHED, show_part, show_sweep
 from gradstats.config.experiment import experiment_schema, load_experiment
 from gradstats.runs.directory import RunPart
 from gradstats.runs.pipeline import PartResult
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.files import to_json
 
 mpl.use("Agg")

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from saved_runs import ESTIMATORS, save_run, saved_sweep
 
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.cli import commands
 from gradstats.report.gallery import gallery_page, write_gallery
 from gradstats.report.saved_results import read_results
-from gradstats.stats.numbers import number_with_interval
 from gradstats.system.files import read_json, write_json
 
 

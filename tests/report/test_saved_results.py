@@ -242,7 +242,7 @@ def test_everything_that_was_written_is_read(tmp_path):
         lengths=run.points["length"], sq_norms=run.points["sq_norm"], groups=run.points["prompt_id"]
     )
     assert run.fit.alpha == expected.alpha == pytest.approx(run.alpha["alpha"])
-    assert (run.published, run.kept, run.by_block, run.energy_fit) == ("gloeckle2026", {}, None, None)
+    assert (run.published, run.kept, run.table("alpha_by_block"), run.energy_fit) == ("gloeckle2026", {}, None, None)
     assert run.manifest["remarks"] == ["a remark"]
 
 
@@ -256,22 +256,24 @@ def test_summed_energies_and_blocks_are_read_where_they_were_measured(tmp_path):
     run = read_results(folder)
     assert run.energy_fit is not None
     assert run.energy_fit.alpha == pytest.approx(1.0)
-    assert run.by_block is not None
-    assert run.by_block.to_dict("records") == [{"block": "total", "alpha": 0.5}]
-    assert {frame.attrs["metric"] for frame in (run.by_block, *run.breakdowns.values())} == {"euclidean"}
+    blocks = run.table("alpha_by_block")
+    assert blocks is not None
+    assert blocks.to_dict("records") == [{"block": "total", "alpha": 0.5}]
+    assert {frame.attrs["metric"] for frame in (blocks, *run.breakdowns.values())} == {"euclidean"}
     # Of two prompts no block has an interval, and the file no number.
     without_ends = [
         {"block": block, "alpha": at, "alpha_low": None, "alpha_high": None, "share_of_sq_norm": at}
         for block, at in (("a", 0.4), ("b", 0.6))
     ]
     write_json(folder / "alpha.json", alpha | {"by_block": without_ends})
-    said = read_results(folder).by_block
+    said = read_results(folder).table("alpha_by_block")
     assert said is not None
     assert said.attrs["sentence"] == "α lies between 0.4 (a) and 0.6 (b); b holds 60% of ‖S‖²."
     write_json(folder / "alpha.json", alpha | {"by_block": [{"block": "total", "alpha": 0.5}], "metric": "adam(eps=1)"})
     run = read_results(folder)
-    assert run.by_block is not None
-    assert {frame.attrs["metric"] for frame in (run.by_block, *run.breakdowns.values())} == {"adam(eps=1)"}
+    blocks = run.table("alpha_by_block")
+    assert blocks is not None
+    assert {frame.attrs["metric"] for frame in (blocks, *run.breakdowns.values())} == {"adam(eps=1)"}
 
 
 def test_the_style_of_the_figures_is_that_of_the_experiment(tmp_path):

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 from compared_frames import compared as frame
 
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.profile import PROFILE_QUANTITIES, PolicyProfile
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.report.analysis_tables import variance_table
 from gradstats.report.tables import alpha_table, latex_escape, profile_table
 from gradstats.stats import fit_length_scaling
-from gradstats.stats.numbers import number_with_interval
 
 
 def test_latex_is_booktabs_with_everything_escaped():

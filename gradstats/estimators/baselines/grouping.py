@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-import numpy as np
-
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Parameters
 from gradstats.estimators.ratios import sequence_log_ratios
-from gradstats.system.late import Bool, Float, Int
+from gradstats.system.late import Bool, Float, Int, np
 
 
 def reference_sets(batch: Batch, scope: str) -> tuple[Int[np.ndarray, "n"], int]:
@@ -23,9 +21,10 @@ def reduce_by_group(
     values: Float[np.ndarray, "n ..."],
     index: Int[np.ndarray, "n"],
     n_groups: int,
-    operation: np.ufunc = np.add,
+    operation: np.ufunc | None = None,
 ) -> Float[np.ndarray, "groups ..."]:
     """Reduce the rows of each group with ``operation``, by default a sum; no group may be empty."""
+    operation = operation or np.add
     order = np.argsort(index, kind="stable")
     starts = np.searchsorted(index[order], np.arange(n_groups))
     return operation.reduceat(values[order], starts, axis=0)
@@ -35,7 +34,7 @@ def reduce_others(
     values: Float[np.ndarray, "n ..."],
     index: Int[np.ndarray, "n"],
     n_groups: int,
-    operation: np.ufunc = np.add,
+    operation: np.ufunc | None = None,
     identity: float = 0.0,
 ) -> Float[np.ndarray, "n ..."]:
     """Reduce, for each row, the other rows of its group; ``identity`` where it is alone.
@@ -43,6 +42,7 @@ def reduce_others(
     The rows before and the rows after it are accumulated separately: subtracting the row itself from the total
     would lose digits where that row dominates.
     """
+    operation = operation or np.add
     if n_groups == 1:
         index, position, sizes = np.zeros(len(values), dtype=np.int64), np.arange(len(values)), np.array([len(values)])
     else:

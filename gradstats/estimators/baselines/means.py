@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import numpy as np
-
 from gradstats.estimators.baselines.grouping import (
     MEAN_BIAS,
     TRUE_GRADIENT,
@@ -16,7 +14,7 @@ from gradstats.estimators.baselines.grouping import (
 )
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.registry import estimator
-from gradstats.system.late import Float
+from gradstats.system.late import Float, np
 
 
 @estimator(

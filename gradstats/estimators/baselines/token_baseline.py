@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from gradstats.estimators.baselines.grouping import (
     TRUE_GRADIENT,
     WEIGHTED_BIAS,
@@ -19,7 +17,7 @@ from gradstats.estimators.baselines.grouping import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Parameters
 from gradstats.estimators.registry import estimator, get_estimator
-from gradstats.system.late import Bool, Float
+from gradstats.system.late import Bool, Float, np
 
 
 def _inner(parameters: Parameters) -> Estimator:

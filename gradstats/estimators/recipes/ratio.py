@@ -6,13 +6,11 @@ The gradient of every surrogate objective is Σ w_t s_t; these functions compute
 
 from __future__ import annotations
 
-import numpy as np
-
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.ratios import exponential
 from gradstats.estimators.recipes.components import component
-from gradstats.system.late import Float
+from gradstats.system.late import Float, np
 
 
 @component("ratio", "none", skip=3)

@@ -16,14 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Level, Weighting, Wrapped
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS
 from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
-from gradstats.system.late import Float
+from gradstats.system.late import Float, np
 
 
 def _measurable(recipe: Recipe) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-
-import numpy as np
-from numpy.typing import ArrayLike
+from typing import ClassVar
 
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.measurement.measurement import metric_label
-from gradstats.stats.jackknife import require_level
+from gradstats.stats.jackknife import Framed, require_level
 from gradstats.stats.length_scaling.regression import (
     RegressionLine,
     TheilSenLine,
@@ -23,8 +21,7 @@ from gradstats.stats.length_scaling.regression import (
     within_prompt_line,
 )
 from gradstats.stats.measured import MeasuredNorms
-from gradstats.stats.numbers import fields_shown
-from gradstats.system.late import Bool, Float, Int, pd
+from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {
@@ -39,7 +36,7 @@ METHODS: dict[str, Callable[..., Line]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class LengthScalingFit:
+class LengthScalingFit(Framed):
     r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see :func:`gradstats.fit_length_scaling`.
 
     Attributes:
@@ -63,6 +60,9 @@ class LengthScalingFit:
         metric: label of the metric that the norms are of, ``"euclidean"`` or ``"adam(…)"``.
     """
 
+    estimated: ClassVar[str] = "alpha"
+    printed: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "method", "interval")
+
     alpha: float
     alpha_stderr: float
     slope: float
@@ -79,12 +79,7 @@ class LengthScalingFit:
     clusters: Int[np.ndarray, " n"] = field(repr=False)
     truncated: Bool[np.ndarray, " n"] = field(repr=False)
     line: Line = field(repr=False)
-    metric: str = EUCLIDEAN
-
-    def __repr__(self) -> str:
-        """Return α with its interval, and what it rests on."""
-        alpha = (self.alpha, *self.confidence_interval())
-        return fields_shown(self, ("alpha", "n", "n_prompts", "method", "interval"), {"alpha": alpha})
+    metric: str = field(default=EUCLIDEAN, repr=False)
 
     def confidence_interval(
         self,
@@ -133,7 +128,7 @@ class LengthScalingFit:
         return self.line.slope_stderr(self._offered(method, self.line.intervals)) / 2.0
 
     def predict(
-        self, lengths: ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None
+        self, lengths: npt.ArrayLike, confidence_level: float = CONFIDENCE_LEVEL, method: str | None = None
     ) -> pd.DataFrame:
         r"""Return the fitted line and its pointwise interval band, on the scale of ‖S‖².
 
@@ -167,25 +162,11 @@ class LengthScalingFit:
             confidence_level: of the interval.
             method: as in :meth:`confidence_interval`.
         """
-        low, high = self.confidence_interval(confidence_level, method)
         stderr = self.standard_error(method)
-        row: dict[str, object] = {
-            "alpha": self.alpha,
-            "alpha_low": low,
-            "alpha_high": high,
-            "confidence_level": confidence_level,
-            "alpha_stderr": stderr,
-            "slope": self.slope,
-            "slope_stderr": 2.0 * stderr,
-            "intercept": self.intercept,
-            "r_squared": self.r_squared,
-            "n": self.n,
-            "n_prompts": self.n_prompts,
-            "n_truncated": self.n_truncated,
-            "method": self.method,
-            "interval": self.interval if method is None else method,
-        }
-        return pd.DataFrame([row])
+        by_it = replace(self, alpha_stderr=stderr, slope_stderr=2.0 * stderr, interval=method or self.interval)
+        frame = super(LengthScalingFit, by_it).to_frame(confidence_level)
+        frame.insert(3, "confidence_level", confidence_level)
+        return frame
 
     def without_truncated(self) -> LengthScalingFit:
         """Return the same fit on the sequences that were not cut off."""
@@ -229,11 +210,11 @@ class LengthScalingFit:
 def fit_length_scaling(
     measured: MeasuredNorms | None = None,
     *,
-    lengths: ArrayLike | None = None,
-    sq_norms: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    sq_norms: npt.ArrayLike | None = None,
+    groups: npt.ArrayLike | None = None,
     method: str = "ols",
-    truncated: ArrayLike | None = None,
+    truncated: npt.ArrayLike | None = None,
 ) -> LengthScalingFit:
     r"""Fit the length exponent α of :math:`‖S‖ ∝ T^{α}`, S = ∇ log π of a whole completion of T tokens.
 
@@ -326,7 +307,7 @@ def fit_length_scaling(
     )
 
 
-def _positive(values: ArrayLike, name: str) -> Float[np.ndarray, " n"]:
+def _positive(values: npt.ArrayLike, name: str) -> Float[np.ndarray, " n"]:
     array = np.asarray(values, dtype=float)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, one entry per sequence, got shape {array.shape}")

@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
-
-from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import metric_label
-from gradstats.stats.jackknife import Estimate
+from gradstats.stats.jackknife import Estimate, Framed
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.regression import RegressionLine, least_squares
-from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms
-from gradstats.stats.numbers import fields_shown
+from gradstats.stats.measured import MeasuredNorms
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
-from gradstats.system.late import linalg, pd
-
-# What intervals show of a result.
-_ERRORS = ("stderr", "degrees")
-
-
-class Tested:
-    """A number that is tested against 0, with Student's interval."""
-
-    tested: ClassVar[str] = "difference"
-    stderr: float
-    degrees: float
-
-    def __repr__(self) -> str:
-        """Return what was estimated, with the interval of what is tested."""
-        names = [name for name in vars(self) if name not in _ERRORS]
-        return fields_shown(self, names, {self.tested: (getattr(self, self.tested), *self.confidence_interval())})
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
-        """Return the interval of the number that is tested."""
-        estimate = Estimate(getattr(self, self.tested), self.stderr, "raw", self.degrees)
-        return estimate.confidence_interval(confidence_level)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: what was estimated, the interval of what is tested, and the p-value."""
-        row: dict[str, object] = {}
-        for name, value in vars(self).items():
-            if name not in _ERRORS:
-                row[name] = value
-            if name == self.tested:
-                row[f"{name}_low"], row[f"{name}_high"] = self.confidence_interval(confidence_level)
-        return pd.DataFrame([row])
+from gradstats.system.late import linalg, np, pd
 
 
 @dataclass(frozen=True, repr=False)
-class CurvatureTest(Tested):
+class CurvatureTest(Framed):
     r"""The curvature of log‖S‖² as a function of log T.
 
     Attributes:
@@ -61,11 +26,11 @@ class CurvatureTest(Tested):
         pvalue: of no curvature, two-sided.
     """
 
-    tested: ClassVar[str] = "curvature"
+    estimated: ClassVar[str] = "curvature"
 
     curvature: float
-    stderr: float
-    degrees: float
+    stderr: float = field(repr=False)
+    degrees: float = field(repr=False)
     pvalue: float
 
 
@@ -102,7 +67,7 @@ def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
 
 
 @dataclass(frozen=True, repr=False)
-class MundlakTest(Tested):
+class MundlakTest(Framed):
     r"""The exponents within and between prompts, and whether they differ.
 
     Attributes:
@@ -117,8 +82,8 @@ class MundlakTest(Tested):
     alpha_within: float
     alpha_between: float
     difference: float
-    stderr: float
-    degrees: float
+    stderr: float = field(repr=False)
+    degrees: float = field(repr=False)
     pvalue: float
 
 
@@ -198,56 +163,6 @@ def alpha_without_each_prompt(fit: LengthScalingFit) -> pd.DataFrame:
     return frame.sort_values("change", key=np.abs, ascending=False, kind="stable").reset_index(drop=True)
 
 
-def length_scaling_by_block(
-    measured: MeasuredBlocks, *, method: str = "ols", confidence_level: float = CONFIDENCE_LEVEL
-) -> pd.DataFrame:
-    r"""Fit α of each block b of parameters, :math:`‖S_b‖ ∝ T^{α_b}`, and of the whole gradient.
-
-    Args:
-        measured: a measurement with ``.sq_norms_by_block``.
-        method: as in :func:`gradstats.fit_length_scaling`.
-        confidence_level: of the intervals.
-
-    Returns:
-        The rows of :meth:`gradstats.stats.LengthScalingFit.to_frame` with a column ``block`` in front (``"total"``
-        last) and ``share_of_sq_norm``, the block's share of Σ‖S‖². A block whose gradient vanishes on some sequence has
-        no logarithm and gets NaN.
-
-    Example:
-        >>> import numpy as np, pandas as pd
-        >>> import gradstats as gs
-        >>> lengths = np.array([10, 15, 20, 30, 40, 60])
-        >>> rollouts = gs.Rollouts.from_sequences(
-        ...     [[5]] * 6, [[1] * length for length in lengths], rewards=[1.0, 0.0] * 3, prompt_ids=list("abcdef")
-        ... )
-        >>> norms = pd.DataFrame({"layer 0": lengths**1.0, "layer 1": lengths**1.6})  # exponents of 0.5 and 0.8
-        >>> nothing = [np.zeros(length) for length in lengths]
-        >>> measured = gs.Measurement(rollouts, norms, None, nothing, nothing, nothing, nothing)
-        >>> gs.stats.length_scaling_by_block(measured)[["block", "alpha"]].round(2).to_numpy().tolist()
-        [['layer 0', 0.5], ['layer 1', 0.8], ['total', 0.76]]
-    """
-    by_block = measured.sq_norms_by_block
-    columns = {str(name): by_block[name].to_numpy(dtype=float) for name in by_block}
-    columns["total"] = np.asarray(measured.sq_norms, dtype=float)
-    rows = []
-    for name, sq_norms in columns.items():
-        row = pd.DataFrame([{"n": len(sq_norms), "method": method}])
-        if np.all(sq_norms > 0):
-            row = fit_length_scaling(
-                lengths=measured.lengths,
-                sq_norms=sq_norms,
-                groups=measured.rollouts.prompt_id,
-                method=method,
-                truncated=measured.rollouts.truncated,
-            ).to_frame(confidence_level)
-        row.insert(0, "block", name)
-        row["share_of_sq_norm"] = sq_norms.sum() / columns["total"].sum()
-        rows.append(row)
-    frame = pd.concat(rows, ignore_index=True)
-    frame.attrs["metric"] = metric_label(getattr(measured, "metadata", {}))
-    return frame
-
-
 def fit_energy_scaling(measured: MeasuredNorms, *, method: str = "ols") -> LengthScalingFit:
     r"""Return :math:`α_\mathrm{energy}`, the exponent of :math:`\sum_t‖s_t‖²`: how the summed energy of single tokens
     grows with length.
@@ -279,7 +194,7 @@ _COLUMNS = ("prompt_id", "length", "sq_norm")
 
 
 @dataclass(frozen=True, repr=False)
-class AlphaDifference(Tested):
+class AlphaDifference(Framed):
     r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.stats.alpha_difference`.
 
     Attributes:
@@ -295,8 +210,8 @@ class AlphaDifference(Tested):
     alpha: float
     other_alpha: float
     difference: float
-    stderr: float
-    degrees: float
+    stderr: float = field(repr=False)
+    degrees: float = field(repr=False)
     pvalue: float
     n_prompts: int
 

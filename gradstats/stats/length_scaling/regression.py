@@ -5,10 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
-import numpy as np
-
 from gradstats.stats.jackknife import Estimate
-from gradstats.system.late import Bool, Float, Int, optimize, special
+from gradstats.system.late import Bool, Float, Int, np, optimize, special
 
 
 def r_squared(residuals: Float[np.ndarray, " n"], deviations: Float[np.ndarray, " n"]) -> float:

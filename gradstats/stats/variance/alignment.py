@@ -15,14 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from gradstats.stats.intervals import Derived, FiellerRatio, SkewedMeanEstimate, fieller_ratio
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
 from gradstats.stats.variance.estimates import BoundedQuotient, cosine, trace_cov
 from gradstats.stats.variance.moments import SignalComponents
 from gradstats.stats.variance.row import EstimatorVariance
-from gradstats.system.late import optimize, special
+from gradstats.system.late import np, optimize, special
 
 # A skewness below which a quantile is that of a normal.
 _NORMAL = 0.01

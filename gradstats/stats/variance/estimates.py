@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gradstats.stats.intervals import (
     EXACT,
     FiellerRatio,
@@ -18,7 +16,7 @@ from gradstats.stats.intervals import (
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import effective_sample_size
-from gradstats.system.late import Float, special
+from gradstats.system.late import Float, np, special
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, cast
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats import estimators as families
 from gradstats.config.options import EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
@@ -44,7 +41,7 @@ from gradstats.stats.variance.moments import (
     shuffled_prompts,
     split_into_groups,
 )
-from gradstats.stats.variance.pools import PooledCompletions, Weighted, why_silent
+from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.products import PooledProducts, ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.scores import (
     CombinedScores,
@@ -62,7 +59,7 @@ from gradstats.stats.variance.sketch_error import (
     shared_coordinates,
     with_directions,
 )
-from gradstats.system.late import Bool, Float, Int
+from gradstats.system.late import Bool, Float, Int, np, npt
 
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0
@@ -310,10 +307,10 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
 
 def comparison_inputs(
     measured_or_batch: Batch | MeasuredGradients,
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     scores_are_sketches: bool | None,
     weightings: Sequence[Weighting] = (),
-    fields: Mapping[str, ArrayLike | None] | None = None,
+    fields: Mapping[str, npt.ArrayLike | None] | None = None,
 ) -> ComparisonInputs:
     """Return the completions, their sample order, their scores, and the projections of token scores."""
     fields = dict(fields or {})
@@ -430,10 +427,10 @@ def _target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weightin
 def prepared_inputs(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[Weighting],
-    scores: ArrayLike | None,
+    scores: npt.ArrayLike | None,
     scores_are_sketches: bool | None,
     target: AskedTarget,
-    fields: Mapping[str, ArrayLike | None] | None = None,
+    fields: Mapping[str, npt.ArrayLike | None] | None = None,
 ) -> tuple[ComparisonInputs, list[Weighting], TargetChoice]:
     """Return the inputs of a comparison, its estimators as these inputs allow them, and what they are judged against.
 
@@ -588,17 +585,6 @@ def pools_by_size(
         if scores is None:
             scores, sketch_error = inputs.in_coordinates(order, sketch_error)
     return PoolsBySize(inputs, judged, order, prompts, scores, sketch_error)
-
-
-def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
-    """Return the moments of an estimator that gives some completion a weight."""
-    moments = pool.local(estimator).moments
-    if moments is None:
-        size = pool.groups.sizes[0]
-        raise ValueError(
-            f"{estimator.label} gives no completion any weight in groups of {size}, since {why_silent(pool)}"
-        )
-    return moments
 
 
 def projection_on_target(

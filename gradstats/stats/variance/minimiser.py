@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import (
     UNKNOWN,
@@ -20,7 +17,7 @@ from gradstats.stats.jackknife import (
     satterthwaite_degrees,
 )
 from gradstats.stats.variance.best_set import pairwise_differences
-from gradstats.system.late import Bool, Float, interpolate, optimize, special
+from gradstats.system.late import Bool, Float, interpolate, np, npt, optimize, special
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
 FEWEST_OF_A_CURVE = 5
@@ -39,9 +36,9 @@ class Minimiser:
     :math:`|V'(β)| ≤ t\,\mathrm{se}(V'(β))` with the delete-one-prompt jackknife of V′, connected with the estimate; at
     the first and last value a slope that leads outwards is compatible as well. Student's t has the degrees of freedom
     of that standard error, which at some β a few prompts carry: Satterthwaite's from their influence on V′(β), at most
-    M − 1. Where the interval reaches the first or last value, the true minimiser may lie beyond it
-    (:func:`written_interval`). Where the parameter is not continuous, or has few values, the interval spans the values
-    that may be lowest, as in :class:`gradstats.stats.variance.best_set.PairwiseDifferences`.
+    M − 1. Where the interval reaches the first or last value, the true minimiser may lie beyond it.
+    Where the parameter is not continuous, or has few values, the interval spans the values that may be lowest, as in
+    :class:`gradstats.stats.variance.best_set.PairwiseDifferences`.
     """
 
     values: Float[np.ndarray, " k"]  # of the parameter, increasing
@@ -168,22 +165,8 @@ class Minimiser:
         return quantile * np.sqrt(np.maximum(variance, 0.0))
 
 
-def written_interval(low: float, high: float, values: Sequence[float] | np.ndarray) -> str:
-    """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
-
-    Example:
-        >>> from gradstats.stats.variance.minimiser import written_interval
-        >>> written_interval(-1.0, 0.25, [-1.0, 0.0, 1.0])
-        '[≤ −1, 0.25]'
-    """
-    first, last = np.min(values), np.max(values)
-    below = "≤ " if np.isfinite(low) and low <= first else ""
-    above = "≥ " if np.isfinite(high) and high >= last else ""
-    return f"[{below}{low:.2g}, {above}{high:.2g}]".replace("-", "−")
-
-
 def minimiser_of(
-    values: ArrayLike, variances: Sequence[Statistic | None], *, discrete: bool = False
+    values: npt.ArrayLike, variances: Sequence[Statistic | None], *, discrete: bool = False
 ) -> Minimiser | None:
     """Return where the variances at some values are lowest; None where one of them is not known."""
     known = [one for one in variances if one is not None and one.value > 0]

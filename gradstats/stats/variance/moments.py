@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-import numpy as np
-
 from gradstats.stats.jackknife import SharedError, Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.products import PooledProducts, WeightedSums
 from gradstats.stats.variance.scores import CombinedScores, Scores
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Float, Int, sparse, special
+from gradstats.system.late import Bool, Float, Int, np, sparse, special
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,9 @@ def cross_signal(first: PromptMoments, second: PromptMoments, sketch_error: Sket
     """Return ⟨E g, E h⟩ of two estimators without bias: the mean of ⟨ḡ_m, h̄_m'⟩ over different prompts."""
     if isinstance(first.sums, WeightedSums) and isinstance(second.sums, WeightedSums):
         return first.sums.products.cross(first.sums, second.sums)
-    return _mean_cross(first.means, second.means, first.signs, sketch_error)
+    value, replicates = mean_over_pairs(first.means, second.means, first.signs)
+    slopes = None if sketch_error is None else sketch_error.cross(first.means, second.means)
+    return Statistic(float(value), replicates, slopes)
 
 
 def cross_signal_among(
@@ -298,16 +298,6 @@ def cross_signal_among(
     theirs = mine if second is first else np.where(inside[:, None], second.means, 0.0)
     slopes = sketch_error.cross(mine, theirs) * (m * (m - 1.0) / (n * (n - 1.0)))
     return Statistic(float(value), replicates, slopes)
-
-
-def _mean_cross(
-    first: Float[np.ndarray, "m d"],
-    second: Float[np.ndarray, "m e"],
-    signs: Float[np.ndarray, " features"] | None,
-    sketch_error: SketchError | None,
-) -> Statistic:
-    value, replicates = mean_over_pairs(first, second, signs)
-    return Statistic(float(value), replicates, None if sketch_error is None else sketch_error.cross(first, second))
 
 
 def _shares_within(groups: Groups) -> Float[np.ndarray, " m"]:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-import numpy as np
-
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting, Wrapped
@@ -30,7 +28,7 @@ from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.row import EstimatorVariance, row_of, silent_row
 from gradstats.stats.variance.scores import CombinedScores, Contributions, Scores
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Int
+from gradstats.system.late import Bool, Int, np
 
 #: Deals of prompts into batches, where their number is chosen: from so many, doubled until the error that they leave
 #: is at most this share of the squared standard error, up to so many.
@@ -335,21 +333,3 @@ def multiple_of(weights: np.ndarray, of: np.ndarray) -> float | None:
     if not np.allclose(weights, factor * of, rtol=1e-12, atol=1e-14 * float(np.abs(weights).max())) or factor == 0.0:
         return None
     return factor
-
-
-def why_silent(pool: PooledCompletions) -> str:
-    """State why no completion has any weight, with the remedy in brackets."""
-    rewards = pool.batch.rewards
-    if pool.groups.sizes.max() == 1 and rewards.any():
-        return "groups hold a single completion (choose group_size of at least 2)"
-    if np.ptp(rewards) == 0:
-        return f"every reward equals {rewards[0]:g} (choose problems that are solved sometimes, not always)"
-    group = pool.batch.group_index
-    first = rewards[np.unique(group, return_index=True)[1]]
-    differing = len(np.unique(group[rewards != first[group]]))
-    if differing:
-        return (
-            f"rewards differ within {differing} of {pool.groups.n_groups} groups, but nothing there meets the "
-            "estimator's rule, such as a single best completion (measure more prompts, or choose another estimator)"
-        )
-    return "rewards are equal within every group (choose problems that are solved sometimes, or larger groups)"

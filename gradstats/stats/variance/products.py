@@ -19,11 +19,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from gradstats.stats.jackknife import SharedError, Statistic
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Float, Int, sparse
+from gradstats.system.late import Bool, Float, Int, np, sparse
 
 #: Bytes of scores that are multiplied together: few enough for a cache, or many where the product is large.
 FEW_BYTES, MANY_BYTES = 2**24, 2**27

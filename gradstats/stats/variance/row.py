@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
@@ -28,7 +27,7 @@ from gradstats.stats.variance.estimates import (
     within_prompt,
 )
 from gradstats.stats.variance.moments import ComponentsOf, SignalComponents
-from gradstats.system.late import Float
+from gradstats.system.late import Float, np
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,12 @@ class EstimatorVariance:
     unit: str = SEQUENCE_SUM  # of the gradient
     components: str = ""  # what the estimator is composed of, whatever its label
     known_coefficient: float | None = None  # the expected gradient over the reference's, where both are known exactly
-    n_effective_prompts: float = np.nan
-    n_effective_beside: float = np.inf  # of reference or target, whichever is worth fewer
+    n_effective_prompts: float = math.nan
+    n_effective_beside: float = math.inf  # of reference or target, whichever is worth fewer
     most_influential: int | None = None  # the number of the prompt; None without a gradient
     n_deals: int | None = None  # None where prompts are not dealt into batches
     share_of_deals: float = 0.0  # of the squared standard error of trace_cov or ratio that more deals would remove
-    clipped_share: float = np.nan  # of dealt batches; NaN without a norm that clips
+    clipped_share: float = math.nan  # of dealt batches; NaN without a norm that clips
     signal_parts: ComponentsOf | None = field(default=None, repr=False, compare=False)  # None at batch level
     trace_cov: Estimate = NOT_ESTIMATED
     signal_sq: Estimate = NOT_ESTIMATED

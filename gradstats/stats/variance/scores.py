@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import logit_energy
 from gradstats.stats.measured import MeasuredTokens
-from gradstats.system.late import Bool, Float, Int, sparse
+from gradstats.system.late import Bool, Float, Int, np, sparse
 
 # Weights that were estimated from probes need three disjoint thirds of them: one for each side of a product, and one
 # for the product itself. The influence of a probe on them follows from leaving out one block of a third at a time.

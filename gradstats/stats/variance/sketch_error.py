@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 
-import numpy as np
-
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.scores import Scores, probe_blocks
-from gradstats.system.late import Float, Int, linalg
+from gradstats.system.late import Float, Int, linalg, np
 
 N_DIRECTIONS = 16
 N_FOLDS = 4

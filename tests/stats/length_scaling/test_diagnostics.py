@@ -16,7 +16,6 @@ from gradstats.stats import (
     curvature_test,
     fit_energy_scaling,
     fit_length_scaling,
-    length_scaling_by_block,
     mundlak_test,
 )
 
@@ -127,7 +126,7 @@ def measured():
 
 def test_blocks():
     data = measured()
-    frame = length_scaling_by_block(data)
+    frame = gs.analyses.length_scaling_by_block(data)
     whole = fit_length_scaling(lengths=data.lengths, sq_norms=data.sq_norms, groups=data.rollouts.prompt_id)
     assert list(frame["block"]) == ["attention", "mlp", "frozen", "total"]
     np.testing.assert_allclose(frame["alpha"].iloc[[0, 1, 3]], whole.alpha)

@@ -14,14 +14,13 @@ from off_policy_pair import policy_pair
 from gradstats import estimators as est
 from gradstats.analyses.length_bins import variances_by_length
 from gradstats.analyses.variance import compare
-from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged
+from gradstats.analyses.variance_notes import about_target, moments_of, target_attrs, why_not_judged
 from gradstats.estimators import Batch
 from gradstats.measurement.measurement import WeightedGradients
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.variance.inputs import (
     choose_target,
     comparison_inputs,
-    moments_of,
     pools_by_size,
     prepared_inputs,
     projection_on_target,

@@ -7,7 +7,7 @@ from scipy import optimize, stats
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Statistic, mean_statistic
-from gradstats.stats.variance.minimiser import minimiser_of, written_interval
+from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import prompt_moments, split_into_groups
 
 GRID = np.linspace(-1.0, 1.0, 9)
@@ -51,14 +51,6 @@ def test_a_slope_that_few_prompts_carry_has_fewer_degrees_of_freedom():
     psi = (there / best).logarithm().pseudo_values
     expected = stats.t.ppf(0.95, degrees_of_freedom(psi)) * psi.std(ddof=1) / np.sqrt(40)
     assert np.log(high / quotient) == pytest.approx(expected, rel=0.05)  # to first order
-
-
-def test_an_end_that_is_cut_is_written_as_such():
-    ends = [(0.25, 1.0), (0.0, 1.2345), (0.0, 2.0)]
-    written = [written_interval(*each, [2.0, 0.0, 1.0]) for each in ends]
-    assert written == ["[0.25, 1]", "[≤ 0, 1.2]", "[≤ 0, ≥ 2]"]
-    assert written_interval(1.2345, 2.0, [2.0, 0.0, 1.0]) == "[1.2, ≥ 2]"
-    assert written_interval(-np.inf, 1.0, (-np.inf, np.inf)) == "[−inf, 1]"
 
 
 def test_the_order_and_the_unit_of_the_curve_do_not_matter():

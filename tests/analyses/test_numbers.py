@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from printed_numbers import NUMBER, as_number
 
-from gradstats.stats.numbers import common_exponent, number_alone, number_with_interval, readable
+from gradstats.analyses.numbers import common_exponent, number_alone, number_with_interval, readable, written_interval
 
 INF, NAN = math.inf, math.nan
 COSINE, SHARE, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (0.0, INF)
@@ -176,3 +176,11 @@ def test_what_is_known_exactly_is_0_but_for_rounding():
 def test_readable_leaves_what_is_known_as_it_is():
     assert readable(0.7, 0.6, 0.8, SHARE) == (0.7, 0.6, 0.8)
     assert readable(NAN, 0.6, 1.0, SHARE)[1] == 0.6
+
+
+def test_an_end_that_is_cut_is_written_as_such():
+    ends = [(0.25, 1.0), (0.0, 1.2345), (0.0, 2.0)]
+    written = [written_interval(*each, [2.0, 0.0, 1.0]) for each in ends]
+    assert written == ["[0.25, 1]", "[≤ 0, 1.2]", "[≤ 0, ≥ 2]"]
+    assert written_interval(1.2345, 2.0, [2.0, 0.0, 1.0]) == "[1.2, ≥ 2]"
+    assert written_interval(-INF, 1.0, (-INF, INF)) == "[−inf, 1]"

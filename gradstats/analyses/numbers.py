@@ -9,22 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from statistics import median
 from typing import TYPE_CHECKING
+
+from gradstats.plots.quantities import NO_LIMITS, Limits
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Triple = tuple[float, float, float]
-#: The least and the greatest value that a quantity can have.
-Limits = tuple[float, float]
-
-NO_LIMITS: Limits = (-math.inf, math.inf)
-#: The values that variances and shares can have.
-NOT_NEGATIVE: Limits = (0.0, math.inf)
-SHARE: Limits = (0.0, 1.0)
 UNRESOLVED = "–"
 NOT_BOUNDED = "not bounded"
 
@@ -41,15 +36,6 @@ _SMALL, _LARGE = 1e-4, 1e9
 _SMALL_IN_LATEX, _LARGE_IN_LATEX = 1e-3, 1e6
 # Ends of one sign of which one is so many times the other need digits of their own.
 _DECADE = 10.0
-
-
-def fields_shown(result: object, names: Iterable[str], intervals: Mapping[str, Triple]) -> str:
-    """Return the repr of a result: some of its fields, those with an interval as ``0.789 [0.474, 1.103]``."""
-    shown = [
-        f"{name}={number_with_interval(*intervals[name]) if name in intervals else repr(getattr(result, name))}"
-        for name in names
-    ]
-    return f"{type(result).__name__}({', '.join(shown)})"
 
 
 def triples_of(frame: pd.DataFrame, name: str) -> list[Triple]:
@@ -256,6 +242,20 @@ def percentage(share: float, low: float, high: float) -> str:
     '44% [36, 53]'
     """
     return f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def written_interval(low: float, high: float, values: Iterable[float]) -> str:
+    """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
+
+    Example:
+        >>> from gradstats.analyses.numbers import written_interval
+        >>> written_interval(-1.0, 0.25, [-1.0, 0.0, 1.0])
+        '[≤ −1, 0.25]'
+    """
+    tried = list(values)
+    below = "≤ " if math.isfinite(low) and low <= min(tried) else ""
+    above = "≥ " if math.isfinite(high) and high >= max(tried) else ""
+    return f"[{below}{low:.2g}, {above}{high:.2g}]".replace("-", "−")
 
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
