@@ -119,16 +119,6 @@ def test_aggregation_parameters():
 
 @FEW
 @given(batch=batches())
-def test_dynamic_sampling(batch: Batch):
-    recipe = Recipe("reinforce", filter="dynamic_sampling")
-    kept = recipe.kept_groups(batch)
-    assert_allclose(kept, naive.differing_groups(batch))
-    weights = recipe.weights(batch)
-    assert_allclose(weights, est.reinforce().weights(batch) * kept[batch.group_index])
-
-
-@FEW
-@given(batch=batches())
 def test_mask_truncated(batch: Batch):
     cut = np.arange(batch.rewards.size) % 3 == 0
     batch = batch.with_fields(truncated=cut)
@@ -142,19 +132,6 @@ def test_mask_truncated(batch: Batch):
         left = sum(int(batch.lengths[j]) for j in np.flatnonzero(~cut) if batch.groups[j] == batch.groups[i])
         assert_allclose(rescaled[i], est.rloo().advantages(batch)[i] / left)
     assert not rescaled[cut].any()
-
-
-@FEW
-@given(batch=batches(), kind=st.sampled_from(["k1", "k2", "k3"]))
-def test_kl_in_loss(batch: Batch, kind: str):
-    recipe = Recipe("rloo", kl=f"in_loss(beta=0.3, kind={kind})", aggregation="token_mean")
-    weights = recipe.weights(batch)
-    plain = est.rloo().advantages(batch)
-    for i, t in np.argwhere(batch.mask).tolist():
-        slope = naive.kl_slope(batch.logprobs[i, t] - batch.ref_logprobs[i, t], kind)
-        expected = (plain[i] - 0.3 * slope) * naive.aggregation_factor(batch, i, "token_mean")
-        assert weights[i, t] == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    assert not weights[~batch.mask].any()
 
 
 @FEW
