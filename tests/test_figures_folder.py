@@ -1,11 +1,11 @@
 """The figures folder: redrawing from stored numbers, and the check for outdated figures."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from programs import program
 from saved_runs import save_run, saved_sweep
 
 from gradstats.config.experiment import find_experiment, read_experiment
@@ -18,10 +18,7 @@ FIGURES = Path(__file__).parent.parent / "figures"
 
 @pytest.fixture(scope="module")
 def figures():
-    spec = importlib.util.spec_from_file_location("redraw_figures", FIGURES / "redraw.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("figures/redraw.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
 """Estimators by name: the registry, labels, names in figures, and the page that lists them."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import program
 
 from gradstats import estimators
 from gradstats import estimators as est
@@ -129,12 +129,7 @@ def test_factories_keep_their_documentation_and_stand_in_the_order_of_the_page()
 
 @pytest.fixture(scope="module")
 def page_module():
-    spec = importlib.util.spec_from_file_location("estimators_page", DOCS / "estimators_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("docs/estimators_page.py")
 
 
 def test_page_is_current(page_module):

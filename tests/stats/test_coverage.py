@@ -5,28 +5,18 @@ a share (0.012 below, 0.006 above), what 400 show by 2.5 (0.034 and 0.018). Inte
 assume is so.
 """
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
+from programs import program
 
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import mean_statistic
 
-
-def benchmark(name):
-    """The module of that name in benchmarks/."""
-    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_simulation", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-simulation, page_of_tables = benchmark("coverage"), benchmark("coverage_page")
-exponents, off_policy, optima = (benchmark(f"coverage_{name}") for name in ("exponent", "off_policy", "optima"))
+simulation, page_of_tables = program("benchmarks/coverage.py"), program("benchmarks/coverage_page.py")
+exponents, off_policy, optima = (
+    program(f"benchmarks/coverage_{name}.py") for name in ("exponent", "off_policy", "optima")
+)
 
 REPLICATIONS = 2000
 #: Data sets of a row in the slow tests, and at least in the file of variances.
