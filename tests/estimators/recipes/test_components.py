@@ -322,14 +322,6 @@ def test_every_case_of_the_punishment_by_length():
 
 @FEW
 @given(batch=batches())
-def test_weights_are_those_of_the_punished_rewards(batch: Batch):
-    recipe = Recipe("rloo", reward="soft_overlong(max=4, cache=3)")
-    punished = batch.rewards + [punishment(int(length), 4, 3) for length in batch.lengths]
-    assert_allclose(recipe.weights(batch), est.rloo().weights(batch.with_fields(rewards=punished)), atol=1e-12)
-
-
-@FEW
-@given(batch=batches())
 def test_rewards_by_token_are_punished_at_their_end(batch: Batch):
     recipe = Recipe("gae(lam=1.0)", reward="soft_overlong(max=4, cache=3)")
     added = np.array([punishment(int(length), 4, 3) for length in batch.lengths])

@@ -20,20 +20,6 @@ def test_token_clip_by_hand():
         assert_allclose(2 * Recipe("rloo", ratio=label).weights(batch), expected)
 
 
-def test_sequence_product_by_hand():
-    rho, old = np.array([[2.0, 1.5], [0.5, 0.8], [1.0, 1.0]]), np.full((3, 2), -3.0)
-    # A = 1, −½, −½ and ρ_i = 3, 0.4, 1
-    batch = Batch([1, 0, 0], [2, 2, 2], ["a", "a", "a"], logprobs=np.log(rho) + old, old_logprobs=old)
-    for parameters, expected in {
-        "": [3, -0.2, -0.5],
-        "(eps_high=0.5, eps_low=0.5)": [0, 0, -0.5],
-        "(eps_high=2.5, eps_low=0.7)": [3, -0.2, -0.5],
-        "(truncate=2)": [2, -0.2, -0.5],
-        "(normalize=True)": np.array([3, -0.2, -0.5]) * 3 / 4.4,
-    }.items():
-        assert_allclose(3 * Recipe("rloo", ratio=f"sequence_product{parameters}").weights(batch), expected)
-
-
 def test_the_sequence_product_is_unbiased_off_policy_and_its_clip_is_not():
     scored, sampler = policy_pair()
     for label in ("rloo", "rloo(off_policy=True)", "norm_weighted(loo=True, off_policy=True)"):
