@@ -127,13 +127,16 @@ def of_gradients(exact: EnumeratedPolicy, truth: dict[tuple[str, str], float], n
 
 
 def of_batches(exact: EnumeratedPolicy, truth: dict[tuple[str, str], float], n_prompts: int, seed: int) -> Hits:
-    """Check the critical batch and the alignment of a batch: intervals, and bounds where no value is shown."""
+    """Check the critical batch and the alignment of a batch: of all data sets, and of those that show a value."""
     batch, scores, _ = exact.sample(n_prompts, SIZE, np.random.default_rng([seed, n_prompts, 6]))
     frame = batch_size(batch, BATCHED, scores, prompts=BATCH_PROMPTS).to_frame(LEVEL)
     for row in frame.to_dict("records"):
         for quantity in ("critical_batch", "alignment"):
             value, name = truth[quantity, row["estimator"]], row["estimator"]
-            yield quantity, name, bool(row[f"{quantity}_low"] <= value <= row[f"{quantity}_high"])
+            covered = bool(row[f"{quantity}_low"] <= value <= row[f"{quantity}_high"])
+            yield quantity, name, covered
+            if np.isfinite(row[quantity]):
+                yield "critical_batch and alignment, where a value is shown", name, covered
 
 
 def of_temperatures(n_prompts: int, seed: int) -> Hits:

@@ -39,6 +39,7 @@ TEMPERATURES = (
     ("embedded_temperature_scored_at_1", "scored at 1, drawn at"),
 )
 SAMPLER = "qwen_sampler"
+LONG_TRACES = "alpha_over_lengths"
 #: Two models on the same problems.
 SAME_PROBLEMS = ("Qwen-0.5B, GSM8K", "Qwen-1.5B, GSM8K")
 PUBLISHED = "published points"
@@ -82,8 +83,25 @@ def section_alpha() -> str:
         + (f"It is another one between prompts than within in {' and '.join(differing)}. " if differing else "")
         + temperature_phrase(),
         rows_of(("run", "α", "α within prompts", "for length weights (mean ‖S‖²)"), rows),
-        "Repeat: `gradstats alpha RUN`. A power law was fitted everywhere; it says nothing of other lengths.",
+        f"Repeat: `gradstats alpha RUN`. {lengths_sentence()}",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length ({first.name})"),
+    )
+
+
+def lengths_sentence() -> str:
+    """State α along traces that are longer than those of the runs."""
+    if (frame := table(LONG_TRACES, "alpha")) is None:
+        return "A power law was fitted everywhere; it says nothing of other lengths."
+    within = frame[frame["fit"].str.startswith("within")]
+    whole, *parts = ((row["fit"], shown(with_interval(row, "alpha"))) for _, row in within.iterrows())
+    points = table(LONG_TRACES, "length_scaling")
+    assert points is not None
+    shortest, longest = points["length"].min(), points["length"].max()
+    return (
+        f"[Along {points['prompt_id'].nunique()} traces](../figures/{LONG_TRACES}/length_scaling.png) of {shortest:,} "
+        f"to {longest:,} tokens, Qwen-0.5B's answers one after the other, it is {whole[1]}"
+        + "".join(f"; {name.partition(', ')[2]} tokens {alpha}" for name, alpha in parts)
+        + "."
     )
 
 

@@ -214,7 +214,7 @@ def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
 
 def lowest(found: dict, points: pd.DataFrame) -> str:
     """Write where a curve is lowest."""
-    ends = written_interval(found["minimiser_low"], found["minimiser_high"], points["value"].to_numpy(), 2)
+    ends = written_interval(found["minimiser_low"], found["minimiser_high"], points["value"].to_numpy())
     return f"{number_alone(found['minimiser'], 2)} {ends}"
 
 

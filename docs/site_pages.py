@@ -38,12 +38,12 @@ OTHER_COMMANDS = {
 }
 #: Captions of the figures that no run draws by itself.
 OTHER_CAPTIONS = {
-    "along": "Critical batch and alignment along a training run: measured, with intervals, and exact (lines).",
     "alignment": "Predicted alignment of batches with the target gradient, and that of real batches of other prompts.",
     "cell": "The cells of the sweep: α, length, success, and relative noise.",
     "critic": "Bias and explained variance of a fitted value head, against Monte-Carlo values of prefixes.",
     "curve_asymmetric_loo_true_delta": "Variance, cosine and bias of RLOO's baseline shifted by δ.",
     "curve_length_weighted_loo_true_alpha": "Variance, cosine and bias of length weights along their exponent.",
+    "monitored": "What the monitor logs along a run of SGD on enumerated policies, with intervals, and exact values.",
     "optimal_baselines": "Published baselines against those of lowest variance, learned on other prompts.",
     "measurement_metric": "The sweep over metrics: α, and relative noise.",
     "policy_revision": "The checkpoints of a training run: α, length, success, and relative noise.",

@@ -2,10 +2,10 @@
 
 A model of this size ends an answer after a few hundred tokens, so that a long trace is a conversation in which it
 solves one word problem after the other; the problems are masked, and every token of the model is drawn from the policy
-given all that came before. Each trace is measured at 256, 512, … 8,192 of the model's tokens. α is that within traces:
-the beginnings of a trace differ in length alone, and traces in their problems as well; the pooled fit is beside it, and
-intervals are over traces. ``python experiments/alpha_over_lengths.py`` resumes where it was stopped: sampling from its
-last 256 steps, measuring from the last finished shard.
+given all that came before. Each trace is measured at 256, 512, … 4,096 of the model's tokens, and some at 8,192. α is
+that within traces: the beginnings of a trace differ in length alone, and traces in their problems as well; the pooled
+fit is beside it, and intervals are over traces. ``python experiments/alpha_over_lengths.py`` resumes where it was
+stopped: sampling from its last 256 steps, measuring from the last finished shard.
 """
 
 from __future__ import annotations
@@ -120,14 +120,17 @@ class Conversations:
 
 
 def beginnings(conversations: Conversations, names: list[str], metadata: dict[str, object]) -> Rollouts:
-    """Return the beginnings of conversations that hold each number of the model's tokens; nothing is judged."""
+    """Return the beginnings of conversations that hold each number of the model's tokens; nothing is judged.
+
+    A conversation that is shorter than the longest beginning has none of that length.
+    """
     columns: dict[str, list[Any]] = {
         name: [] for name in ("prompt_ids", "prompt_tokens", "completion_tokens", "sampler_logprobs", "completion_mask")
     }
     for name, tokens, logprobs in zip(names, conversations.tokens, conversations.logprobs, strict=True):
         drawn = np.isfinite(logprobs)
         first = int(np.argmax(drawn))
-        for length in LENGTHS:
+        for length in (one for one in LENGTHS if one <= drawn.sum()):
             stop = int(np.searchsorted(np.cumsum(drawn), length)) + 1
             columns["prompt_ids"].append(name)
             columns["prompt_tokens"].append(tokens[:first])
@@ -137,28 +140,48 @@ def beginnings(conversations: Conversations, names: list[str], metadata: dict[st
     return Rollouts.from_sequences(rewards=np.zeros(len(columns["prompt_ids"])), metadata=metadata, **columns)
 
 
-def sampled(policy: gs.Policy, problems: list[str], n_traces: int, together: int, out: Path) -> Rollouts:
-    """Return the beginnings of all traces, sampling what is not there yet."""
+def _part(state: dict[str, Any], rows: slice) -> dict[str, Any]:
+    """Return what was saved of some conversations."""
+    return {name: value if name == "generator" else value[rows] for name, value in state.items()}
+
+
+def sampled(policy: gs.Policy, problems: list[str], n_traces: int, together: int, n_long: int, out: Path) -> Rollouts:
+    """Return the beginnings of all traces, sampling what is not there yet.
+
+    Of those that are sampled together, the first ``n_long`` go on to the last length.
+    """
     out.mkdir(parents=True, exist_ok=True)
     metadata = {"policy": policy.describe(), "sampler": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}}
-    parts = []
+    parts: list[Rollouts] = []
     for start in range(0, n_traces, together):
         numbers = range(start, min(start + together, n_traces))
         orders = [np.random.default_rng(number).permutation(len(problems)) for number in numbers]
-        conversations = Conversations(policy, [[problems[at] for at in order] for order in orders], seed=start)
-        path = out / f"traces_{start}.json"
+        texts = [[problems[at] for at in order] for order in orders]
+        names = [f"trace {number}" for number in numbers]
+        path, long_path = out / f"traces_{start}.json", out / f"long_{start}.json"
+        together_at_first = Conversations(policy, texts, seed=start)
         if path.exists():
-            conversations.load(read_json(path))
-        conversations.sample(max(LENGTHS), path)
-        parts.append(beginnings(conversations, [f"trace {number}" for number in numbers], metadata))
+            together_at_first.load(read_json(path))
+        together_at_first.sample(LENGTHS[-2], path)
+        for rows in (slice(n_long), slice(n_long, None)):
+            if not names[rows]:
+                continue
+            some = Conversations(policy, texts[rows], seed=start)
+            goes_on = rows.stop is not None
+            state = read_json(long_path) if goes_on and long_path.exists() else _part(read_json(path), rows)
+            some.load(state)
+            if goes_on:
+                some.sample(LENGTHS[-1], long_path)
+            parts.append(beginnings(some, names[rows], metadata))
     return Rollouts.concatenate(parts)
 
 
 def main(
     problems: Path = Path("data/mawps_singleop.jsonl"),
     model: str = MODEL,
-    n_traces: int = 8,
+    n_traces: int = 4,
     together: int = 4,
+    n_long: int = 2,
     runs: Path = Path("runs/alpha_over_lengths"),
     out: Path = Path("figures/alpha_over_lengths"),
 ) -> None:
@@ -169,27 +192,33 @@ def main(
         model: the policy.
         n_traces: traces in all.
         together: traces sampled side by side.
+        n_long: of these, traces that go on to 8,192 tokens.
         runs: where unfinished work is kept.
         out: where the table and the figure go.
     """
     policy = gs.load_policy(model)
     texts = [str(text) for text in pd.read_json(problems, lines=True)["input"]]
-    rollouts = sampled(policy, texts, n_traces, together, runs)
+    rollouts = sampled(policy, texts, n_traces, together, n_long, runs)
     measured = gs.measure(policy, rollouts, sketch_dim=None, keep_in=runs / "shards")
     points = pd.DataFrame(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
     )
-    report = gs.alpha_report(measured)
-    within = report.fit.within_prompts()
+    fit = gs.alpha_report(measured).fit
     out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(plots.style("icml")):  # pyright: ignore[reportArgumentType]
-        gs.plot_length_scaling(report.fit)
+        gs.plot_length_scaling(fit)
         plots.save_figure(plt.gcf(), out / "length_scaling", ("pdf", "png"), source=points)
-    fits = {"pooled": report.fit} | ({} if within is None else {"within traces": within})
+    middle = LENGTHS[len(LENGTHS) // 2]
+    fits = {"pooled": fit, "within traces": fit.within_prompts()}
+    halves = {"up to": points["length"] <= middle, "from": points["length"] >= middle}
+    for name, half in ((name, points[inside]) for name, inside in halves.items()):
+        of_half = gs.fit_length_scaling(lengths=half["length"], sq_norms=half["sq_norm"], groups=half["prompt_id"])
+        fits[f"within traces, {name} {middle:,}"] = of_half.within_prompts()
     rows = []
-    for name, fit in fits.items():
-        low, high = fit.confidence_interval()
-        rows.append({"fit": name, "alpha": fit.alpha, "low": low, "high": high})
+    for name, one in fits.items():
+        if one is not None:
+            low, high = one.confidence_interval()
+            rows.append({"fit": name, "alpha": one.alpha, "alpha_low": low, "alpha_high": high})
     write_csv(out / "alpha.csv", pd.DataFrame(rows))
     write_json(
         out / "manifest.json",

@@ -1,25 +1,25 @@
 """Does training obey the critical batch? Steps to a reward against prompts per batch, by estimator and optimizer.
 
-**Exact part.** Enumerated policies of 32 prompts that share their parameters (`Task`): reward, gradient and noise are
+Enumerated policies of 32 prompts that share their parameters (`Task`) are trained: reward, gradient and noise are
 known at every step, and all runs of an arm train at once. An arm is an optimizer, an estimator and a batch, and every
 run begins with the uniform policy. Its learning rate is the one that is best for noiseless steps, times 1/(1 + B*/B)
 for SGD, and its square root for Adam: McCandlish et al. (1812.06162) derive the first and find powers between ½ and 1
 for Adam. As a control every arm is also trained at the best of a grid around that rate, chosen in runs of their own.
 The critical batch B* is what `batch_size` measures on 1,000 prompts at four places along a noiseless run, evenly spaced
-in steps. Their mean is the unit, since each stretch of noiseless steps takes 1 + B*/B times as many noisy ones.
+in steps. Their mean is the unit, since each stretch of noiseless steps takes 1 + B*/B times as many noisy ones. One run
+of SGD is monitored, as the monitor in TRL's trainers does, beside what holds at its steps.
 
-**Embedded policy.** Plain SGD from its checkpoint of step 2000, which leaves room for the reward to rise, at the rate
-of theory; three seeds of six arms, with what is measured at the start as the unit.
+A step along Pĝ, with Adam's P, reaches 1/(1 + B*/B) of the improvement of a noiseless one with the B* in P^{1/2} where
+the curvature is in proportion to 1/P, and with that in P where it is the same in all directions.
 
 ``python experiments/batch_sizes_in_training.py`` trains the arms that are missing in the folder of runs, and writes
-tables and figures of those that are complete. The exact part takes minutes, the embedded policy about an hour.
+tables and figures of those that are complete. It takes minutes.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +27,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch
 import tyro
 from jaxtyping import Float, Int
 from scipy.optimize import least_squares
@@ -39,16 +38,13 @@ from gradstats import estimators
 from gradstats.analyses.batch_size import batch_size
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
-from gradstats.gradients.objective import Objective, make_chunk
+from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
 from gradstats.plots import estimator_appearance, save_figure, style
-from gradstats.plots.marks import draw_intervals, draw_series, estimates_of, legend_below, with_ends
+from gradstats.plots.marks import draw_series, estimates_of, legend_below, with_ends
 from gradstats.plots.names import variants
-from gradstats.plots.style import edge, muted, stroke
+from gradstats.plots.style import muted, stroke
 from gradstats.plots.variance import plain_ticks
-from gradstats.policy.policy import Policy
-from gradstats.prompts.problem import Problem
 from gradstats.reference.enumerated import EnumeratedPolicy
-from gradstats.rollouts.table import Rollouts
 from gradstats.system.environment import environment
 from gradstats.system.files import read_json, write_csv, write_json
 
@@ -71,9 +67,9 @@ ARMS = (Arm("reinforce", 4), Arm("rloo", 4), Arm("rloo", 16), Arm("gae", 4))
 REFERENCE, FEW = ARMS[1], 16
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 OPTIMIZERS = ("sgd", "adam")
-#: Random tasks of the exact part, by seed; figures show the first.
+#: Random tasks, by seed; figures show the first.
 TASKS = (1, 2, 3, 4, 5)
-#: Where exact runs end, as a share of the way from the start to what long training reaches.
+#: Where runs end, as a share of the way from the start to what long training reaches.
 WAY = 0.7
 #: Learning rate of the noiseless run along which the critical batch is measured: slow, so that it is smooth.
 SLOW = 20.0
@@ -83,6 +79,9 @@ CHOOSING, REPORTED = 10, 40
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 #: Places along a noiseless run at which the critical batch is measured, and prompts of each measurement.
 PLACES, MEASURED = 4, 1000
+#: The run of SGD that is monitored: what it learns from and what the monitor compares; prompts, steps and rate.
+WATCHED, WATCHED_LABELS = REFERENCE, ("rloo", "reinforce", "gae")
+WATCHED_BATCH, WATCHED_STEPS, WATCHED_RATE = 128, 80, 5.0
 #: Prompts of the alignment that is measured there.
 SHOWN_BATCH = 32
 #: Columns of the critical batch: as measured, and as it is, in parameter space and in Adam's geometry.
@@ -335,8 +334,6 @@ def critical_batches(task: Task, target: float, rate: float) -> pd.DataFrame:
     records = []
     for place, theta in enumerate(places_along(task, target, rate)):
         log_pi, policy = task.log_pi(theta[None]), task.enumerated(theta)
-        true = task.true_gradient(log_pi)[0]
-        many = np.repeat(log_pi, 500, axis=0)
         for number, arm in enumerate(ARMS):
             rng = np.random.default_rng([place, number])
             batch, scores, token_scores = policy.sample(MEASURED, arm.group_size, rng)
@@ -345,96 +342,49 @@ def critical_batches(task: Task, target: float, rate: float) -> pd.DataFrame:
             known = {"place": place, "estimator": arm.label, "group_size": arm.group_size}
             known |= {"reward": float(task.expected_reward(log_pi)[0])}
             measured = {column: row[column] for name in ("critical_batch", "alignment") for column in with_ends(name)}
-            drawn = [task.draw(many, arm, 1, rng).gradient(task, many) for _ in range(40)]
-            gradients = np.concatenate(drawn)
-            noise, second = ((gradients - true) ** 2).mean(axis=0), (gradients**2).mean(axis=0)
-            exact = {
-                name: (noise * second**-power).sum() / (true**2 * second**-power).sum()
-                for name, power in zip(UNITS[1:], (0.0, 0.5, 1.0), strict=True)
-            }
-            records.append(known | measured | exact)
+            exact = exact_noise(task, arm, log_pi, (0.0, 0.5, 1.0), rng)
+            records.append(known | measured | dict(zip(UNITS[1:], exact, strict=True)))
     return pd.DataFrame(records)
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """What all runs of the embedded policy share.
-
-    Attributes:
-        revision: the checkpoint that training begins with.
-        rate: of SGD for noiseless steps: in a trial, `rloo` with 16 prompts learned well at 0.1, which
-            is 1/(1 + B*/B) of it.
-        target: mean reward on the held-out problems at which a run ends.
-        between: learning rate times steps between two evaluations, in units of ``rate``.
-        evaluations: after which a run ends short of the target.
-        max_new_tokens: cap of a completion.
-        held_out: problems that every policy answers, with the same seed.
-        held_out_completions: completions of each.
-        measured: prompts from which the critical batch is measured.
-    """
-
-    revision: str = "step-2000"
-    rate: float = 1.25
-    target: float = 0.6
-    between: float = 0.25
-    evaluations: int = 12
-    max_new_tokens: int = 128
-    held_out: int = 64
-    held_out_completions: int = 4
-    measured: int = 128
+def exact_noise(
+    task: Task,
+    arm: Arm,
+    log_pi: Float[np.ndarray, "1 p prefixes v"],
+    powers: tuple[float, ...],
+    rng: np.random.Generator,
+) -> list[float]:
+    """Return noise over signal from 20,000 groups and the true gradient, in the geometry of each power of P²."""
+    true, many = task.true_gradient(log_pi)[0], np.repeat(log_pi, 500, axis=0)
+    gradients = np.concatenate([task.draw(many, arm, 1, rng).gradient(task, many) for _ in range(40)])
+    noise, second = ((gradients - true) ** 2).mean(axis=0), (gradients**2).mean(axis=0)
+    return [float((noise * second**-power).sum() / (true**2 * second**-power).sum()) for power in powers]
 
 
-EMBEDDED_ARMS = (Arm("reinforce", 8), Arm("rloo", 8), Arm("rloo", 16))
-EMBEDDED_BATCHES = (16, 64)
-EMBEDDED_SEEDS = 3
-HELD_OUT_SEED = 1_000_000
-
-
-def sampled(policy: Policy, problems: list[Problem], group_size: int, seed: int, settings: Embedded) -> Rollouts:
-    """Draw completions of some problems."""
-    tokens, together = settings.max_new_tokens, len(problems) * group_size
-    drawn = {"max_new_tokens": tokens, "batch_size": min(together, 512), "progress": False}
-    return gs.sample(policy, problems, group_size=group_size, rng=seed, **drawn)
-
-
-def held_out_reward(policy: Policy, settings: Embedded) -> float:
-    """Return the mean reward on the held-out problems, the same for every policy."""
-    problems = gs.load_prompts("embedded", n=settings.held_out, rng=HELD_OUT_SEED)
-    return float(sampled(policy, problems, settings.held_out_completions, HELD_OUT_SEED, settings).rewards.mean())
-
-
-def descend(policy: Policy, rollouts: Rollouts, arm: Arm, rate: float) -> None:
-    """Take one step of plain SGD along an estimator's gradient, the mean over the groups."""
-    lengths = rollouts.lengths
-    weights = estimators.get(arm.label).weights(Batch(rollouts.rewards, lengths, rollouts.prompt_id))
-    weightings = [[np.full(length, weight) for length, weight in zip(lengths, weights, strict=True)]]
-    policy.model.zero_grad()
-    for rows in np.array_split(np.argsort(lengths), -(-len(lengths) // 32)):
-        chunk = make_chunk(rollouts, rows, policy.device, policy.dtype, weightings)
-        with Objective(policy.model, policy.temperature) as objective:
-            logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)
-        logprobs.backward(chunk.weights[1])
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.grad is not None:
-                parameter += rate * arm.group_size / len(lengths) * parameter.grad
-
-
-def train_embedded(settings: Embedded, arm: Arm, n_prompts: int, rate: float, seed: int) -> list[dict[str, float]]:
-    """Train until the target is reached; returns steps, tokens and held-out reward at every evaluation."""
-    policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
-    between = max(1, round(settings.between * settings.rate / rate))
-    problems = gs.load_prompts("embedded", n=between * settings.evaluations * n_prompts, rng=seed, split="train")
-    found = [{"steps": 0, "tokens": 0, "held_out": held_out_reward(policy, settings)}]
-    while len(found) <= settings.evaluations and found[-1]["held_out"] < settings.target:
-        steps, tokens = found[-1]["steps"], found[-1]["tokens"]
-        for _ in range(between):
-            batch = problems[steps * n_prompts : (steps + 1) * n_prompts]
-            rollouts = sampled(policy, batch, arm.group_size, 10_000 * seed + steps, settings)
-            descend(policy, rollouts, arm, rate)
-            steps, tokens = steps + 1, tokens + int(rollouts.lengths.sum())
-        found.append({"steps": steps, "tokens": tokens, "held_out": held_out_reward(policy, settings)})
-    return found
+def watched_run(task: Task) -> pd.DataFrame:
+    """Return what a monitor logs at every step of a run, and at every tenth what holds there."""
+    moving = Optimizer("sgd", np.array([WATCHED_RATE]), task.dimension)
+    logs, rng = MovingBatch(), np.random.default_rng(0)
+    records = []
+    for step in range(WATCHED_STEPS):
+        log_pi = task.log_pi(moving.theta)
+        batch, scores, token_scores = task.enumerated(moving.theta[0]).sample(WATCHED_BATCH, WATCHED.group_size, rng)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of signals that a step alone does not resolve
+            compared = gs.compare(batch, WATCHED_LABELS, token_scores).to_frame()
+        known = {"step": step, "reward": float(batch.rewards.mean())}
+        known |= {"silent_tokens": silent_tokens(batch, WATCHED.label)}
+        known |= logs.add(compared, WATCHED.label, WATCHED_BATCH)
+        if step % 10 == 0:
+            one, best = (
+                exact_noise(task, Arm(label, WATCHED.group_size), log_pi, (0.0,), np.random.default_rng(step))[0]
+                for label in (WATCHED.label, WATCHED_LABELS[-1])
+            )
+            known |= {"critical_batch_exact": one, "alignment_exact": 1.0 / (1.0 + one / WATCHED_BATCH)}
+            known |= {"best_saving_exact": 1.0 - best / one}
+        records.append(known)
+        moving.step((estimators.get(WATCHED.label).weights(batch) @ scores)[None] / WATCHED_BATCH)
+    return pd.DataFrame(records)
 
 
 def target_of(task: Task) -> float:
@@ -447,7 +397,7 @@ def target_of(task: Task) -> float:
     return rewards[0] + WAY * (rewards[-1] - rewards[0])
 
 
-def exact_part(folder: Path, seed: int) -> None:
+def train_arms(folder: Path, seed: int) -> None:
     """Measure the critical batches of a task and train every arm that has no result yet."""
     folder.mkdir(parents=True, exist_ok=True)
     task = Task(seed)
@@ -469,11 +419,11 @@ def exact_part(folder: Path, seed: int) -> None:
                 slower = 1.0 + units[arm.label, arm.group_size] / n_prompts
                 rate = noiseless["rate"] / slower ** POWERS[optimizer]
                 most_steps = round(10.0 * noiseless["steps"] * slower) + 50
-                write_json(path, exact_arm(task, optimizer, arm, n_prompts, rate, target, most_steps))
+                write_json(path, train_arm(task, optimizer, arm, n_prompts, rate, target, most_steps))
                 print(path, flush=True)
 
 
-def exact_arm(
+def train_arm(
     task: Task, optimizer: str, arm: Arm, n_prompts: int, rate: float, target: float, most_steps: int
 ) -> dict[str, object]:
     """Train an arm at theory's rate, and at the rate of the grid that takes the fewest steps in runs of their own."""
@@ -491,39 +441,6 @@ def exact_arm(
         for kind, of_kind in runs.items()
     }
     return about | {"factor": factor, "most_steps": most_steps} | results
-
-
-def measured_batches(settings: Embedded, policy: Policy, arms: Sequence[Arm], seed: int) -> pd.DataFrame:
-    """Measure the critical batch of arms on new problems of one policy."""
-    problems = gs.load_prompts("embedded", n=settings.measured, rng=HELD_OUT_SEED + seed)
-    largest = max(arm.group_size for arm in arms)
-    rollouts = sampled(policy, problems, largest, HELD_OUT_SEED + seed, settings)
-    measured = gs.measure(policy, rollouts, sketch_dim=8192, progress=False)
-    frames = [
-        batch_size(measured, [arm.label], group_size=arm.group_size, prompts=16)
-        .to_frame()
-        .assign(reward=float(rollouts.rewards.mean()))
-        for arm in arms
-    ]
-    return pd.concat(frames, ignore_index=True)
-
-
-def embedded_part(folder: Path, settings: Embedded) -> None:
-    """Measure the critical batches at the start and train every arm of the embedded policy that has no result yet."""
-    torch.set_num_threads(1)
-    measured = folder / "embedded_critical_batch.csv"
-    if not measured.exists():
-        policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
-        write_csv(measured, measured_batches(settings, policy, EMBEDDED_ARMS, 1))
-    units = pd.read_csv(measured).set_index(["estimator", "group_size"])["critical_batch"]
-    for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
-        path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
-        if not path.exists():
-            rate = settings.rate / (1.0 + float(units.loc[(arm.label, arm.group_size)]) / n_prompts)
-            about = {"estimator": arm.label, "group_size": arm.group_size, "prompts": n_prompts, "seed": seed}
-            evaluations = train_embedded(settings, arm, n_prompts, rate, seed)
-            write_json(path, about | {"learning_rate": rate, "evaluations": evaluations})
-            print(path, flush=True)
 
 
 def units_of(measured: pd.DataFrame) -> pd.DataFrame:
@@ -556,32 +473,6 @@ def exact_steps(folder: Path, seed: int, units: pd.DataFrame) -> pd.DataFrame:
             about |= {"runs": len(runs["steps"]), "reached": reached, "in_units": n_prompts / unit}
             records.append(known | about | median(runs["steps"], "steps") | median(runs["tokens"], "tokens"))
     return pd.DataFrame(records)
-
-
-def embedded_runs(folder: Path, settings: Embedded) -> pd.DataFrame:
-    """Return steps and tokens to the target of each run of the embedded policy, those that are missing included."""
-    rows = []
-    for seed, n_prompts, arm in product(range(EMBEDDED_SEEDS), EMBEDDED_BATCHES, EMBEDDED_ARMS):
-        path = folder / f"embedded-{arm.label}-{arm.group_size}-{n_prompts}-{seed}.json"
-        known = {"seed": seed, "prompts": n_prompts, "estimator": arm.label, "group_size": arm.group_size}
-        rows.append(known | {"finished": path.exists(), "learning_rate": np.nan, "steps": np.nan, "tokens": np.nan})
-        if path.exists():
-            trained = read_json(path)
-            steps, tokens = crossing(pd.DataFrame(trained["evaluations"]), settings.target)
-            rows[-1] |= {"learning_rate": trained["learning_rate"], "steps": steps, "tokens": tokens}
-    return pd.DataFrame(rows)
-
-
-def crossing(evaluations: pd.DataFrame, target: float) -> tuple[float, float]:
-    """Return steps and tokens at which the held-out reward first reaches a target, interpolated; NaN for never."""
-    at = np.flatnonzero(evaluations["held_out"] >= target)
-    if not len(at):
-        return np.nan, np.nan
-    if at[0] == 0:
-        return 0.0, 0.0
-    two = evaluations.iloc[at[0] - 1 : at[0] + 1]
-    steps, tokens = (float(np.interp(target, two["held_out"], two[name])) for name in ("steps", "tokens"))
-    return steps, tokens
 
 
 def spreads(steps: pd.DataFrame, units: pd.DataFrame) -> pd.DataFrame:
@@ -727,29 +618,36 @@ def draw_steps(steps: pd.DataFrame, spread: pd.DataFrame) -> None:
     legend_below(axes[0, 0])
 
 
-def draw_along(measured: pd.DataFrame) -> None:
-    """Draw critical batch and alignment along a run of the first task, measured with intervals and as they are."""
-    measured = measured.loc[measured["task"] == TASKS[0]]
+def draw_watched(watched: pd.DataFrame) -> None:
+    """Draw what the monitor logs against the step, bands of its intervals, and what holds, dashed."""
     width = plt.rcParams["figure.figsize"][0]
-    _, axes = plt.subplots(1, 2, figsize=(width, 2.2))
-    exact = measured.assign(alignment_exact=1.0 / (1.0 + measured["exact"] / SHOWN_BATCH))
-    kinds = variants([arm.label for arm in ARMS])
-    for ax, name, line in ((axes[0], "critical_batch", "exact"), (axes[1], "alignment", "alignment_exact")):
-        for number, (arm, kind) in enumerate(zip(ARMS, kinds, strict=True)):
-            rows = exact.loc[(exact["estimator"] == arm.label) & (exact["group_size"] == arm.group_size)]
-            look = estimator_appearance(arm.label)
-            at = rows["reward"].to_numpy() + 0.003 * (number - (len(ARMS) - 1) / 2.0)
-            label = arm.name if name == "alignment" else None
-            ax.plot(at, rows[line], color=look.color, linestyle=kind.linestyle, linewidth=stroke(1.0))
-            estimates = estimates_of(rows, name)
-            face = {"markerfacecoloralt": ax.get_facecolor(), "fillstyle": kind.fillstyle, **edge()}
-            ax.plot(at, estimates[:, 0], linestyle="none", marker=look.marker, color=look.color, label=label, **face)
-            draw_intervals(ax, at, estimates[:, 0], estimates[:, 1], estimates[:, 2], look.color)
-        ax.set_xlabel("expected reward along the run")
-    axes[0].set(yscale="log", ylabel="critical batch in prompts")
-    plain_ticks(axes[0], logarithmic=True, vertical=True)
-    axes[1].set(ylim=(0.0, None), ylabel=f"alignment of {SHOWN_BATCH} prompts")
-    legend_below(axes[1])
+    _, axes = plt.subplots(2, 2, figsize=(width, 3.6), sharex=True)
+    step, own = watched["step"].to_numpy(), estimator_appearance(WATCHED.label).color
+    labels = {
+        "critical_batch": "critical batch in prompts",
+        "alignment": f"alignment of {WATCHED_BATCH} prompts",
+        "best_saving": "prompts saved by the best",
+    }
+    for ax, (name, label) in zip(axes.flat, labels.items(), strict=False):
+        value, low, high = estimates_of(watched, name).T
+        if name == "critical_batch":  # an end that is not logged lies above the axis
+            above = 3.0 * np.nanmax(value)
+            high = np.where(np.isfinite(low), np.nan_to_num(np.minimum(high, above), nan=above), np.nan)
+            ax.set(yscale="log", ylim=(np.nanmin(low) / 1.5, above))
+            plain_ticks(ax, logarithmic=True, vertical=True)
+        ax.fill_between(step, low, high, color=own, alpha=0.25, linewidth=0)
+        ax.plot(step, value, color=own, linewidth=stroke(1.2), label="moving estimate")
+        known = watched.loc[watched[f"{name}_exact"].notna()]
+        ax.plot(known["step"], known[f"{name}_exact"], color=muted(), linestyle=(0, (4, 2)), label="exact")
+        ax.set_ylabel(label)
+    axes[0, 1].set_ylim(0.0, 1.0)
+    axes[1, 1].plot(step, watched["reward"], color=muted(), linewidth=stroke(1.0), label="mean reward")
+    axes[1, 1].plot(step, watched["silent_tokens"], color=own, linewidth=stroke(1.0), label="tokens without signal")
+    axes[1, 1].set(ylim=(0.0, 1.0), ylabel="share of the batch")
+    axes[0, 0].legend()
+    axes[1, 1].legend()
+    for ax in axes[1]:
+        ax.set_xlabel("training step")
 
 
 def main(runs: Path = Path("runs/batch_sizes"), out: Path = Path("figures/batch_size_training")) -> None:
@@ -761,8 +659,9 @@ def main(runs: Path = Path("runs/batch_sizes"), out: Path = Path("figures/batch_
     """
     runs.mkdir(parents=True, exist_ok=True)
     for seed in TASKS:
-        exact_part(runs / f"task-{seed}", seed)
-    embedded_part(runs, Embedded())
+        train_arms(runs / f"task-{seed}", seed)
+    if not (runs / "monitored.csv").exists():
+        write_csv(runs / "monitored.csv", watched_run(Task(TASKS[0])))
     write_results(runs, out)
 
 
@@ -782,20 +681,17 @@ def write_results(runs: Path, out: Path) -> None:
         saved.append(savings(steps[-1], units).assign(task=seed))
         noiseless[folder.name] = {path.stem: read_json(path) for path in sorted(folder.glob("noiseless-*.json"))}
     tables = [pd.concat(frames, ignore_index=True) for frames in (measured, steps, spread, saved)]
-    for name, table in zip(("spread", "savings"), tables[2:], strict=True):
+    for name, table in (("critical_batch", tables[0]), ("spread", tables[2]), ("savings", tables[3])):
         write_csv(out / f"{name}.csv", table)
     print("\n".join(sentences(*tables[1:])))
-    pictures = {"steps": (draw_steps, (tables[1], tables[2])), "along": (draw_along, (tables[0],))}
-    settings = Embedded()
-    if any(runs.glob("embedded-*.json")):
-        write_csv(out / "embedded_runs.csv", embedded_runs(runs, settings))
-        write_csv(out / "embedded_critical_batch.csv", pd.read_csv(runs / "embedded_critical_batch.csv"))
+    monitored = pd.read_csv(runs / "monitored.csv")
+    pictures = {"steps": (draw_steps, (tables[1], tables[2])), "monitored": (draw_watched, (monitored,))}
     with mpl.rc_context(style("iclr")):  # pyright: ignore[reportArgumentType]
         for name, (draw, tables) in pictures.items():
             draw(*tables)
             save_figure(plt.gcf(), out / name, source=tables[0], overwrite=True)
             plt.close("all")
-    about = {"script": Path(__file__).name, "noiseless": noiseless, "embedded": asdict(settings)}
+    about = {"script": Path(__file__).name, "noiseless": noiseless}
     write_json(out / "manifest.json", about | environment())
 
 

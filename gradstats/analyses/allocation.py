@@ -23,6 +23,7 @@ from gradstats.analyses.declaration import (
     measured_group_sizes,
     powers_of_two,
     within_groups,
+    without_groups,
 )
 from gradstats.analyses.variance_notes import about_target, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -46,17 +47,17 @@ from gradstats.plots.names import estimator_appearance, names_in, sentence_heigh
 from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
-from gradstats.stats.intervals import fieller_ratio, share_saved, studentised_ratio
+from gradstats.stats.intervals import Derived, fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.numbers import NOT_NEGATIVE, number_with_interval
-from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal
+from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal, OfEstimatedScale
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
-    coefficient_on_target,
     moments_of,
     pools_by_size,
     prepared_inputs,
+    projection_on_target,
     refuse_batch_level,
     target_of,
 )
@@ -80,13 +81,13 @@ class Allocated(Row):
     n_prompts: float = column("prompts that the tokens pay for", short=True)
     extrapolated: bool = column("whether no groups of this size were measured")
     noise_to_signal: NoiseToSignal | None = estimate(
-        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "critical batch", limits=NOT_NEGATIVE
+        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "noise over signal", limits=NOT_NEGATIVE
     )
-    relative_noise: Estimate = estimate(
+    relative_noise: Estimated = estimate(
         "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
     )
     tokens_saved: Estimated = estimate(
-        "share of tokens saved at equal noise", "tokens saved", short=True, limits=(-math.inf, 1.0)
+        "share of tokens saved at equal noise", "share of tokens saved", short=True, limits=(-math.inf, 1.0)
     )
     within_prompt: Estimate = estimate("variance between groups of one prompt", "within prompts", limits=NOT_NEGATIVE)
     between_prompt: Estimate = estimate(
@@ -105,6 +106,7 @@ class Allocation(Result):
         reference_size: group size of ``rloo`` that noise is relative to.
         n_prompts: prompts it rests on.
         notes: what could not be estimated, and why.
+        best_size: completions per prompt at which ``rloo`` has the least noise; None where it cannot be extrapolated.
     """
 
     row: ClassVar = Allocated
@@ -115,6 +117,7 @@ class Allocation(Result):
     reference_size: int
     n_prompts: int
     notes: tuple[str, ...] = ()
+    best_size: Estimated | None = None
 
     def about(self) -> dict[str, object]:
         """Return what the frame's ``.attrs`` state besides the level."""
@@ -128,11 +131,11 @@ class Allocation(Result):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State in words which of the rows has the lowest noise."""
-        known = [row for row in self.rows if np.isfinite(row.relative_noise.value)]
+        noises = [(row.relative_noise.with_interval(confidence_level), row) for row in self.rows]
+        known = [(noise, row) for noise, row in noises if np.isfinite(noise[0])]
         if not known:
             return "No noise could be estimated."
-        best = min(known, key=lambda row: row.relative_noise.value)
-        ratio, low, high = best.relative_noise.with_interval(confidence_level)
+        (ratio, low, high), best = min(known, key=lambda one: one[0][0])
         split = f"{best.estimator}, {best.group_size} completions of {best.n_prompts:.3g} prompts"
         split += ", extrapolated" if best.extrapolated else ""
         reference, noise = f"rloo with {self.reference_size}", number_with_interval(ratio, low, high)
@@ -171,10 +174,14 @@ def allocate(
     is a multiple of it, from the formula, with b and w as measured in groups of 2 and of half the completions (or of
     all, with four of a prompt).
 
+    The best size of RLOO, :math:`1 + \sqrt{v_2/b}`, is the N of the least :math:`N (w(N) + b)`.
+
     **Intervals.** ``noise_to_signal`` is over the ‖∇J‖² of the target from all completions of a prompt, with its
     Fieller set, a ray where that is not resolved. ``relative_noise``, over that of ``rloo`` at the largest measured
-    size, needs no signal: a studentised bootstrap over prompts. ``tokens_saved`` is what it is less than 1: the share
-    of tokens that the row saves at equal noise. The mean length is taken as known.
+    size, has the interval that :func:`gradstats.compare` gives it: a studentised bootstrap over prompts, and where the
+    scale is estimated a Fieller set. The best size has the Fieller set of v₂/b, a ray where b is not resolved.
+    ``tokens_saved`` is what the relative noise is less than 1: the share of tokens that the row saves at equal noise.
+    The mean length is taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -190,11 +197,11 @@ def allocate(
 
     Returns:
         An :class:`Allocation`, estimators in the order given and sizes ascending; of sizes that cannot be
-        extrapolated there is no row.
+        extrapolated, or of which the tokens do not pay for one group, there is no row.
 
     Raises:
-        ValueError: for tokens that are not positive, sizes below 2, a batch-level estimator, fewer than 3 prompts, an
-            estimator without weights, and as in :func:`gradstats.compare`.
+        ValueError: for tokens that are not positive or below one group, sizes below 2, a batch-level estimator, fewer
+            than 3 prompts, an estimator without weights, and as in :func:`gradstats.compare`.
 
     Example:
         >>> import numpy as np
@@ -221,6 +228,12 @@ def allocate(
     for pool in by_size.values():
         pool.expect([*prepared, families.get("rloo")])
     mean_length = float(inputs.batch.lengths[pools.order].mean())
+    if tokens < sizes[0] * mean_length:
+        raise ValueError(
+            f"tokens={tokens:g} is below one group of {sizes[0]}, which takes {sizes[0] * mean_length:.0f} completion "
+            "tokens here: give more"
+        )
+    sizes = [size for size in sizes if size * mean_length <= tokens]
     reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
     judge = target_of(by_size[most], judged).moments
     rows: list[Allocated] = []
@@ -234,7 +247,7 @@ def allocate(
     for one, label, found in zip(prepared, (one.label for one in chosen), found_of_each, strict=True):
         for size, parts in _at_sizes(found, sizes, most):
             noise = parts.total.scaled(size * mean_length / tokens)
-            relative = studentised_ratio(parts.total.scaled(float(size)), reference)
+            relative = parts.over(reference, size)
             rows.append(
                 Allocated(
                     estimator=label,
@@ -249,7 +262,13 @@ def allocate(
                     extrapolated=size > most,
                 )
             )
-    return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, tuple(dict.fromkeys(notes)))
+    of_rloo = {size: _parts(by_size[size], families.get("rloo"), pools, []) for size in measured_sizes}
+    best = _best_size(_parts_of_rloo(of_rloo, most))
+    if best is not None and rows:
+        size = number_with_interval(*best.with_interval(CONFIDENCE_LEVEL), limits=(2.0, math.inf))
+        notes.append(f"the best size of rloo, whatever the tokens: {size} completions per prompt")
+    told = tuple(dict.fromkeys(notes))
+    return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, told, best)
 
 
 def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], int]:
@@ -277,10 +296,20 @@ class _Parts:
     total: Statistic
     within: Statistic | None
     multiple_of_rloo: bool
+    # tr Cov at its own scale, ⟨E g, G⟩ and ‖G‖², where the scale is estimated
+    own: tuple[Statistic, Statistic, Statistic] | None = None
 
     @property
     def between(self) -> Statistic | None:
         return None if self.within is None else self.total - self.within
+
+    def over(self, reference: Statistic, size: int) -> Estimated:
+        """Return N tr Cov at the scale of the target over that of the reference."""
+        if self.own is None:
+            return studentised_ratio(self.total.scaled(float(size)), reference)
+        trace_cov, along, signal = self.own
+        root = (trace_cov.scaled(float(size)) / reference).root()
+        return OfEstimatedScale(fieller_ratio(root * signal, along))
 
 
 def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: list[str]) -> _Parts | None:
@@ -295,22 +324,22 @@ def _parts(pool: PooledCompletions, one: Weighting, pools: PoolsBySize, notes: l
         factor = known**-2
         within = None if moments.within is None else moments.within.scaled(factor)
         return _Parts(moments.trace_cov.scaled(factor), within, multiple is not None)
-    coefficient = coefficient_on_target(pool, moments, pools.judged)
-    if coefficient is None:
+    found = projection_on_target(pool, moments, pools.judged)
+    if found is None:
         notes.append(
             f"{one.label} at N = {size} has no row: its scale relative to the target is not resolved by "
             f"{pools.n_prompts} prompts"
         )
         return None
-    square = coefficient * coefficient
+    along, signal = found
+    square = (along / signal) * (along / signal)
     within = None if moments.within is None else moments.within / square
-    return _Parts(moments.trace_cov / square, within, multiple is not None)
+    return _Parts(moments.trace_cov / square, within, multiple is not None, (moments.trace_cov, *found))
 
 
 def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) -> Iterator[tuple[int, _Parts]]:
     """Yield the components at each size that was measured or can be extrapolated."""
-    largest = max(most // 2, 2)
-    anchor, pairs, whole = found[largest], found[2], found[most]
+    anchor, of_rloo = found[max(most // 2, 2)], _parts_of_rloo(found, most)
     between = None if anchor is None else anchor.between
     for size in sizes:
         parts = found.get(size)
@@ -319,18 +348,35 @@ def _at_sizes(found: dict[int, _Parts | None], sizes: Sequence[int], most: int) 
                 # Of multiples of RLOO the variance between prompts does not depend on the size.
                 parts = _Parts(parts.total, parts.total - between, True)
             yield size, parts
-        elif size > most and between is not None and pairs is not None and whole is not None:
-            # From 2 w(2) = v_1 + v_2 and N w(N) = v_1 + v_2/(N−1), with w(N) = tr Cov − b at the larger anchor N.
-            n = largest if largest > 2 else most
-            of_anchor = found[n]
-            if not whole.multiple_of_rloo or pairs.within is None or n == 2:
-                continue
-            assert of_anchor is not None
-            larger = (of_anchor.total - between).scaled(float(n))
-            cost = (pairs.within.scaled(2.0) - larger).scaled((n - 1.0) / (n - 2.0))
-            perfect = pairs.within.scaled(2.0) - cost
+        elif size > most and of_rloo is not None:
+            perfect, cost, between = of_rloo
             within = (perfect + cost.scaled(1.0 / (size - 1.0))).scaled(1.0 / size)
             yield size, _Parts(within + between, within, True)
+
+
+def _parts_of_rloo(found: dict[int, _Parts | None], most: int) -> tuple[Statistic, Statistic, Statistic] | None:
+    """Return v₁, v₂ and b of RLOO or a multiple of it; None of others, and with fewer than 4 completions a prompt."""
+    largest = max(most // 2, 2)
+    anchor, pairs, whole, n = found[largest], found[2], found[most], largest if largest > 2 else most
+    if n == 2 or anchor is None or pairs is None or whole is None or not whole.multiple_of_rloo:
+        return None
+    if anchor.between is None or pairs.within is None:
+        return None
+    # From 2 w(2) = v_1 + v_2 and N w(N) = v_1 + v_2/(N−1), with w(N) = tr Cov − b at the larger anchor N.
+    of_anchor = found[n]
+    assert of_anchor is not None
+    larger = (of_anchor.total - anchor.between).scaled(float(n))
+    cost = (pairs.within.scaled(2.0) - larger).scaled((n - 1.0) / (n - 2.0))
+    return pairs.within.scaled(2.0) - cost, cost, anchor.between
+
+
+def _best_size(of_rloo: tuple[Statistic, Statistic, Statistic] | None) -> Derived | None:
+    r"""Return the N at which :math:`v_1 + v_2/(N-1) + N b` is least, at least 2."""
+    if of_rloo is None:
+        return None
+    _, cost, between = of_rloo
+    quotient = NoiseToSignal(fieller_ratio(cost, between))
+    return Derived(lambda one: float(np.maximum(1.0 + np.sqrt(np.maximum(one, 0.0)), 2.0)), (quotient,))
 
 
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -423,6 +469,11 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']}, {size} × {n_prompts_label(row['n_prompts'])}"
 
 
+def _row_heading(frame: pd.DataFrame) -> str:
+    starred = frame["extrapolated"].to_numpy(dtype=bool).any()
+    return f"estimator, completions × prompts{' (* extrapolated)' if starred else ''}"
+
+
 def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
@@ -441,12 +492,13 @@ def _words(frame: pd.DataFrame) -> list[str] | None:
 ANALYSIS = Analysis(
     name="allocation",
     ask=allocate,
+    lacking=without_groups,
     options=("estimators", "tokens", "group_sizes", "target"),
     words=_words,
     columns=Allocated.columns(),
     result=Allocation,
     ranking=Ranking("relative_noise"),
-    row_heading="estimator, completions × prompts",
+    row_heading=_row_heading,
     row_name=_row_name,
     caption=_caption,
     in_run=_in_run,

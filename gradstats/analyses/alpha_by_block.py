@@ -87,6 +87,11 @@ def sentence_on_blocks(frame: pd.DataFrame) -> str:
     return f"α lies between {ends[0]} and {ends[1]}; {holds}."
 
 
+def _without_blocks(measured: MeasuredBlocks) -> str:
+    one = measured.sq_norms_by_block.shape[1] < 2
+    return 'the measurement has one block of parameters: measure with blocks="parameter"' if one else ""
+
+
 def alpha_by_block(measured: MeasuredBlocks, *, method: FitMethod = "ols") -> AlphaByBlock:
     """Fit α of each block of parameters, and of the whole gradient.
 
@@ -97,8 +102,8 @@ def alpha_by_block(measured: MeasuredBlocks, *, method: FitMethod = "ols") -> Al
     Raises:
         ValueError: for a measurement of one block.
     """
-    if measured.sq_norms_by_block.shape[1] < 2:
-        raise ValueError('the measurement has one block of parameters: measure with blocks="parameter"')
+    if why := _without_blocks(measured):
+        raise ValueError(why)
     return AlphaByBlock(measured, method)
 
 
@@ -248,6 +253,7 @@ _TABLE = "alpha_by_block"
 ANALYSIS = Analysis(
     name="alpha_by_block",
     ask=alpha_by_block,
+    lacking=_without_blocks,
     options=("method",),
     columns=(
         Column("block", "block of parameters", file="stats/length_scaling/diagnostics.py"),

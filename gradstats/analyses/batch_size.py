@@ -21,6 +21,7 @@ from gradstats.analyses.declaration import (
     estimate,
     level_of,
     within_groups,
+    without_sketches,
 )
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -227,9 +228,11 @@ def batch_size(
     until B groups have a weight, as dynamic sampling does, reaches hardly more than all the groups that it draws.
 
     **Intervals.** That of B* is a Fieller set over prompts whose variance is that under the value in question
-    (:func:`gradstats.stats.variance.alignment.critical_batch`). Everything else is a monotone function of it and, for a
-    biased estimator, of the interval of its cosine. Where ‖G‖² is not resolved there are bounds and no values. The mean
-    length and the share of groups with a weight are taken as known.
+    (:func:`gradstats.stats.variance.alignment.critical_batch`). Where ‖G‖² is not resolved there are bounds and no
+    values; where it is so only just, a value may have no upper end, since values are shown of those data sets alone
+    that find enough signal (:func:`gradstats.stats.variance.alignment.high_of_shown`). Everything else is a monotone
+    function of B* and, for a biased estimator, of the interval of its cosine. The mean length and the share of groups
+    with a weight are taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -280,7 +283,7 @@ def batch_size(
     # Intervals of what is dealt need several disjoint batches.
     dealt = min(max(round(n_groups), 1), max(groups.n_prompts // 4, 1))
     with rotated_once():
-        pool = pooled(inputs, groups, [*chosen, base], generator, judged, dealt, n_resamples)
+        pool = pooled(inputs, groups, [*chosen, base], generator.spawn(1)[0], judged, dealt, n_resamples)
         beside, goal = pool.local(base), target_of(pool, judged)
         if np.array_equal(goal.weights, beside.weights):
             goal = beside
@@ -339,7 +342,7 @@ def _row(
     per_prompt: float,
     needed: float,
 ) -> BatchRow:
-    alignment, base = (None if row.gradient is None else alignment_of(row.gradient, parts) for row in (found, of_base))
+    alignment, base = (alignment_of(row, parts) for row in (found, of_base))
     critical = None if alignment is None else alignment.critical
     kept_completions, kept_tokens = _kept(pool, one)
     # What is left of a batch without some of its groups has other weights where these depend on the batch.
@@ -511,6 +514,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="batch_size",
     ask=batch_size,
+    lacking=without_sketches,
     options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
     columns=BatchRow.columns(),
     result=BatchSizes,

@@ -104,6 +104,17 @@ class CriticQuality(Result):
         return {"low": self.low, "notes": list(self.notes)}
 
 
+def _without_values(batch_or_measured: object) -> str:
+    """Return which values are missing, and what makes them; "" where there are both."""
+    for name, remedy in (
+        ("values", "gradstats.values.monte_carlo_values, or values.monte_carlo in a run"),
+        ("fitted_values", "gradstats.values.fit_values, or values.fitted in a run"),
+    ):
+        if getattr(batch_or_measured, name, None) is None:
+            return f"critic_quality needs {name}: make them with {remedy}"
+    return ""
+
+
 def critic_quality(
     measured_or_batch: Batch | MeasuredCompletions,
     *,
@@ -173,12 +184,8 @@ def critic_quality(
         batch = measured_or_batch.with_fields(**given) if given else measured_or_batch  # pyright: ignore[reportArgumentType]
     else:
         batch = Batch.from_measurement(measured_or_batch, **_both(measured_or_batch, given))  # pyright: ignore[reportArgumentType]
-    for name, remedy in (
-        ("values", "gradstats.values.monte_carlo_values, or values.monte_carlo in a run"),
-        ("fitted_values", "gradstats.values.fit_values, or values.fitted in a run"),
-    ):
-        if getattr(batch, name) is None:
-            raise ValueError(f"critic_quality needs {name}: make them with {remedy}")
+    if why := _without_values(batch):
+        raise ValueError(why)
     if batch.token_rewards is not None:
         raise ValueError("critic_quality needs one reward per completion, and these have rewards by token")
     assert batch.values is not None
@@ -325,6 +332,7 @@ def _row_name(row: dict[str, Any]) -> str:
 ANALYSIS = Analysis(
     name="critic",
     ask=critic_quality,
+    lacking=_without_values,
     options=("last_step", "low"),
     columns=CriticRow.columns(),
     result=CriticQuality,

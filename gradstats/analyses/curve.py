@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -38,7 +38,8 @@ from gradstats.plots.names import LABELS, in_mathematics, reference_name
 from gradstats.plots.quantities import COMPARED, JUDGED, QUANTITIES, Quantity, axis_label, filled_in, in_metric
 from gradstats.plots.style import edge, ink, muted, paper, stroke
 from gradstats.plots.variance import plain_ticks
-from gradstats.stats.jackknife import UNKNOWN
+from gradstats.stats.intervals import studentised_ratio
+from gradstats.stats.jackknife import UNKNOWN, Estimate
 from gradstats.stats.jackknife import with_ends as columns_of_intervals
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
@@ -49,8 +50,8 @@ from gradstats.system.late import Float, pd, plt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: The parameter that is not an estimator's: completions per group.
-GROUP_SIZE = "group_size"
+#: The parameter that is not an estimator's: completions per group. Along it an equal total of completions is judged.
+GROUP_SIZE, PER_COMPLETION = "group_size", "per_completion"
 #: Quantities whose simultaneous intervals a curve has beside those of a comparison.
 JUDGED_TOGETHER = ("cosine", "matched_bias_share")
 #: Fits whose exponents are marked on a curve of length weights, and what each is called.
@@ -69,6 +70,7 @@ class VarianceCurve(Result):
         lowest: where the relative noise is lowest; None where it is not known at every value.
         fits: exponents that may be plugged in, by name, where the parameter is the exponent of length weights.
         notes: what a reader of the curve has to know, one sentence each.
+        per_completion: along ``group_size``, the noise at an equal total of completions over that at the largest size.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("value", "trace_cov", "ratio", "matched_ratio", "cosine")
@@ -80,6 +82,7 @@ class VarianceCurve(Result):
     lowest: Minimiser | None = field(repr=False)
     fits: dict[str, LengthScalingFit] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
+    per_completion: tuple[Estimate, ...] = field(default=(), repr=False)
 
     @property
     def minimiser(self) -> float:
@@ -99,13 +102,17 @@ class VarianceCurve(Result):
         ``ratio``, ``matched_ratio``, ``cosine`` and ``matched_bias_share`` have simultaneous intervals as well
         (``ratio_simultaneous_low``, ``cosine_simultaneous_low``, ``matched_bias_share_simultaneous_low``, …), between
         which they lie at all values at once. ``.attrs`` hold what the comparison's do, ``curve`` and ``parameter``, the
-        ``minimiser`` with its interval, and the rows of :meth:`fits_frame` as ``fits``.
+        ``minimiser`` with its interval, and the rows of :meth:`fits_frame` as ``fits``. Along ``group_size`` the noise
+        at an equal total of completions, over that at the largest size, is ``per_completion`` with its interval.
 
         Raises:
             ValueError: for a level outside (0, 1).
         """
         frame = self.comparison.to_frame(confidence_level)
         frame.insert(0, "value", self.values)
+        if self.per_completion:
+            intervals = [one.with_interval(confidence_level) for one in self.per_completion]
+            frame[with_ends(PER_COMPLETION)] = np.array(intervals)
         for name in JUDGED_TOGETHER:
             ends = fieller_simultaneous([getattr(row, name) for row in self.comparison.rows], confidence_level)
             frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(ends).T
@@ -141,7 +148,7 @@ class VarianceCurve(Result):
                 return f"The variance of {self.estimator} does not depend on {self.parameter} on these completions."
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
-        at = f"{self.minimiser:.3g}".replace("-", "−")
+        at = f"{self.minimiser:.2g}".replace("-", "−")
         per_completion = " at an equal total of completions" if self.parameter == GROUP_SIZE else ""
         text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
         ends = "" if low == high else f" {written_interval(low, high, self.values)}"
@@ -227,6 +234,9 @@ def variance_curve(
         variances = [None if one is None else one.scaled(size) for one, size in zip(variances, grid, strict=True)]
     resolved = all(np.isfinite(row.matched_ratio.with_interval(CONFIDENCE_LEVEL)[0]) for row in comparison.rows)
     lowest = minimiser_of(grid, variances, discrete=_counts(chosen, parameter)) if resolved else None
+    per_completion: list[Estimate] = []
+    if parameter == GROUP_SIZE and lowest is not None:
+        per_completion = [studentised_ratio(one, lowest.variances[-1]) for one in lowest.variances]
     advantage = chosen[0].advantage if isinstance(chosen[0], Recipe) else chosen[0]
     by_length = parameter == "alpha" and advantage.name == "length_weighted"
     fits = _fitted_exponents(measured_or_batch, scores) if by_length else {}
@@ -234,7 +244,13 @@ def variance_curve(
     if lowest is None:
         unresolved = "since it is not resolved at every value: measure more prompts"
         notes = (*notes, f"where the variance is lowest is not known, {unresolved}")
-    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, notes)
+    else:
+        low, high = lowest.confidence_interval()
+        ends = ((low, grid[0], "first", "below"), (high, grid[-1], "last", "above"))
+        cut = [f"at {end:g}, the {name} value: ask {away} it as well" for at, end, name, away in ends if at == end]
+        if low < high and not lowest.discrete:
+            notes = (*notes, *(f"the interval of {parameter} is cut {one}" for one in cut))
+    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, notes, tuple(per_completion))
 
 
 def _whole(value: float) -> int:
@@ -412,7 +428,7 @@ def _labels(frame: pd.DataFrame) -> dict[str, str]:
     }
     lowest, low, high = (frame.attrs.get(f"minimiser{end}") for end in ("", "_low", "_high"))
     if lowest is not None and low is not None and high is not None and np.isfinite([lowest, low, high]).all():
-        labels["lowest"] = f"lowest: {lowest:.2g} {written_interval(low, high, _range(frame), digits=2)}"
+        labels["lowest"] = f"lowest: {lowest:.2g} {written_interval(low, high, _range(frame))}"
     for fit in _fits(frame):
         labels[str(fit["fit"])] = f"α {fit['fit']}: {float(fit['value']):.2f}"
     return labels
@@ -530,6 +546,7 @@ def _weightings(asked: Mapping[str, Any]) -> list[Weighting]:
 ANALYSIS = Analysis(
     name="curve",
     ask=variance_curve,
+    lacking=without_sketches,
     options=(
         "estimator", "values", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",
@@ -542,10 +559,14 @@ ANALYSIS = Analysis(
         Column("cosine_simultaneous", "that holds at all values at once"),
         Column("matched_bias_share_simultaneous", "that holds at all values at once"),
     ),
+    also=(
+        Column(PER_COMPLETION, "noise at an equal total of completions over that at the largest size", estimated=True),
+    ),
     extends="variance",
     result=VarianceCurve,
-    headings={name: QUANTITIES[name].heading for name in (RAW, *CURVE_PANELS)},
-    short=(JUDGED.name, "matched_bias_share"),
+    headings={PER_COMPLETION: "noise at equal completions"}
+    | {name: QUANTITIES[name].heading for name in (RAW, *CURVE_PANELS)},
+    short=lambda frame: (PER_COMPLETION if PER_COMPLETION in frame else JUDGED.name, "matched_bias_share"),
     row_heading=lambda frame: str(frame.attrs.get("parameter")),
     row_name=_row_name,
     caption=_caption,

@@ -19,6 +19,7 @@ from gradstats import estimators
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
+from gradstats.measurement.measurement import NO_SKETCHES
 from gradstats.plots.quantities import filled_in, limits_of
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
 from gradstats.stats.numbers import NO_LIMITS, Limits
@@ -244,7 +245,7 @@ class Tabulated:
     #: The table whose columns it has as well.
     extends: str = ""
     #: The columns of a first screen, where the rows do not declare any as short.
-    short: Sequence[str] = ()
+    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
     #: The result whose repr shows the columns of a first screen, where nothing else says which these are.
     result: type[Result] | None = None
     #: Whether its table is that of a comparison of estimators, with the best set in bold.
@@ -260,13 +261,16 @@ class Tabulated:
         return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
 
     def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
-        """Return the columns of a table: name → heading."""
-        return {name: filled_in(heading, frame.attrs) for name, heading in self.declared_headings.items()}
+        """Return the columns of a table: name → heading, without those that only other tables have."""
+        lacking = {one.name for one in self.also} - set(frame)
+        declared = self.declared_headings.items()
+        return {name: filled_in(heading, frame.attrs) for name, heading in declared if name not in lacking}
 
     def first_shown(self, frame: pd.DataFrame) -> list[str]:
         """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
         headings = self.headings_of(frame)
-        short = self.short or {one.name for one in self.columns if one.short}
+        short = self.short(frame) if callable(self.short) else self.short
+        short = short or {one.name for one in self.columns if one.short}
         short = short or (() if self.result is None else self.result.printed_columns)
         return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
@@ -331,11 +335,13 @@ class Analysis(Tabulated):
     #: returns holds several arguments of ``ask``.
     source: Callable[..., Any] = _measurement
     source_help: str = "a measurement folder or a run directory."
+    #: Why a measurement cannot be asked, with the remedy, as far as what it holds tells; "" where nothing is missing.
+    lacking: Callable[[Measurement], str] = lambda measured: ""
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
     result: type[Result] | None = None
     headings: Mapping[str, str] | None = None
-    short: Sequence[str] = ()
+    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
     ends: str | None = ""
     as_comparison: bool = False
     ranking: Ranking | None = None
@@ -541,6 +547,17 @@ def within_groups(
     reasons = reasons_against(measured, chosen, section.target)
     pairs = zip(chosen, reasons, strict=True)
     return [one for one, reason in pairs if reason is None and not one.across_groups]
+
+
+def without_sketches(measured: Measurement) -> str:
+    """Return why inner products of gradients cannot be asked for; "" where they can."""
+    return "" if measured.sketches is not None else NO_SKETCHES
+
+
+def without_groups(measured: Measurement) -> str:
+    """Return why groups of completions cannot be asked about; "" where they can."""
+    single = "" if most_completions(measured) > 1 else "a prompt has a single completion: sample more, in groups"
+    return without_sketches(measured) or single
 
 
 def measured_group_sizes(measured: Measurement | MeasuredGradients) -> list[int]:

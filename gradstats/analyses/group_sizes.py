@@ -21,6 +21,7 @@ from gradstats.analyses.declaration import (
     measured_group_sizes,
     powers_of_two,
     within_groups,
+    without_groups,
 )
 from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import VarianceComparison, compare
@@ -548,7 +549,7 @@ EQUIVALENTS = FurtherTable(
         ),
         Column("equivalent_group_size", "group size at which RLOO is as noisy", estimated=True),
     ),
-    headings={"equivalent_group_size": "equivalent group size", "tokens_saved": "tokens saved"},
+    headings={"equivalent_group_size": "equivalent group size", "tokens_saved": "share of tokens saved"},
     row_heading="estimator",
     row_name=lambda row: str(row["estimator"]),
     caption=_caption_of_equivalents,
@@ -559,6 +560,7 @@ EQUIVALENTS = FurtherTable(
 ANALYSIS = Analysis(
     name="group_sizes",
     ask=variance_by_group_size,
+    lacking=without_groups,
     options=(
         "estimators", "group_sizes", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",

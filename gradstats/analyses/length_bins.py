@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Ranking, Result, within_groups
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Column,
+    Ranking,
+    Result,
+    within_groups,
+    without_sketches,
+)
 from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import VarianceComparison, compared
 from gradstats.analyses.variance_notes import about_target, why_not_judged
@@ -391,6 +399,7 @@ def _row_name(row: dict[str, Any]) -> str:
 ANALYSIS = Analysis(
     name="length_bins",
     ask=variances_by_length,
+    lacking=without_sketches,
     options=("estimators", "n_bins", "group_size", "target", "rng"),
     columns=(
         Column("n_completions", "completions of these lengths"),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
 from gradstats.analyses.variance import VarianceComparison, compared
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -85,7 +85,7 @@ class LearnedBaseline:
         low, high = self.confidence_interval(confidence_level)
         if np.isfinite(low) or np.isfinite(high):
             tried = self.optimum.values if isinstance(self.optimum, Minimiser) else (-np.inf, np.inf)
-            return f"{self.names[0]} {means[0]:.3g}".replace("-", "−") + f" {written_interval(low, high, tried)}"
+            return f"{self.names[0]} {means[0]:.2g}".replace("-", "−") + f" {written_interval(low, high, tried)}"
         return ", ".join(
             f"{name} {mean:.3g}" + (f" ({low:.3g} to {high:.3g})" if low < high else "")
             for name, mean, low, high in zip(self.names, means, lows, highs, strict=True)
@@ -384,6 +384,7 @@ def _row_name(row: dict[str, Any]) -> str:
 ANALYSIS = Analysis(
     name="optimal_baselines",
     ask=optimal_baselines,
+    lacking=without_sketches,
     options=("group_size", "target", "prompts_per_batch", "n_resamples", "rng"),
     columns=(
         Column("kind", "learned, published or oracle"),

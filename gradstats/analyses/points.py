@@ -62,7 +62,10 @@ def _table(path: Path) -> pd.DataFrame:
             return pd.DataFrame([row for _, row in read_json_lines(path)])
         return read_csv(path, separator="\t" if kind == "TSV" else ",")
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}") from error
+        raise ValueError(
+            f"{path} cannot be read as {kind} ({' '.join(str(error).split())}): give a table with the columns length "
+            "and sq_norm, a run directory or a measurement folder"
+        ) from error
 
 
 def _from_text(text: str) -> pd.DataFrame:

@@ -8,11 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradstats.analyses.declaration import Analysis, Column, Result
+from gradstats.analyses.declaration import Analysis, Column, Result, without_sketches
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
-from gradstats.plots.quantities import QUANTITIES, filled_in
+from gradstats.plots.marks import with_ends
+from gradstats.plots.quantities import JUDGED
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredProfile, effective_sample_size
 from gradstats.stats.numbers import number_with_interval
@@ -32,11 +33,11 @@ PROFILE_QUANTITIES = {
     "median_length": "median length, tokens",
     "mean_entropy": "entropy per token, nats",
     "share_above_half_nat": f"share of tokens above {CHOICE:g} nats",
-    "tokens_with_choice": "such tokens per completion",
-    "log_residual_sd": "sd of log‖S‖² about the line",
+    "tokens_with_choice": f"tokens above {CHOICE:g} nats per completion",
+    "log_residual_sd": "sd of log‖S‖² about the fit of α",
     "effective_share": "effective share of completions",
     "n_long": f"completions of {LONG}+ tokens",
-    "top16_share": f"share of top {HEAVIEST} of {LONG}+ tokens",
+    "top16_share": f"weight of the top {HEAVIEST} of {LONG}+ tokens",
     "wrong_over_right": "‖S‖², wrong over right answers",
     "optimal_constant_ratio": "best constant over mean reward",
     "alpha_pooled": "α, all completions",
@@ -72,7 +73,7 @@ class PolicyProfile(Result):
             variance; NaN where all rewards are 0.
         pooled: the line :math:`\log\lVert S\rVert^2 = c + 2\alpha\log T` through all completions.
         within: the same within prompts.
-        comparison: tr Cov of three estimators over that of RLOO.
+        comparison: three estimators beside RLOO, of which the table has the relative noise.
     """
 
     printed_columns: ClassVar[tuple[str, ...]] = ("heading", "value")
@@ -129,9 +130,8 @@ class PolicyProfile(Result):
             ends = (np.nan, np.nan) if fit is None else fit.confidence_interval(confidence_level)
             rows.append((name, heading, float(getattr(self, name)), *ends))
         table = self.comparison.to_frame(confidence_level)
-        heading = filled_in(QUANTITIES["ratio"].heading, table.attrs)
-        for label, value, low, high in table[["estimator", "ratio", "ratio_low", "ratio_high"]].itertuples(index=False):
-            rows.append((f"ratio of {label}", f"{heading}, {label}", value, low, high))
+        for label, *interval in table[["estimator", *with_ends(JUDGED.name)]].itertuples(index=False):
+            rows.append((f"{JUDGED.name} of {label}", f"{JUDGED.heading} of {label}", *interval))
         frame = pd.DataFrame(rows, columns=["quantity", "heading", "value", "low", "high"])
         frame.attrs["confidence_level"] = confidence_level
         return frame
@@ -233,6 +233,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="profile",
     ask=profile_policy,
+    lacking=without_sketches,
     options=(),
     columns=(
         Column("quantity", "name"),
@@ -244,7 +245,7 @@ ANALYSIS = Analysis(
     also=(
         *(Column(name, meaning) for name, meaning in PROFILE_QUANTITIES.items()),
         Column("policy", "name of the policy", file="report/tables.py"),
-        Column("ratio", "variance of an estimator over that of rloo", file="stats/variance/estimates.py"),
+        Column(JUDGED.name, "relative noise of an estimator, rloo = 1", file="stats/variance/estimates.py"),
     ),
     headings={"value": "value"},
     ends=None,

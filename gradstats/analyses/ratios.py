@@ -207,6 +207,13 @@ class RatioDiagnostics(Result):
         return frame
 
 
+#: Why ratios are not known.
+NO_LOGPROBS = (
+    "ratios need the log-probabilities of sampler and scorer at every counted token: sample with an engine that "
+    "records them, such as transformers or vllm, and measure"
+)
+
+
 def ratio_diagnostics(
     measured_or_batch: Batch | MeasuredCompletions,
     estimators: Sequence[str | Recipe] | None = None,
@@ -250,10 +257,7 @@ def ratio_diagnostics(
         raise ValueError(f"n_bins={n_bins} must be at least 1")
     batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)
     if batch.old_logprobs is None or batch.logprobs is None:
-        raise ValueError(
-            "ratios need the log-probabilities of sampler and scorer at every counted token: sample with an engine "
-            "that records them, such as transformers or vllm, and measure"
-        )
+        raise ValueError(NO_LOGPROBS)
     overall = np.zeros(len(batch.lengths), dtype=np.int64)
     spreads = _spreads(batch, overall)
     clipped, notes = _clipped(batch, estimators)
@@ -421,6 +425,7 @@ def _of_sampler(manifest: Mapping[str, Any]) -> dict[str, Any]:
 ANALYSIS = Analysis(
     name="ratios",
     ask=ratio_diagnostics,
+    lacking=lambda measured: NO_LOGPROBS if measured.old_logprobs is None else "",
     of_manifest=_of_sampler,
     options=("n_bins",),
     columns=(

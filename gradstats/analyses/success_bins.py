@@ -19,6 +19,7 @@ from gradstats.analyses.declaration import (
     level_of,
     most_completions,
     within_groups,
+    without_groups,
 )
 from gradstats.analyses.length_bins import share_columns
 from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged
@@ -433,6 +434,7 @@ COLUMNS = (
 ANALYSIS = Analysis(
     name="success_bins",
     ask=variance_by_success,
+    lacking=without_groups,
     options=("estimators", "success", "group_size", "bins", "target"),
     columns=COLUMNS,
     result=SuccessBins,

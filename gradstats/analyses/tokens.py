@@ -33,6 +33,7 @@ from gradstats.stats.measured import MeasuredTokens
 from gradstats.stats.numbers import number_with_interval
 from gradstats.stats.token_profiles import (
     FRACTIONS,
+    NO_PROBES,
     TokenProfile,
     concentration,
     cumulative_errors,
@@ -425,6 +426,7 @@ _TOKEN = (
 ANALYSIS = Analysis(
     name="tokens",
     ask=proxy_quality,
+    lacking=lambda measured: NO_PROBES if measured.token_projections is None else "",
     options=("group_size", "rng"),
     columns=(*ProxyRow.columns(), *(Column(name, meaning, estimated=True) for name, meaning in _ALONG.items())),
     result=ProxyQuality,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of
+from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of, without_sketches
 from gradstats.analyses.variance_notes import (
     about_target,
     notes_of_each,
@@ -619,10 +619,11 @@ def _compared_at_sizes(
     by_size: list[VarianceComparison] = []
     warned: list[list[str]] = []
     with rotated_once():
-        for size, stream in zip(sizes, generator.spawn(len(sizes)), strict=True):
+        (stream,) = generator.spawn(1)
+        for size in sizes:
             groups = split_into_groups(prompts, inputs.order, size)
-            weighted = [*estimators, reference]
-            pool = pooled(inputs, groups, weighted, stream, judged, prompts_per_batch, n_resamples, max_grad_norm)
+            weighted, own = [*estimators, reference], deepcopy(stream)  # intervals do not depend on the other sizes
+            pool = pooled(inputs, groups, weighted, own, judged, prompts_per_batch, n_resamples, max_grad_norm)
             of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
             if isinstance(pool.scores, PooledProducts):
                 pool.scores.products.forms.release()
@@ -799,6 +800,7 @@ def _resolved(frame: pd.DataFrame) -> pd.DataFrame | None:
 ANALYSIS = Analysis(
     name="variance",
     ask=variance,
+    lacking=without_sketches,
     options=(
         "estimators", "group_size", "reference", "target", "prompts_per_batch", "max_grad_norm", "n_resamples", "rng",
     ),

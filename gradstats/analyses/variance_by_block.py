@@ -13,6 +13,7 @@ from gradstats.analyses.declaration import Analysis, Column, level_of
 from gradstats.analyses.variance import VarianceByBlock, compare
 from gradstats.config.options import Target
 from gradstats.estimators.estimator import Weighting
+from gradstats.measurement.measurement import NO_BLOCK_SKETCHES
 from gradstats.stats.measured import MeasuredBlockGradients
 from gradstats.stats.variance.inputs import reasons_against
 from gradstats.system.late import pd
@@ -85,6 +86,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="variance_by_block",
     ask=variance_by_block,
+    lacking=lambda measured: NO_BLOCK_SKETCHES if measured.sketches_by_block is None else "",
     options=("estimators", "group_size", "reference", "target", "prompts_per_batch", "n_resamples", "rng"),
     columns=(Column("block", "block of parameters", file="analyses/variance.py"),),
     extends="variance",

@@ -337,10 +337,8 @@ def about_target(target: TargetChoice) -> str | None:
         return None
     if target.kind == "on_policy":
         return (
-            "the samples count as on-policy: importance ratios of whole completions have a χ² of "
-            f"{_short(ratios)}, which moves the expected gradient by at most "
-            f"{number_alone(float(np.sqrt(ratios.chi_squared.value)), 2)} times the root mean square gradient of a "
-            "completion"
+            f"the samples count as on-policy: importance ratios have χ² = {_short(ratios)}, which moves the gradient "
+            f"by at most {number_alone(float(np.sqrt(ratios.chi_squared.value)), 2)} of a completion's"
         )
     low, high = ratios.effective_size_interval(0.95)
     reasons = [*([f"χ² of whole completions is {_short(ratios)}"] if target.far else []), *settings]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import textwrap
 import types
@@ -19,7 +18,6 @@ from docstring_parser import parse
 
 from gradstats.cli import terminal
 from gradstats.cli.options import (
-    REGISTRY,
     SEVERAL,
     Advanced,
     All,
@@ -32,6 +30,8 @@ from gradstats.cli.options import (
     Several,
     Trust,
     described_by,
+    run_command,
+    without_markup,
 )
 from gradstats.cli.statistics import code_of_run, refuse_foreign_result, save_result, save_table, save_tables
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -63,27 +63,49 @@ def ask(words: Sequence[str]) -> None:
     if about_question and not helped:
         raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
     if not about_question and len(named) < 2:
-        _list_questions(registry.questions())
+        _list_questions(registry.questions(), Path(named[0]) if named and not helped else None)
         return
     source, name = ("", named[0]) if about_question else named
     trust = "--trust" in words
     with code_of_run(Path(source), trust) if source else nullcontext():
         analysis = registry.get(name)
         given = ["--help"] if helped else [source, *words[2:]]
-        tyro.cli(_command(analysis, name), prog=f"gradstats ask RUN {name}", args=given, registry=REGISTRY)
+        run_command(_command(analysis, name), f"gradstats ask RUN {name}", given)
 
 
 def _is_label(word: str) -> bool:
     return ":" in word and "/" not in word.rpartition(":")[2]
 
 
-def _list_questions(questions: Mapping[str, str]) -> None:
+def _list_questions(questions: Mapping[str, str], source: Path | None) -> None:
+    """Print the questions; of a run first those that it can answer, and why it cannot answer the others."""
+    refused = {} if source is None or source.is_file() else _refused(source)
     width = max(map(len, questions))
-    lines = ["gradstats ask RUN QUESTION …   of a run directory or a measurement folder:", ""]
-    for name, question in questions.items():
-        lines += textwrap.wrap(question, 80, initial_indent=f"  {name:<{width}}  ", subsequent_indent=" " * (width + 4))
+    lines = [f"gradstats ask {source or 'RUN'} QUESTION …   of a run directory or a measurement folder:", ""]
+
+    def listed(names: Mapping[str, str]) -> None:
+        for name, text in names.items():
+            before = f"  {name:<{width}}  "
+            lines.extend(textwrap.wrap(text, 80, initial_indent=before, subsequent_indent=" " * len(before)))
+
+    listed({name: question for name, question in questions.items() if name not in refused})
+    if refused:
+        lines.append("not of this run:")
+        listed(refused)
     lines += ["", "gradstats ask QUESTION --help shows its options; yours: ask RUN module:question"]
     terminal.show(lines)
+
+
+def _refused(source: Path) -> dict[str, str]:
+    """Return the questions that a measurement cannot answer, each with the reason and the remedy."""
+    from gradstats.analyses import registry
+    from gradstats.measurement.measurement import read_measurement
+
+    with warnings.catch_warnings():  # of shards that are missing, which answers speak of
+        warnings.simplefilter("ignore")
+        measured = read_measurement(source, partial=True)
+    reasons = {analysis.name: analysis.lacking(measured) for analysis in registry.every()}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def plan(words: Sequence[str]) -> None:
@@ -109,7 +131,7 @@ def plan(words: Sequence[str]) -> None:
         ("trust", Trust, False),
     ]
     command = _with_options("plan", analysis.question, options, lambda given: _plan(analysis, asked, given))
-    tyro.cli(command, prog="gradstats plan", args=words, registry=REGISTRY)
+    run_command(command, "gradstats plan", words)
 
 
 def _plan(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
@@ -191,11 +213,11 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
         option = "seed" if argument == "rng" else argument
         of_section = option in VarianceSection.model_fields
         known = argument in signature
-        text = " ".join(helps.get(argument, "").split())
+        text = without_markup(helps.get(argument, ""))
         if of_section and (argument == "rng" or not text or text.startswith("as ")):
             annotation: Any = described_by(VarianceSection, option)
         else:
-            annotation = tyro.conf.arg(help=_plain(text))
+            annotation = tyro.conf.arg(help=text)
         hint = hints[argument] if known else VarianceSection.model_fields[option].annotation
         default = signature[argument].default if known else VarianceSection.model_fields[option].default
         if argument in analysis.read:
@@ -206,13 +228,13 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             hint = _in_words(hint)
         if hint is Several:
             annotation = tyro.conf.arg(
-                help=_plain(text), metavar="[ESTIMATOR ...]", help_behavior_hint="(default: those of the run)"
+                help=text, metavar="[ESTIMATOR ...]", help_behavior_hint="(default: those of the run)"
             )
         if hint in (Several, str) and default is inspect.Parameter.empty:
             hint = Positional[hint]
         if hint == Positional[str]:  # the word stands alone on the help screen and where it is missing
             word = "PARAMETER=VALUES" if argument in analysis.read else option.upper()
-            annotation = tyro.conf.arg(help=_plain(text), metavar=word)
+            annotation = tyro.conf.arg(help=text, metavar=word)
         if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
             words: Any = default or ()
             default = hint(words)
@@ -220,11 +242,6 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             hint = Advanced[hint]
         found[option] = (Annotated[hint, annotation], default, argument)
     return found
-
-
-def _plain(text: str) -> str:
-    """Return a sentence of a docstring without its markup."""
-    return re.sub(r":[a-z]+:|`", "", text)
 
 
 def _in_words(hint: Any) -> Any:

@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-import tyro
-
 from gradstats.cli import terminal
 from gradstats.cli.asking import ask, plan
 from gradstats.cli.installation import check, list_things
-from gradstats.cli.options import REGISTRY
+from gradstats.cli.options import run_command
 from gradstats.cli.reporting import export, report
 from gradstats.cli.running import init, measure, regrade, run, sample
 from gradstats.cli.statistics import alpha, profile, variance
@@ -94,7 +92,7 @@ def dispatch(words: Sequence[str]) -> None:
     elif words[0] in _OF_QUESTIONS:
         COMMANDS[words[0]](words[1:])
     elif words[0] in COMMANDS:
-        tyro.cli(COMMANDS[words[0]], prog=f"gradstats {words[0]}", args=words[1:], registry=REGISTRY)
+        run_command(COMMANDS[words[0]], f"gradstats {words[0]}", words[1:])
     else:
         nearest = get_close_matches(words[0], COMMANDS, 1, 0.5)
         proposed = f"did you mean {nearest[0]}? " if nearest else ""

@@ -40,7 +40,7 @@ def check(
     partial: Partial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the gradient engines on a model and device; alone, print versions and hardware, for a bug report.
+    """Check the gradient engines on a model and device; alone, say what works here and what is missing.
 
     The exit code is 1 when an engine fails.
 
@@ -73,15 +73,16 @@ _FIRST: Kind = "experiments"  # what is listed where no kind is named
 
 
 def list_things(
-    what: Positional[Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(get_args(Kind))}}}")]] = _FIRST,
-    name: Positional[str | None] = None,
+    what: Positional[Annotated[str, tyro.conf.arg(metavar="KIND")]] = _FIRST,
+    name: Positional[Annotated[str | None, tyro.conf.arg(metavar="[NAME]")]] = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, sweeps, estimators, recipes, data sets, rewards, terms or quantities; or print the schema.
 
     Args:
-        what: the kind of thing; ``terms`` are the words of tables and messages, explained; ``quantities`` are the
+        what: the kind of thing: experiments, sweeps, estimators, recipes, data, rewards, terms, quantities or schema.
+            ``terms`` are the words of tables and messages, explained; ``quantities`` are the
             columns of every table, with the files that define them; ``schema`` is the JSON schema with which editors
             complete an experiment file.
         name: all that is known of one of them, or of those whose name contains this; of quantities also a table.
@@ -115,14 +116,21 @@ def list_things(
 
 
 def show_environment(as_json: bool) -> None:
-    """Print versions and hardware, and which trainers are known."""
-    from gradstats.integrations.installed import integrations
-    from gradstats.system.environment import environment
+    """Say what works here and what is missing, and print versions and hardware."""
+    import torch
 
+    from gradstats.integrations.installed import integrations
+    from gradstats.system.environment import EXTRAS, environment, missing_extras
+
+    lacking = missing_extras()
     found = environment() | {"integrations": integrations()}
     if as_json:
-        print(to_json(found))
+        print(to_json(found | {"missing": lacking}))
         return
+    on = "a GPU" if torch.cuda.is_available() else "the CPU, where large models are slow"
+    terminal.show_sentence(f"gradstats samples, measures and analyses here, on {on}.")
+    lines = [f"  missing  {EXTRAS[extra]}: pip install 'gradstats[{extra}]'" for extra in lacking]
+    terminal.show([*lines, "  engines  compared with autograd by gradstats check POLICY", ""])
     for name, value in found.items():
         parts = [f"{key} {one}" for key, one in value.items()] if isinstance(value, dict) else [str(value)]
         terminal.show(textwrap.wrap(f"{name}: {', '.join(parts)}", 80, subsequent_indent="  ", break_on_hyphens=False))
@@ -196,6 +204,8 @@ def _overview(what: str, columns: dict[str, list[str]]) -> list[str]:
         lines += textwrap.wrap(
             text, 80, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2), break_on_hyphens=False
         )
+    if what in _LEGEND:
+        return [*lines, _LEGEND[what]]
     if what != _FIRST:
         return lines
     others = ", ".join(kind for kind in get_args(Kind) if kind != what)
@@ -221,6 +231,10 @@ _MANY = {"terms": "term", "quantities": "table"}
 _NAMES = {"quantities": ("table", "name")}
 # The columns of a narrow terminal, where all are too many.
 _NARROW = {"estimators": ("name", "baseline", "bias"), "recipes": ("label", "components", "bias")}
+# What the letters of a list stand for, in a line.
+_LEGEND = dict.fromkeys(
+    ("estimators", "recipes"), "  ∇J: gradient; N: group; own sample, LOO: baseline with, without the completion"
+)
 # Of kinds of things with several columns, the one that says most.
 _SHORT = {"estimators": "bias", "recipes": "bias", "quantities": "meaning"}
 

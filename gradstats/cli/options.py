@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
@@ -32,6 +34,7 @@ from gradstats.config.options import (
 )
 from gradstats.config.sections import ExecutionSection, PolicySection, PromptsSection, VarianceSection
 from gradstats.config.validation import Section
+from gradstats.system.files import refuse_missing_model
 
 Positional = tyro.conf.Positional
 
@@ -193,6 +196,7 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
         **options: the same settings given by separate options; None where they were not given.
 
     Raises:
+        FileNotFoundError: when the name is a path where nothing lies.
         ValueError: when a setting is given in both ways, or is invalid.
     """
     given = {key: value for key, value in options.items() if value is not None}
@@ -200,7 +204,25 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
     for key in given.keys() & written.keys():
         raise ValueError(f"{key} is given both by --{key} and by --policy-settings: give it once")
     fields: dict[str, Any] = {"name": name, **written, **given}
+    refuse_missing_model(name)
     return PolicySection(**fields)
+
+
+def run_command(command: Callable[..., None], prog: str, words: Sequence[str]) -> None:
+    """Run a command with the words of its options; what help says of it is folded to the width of a screen."""
+    paragraphs = (parse(command.__doc__ or "").description or "").split("\n\n")
+    # tyro joins lines, but for those that begin with a space.
+    about = "\n\n".join(textwrap.fill(without_markup(one), 80, subsequent_indent="  ") for one in paragraphs)
+    tyro.cli(command, prog=prog, description=about, args=words, registry=REGISTRY)
+
+
+def without_markup(text: str) -> str:
+    """Return a text of a docstring as help shows it.
+
+    >>> without_markup("see :func:`gradstats.plan`, and ``gradstats list``")
+    'see gradstats.plan, and gradstats list'
+    """
+    return re.sub(r":[a-z]+:|`", "", " ".join(text.split()))
 
 
 class _Group(dict[str, Any]):
@@ -238,7 +260,7 @@ def _is_advanced(option: StructFieldSpec) -> bool:
 
 def _options_of_command(command: Callable[..., None]) -> Iterator[StructFieldSpec]:
     hints = get_type_hints(command, include_extras=True)
-    helps = {one.arg_name: one.description for one in parse(command.__doc__ or "").params}
+    helps = {one.arg_name: without_markup(one.description or "") for one in parse(command.__doc__ or "").params}
     for name, parameter in inspect.signature(command).parameters.items():
         default = tyro.MISSING_NONPROP if parameter.default is parameter.empty else parameter.default
         yield StructFieldSpec(name, hints[name], default, helps.get(name))

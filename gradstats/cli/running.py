@@ -189,8 +189,8 @@ def sample(
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, dtype=dtype, device=device)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
-    loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     problems = gradstats.load_prompts(source.source, source.n, rng=source.seed, **source.settings)
+    loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     if out.exists():
         planned = SamplingPlan.make(loaded, problems, settings)
         refuse_to_replace_rollouts(out, planned.metadata, {one.prompt_id for one in problems}, overwrite)
@@ -275,10 +275,9 @@ def measure(
     refuse_foreign(out, MEASUREMENT)
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype, device=device)
+    table = read_rollouts(rollouts, partial=partial) if rollouts_format == "gradstats" else None
     loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
-    if rollouts_format == "gradstats":
-        table = read_rollouts(rollouts, partial=partial)
-    else:
+    if table is None:
         from gradstats.rollouts.trainer_dumps import READERS
 
         table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))

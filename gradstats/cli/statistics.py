@@ -245,7 +245,7 @@ def profile(
     from gradstats.report.analysis_tables import plain_short_table
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
-    from gradstats.runs.pipeline import measurement_for_profile
+    from gradstats.runs.pipeline import measurement_for_profile, refuse_missing_run
 
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")
@@ -259,6 +259,7 @@ def profile(
         names = list(sources)
     profiles = {}
     for heading, name in zip(names, sources, strict=True):
+        refuse_missing_run(name)
         policy = policy_section(name, policy_settings)
         measured = measurement_for_profile(name, policy, source, settings, partial=partial, progress=progress)
         profiles[heading] = profile_policy(measured)

@@ -7,6 +7,7 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +28,7 @@ from gradstats.config.sections import (
     VarianceSection,
 )
 from gradstats.config.trust import is_received, refuse_untrusted
-from gradstats.config.validation import Section, WrongSettingsError, nearest_or_all
+from gradstats.config.validation import Section, WrongSettingsError
 
 # An experiment has some hundred values; a few lines of nested aliases can stand for billions.
 _MOST_VALUES = 100_000
@@ -292,9 +293,11 @@ def find_experiment(name: str, *, sweep: bool = False) -> Path:
     kind, shipped = "sweep" if sweep else "experiment", shipped_experiments(sweeps=sweep)
     if name in shipped:
         return shipped[name]
-    hint = nearest_or_all(name, [*shipped, *shipped_experiments(sweeps=not sweep)], "there are")
+    near = get_close_matches(name, [*shipped, *shipped_experiments(sweeps=not sweep)], 1)
+    hint = f"did you mean {near[0]}? " if near else ""
     raise FileNotFoundError(
-        f"there is no {kind} file {name}, and no {kind} of that name comes with the project ({hint})"
+        f"there is no {kind} file {name}, and none of that name comes with the project: {hint}`gradstats list` and "
+        "`gradstats list sweeps` show those that do"
     )
 
 

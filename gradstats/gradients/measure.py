@@ -29,8 +29,8 @@ from gradstats.system.progress import ProgressReport, progress_bar
 from gradstats.system.shards import Shards
 
 _MISMATCH = "load the policy that drew them, or pass --allow-policy-mismatch (in Python allow_policy_mismatch=True)"
-#: Sequences that are measured together and written as one shard, where a call keeps its shards.
-SHARD_SIZE = 64
+#: Most sequences, and most tokens of several, that are written as one shard, where a call keeps its shards.
+SHARD_SIZE, SHARD_TOKENS = 64, 2**14
 
 
 def measure(
@@ -183,7 +183,8 @@ def _measure_in_shards(
     checks = ("self_check", "token_self_check")
     settings = {name: value for name, value in session.metadata.items() if name not in checks}
     settings |= {"rollouts": digest([tokens, rollouts.rewards.tolist()]), "weights": digest(listed)}
-    rows = [np.arange(start, min(start + SHARD_SIZE, len(rollouts))) for start in range(0, len(rollouts), SHARD_SIZE)]
+    settings["shard_tokens"] = SHARD_TOKENS
+    rows = rows_of_shards(rollouts)
 
     def measure_shard(number: int) -> Measurement:
         weights = {name: [values[row] for row in rows[number]] for name, values in weightings.items()}
@@ -197,6 +198,17 @@ def _measure_in_shards(
         report.advance(sum(len(rows[number]) for number in finished))
         shards.make_missing(len(rows), measure_shard)
         return Measurement.concatenate(shards.read_all(len(rows)))
+
+
+def rows_of_shards(rollouts: Rollouts) -> list[Int[np.ndarray, " some"]]:
+    """Return the sequences of each shard: so few that an interruption loses minutes, however long they are."""
+    starts, held = [0], 0
+    for row, length in enumerate(rollouts.times.tolist()):
+        if row - starts[-1] == SHARD_SIZE or (held and held + length > SHARD_TOKENS):
+            starts.append(row)
+            held = 0
+        held += length
+    return np.split(np.arange(len(rollouts)), starts[1:])
 
 
 def mean_square_gradients(

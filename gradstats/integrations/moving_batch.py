@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats import estimators as families
-from gradstats.estimators.batch import Batch, MeasuredCompletions
+from gradstats.estimators.batch import Batch
 from gradstats.stats.intervals import fieller_ratio
 from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.variance.alignment import alignment_at
@@ -86,8 +86,7 @@ def _with_ends(name: str, interval: Interval) -> dict[str, float]:
     return {f"{name}{end}": one for end, one in zip(_ENDS, interval, strict=True)}
 
 
-def silent_tokens(measured: MeasuredCompletions, estimator: str) -> float:
+def silent_tokens(batch: Batch, estimator: str) -> float:
     """Return the share of tokens in groups in which every weight of an estimator is 0."""
-    batch = Batch.from_measurement(measured)
     kept = np.bincount(batch.group_index, weighted_rows(families.get(estimator).weights(batch))) > 0
     return float(batch.lengths[~kept[batch.group_index]].sum() / batch.lengths.sum())

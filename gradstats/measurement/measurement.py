@@ -100,6 +100,11 @@ def split_layer(name: str) -> tuple[int, str] | None:
 
 #: The error of a measurement without the sketches by block that are needed.
 NO_BLOCK_SKETCHES = "this measurement holds no sketches by block: measure with block_sketches=True"
+#: Why inner products of gradients are not known.
+NO_SKETCHES = (
+    "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for example "
+    "16384"
+)
 
 
 @dataclass(frozen=True)
@@ -645,6 +650,18 @@ def _mapped_sketches(path: Path) -> dict[str, np.ndarray]:
     return mapped
 
 
+def _without_measurement(folder: Path) -> str:
+    """Say why a folder holds no measurement, and what to name."""
+    if folder.is_file():
+        return f"{folder} is a file: name a run directory or a measurement folder"
+    if not folder.is_dir():
+        return f"{folder} does not exist: name a run directory or a measurement folder"
+    inside = sorted(path.parent.name for path in folder.glob("*/experiment.yaml"))
+    if inside:
+        return f"{folder} is a folder of runs: name one of them, as in {folder / inside[0]}"
+    return f"the folder {folder} holds no measurement: run `gradstats measure` or `run` first"
+
+
 def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
     """Return the shards of a folder: those that its plan names, or all where it has none."""
     # Within a run, the plan of what was to be sampled: measuring may not have begun on all of it.
@@ -656,7 +673,7 @@ def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
         planned = replace(planned, origin=read_origin(folder) or planned.origin)
     shards = planned.paths if planned else sorted(path.parent for path in folder.glob("[!.]*/measurement.json"))
     if not shards:
-        raise FileNotFoundError(f"the folder {folder} holds no measurement: run `gradstats measure` or `run` first")
+        raise FileNotFoundError(_without_measurement(folder))
     for shard in shards:
         measured = read_measurement(shard)
         refuse_foreign_shard(measured.metadata, shard, planned, partial=partial)

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.system.environment import commit_of, hub_problem
+from gradstats.system.files import refuse_missing_model
 
 if TYPE_CHECKING:
     from transformers import GgufConfig
@@ -54,24 +55,17 @@ def known_as(model: CausalModel) -> str:
 
 
 def locate(name: str) -> tuple[str, dict[str, str]]:
-    """Return the source and the options to pass to ``from_pretrained``; local paths come first.
-
-    Names that look like paths are never passed to the hub client, whose error for a missing folder would mention
-    repository names.
-    """
+    """Return the source and the options to pass to ``from_pretrained``; local paths come first."""
     if name == EMBEDDED:
         return str(EMBEDDED_FOLDER), {}
+    refuse_missing_model(name)
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
-        if not path.is_file():
-            raise FileNotFoundError(f"the GGUF file {name} does not exist")
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"the model folder {name} holds no config.json: is it a saved transformers model?")
         return str(path), {}
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(f"the model folder {name} does not exist")
     return name, {}
 
 

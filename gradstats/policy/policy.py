@@ -207,7 +207,7 @@ def load_policy(
         allow_pickle: read pickled weights, which may run code, where there are no safetensors.
         sharded: divide the weights over the ranks of the process group (FSDP2), each of which has to make this call:
             for a model that is larger than one GPU. Adapters and ``.gguf`` files are first read whole by each rank.
-        progress: let transformers show its own progress bars.
+        progress: let transformers and the hub client show their own progress bars while they download.
 
     Returns:
         The policy, in evaluation mode. The model's ``generation_config`` is not applied.
@@ -251,7 +251,7 @@ def load_policy(
     whole = adapter is not None or "gguf_file" in options or (embedded and revision is not None)
     divided = sharded and not whole and shards_while_loading(device)
     try:
-        with _bars(shown=progress):
+        with _bars(shown=progress and not local):
             tokenizer, model = _load(source, options, tokenizer_folder, dtype, trust_remote_code, allow_pickle, divided)
     except Exception as error:  # readers of weights, tokenizers and GGUF raise errors of any type for a damaged file
         if trust_remote_code and not isinstance(error, (OSError, ValueError)):

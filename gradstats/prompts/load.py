@@ -281,7 +281,7 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
         raise ValueError(f"n is {n}: ask for at least one problem")
     name = str(source)
     if name == "embedded":
-        return _embedded(_required(n, name), rng, settings)
+        return _embedded(required(n, name), rng, settings)
     if Path(source).suffix in SUFFIXES:
         mapping, _ = _column_settings(settings, name, ())
         return file_problems(Path(source), mapping, n, rng)
@@ -289,7 +289,7 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
     if not folder and ":" in name:
         return user_problems(name, n, rng, settings)
     if not folder and (name.startswith(_PREFIX) or is_reasoning_gym_task(name)):
-        return reasoning_gym_problems(name.removeprefix(_PREFIX), _required(n, name), rng, **settings)
+        return reasoning_gym_problems(name.removeprefix(_PREFIX), required(n, name), rng, **settings)
     if folder or "/" in name:
         mapping, options = _column_settings(known_settings(name) | settings, name, _HUB)
         return hub_problems(name, mapping, n, rng, **options)
@@ -300,10 +300,15 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
     )
 
 
+def generates(name: str) -> bool:
+    """Return whether the name of a source says that it generates its problems."""
+    return name == "embedded" or name.startswith(_PREFIX)
+
+
 def is_on_hub(source: str | Path) -> bool:
     """Return whether the problems of a source come from a repository on the hub."""
     name = str(source)
-    elsewhere = name == "embedded" or Path(source).suffix in SUFFIXES or name.startswith(_PREFIX) or ":" in name
+    elsewhere = generates(name) or Path(source).suffix in SUFFIXES or ":" in name
     return "/" in name and not elsewhere and not Path(source).exists()
 
 
@@ -337,7 +342,8 @@ def _refuse_unknown_settings(settings: Settings, known: Sequence[str], name: str
             raise ValueError(f"{name} has no setting {setting!r}: {nearest_or_all(setting, known, 'it has')}")
 
 
-def _required(n: int | None, name: str) -> int:
+def required(n: int | None, name: str) -> int:
+    """Return the number of problems of a source that generates them, and has no number of its own."""
     if n is None:
         raise ValueError(f"n is missing: {name!r} generates its problems, so state how many (n=100, --n 100)")
     if n > _MOST_GENERATED:

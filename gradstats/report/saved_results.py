@@ -382,7 +382,8 @@ class SavedResults:
         rows = None if self.alpha is None else self.alpha.get("by_block")
         if not rows:
             return None
-        frame = _in_metric(pd.DataFrame(rows), self.metric)
+        # JSON has null where nothing is known, of which a whole column is no number.
+        frame = _in_metric(pd.DataFrame(rows).replace({None: np.nan}), self.metric)
         frame.attrs[SENTENCE] = sentence_on_blocks(frame)
         return frame
 

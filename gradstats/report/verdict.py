@@ -378,7 +378,8 @@ def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
     """Return α, that of length weights, whether one power law fits, and whether completions were drawn on-policy."""
     found = [Verdict("α", alpha_verdict(alpha))]
     if mean := alpha.get("mean_scaling"):
-        found.append(Verdict("means", f"for length weights use α = {number_with_interval(*_triple(mean, 'alpha'))}"))
+        fit = number_with_interval(*_triple(mean, "alpha"))
+        found.append(Verdict("also", f"for length weights use α = {fit} (fit to the mean)"))
     curvature = alpha.get("curvature")
     if curvature and _number(curvature, "pvalue") < CURVED_BELOW:
         trend = "steepens" if _number(curvature, "curvature") > 0 else "flattens"
@@ -389,7 +390,7 @@ def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
 def _drawn(alpha: Mapping[str, Any]) -> list[Verdict]:
     """Say whether the completions were drawn on-policy: the first sentence on α, without its evidence."""
     sentences = alpha.get("sentences") or []
-    return [Verdict("drawn", re.split(r" \(|[:.] ", str(one))[0].removesuffix(".")) for one in sentences[:1]]
+    return [Verdict("policy", re.split(r" \(|[:.] ", str(one))[0].removesuffix(".")) for one in sentences[:1]]
 
 
 def _times(one: Noise) -> str:

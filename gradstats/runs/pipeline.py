@@ -172,6 +172,17 @@ def measured_source(source: str) -> bool:
     )
 
 
+def refuse_missing_run(source: str) -> None:
+    """Refuse a path where nothing lies, in a folder of runs: no repository on the hub is meant.
+
+    Raises:
+        FileNotFoundError: with the path.
+    """
+    path = Path(source)
+    if not path.exists() and path.parent != Path() and any(measured_source(str(run)) for run in path.parent.glob("*")):
+        raise FileNotFoundError(f"there is no run {source}: name a run directory or a policy")
+
+
 def measurement_for_profile(
     source: str,
     policy: PolicySection,
@@ -190,7 +201,7 @@ def measurement_for_profile(
     from gradstats.prompts import load_prompts
     from gradstats.sampling import sample
 
-    loaded = load_policy(policy.name, **policy.arguments(), progress=progress)
     problems = load_prompts(prompts.source, prompts.n, rng=prompts.seed, **prompts.settings)
+    loaded = load_policy(policy.name, **policy.arguments(), progress=progress)
     rollouts = sample(loaded, problems, **sampling.arguments(), progress=progress)
     return measure(loaded, rollouts, progress=progress)

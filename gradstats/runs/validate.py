@@ -16,6 +16,7 @@ from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.estimators.batch import COLUMN, how_to_get
 from gradstats.estimators.ratios import along_completions
 from gradstats.estimators.recipes.weightings import weighting_names
+from gradstats.prompts.load import generates, required
 from gradstats.rewards.grading import Grader
 
 Result = TypeVar("Result")
@@ -45,6 +46,8 @@ def check_names(experiment: Experiment) -> None:
         )
     for setting, one in (*(("variance.estimators", one) for one in chosen), ("variance.reference", reference)):
         _check_weights(setting, one)
+    if generates(experiment.prompts.source):
+        _check("prompts", lambda: required(experiment.prompts.n, experiment.prompts.source))
     _check_rewards(experiment)
     _check_ranks(experiment)
     _check_second_moments(experiment)

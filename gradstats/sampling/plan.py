@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,6 +133,7 @@ class SamplingPlan:
         settings = SamplerSettings.of(section, policy.temperature)
         prompt_options = {"system_prompt": section.system_prompt, "template_options": section.template_options}
         tokens = [policy.encode_prompt(problem.prompt, **prompt_options) for problem in problems]
+        settings = replace(settings, max_new_tokens=_fitting_cap(policy, tokens, settings.max_new_tokens))
         refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
         if sampler is None:
             sampler = open_sampler(section.sampler, policy, section.base_url, section.sampler_options)
@@ -259,11 +260,28 @@ class SamplingPlan:
         )
 
 
+def _fitting_cap(policy: Policy, prompt_tokens: Sequence[list[int]], max_new_tokens: int) -> int:
+    """Lower the default cap to what the context of the model leaves; one that was chosen stays."""
+    left = (_context(policy) or max_new_tokens) - max(map(len, prompt_tokens))
+    if max_new_tokens != SamplingSection.model_fields["max_new_tokens"].default or not 0 < left < max_new_tokens:
+        return max_new_tokens
+    warnings.warn(
+        f"max_new_tokens is {left} in place of the default {max_new_tokens}, which exceeds the model's context",
+        UserWarning,
+        stacklevel=3,
+    )
+    return left
+
+
+def _context(policy: Policy) -> int | None:
+    return getattr(policy.model.config, "max_position_embeddings", None)
+
+
 def refuse_long_prompts(
     policy: Policy, problems: Sequence[Problem], prompt_tokens: Sequence[list[int]], max_new_tokens: int
 ) -> None:
     """Refuse prompts that leave no room for ``max_new_tokens`` in the model's context, naming the longest."""
-    context = getattr(policy.model.config, "max_position_embeddings", None)
+    context = _context(policy)
     lengths = [len(tokens) for tokens in prompt_tokens]
     longest = max(lengths)
     if context is None or longest + max_new_tokens <= context:

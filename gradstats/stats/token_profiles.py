@@ -56,11 +56,15 @@ def has_token_energies(measured: MeasuredRollouts) -> bool:
     return tokens is not None and (tokens[0].n_probes > 0 or not any(scores.light.any() for scores in tokens))
 
 
+#: Why scores of tokens are not known.
+NO_PROBES = "the measurement has no probes of token scores: measure with token_probes=…, for example 32"
+
+
 def tokens_of(measured: MeasuredTokens) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:
     """Return the token scores of every completion, and the number of its prompt."""
     tokens = None if measured.token_projections is None else measured.token_scores()
     if tokens is None:
-        raise ValueError("the measurement has no probes of token scores: measure with token_probes=…, for example 32")
+        raise ValueError(NO_PROBES)
     return tokens, prompts_of(measured)
 
 

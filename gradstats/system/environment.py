@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 #: The installed version of this package.
@@ -38,6 +38,31 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+#: Extra → what it adds for users; those for developers are not among them.
+EXTRAS = {
+    "hub": "data sets of the hub",
+    "tasks": "reasoning-gym's tasks",
+    "gguf": "GGUF weights",
+    "peft": "adapters",
+    "vllm": "sampling with vLLM",
+    "openai": "sampling from a server",
+    "ray": "workers on many GPUs",
+    "trl": "training with TRL",
+    "verl": "training with verl",
+    "tracking": "trackio",
+}
+
+
+def missing_extras() -> dict[str, list[str]]:
+    """Return the extras that are not installed, each with the packages that it lacks."""
+    lacking: dict[str, list[str]] = {}
+    for requirement in requires("gradstats") or []:
+        found = re.fullmatch(r"([\w.-]+).*extra == .(\w+).", requirement)
+        if found and found[2] in EXTRAS and installed(found[1]) is None:
+            lacking.setdefault(found[2], []).append(found[1])
+    return lacking
 
 
 def git_commit() -> str | None:

@@ -234,6 +234,24 @@ def csv_text(frame: pd.DataFrame, *, float_format: str | None = None) -> str:
     return frame.assign(**texts).to_csv(index=False, lineterminator="\n", float_format=float_format)
 
 
+def refuse_missing_model(name: str) -> None:
+    """Refuse a name that can only be a local path, and where no model lies; others may be a repository on the hub.
+
+    The hub's client, whose error for a missing folder mentions repository names, would be asked after long imports.
+
+    Raises:
+        FileNotFoundError: with the path.
+    """
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise FileNotFoundError(f"the GGUF file {name} does not exist")
+    elif path.is_file():
+        raise FileNotFoundError(f"{name} is a file: name the folder of a model, a .gguf file or a hub id")
+    elif not path.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise FileNotFoundError(f"the model folder {name} does not exist")
+
+
 def read_csv(path: str | os.PathLike[str] | io.StringIO, *, separator: str = ",") -> pd.DataFrame:
     """Read a table; names of prompts are kept as text, including "NA", "null" and "007"."""
     import pandas as pd

@@ -7,12 +7,14 @@ import pytest
 from comparison_batches import correlated_batch, quiet_compare, quietly
 from probed_policies import MANY_DIRECTIONS, probed
 
+from gradstats import analyses
 from gradstats import estimators as est
 from gradstats.analyses import allocate, registry
+from gradstats.plots.marks import with_ends
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import analysis_table
 
-TOKENS = 1000.0
+TOKENS = 2000.0
 
 
 def exact_noise(policy, label, size, mean_length):
@@ -68,6 +70,21 @@ def test_a_measured_size_is_the_variance_of_the_comparison():
     assert frame.query("estimator == 'rloo' and group_size == 8")["relative_noise_high"].item() == 1.0
 
 
+@pytest.mark.parametrize("label", ["token_mean(loo=True)", "grpo"])
+def test_one_quantity_has_one_interval_whatever_question_shows_it(label):
+    batch, scores = correlated_batch(n_prompts=80, size=8)
+    scores = scores + 5.0 * (batch.rewards - 0.5)[:, None]
+    wide = np.random.default_rng(0).normal(size=(len(scores), 200))
+    about = {"scores": np.concatenate([scores, wide], axis=1), "scores_are_sketches": True}
+    expected = quiet_compare(batch, [label], **about).to_frame()[with_ends("matched_ratio")].to_numpy()
+    along = analyses.variance_curve(batch, label, "group_size", [2, 8], **about).to_frame()
+    sizes = along.query("group_size == 8")[with_ends("matched_ratio")]
+    allocated = allocate(batch, [label], **about).to_frame().query("group_size == 8")[with_ends("relative_noise")]
+    steps = analyses.batch_size(batch, [label], **about).to_frame()[with_ends("relative_prompts")]
+    for name, found in (("curve", sizes), ("allocation", allocated), ("batch_size", steps)):
+        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-9, err_msg=name)
+
+
 def test_sketches_in_few_coordinates_and_in_all():
     batch, scores = correlated_batch(n_prompts=12, size=4)
     wide = np.concatenate([scores, np.zeros((48, 200))], axis=1)
@@ -110,10 +127,39 @@ def test_without_any_row_the_frame_has_its_columns_and_the_sentence_says_so():
     assert analysis_table(registry.get("allocation"), found.to_frame()).rows == ()
 
 
+def test_the_best_size_of_rloo_is_the_one_of_least_exact_noise():
+    policy = EnumeratedPolicy(2, 3, n_prompts=6, rng=4)
+    by_size = {n: policy.moments(est.get("rloo"), n) for n in (2, 3)}
+    noise = {n: n * moments.within_prompt for n, moments in by_size.items()}
+    exact = 1.0 + np.sqrt(2.0 * (noise[2] - noise[3]) / by_size[2].between_prompt)
+    inside = []
+    for seed in range(12):
+        batch, scores, _ = policy.sample(200, 8, rng=seed)
+        found = allocate(batch, ["rloo"], scores)
+        value, low, high = found.best_size.with_interval(0.95)
+        inside.append(low <= exact <= high)
+        assert 2.0 <= low <= value <= high
+        assert any(note.startswith("the best size of rloo, whatever the tokens: ") for note in found.notes)
+    assert sum(inside) >= 10
+    # Three completions do not tell v_1 from v_2.
+    batch, scores, _ = policy.sample(60, 3, rng=0)
+    assert allocate(batch, ["rloo"], scores, group_sizes=[2, 3]).best_size is None
+
+
+def test_sizes_of_which_the_tokens_pay_for_no_group_have_no_row():
+    batch, scores = correlated_batch(n_prompts=60, size=8)
+    length = batch.lengths.mean()
+    found = allocate(batch, ["rloo"], scores, tokens=5.0 * length)
+    assert found.to_frame()["group_size"].tolist() == [2, 4]
+    assert found.reference_size == 8
+
+
 def test_what_cannot_be_allocated_is_refused():
     batch, scores = correlated_batch(n_prompts=5, size=8)
     with pytest.raises(ValueError, match="tokens=0 must be a positive number"):
         allocate(batch, ["rloo"], scores, tokens=0)
+    with pytest.raises(ValueError, match=r"tokens=3 is below one group of 2, which takes \d+ completion tokens here"):
+        allocate(batch, ["rloo"], scores, tokens=3)
     with pytest.raises(ValueError, match=r"group_sizes=\[1, 2\] must be at least 2"):
         allocate(batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[1, 2])
     with pytest.raises(ValueError, match="a prompt has a single completion, and groups need two: sample more"):

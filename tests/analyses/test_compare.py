@@ -259,15 +259,16 @@ def test_counts_below_one_are_refused_whether_or_not_an_estimator_uses_them(name
         compare(batch, [estimator], scores, **{name: 0})
 
 
-def test_sizes_in_one_call_are_the_rows_of_each_size_alone():
+@pytest.mark.parametrize("sketched", [False, True])
+def test_sizes_in_one_call_are_the_rows_of_each_size_alone(sketched):
     batch, scores = sized_batch()
-    together = quiet_compare(batch, ["group_mean", "rloo"], scores, group_size=[2, 4, 8])
+    together = quiet_compare(batch, ["group_mean", "rloo"], scores, group_size=[2, 4, 8], scores_are_sketches=sketched)
     frame = together.to_frame()
     assert list(frame["group_size"]) == [2, 2, 4, 4, 8, 8]
     assert together.group_size == (2, 4, 8)
     assert (together.n_prompts, together.n_groups, together.n_leftover) == (20, 140, 0)
     for position, size in enumerate((2, 4, 8)):
-        alone = quiet_compare(batch, ["group_mean", "rloo"], scores, group_size=size)
+        alone = quiet_compare(batch, ["group_mean", "rloo"], scores, group_size=size, scores_are_sketches=sketched)
         assert alone.group_size == size
         rows = frame.iloc[2 * position : 2 * position + 2].reset_index(drop=True)
         pd.testing.assert_frame_equal(rows, alone.to_frame(), check_dtype=False)

@@ -8,6 +8,7 @@ import gradstats as gs
 from gradstats import estimators as est
 from gradstats.analyses.curve import variance_curve
 from gradstats.reference import EnumeratedPolicy
+from gradstats.report.analysis_tables import short_table
 
 VALUES = np.linspace(0.0, 2.0, 9)
 
@@ -75,7 +76,9 @@ def test_a_sentence_says_where_the_interval_is_cut():
     found = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-0.1, 0.1, 5), scores)
     low, high = found.confidence_interval()
     assert (low, high) == (-0.1, 0.1)
-    assert f"alpha = {found.minimiser:.3g} [≤ −0.1, ≥ 0.1]" in found.sentence()
+    assert f"alpha = {found.minimiser:.2g} [≤ −0.1, ≥ 0.1]" in found.sentence()
+    cut = [note for note in found.notes if "the interval of alpha is cut" in note]
+    assert [("-0.1, the first" in note, "0.1, the last" in note) for note in cut] == [(True, False), (False, True)]
 
 
 def test_an_exact_curve_is_followed():
@@ -146,6 +149,12 @@ def test_group_size_is_compared_at_an_equal_total_of_completions():
     assert found.minimiser == [2, 4, 8][int(np.argmin(frame["trace_cov"] * frame["value"]))]
     low, high = found.confidence_interval()
     assert {low, high} <= {2.0, 4.0, 8.0}
+    total = frame["trace_cov"] * frame["value"]
+    np.testing.assert_allclose(frame["per_completion"], total / total.iloc[-1])
+    assert (frame["per_completion_low"] < frame["per_completion"])[:2].all()
+    short = short_table(found.analysis, frame)  # every row of the reference beside itself is 1
+    assert short.headings[0] == "noise at equal completions"
+    assert short.rows[-1].cells[0] == "1" != short.rows[0].cells[0]
 
 
 def test_where_the_signal_is_not_resolved_there_is_no_minimiser():

@@ -86,8 +86,10 @@ def test_alphas_and_ratios_are_those_of_the_functions_that_fit_and_compare():
     row = quietly(measured, lambda measured: compare(measured, ["reinforce"])).to_frame().iloc[0]
     assert profile.variance_ratios["reinforce"] == row["ratio"]
     frame = profile.to_frame().set_index("quantity")
-    assert tuple(frame.loc["ratio of reinforce", ["value", "low", "high"]]) == tuple(
-        row[["ratio", "ratio_low", "ratio_high"]]
+    noise = frame.loc["matched_ratio of reinforce"]
+    assert noise["heading"] == "relative noise of reinforce"
+    assert tuple(noise[["value", "low", "high"]]) == tuple(
+        row[["matched_ratio", "matched_ratio_low", "matched_ratio_high"]]
     )
     assert tuple(frame.loc["alpha_pooled", ["low", "high"]]) == profile.pooled.confidence_interval()
     assert np.isnan(frame.loc["effective_share", "low"])

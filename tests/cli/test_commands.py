@@ -15,7 +15,7 @@ from command_line import run
 import gradstats
 from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
-from gradstats.cli.options import REGISTRY
+from gradstats.cli.options import REGISTRY, without_markup
 
 mpl.use("Agg")
 
@@ -29,11 +29,11 @@ def options_in_help(monkeypatch, capsys, command):
     for line in run(monkeypatch, capsys, *command.split(), "--help")[1].splitlines():
         if re.match(r" \w", line):
             groups[line.strip()] = entries = []
-        elif re.match(r"  \S", line):
+        elif groups and re.match(r"  \S", line):
             entries.append(line)
-        elif line.startswith("   "):
+        elif groups and line.startswith("   "):
             entries[-1] += line
-    return {heading: [" ".join(text.split()) for text in entries] for heading, entries in groups.items()}
+    return {heading: [without_markup(text) for text in entries] for heading, entries in groups.items()}
 
 
 #: Names the first step after which too much is loaded; later ones may load more.
@@ -124,6 +124,9 @@ def test_options_that_few_need_are_in_a_group_at_the_end_of_the_help(monkeypatch
 @pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"ask"}), *(f"ask {one}" for one in registry.names())])
 def test_help_begins_with_few_options_and_leaves_none_out(monkeypatch, capsys, command):
     groups = options_in_help(monkeypatch, capsys, command)
+    lines = run(monkeypatch, capsys, *command.split(), "--help")[1].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("`" in line for line in lines)
     monkeypatch.setattr(REGISTRY, "_struct_rules", [])
     by_tyro = options_in_help(monkeypatch, capsys, command)
     assert set(by_tyro) <= {"positional arguments", "options"}
@@ -144,7 +147,21 @@ def test_every_public_name_can_be_had():
     [
         (["alpha", "absent.csv"], "absent.csv does not exist"),
         (["run", "absent.yaml"], "there is no experiment file absent.yaml"),
-        (["variance", "absent"], "holds no measurement"),
+        (["variance", "absent"], "absent does not exist: name a run directory or a measurement folder"),
+        (["variance", __file__], "is a file: name a run directory or a measurement folder"),
+        (["alpha", "."], "the folder . holds no measurement: run `gradstats measure` or `run` first"),
+        (["alpha", __file__], "and sq_norm, a run directory or a measurement folder"),
+        (["run", "embeded"], "did you mean embedded? `gradstats list` and `gradstats list sweeps` show those that do"),
+        (["run", "embedded", "--set", "prompts.n=null"], "prompts: n is missing: 'embedded' generates its problems"),
+        (["profile", "embedded"], "n is missing: 'embedded' generates its problems"),
+        (["profile", "a/b/absent"], "the model folder a/b/absent does not exist"),
+        (["profile", __file__], "is a file: name the folder of a model, a .gguf file or a hub id"),
+        (["check", "absent.gguf"], "the GGUF file absent.gguf does not exist"),
+        (["measure", "embedded", "--rollouts", "absent", "--out", "m"], "rollouts file absent does not exist"),
+        (
+            ["sample", "embedded", "--prompts", "absent", "--out", "x.parquet"],
+            "source 'absent' is not known: give \"embedded\"",
+        ),
         (["export", "absent"], "is not a run directory"),
         (
             ["sample", "./absent", "--prompts", "embedded", "--n", "2", "--out", "x.parquet"],
@@ -154,23 +171,34 @@ def test_every_public_name_can_be_had():
 )
 def test_missing_things_end_in_one_sentence(monkeypatch, capsys, tmp_path, words, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: pytest.fail("the policy was loaded first"))
+    monkeypatch.setattr("gradstats.policy.load_policy", gradstats.load_policy)
     code, out, err = run(monkeypatch, capsys, *words)
     assert code == 1
     assert message in err
+    assert len(err) < 300
     assert "Traceback" not in out + err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    "words", [["ask", "runs/embeded", "variance"], ["alpha", "runs/embeded"], ["report", "runs/embeded/"]]
+    "words",
+    [
+        ["ask", "runs/embeded", "variance"],
+        ["alpha", "runs/embeded"],
+        ["report", "runs/embeded/"],
+        ["profile", "runs/embeded"],
+    ],
 )
 def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys, tmp_path, words):
-    (tmp_path / "runs" / "embedded").mkdir(parents=True)
+    (tmp_path / "runs" / "embedded" / "measurement").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     code, _, err = run(monkeypatch, capsys, *words)
     assert code == 1
     assert err.endswith("; did you mean runs/embedded?\n")
     assert "did you mean" not in run(monkeypatch, capsys, "variance", "runs/other")[2]
+    (tmp_path / "runs" / "embedded" / "experiment.yaml").touch()
+    assert "a folder of runs: name one of them, as in runs/embedded" in run(monkeypatch, capsys, "alpha", "runs")[2]
 
 
 def test_an_interrupt_says_that_nothing_is_lost(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import metadata
 from typing import get_args
 
 import matplotlib as mpl
@@ -11,6 +12,7 @@ from command_line import run
 
 from gradstats.cli.answers import LINES, WIDTH
 from gradstats.cli.installation import Kind
+from gradstats.system.environment import EXTRAS
 
 mpl.use("Agg")
 
@@ -51,6 +53,28 @@ def test_one_of_a_list_is_explained_and_the_nearest_is_proposed(monkeypatch, cap
     assert code == 1
     assert "'termz' cannot be listed: did you mean terms? choose from experiments, " in err
     assert "as in list estimators rloo" in err
+
+
+def test_a_check_begins_with_what_works_and_how_to_get_the_rest(monkeypatch, capsys):
+    monkeypatch.setattr("gradstats.system.environment.installed", lambda package: None if package == "ray" else "1.0")
+    code, out, _ = run(monkeypatch, capsys, "check", width=80)
+    assert code == 0
+    assert out.startswith("gradstats samples, measures and analyses here, on ")
+    assert [line for line in out.splitlines() if line.startswith("  missing")] == [
+        "  missing  workers on many GPUs: pip install 'gradstats[ray]'"
+    ]
+    assert max(map(len, out.splitlines())) <= WIDTH
+
+
+def test_every_extra_of_users_is_known_to_the_check():
+    extras = set(metadata("gradstats").get_all("Provides-Extra", [])) - {"dev", "docs"}
+    assert set(EXTRAS) == extras
+
+
+@pytest.mark.parametrize("what", ["estimators", "recipes"])
+def test_the_letters_of_a_list_are_explained(monkeypatch, capsys, what):
+    *_, legend = run(monkeypatch, capsys, "list", what)[1].splitlines()
+    assert all(f"{letter}: " in legend for letter in ("∇J", "N", "LOO"))
 
 
 def test_without_a_kind_the_other_kinds_are_named(monkeypatch, capsys):

@@ -16,7 +16,7 @@ from gradstats.policy.policy import Policy
 from gradstats.system.files import read_json
 
 ROOT = Path(__file__).parents[2]
-LENGTHS = (4, 8, 16, 32)
+LENGTHS = (2, 4, 8, 16, 32)
 PROBLEMS = ["one and 1", "two and 2", "three and 3", "four and 4"] * 12
 
 
@@ -62,7 +62,7 @@ def rows(script, policy, tmp_path_factory):
     """The beginnings of three traces, two of them sampled together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "LENGTHS", LENGTHS)
-        rollouts = script.sampled(policy, PROBLEMS, 3, 2, tmp_path_factory.mktemp("unbroken"))
+        rollouts = script.sampled(policy, PROBLEMS, 3, 2, 2, tmp_path_factory.mktemp("unbroken"))
     return rollouts.frame
 
 
@@ -133,27 +133,39 @@ def test_a_stopped_run_goes_on_with_the_same_tokens(short, policy, rows, tmp_pat
     for _ in range(3):
         steps.clear()
         with pytest.raises(KeyboardInterrupt):
-            short.sampled(policy, PROBLEMS, 3, 2, tmp_path)
+            short.sampled(policy, PROBLEMS, 3, 2, 2, tmp_path)
         begun.append(steps[0])
     # Each run begins where the last one saved, not where it was stopped.
     assert begun == [0, 100, 150]
-    again = short.sampled(policy, PROBLEMS, 3, 2, tmp_path).frame
+    again = short.sampled(policy, PROBLEMS, 3, 2, 2, tmp_path).frame
     for name in ("prompt_tokens", "completion_tokens"):
         assert ids(again, name) == ids(rows, name)
     for name in ("completion_mask", "sampler_logprobs"):
         assert all(np.allclose(list(one), list(other)) for one, other in zip(again[name], rows[name], strict=True))
 
 
+def test_some_traces_end_at_the_length_before_the_last(short, policy, rows, tmp_path):
+    found = short.sampled(policy, PROBLEMS, 3, 2, 1, tmp_path).frame
+    reached = found["completion_mask"].map(sum).groupby(found["prompt_id"]).max()
+    # Those of the second pair are one.
+    assert reached.to_dict() == {"trace 0": 32, "trace 1": 16, "trace 2": 32}
+    same = found["completion_mask"].map(sum) <= 16
+    expected = rows[rows["completion_mask"].map(sum) <= 16]
+    assert ids(found[same], "completion_tokens") == ids(expected, "completion_tokens")
+
+
 def test_the_whole_experiment_reports_alpha_within_traces(short, policy, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(gs, "load_policy", lambda _name: policy)
     pd.DataFrame({"input": PROBLEMS}).to_json(tmp_path / "problems.jsonl", orient="records", lines=True)
-    short.main(tmp_path / "problems.jsonl", "tiny", 3, 2, tmp_path / "runs", tmp_path / "out")
+    short.main(tmp_path / "problems.jsonl", "tiny", 3, 2, 2, tmp_path / "runs", tmp_path / "out")
     points = pd.read_csv(tmp_path / "out" / "length_scaling.csv")
     assert points["length"].tolist() == list(LENGTHS) * 3
     found = pd.read_csv(tmp_path / "out" / "alpha.csv").set_index("fit")["alpha"]
-    # ‖S‖² ∝ T^(2α) with an intercept for each trace.
+    # ‖S‖² ∝ T^(2α) with an intercept for each trace; the halves share the length in the middle.
     logs = np.log(points[["length", "sq_norm"]].to_numpy()).reshape(3, len(LENGTHS), 2)
-    centred = logs - logs.mean(axis=1, keepdims=True)
-    slope = (centred[..., 0] * centred[..., 1]).sum() / (centred[..., 0] ** 2).sum()
-    assert found["within traces"] == pytest.approx(slope / 2)
+    halves = {", up to 8": slice(3), ", from 8": slice(2, 5), "": slice(None)}
+    for name, part in halves.items():
+        centred = logs[:, part] - logs[:, part].mean(axis=1, keepdims=True)
+        slope = (centred[..., 0] * centred[..., 1]).sum() / (centred[..., 0] ** 2).sum()
+        assert found[f"within traces{name}"] == pytest.approx(slope / 2)
     assert read_json(tmp_path / "out" / "manifest.json")["n_traces"] == 3

@@ -9,7 +9,6 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-import gradstats as gs
 from gradstats import estimators as est
 from gradstats.system.files import read_json, write_json
 
@@ -70,6 +69,27 @@ def test_drawn_groups_have_the_moments_of_the_reference(script, task, theta, lab
     # A batch is the mean of its groups.
     four = task.draw(many[:5000], arm, 4, np.random.default_rng(2)).gradient(task, many[:5000])
     assert four.var(axis=0).sum() == pytest.approx(exact.trace_cov / 4, rel=0.08)
+
+
+def test_exact_noise_is_that_of_the_reference(script, task, theta):
+    log_pi, rng = task.log_pi(theta[:1]), np.random.default_rng(4)
+    found, other = script.exact_noise(task, script.Arm("rloo", 2), log_pi, (0.0, 1.0), rng)
+    exact = task.enumerated(theta[0]).moments(est.get("rloo"), 2)
+    assert found == pytest.approx(exact.trace_cov / (exact.true_gradient @ exact.true_gradient), rel=0.05)
+    assert other != pytest.approx(found, rel=0.05)
+
+
+def test_a_monitored_run_learns_and_logs_the_trainers_batch(script, task, monkeypatch):
+    monkeypatch.setattr(script, "WATCHED_STEPS", 11)
+    frame = script.watched_run(task)
+    assert frame["over_steps"].tolist() == [1.0, 1.0, *np.arange(3.0, 11.0), 10.0]
+    assert (frame["batch_prompts"] == script.WATCHED_BATCH).all()
+    assert frame.loc[frame["critical_batch_exact"].notna(), "step"].tolist() == [0, 10]
+    assert frame["reward"].iloc[-3:].mean() > frame["reward"].iloc[:3].mean()
+    last = frame.iloc[-1]
+    assert last["critical_batch_low"] < last["critical_batch_exact"]
+    assert last["best_saving_low"] - 0.05 < last["best_saving_exact"] < last["best_saving_high"] + 0.05
+    assert 0.0 < last["silent_tokens"] < 1.0
 
 
 @pytest.mark.parametrize(("name", "of_torch"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
@@ -140,13 +160,6 @@ def test_medians_count_what_does_not_arrive(script):
     assert np.isnan(script.median(np.array([1.0, np.nan, np.nan]), "steps")["steps"])
 
 
-def test_the_crossing_of_held_out_rewards_is_interpolated(script):
-    frame = pd.DataFrame({"steps": [0, 4, 8], "tokens": [0, 100, 300], "held_out": [0.4, 0.5, 0.7]})
-    assert script.crossing(frame, 0.6) == pytest.approx((6.0, 200.0))
-    assert np.isnan(script.crossing(frame, 0.8)).all()
-    assert script.crossing(frame, 0.3) == (0.0, 0.0)
-
-
 @pytest.fixture
 def prepared(script, tmp_path, monkeypatch):
     """A folder with critical batches and noiseless rates, and an experiment of one arm."""
@@ -158,26 +171,11 @@ def prepared(script, tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_runs_of_the_embedded_policy_that_are_missing_are_listed(script, tmp_path):
-    settings = script.Embedded()
-    evaluations = [
-        {"steps": 0, "tokens": 0, "held_out": settings.target - 0.1},
-        {"steps": 4, "tokens": 100, "held_out": settings.target + 0.1},
-    ]
-    write_json(tmp_path / "embedded-rloo-8-64-1.json", {"learning_rate": 0.3, "evaluations": evaluations})
-    found = script.embedded_runs(tmp_path, settings)
-    assert len(found) == 18
-    finished = found.loc[found["finished"]]
-    assert finished[["seed", "prompts", "group_size"]].to_numpy().tolist() == [[1, 64, 8]]
-    assert finished[["learning_rate", "steps", "tokens"]].to_numpy().tolist() == [pytest.approx([0.3, 2.0, 50.0])]
-    assert found.loc[~found["finished"], "steps"].isna().all()
-
-
 def test_finished_arms_are_not_trained_again(script, prepared, monkeypatch):
     monkeypatch.setattr(script, "BATCHES", (64, 256))
     monkeypatch.setattr(script, "CHOOSING", 2)
     monkeypatch.setattr(script, "REPORTED", 4)
-    trained, train_arm = [], script.exact_arm
+    trained, train_arm = [], script.train_arm
 
     def fail_at_the_second(task, optimizer, arm, n_prompts, *rest):
         if len(trained) == 1:
@@ -185,44 +183,25 @@ def test_finished_arms_are_not_trained_again(script, prepared, monkeypatch):
         trained.append((optimizer, n_prompts))
         return train_arm(task, optimizer, arm, n_prompts, *rest)
 
-    monkeypatch.setattr(script, "exact_arm", fail_at_the_second)
+    monkeypatch.setattr(script, "train_arm", fail_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        script.exact_part(prepared, 1)
+        script.train_arms(prepared, 1)
     first = read_json(prepared / "sgd-rloo-4-64.json")
     assert trained == [("sgd", 64)]
     assert len(first["theory"]["steps"]) == 4
     assert first["tuned"]["learning_rate"] == pytest.approx(first["factor"] * first["theory"]["learning_rate"])
-    monkeypatch.setattr(script, "exact_arm", lambda *given: trained.append(given[1:4:2]) or {})
-    script.exact_part(prepared, 1)
+    monkeypatch.setattr(script, "train_arm", lambda *given: trained.append(given[1:4:2]) or {})
+    script.train_arms(prepared, 1)
     assert trained[1:] == [("sgd", 256), ("adam", 64), ("adam", 256)]
 
 
 def test_the_rate_follows_theory(script, prepared, monkeypatch):
     rates = {}
-    monkeypatch.setattr(script, "exact_arm", lambda *given: rates.update({given[1:4:2]: given[4]}) or {})
-    script.exact_part(prepared, 1)
+    monkeypatch.setattr(script, "train_arm", lambda *given: rates.update({given[1:4:2]: given[4]}) or {})
+    script.train_arms(prepared, 1)
     # The unit is the mean of 30 and 50 prompts.
     assert rates["sgd", 8] == pytest.approx(6.0 / (1.0 + 40.0 / 8.0))
     assert rates["adam", 8] == pytest.approx(6.0 / (1.0 + 40.0 / 8.0) ** 0.5)
-
-
-def test_a_step_of_the_embedded_policy_is_along_the_estimators_gradient(script):
-    settings, arm = script.Embedded(max_new_tokens=12), script.Arm("reinforce", 2)
-    policy = gs.load_policy("embedded", revision=settings.revision, progress=False)
-    rollouts = script.sampled(policy, gs.load_prompts("embedded", n=2), 2, 0, settings)
-    rollouts.frame["reward"] = [1.0, 0.0, 0.5, 0.0]
-    model, total = policy.model, 0.0
-    for reward, prompt, completion in zip(
-        [1.0, 0.0, 0.5, 0.0], rollouts.frame["prompt_tokens"], rollouts.frame["completion_tokens"], strict=True
-    ):
-        ids = torch.tensor([[*prompt, *completion]])
-        log_pi = model(ids).logits.log_softmax(dim=-1)[0, len(prompt) - 1 : -1]
-        total = total + reward / 4.0 * log_pi.gather(1, ids[0, len(prompt) :, None]).sum()
-    parameters = [one for one in model.parameters() if one.requires_grad]
-    expected = [one + 0.1 * part for one, part in zip(parameters, torch.autograd.grad(total, parameters), strict=True)]
-    script.descend(policy, rollouts, arm, 0.1)
-    for found, wanted in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_the_page_states_what_the_committed_tables_say(script):

@@ -1,13 +1,11 @@
 """The moving estimate of what a trainer's batch reaches."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
 
+from gradstats.estimators import Batch
 from gradstats.integrations.moving_batch import WINDOW, MovingBatch, silent_tokens
-from gradstats.rollouts.table import Rollouts
 
 
 def step(rng, noise=64.0, signal=1.0, spread=1.0, saved=0.2):
@@ -74,8 +72,6 @@ def test_nothing_better_saves_nothing_and_no_noise_says_nothing():
 def test_tokens_of_groups_without_signal():
     lengths = np.arange(3, 15)
     rewards = np.array([1.0, 0.0, 0.5, 0.0] + 4 * [1.0] + [0.0, 0.0, 1.0, 0.0])
-    found = SimpleNamespace(
-        rollouts=Rollouts.from_sequences([[1]] * 12, [[2] * length for length in lengths], rewards, np.arange(12) // 4)
-    )
+    found = Batch(rewards, lengths, np.arange(12) // 4)
     assert silent_tokens(found, "rloo") == pytest.approx(lengths[4:8].sum() / lengths.sum())
     assert silent_tokens(found, "reinforce") == 0.0

@@ -190,6 +190,8 @@ def test_allocations():
     table = table_of("allocation", frame)
     n = frame["n_prompts"]
     assert table.rows == (f"rloo, 2 × {n[0]:.3g}", f"rloo, 8 × {n[1]:.3g}", f"rloo, 32* × {n[2]:.3g}")
+    assert table.heading.endswith("(* extrapolated)")
+    assert "*" not in table_of("allocation", frame.loc[~frame["extrapolated"]]).heading
     many = table_of("allocation", frame.assign(n_prompts=12345.6))
     assert many.rows[0] == "rloo, 2 × 12,346"
     assert list(table.columns) == list(registry.get("allocation").declared_headings.values())

@@ -65,7 +65,7 @@ TABLES_OF = {
     "VarianceCurve": "curve",
 }
 #: Entries of what only a figure's table or a run with every option holds.
-NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}}
+NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}, "curve": {"per_completion"}}
 
 
 def measured_completions():

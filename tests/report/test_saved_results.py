@@ -259,6 +259,15 @@ def test_summed_energies_and_blocks_are_read_where_they_were_measured(tmp_path):
     assert run.by_block is not None
     assert run.by_block.to_dict("records") == [{"block": "total", "alpha": 0.5}]
     assert {frame.attrs["metric"] for frame in (run.by_block, *run.breakdowns.values())} == {"euclidean"}
+    # Of two prompts no block has an interval, and the file no number.
+    without_ends = [
+        {"block": block, "alpha": at, "alpha_low": None, "alpha_high": None, "share_of_sq_norm": at}
+        for block, at in (("a", 0.4), ("b", 0.6))
+    ]
+    write_json(folder / "alpha.json", alpha | {"by_block": without_ends})
+    said = read_results(folder).by_block
+    assert said is not None
+    assert said.attrs["sentence"] == "α lies between 0.4 (a) and 0.6 (b); b holds 60% of ‖S‖²."
     write_json(folder / "alpha.json", alpha | {"by_block": [{"block": "total", "alpha": 0.5}], "metric": "adam(eps=1)"})
     run = read_results(folder)
     assert run.by_block is not None

@@ -135,8 +135,8 @@ def test_profiles_stand_side_by_side_with_their_intervals(tmp_path):
         low, high = shown.pooled.confidence_interval(0.8)
         assert cells["α, all completions"][column] == number_with_interval(shown.alpha_pooled, low, high)
         row = shown.comparison.to_frame(0.8).set_index("estimator").loc["reinforce"]
-        expected = number_with_interval(*(float(row[f"ratio{end}"]) for end in ("", "_low", "_high")))
-        assert cells["ratio to rloo, reinforce"][column] == expected
+        expected = number_with_interval(*(float(row[f"matched_ratio{end}"]) for end in ("", "_low", "_high")))
+        assert cells["relative noise of reinforce"][column] == expected
     assert "with 80% intervals" in table.caption
     assert r"tuned\_model" in table.to_latex()
     frame = pd.read_csv(table.save(tmp_path / "profile")[-1])

@@ -129,7 +129,7 @@ def test_every_shipped_experiment_loads():
         assert experiment.description, name
         for label in experiment.variance.estimators:
             assert gradstats.estimators.get(label)
-    with pytest.raises(FileNotFoundError, match="no experiment file nothing, .*there are .*embedded"):
+    with pytest.raises(FileNotFoundError, match="no experiment file nothing, .*: `gradstats list` and"):
         load_experiment("nothing")
 
 

@@ -155,6 +155,14 @@ def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):
         sample(policy, [Problem("huge", "ab " * 30, "x"), PROBLEMS[1]], max_new_tokens=4, progress=False)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_the_default_cap_is_what_the_context_leaves(policy):
+    with pytest.warns(UserWarning, match=r"max_new_tokens is 55 in place of the default 1500, which exceeds the model"):
+        plan = SamplingPlan.make(policy, PROBLEMS, SamplingSection(reward="exact"))
+    assert plan.settings.max_new_tokens == 55
+    assert plan.metadata["sampler"]["max_new_tokens"] == 55
+
+
 def test_a_group_size_that_fills_the_memory_is_refused(policy):
     section = SamplingSection(group_size=10**30, max_new_tokens=8, reward="exact")
     with pytest.raises(

@@ -9,6 +9,7 @@ import pytest
 
 import gradstats as gs
 from gradstats.measurement.measurement import Measurement
+from gradstats.rollouts.table import Rollouts
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.system.shards import Shards
 
@@ -87,6 +88,21 @@ def test_an_interrupted_measuring_resumes_from_its_shards(policy, tmp_path, monk
     assert list(again.rollouts.prompt_id) == list(whole.rollouts.prompt_id)
     with pytest.raises(ValueError, match="with another sketch_dim: finish that command, or remove the folder"):
         gs.measure(policy, rollouts, keep_in=tmp_path / "shards", **(options | {"sketch_dim": 2048}))
+
+
+@pytest.mark.parametrize(
+    ("most_tokens", "shards"),
+    [(50, [[0, 1, 2], [3], [4, 5, 6], [7, 8, 9]]), (10_000, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])],
+)
+def test_a_shard_holds_few_sequences_and_few_tokens_of_several(monkeypatch, most_tokens, shards):
+    monkeypatch.setattr(measuring, "SHARD_SIZE", 4)
+    monkeypatch.setattr(measuring, "SHARD_TOKENS", most_tokens)
+    lengths = [10, 10, 29, 60, 20, 28, 2, 2, 2, 2]
+    tokens = [[1] * (length - 1) for length in lengths]
+    rollouts = Rollouts.from_sequences(
+        prompt_ids=list("aabbccddee"), prompt_tokens=[[1]] * 10, completion_tokens=tokens, rewards=np.zeros(10)
+    )
+    assert [rows.tolist() for rows in measuring.rows_of_shards(rollouts)] == shards
 
 
 @pytest.mark.filterwarnings("ignore:token scores are measured with eager attention")

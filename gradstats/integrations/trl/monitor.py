@@ -27,6 +27,7 @@ from gradstats.config.sections import (
     SamplingSection,
     VarianceSection,
 )
+from gradstats.estimators.batch import Batch
 from gradstats.gradients.session import MeasuringSession
 from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
 from gradstats.integrations.training_record import PREFIX, Complaints, RecordedStep, TrainingRecord, logged_values
@@ -318,4 +319,4 @@ class VarianceMonitor:
         listed = {families.get(label).label: label for label in self._variance.estimators}
         own = listed.get(own_estimator(trainer), self._variance.reference)
         found = self._moving.add(recorded.variance, own, prompts_of_step(trainer))
-        return found and found | {"silent_tokens": silent_tokens(recorded.measured, own)}
+        return found and found | {"silent_tokens": silent_tokens(Batch.from_measurement(recorded.measured), own)}

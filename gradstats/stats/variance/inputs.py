@@ -32,7 +32,7 @@ from gradstats.estimators.ratios import (
     without_negligible_ratios,
 )
 from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
-from gradstats.measurement.measurement import Measurement, WeightedGradients, metric_label
+from gradstats.measurement.measurement import NO_SKETCHES, Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
 from gradstats.stats.on_policy import departures_of, other_policy_of
@@ -335,10 +335,7 @@ def comparison_inputs(
     if scores is not None:
         return ComparisonInputs(batch, order, np.asarray(scores), bool(scores_are_sketches), None, metric=metric)
     if measured.sketches is None:
-        raise ValueError(
-            "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for "
-            "example 16384"
-        )
+        raise ValueError(NO_SKETCHES)
     sketched = True if scores_are_sketches is None else scores_are_sketches
     probed = None
     has_probes = getattr(measured, "token_projections", None) is not None
@@ -581,8 +578,9 @@ def pools_by_size(
 ) -> PoolsBySize:
     """Keep the completions of some prompts."""
     order = inputs.order[enough[inputs.batch.group_index[inputs.order]]]
-    sketch_error = inputs.sketch_error(int(enough.sum()), rng)
+    # As a comparison at one size draws them, so that the same quantity has the same interval.
     prompts = shuffled_prompts(inputs.batch.group_index[order], rng)
+    sketch_error = inputs.sketch_error(int(enough.sum()), rng.spawn(1)[0])
     scores = None
     if inputs.scores.ndim == 2 and inputs.probed is None and not inputs.combined:
         by_prompt = np.argsort(prompts, kind="stable")
@@ -603,12 +601,14 @@ def moments_of(pool: PooledCompletions, estimator: Weighting) -> PromptMoments:
     return moments
 
 
-def coefficient_on_target(pool: PooledCompletions, moments: PromptMoments, judged: TargetChoice) -> Statistic | None:
-    """Return ⟨E g, G⟩/‖G‖² with G the target; None where it is not resolved above 0, or nothing can be judged."""
+def projection_on_target(
+    pool: PooledCompletions, moments: PromptMoments, judged: TargetChoice
+) -> tuple[Statistic, Statistic] | None:
+    """Return ⟨E g, G⟩ and ‖G‖², G the target; None where either is not resolved above 0, or nothing can be judged."""
     target = target_of(pool, judged).moments
     if target is None:
         return None
     along = cross_signal(moments, target, pool.sketch_error)
     if not min(one.estimate().confidence_interval()[0] for one in (along, target.signal)) > 0:
         return None
-    return along / target.signal
+    return along, target.signal

@@ -168,7 +168,7 @@ class Minimiser:
         return quantile * np.sqrt(np.maximum(variance, 0.0))
 
 
-def written_interval(low: float, high: float, values: Sequence[float] | np.ndarray, digits: int = 3) -> str:
+def written_interval(low: float, high: float, values: Sequence[float] | np.ndarray) -> str:
     """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
 
     Example:
@@ -179,7 +179,7 @@ def written_interval(low: float, high: float, values: Sequence[float] | np.ndarr
     first, last = np.min(values), np.max(values)
     below = "≤ " if np.isfinite(low) and low <= first else ""
     above = "≥ " if np.isfinite(high) and high >= last else ""
-    return f"[{below}{low:.{digits}g}, {above}{high:.{digits}g}]".replace("-", "−")
+    return f"[{below}{low:.2g}, {above}{high:.2g}]".replace("-", "−")
 
 
 def minimiser_of(

@@ -346,6 +346,10 @@ def _within_prompt(
 MOST_PAIRED_PROMPTS = 512
 
 
+# Prompts of which products of three are formed.
+_MOST_CUBED = 400
+
+
 @dataclass(frozen=True)
 class SignalComponents:
     r"""The parts of the variance of the mean of :math:`h(m, l) = ⟨g_m, g_l⟩` over pairs of prompts.
@@ -357,6 +361,7 @@ class SignalComponents:
     mean: float  # s, the mean of h: ‖E g‖²
     linear: float  # ζ = Cov(h(m, l), h(m, k)), the variance of ⟨E g, g_m⟩ over prompts
     quadratic: float  # δ = Var h − 2ζ
+    skewness: float = 0.0  # of the mean where s is 0: 8 Σλ³/(2 Σλ²)^{3/2} with λ the eigenvalues of h
 
     def prompts_to_resolve(self, of: float, estimate: float, confidence_level: float) -> int | float:
         r"""Return how many prompts put the interval of ‖E g‖² above 0 in 80 % of studies; infinite for none.
@@ -399,7 +404,11 @@ def signal_components(
     mean_sq = quadruples / (m * (m - 1.0) * (m - 2.0) * (m - 3.0))
     linear = triples / (m * (m - 1.0) * (m - 2.0)) - mean_sq
     variance = squares / (m * (m - 1.0)) - mean_sq
-    return SignalComponents(total / (m * (m - 1.0)), linear, variance - 2.0 * linear)
+    few = pairs[:_MOST_CUBED, :_MOST_CUBED]
+    k = len(few)
+    cubes, second = float(((few @ few) * few).sum()) / (k * (k - 1.0) * (k - 2.0)), squares / (m * (m - 1.0))
+    skewness = 8.0 * max(cubes, 0.0) / (2.0 * second) ** 1.5 if second > 0 else 0.0
+    return SignalComponents(total / (m * (m - 1.0)), linear, variance - 2.0 * linear, skewness)
 
 
 class ComponentsOf:

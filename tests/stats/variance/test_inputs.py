@@ -20,11 +20,11 @@ from gradstats.measurement.measurement import WeightedGradients
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.variance.inputs import (
     choose_target,
-    coefficient_on_target,
     comparison_inputs,
     moments_of,
     pools_by_size,
     prepared_inputs,
+    projection_on_target,
     recorded_differences,
     refuse_unusable_ratios,
     uses_ratios,
@@ -236,13 +236,15 @@ def test_coefficients_are_those_of_known_multiples():
     scores = scores + 5.0 * (batch.rewards - 0.5)[:, None]
     found = pools(batch, scores, np.ones(200, dtype=bool))
     pool = found.pool(4)
-    coefficient = coefficient_on_target(pool, moments_of(pool, est.group_mean()), found.judged)
+    found_on_target = projection_on_target(pool, moments_of(pool, est.group_mean()), found.judged)
+    assert found_on_target is not None
+    coefficient = found_on_target[0] / found_on_target[1]
     assert coefficient is not None
     assert coefficient.value == pytest.approx(0.75)
     assert coefficient.estimate().stderr == pytest.approx(0.0, abs=1e-12)
     opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
     found = pools(batch, opposed, np.ones(200, dtype=bool))
-    assert coefficient_on_target(found.pool(4), moments_of(found.pool(4), est.group_mean()), found.judged) is None
+    assert projection_on_target(found.pool(4), moments_of(found.pool(4), est.group_mean()), found.judged) is None
 
 
 def test_silence_is_refused():
@@ -384,7 +386,7 @@ def slightly_off(chi_squared: float):
 def test_rounding_stays_on_policy_with_a_bound():
     choice = choose_target("auto", slightly_off(1e-4))
     assert (choice.kind, choice.agree) == ("on_policy", True)
-    assert "at most 0.01 times the root mean square gradient" in about_target(choice)
+    assert "moves the gradient by at most 0.01 of a completion's" in about_target(choice)
     assert choose_target("auto", slightly_off(0.04)).kind == "importance"
 
 

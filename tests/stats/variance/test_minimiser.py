@@ -56,8 +56,8 @@ def test_a_slope_that_few_prompts_carry_has_fewer_degrees_of_freedom():
 def test_an_end_that_is_cut_is_written_as_such():
     ends = [(0.25, 1.0), (0.0, 1.2345), (0.0, 2.0)]
     written = [written_interval(*each, [2.0, 0.0, 1.0]) for each in ends]
-    assert written == ["[0.25, 1]", "[≤ 0, 1.23]", "[≤ 0, ≥ 2]"]
-    assert written_interval(1.2345, 2.0, [2.0, 0.0, 1.0], digits=2) == "[1.2, ≥ 2]"
+    assert written == ["[0.25, 1]", "[≤ 0, 1.2]", "[≤ 0, ≥ 2]"]
+    assert written_interval(1.2345, 2.0, [2.0, 0.0, 1.0]) == "[1.2, ≥ 2]"
     assert written_interval(-np.inf, 1.0, (-np.inf, np.inf)) == "[−inf, 1]"
 
 
