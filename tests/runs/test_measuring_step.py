@@ -152,7 +152,7 @@ def test_weightings_give_what_a_second_measurement_gives(stale):
             np.testing.assert_allclose(row, known, rtol=1e-4)
 
 
-def test_token_scores_travel_through_a_run_that_stops_half_way(experiment, no_analysis, tmp_path, monkeypatch):
+def test_token_scores_travel_through_a_run_that_stops_half_way(experiment, tmp_path, monkeypatch):
     settings = {"sketch_dim": 64, "token_probes": 4, "token_exact": 0.5, "token_seed": 2}
     sampling = experiment.sampling.model_copy(update={"group_size": 2})
     section = experiment.measurement.model_copy(update=settings)
