@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 
 import jaxtyping
 import numpy as np
@@ -115,6 +116,24 @@ def policy_folder(tmp_path_factory) -> str:
 def unchecked(monkeypatch):
     """Without checks of annotations: for tests that give a wrong type and read the package's own message."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def ctrl_c_counts():
+    """In background jobs a shell lets processes ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.device_mesh.init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
 
 
 @pytest.fixture

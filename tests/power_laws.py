@@ -23,3 +23,23 @@ def curved_power_law(curvature=0.0, n_prompts=40, per_prompt=3, seed=0):
     x = np.log(lengths)
     noise = rng.normal(0, 0.3, n_prompts)[groups] + rng.normal(0, 0.4, len(groups))
     return lengths, np.exp(1.6 * x + curvature * (x - 4.5) ** 2 + noise), groups
+
+
+def dense_cr2(design, response, clusters, contrast):
+    """CR2 standard error of a contrast and Satterthwaite's degrees of freedom: Bell and McCaffrey's n × n matrices.
+
+    Roots are pseudo-inverse, as columns that are constant within a cluster need them.
+    """
+    bread = np.linalg.inv(design.T @ design)
+    maker = np.eye(len(design)) - design @ bread @ design.T
+    residuals = maker @ response
+    variance, columns = 0.0, []
+    for cluster in np.unique(clusters):
+        rows = cluster == clusters
+        values, vectors = np.linalg.eigh(maker[np.ix_(rows, rows)])
+        root = np.divide(1.0, np.sqrt(np.maximum(values, 1e-30)), out=np.zeros_like(values), where=values > 1e-9)
+        weight = (vectors * root) @ vectors.T @ design[rows] @ bread @ contrast
+        variance += (weight @ residuals[rows]) ** 2
+        columns.append(maker[:, rows] @ weight)
+    values = np.linalg.eigvalsh(np.array(columns) @ np.array(columns).T)
+    return np.sqrt(variance), values.sum() ** 2 / (values**2).sum()

@@ -1,11 +1,11 @@
 """The figures folder: redrawing from stored numbers, and the check for outdated figures."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from programs import program
 from saved_runs import save_run, saved_sweep
 
 from gradstats.config.experiment import find_experiment, read_experiment
@@ -18,10 +18,7 @@ FIGURES = Path(__file__).parent.parent / "figures"
 
 @pytest.fixture(scope="module")
 def figures():
-    spec = importlib.util.spec_from_file_location("redraw_figures", FIGURES / "redraw.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("figures/redraw.py")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +45,13 @@ def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):
     assert figures.complaints(tmp_path) == []
     first = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in figures.redraw(folder)] == first
+    # What has no table, record or manifest is named.
+    (folder / "stray.pdf").write_bytes(b"%PDF")
+    listed = " ".join(figures.complaints(tmp_path))
+    assert "stray.pdf was not drawn from the numbers in its folder" in listed
+    assert "has no table stray.csv" in listed
+    (folder / "manifest.json").unlink()
+    assert "has figures and no manifest.json" in figures.complaints(tmp_path)[0]
 
 
 def test_a_sweep_is_joined_drawn_and_watched(figures, tmp_path):
@@ -112,17 +116,6 @@ def test_a_figure_older_than_its_numbers_is_named(figures, run_directory, tmp_pa
     assert "are older than variance.csv: redraw them with `make figures`" in complaint
     figures.redraw(folder)
     assert figures.complaints(tmp_path) == []
-
-
-def test_figures_without_table_record_or_manifest_are_named(figures, run_directory, tmp_path):
-    folder = figures.take(run_directory, tmp_path)
-    figures.redraw(folder)
-    (folder / "stray.pdf").write_bytes(b"%PDF")
-    listed = " ".join(figures.complaints(tmp_path))
-    assert "stray.pdf was not drawn from the numbers in its folder" in listed
-    assert "has no table stray.csv" in listed
-    (folder / "manifest.json").unlink()
-    assert "has figures and no manifest.json" in figures.complaints(tmp_path)[0]
 
 
 def test_an_unfinished_run_is_not_taken(figures, tmp_path):

@@ -38,6 +38,15 @@ COSINE, SHARE, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (0.0, INF)
         ((0.9999, 0.9983, 1.0), "0.99990 [0.99830, 1.00000]", "$0.9999^{+0.0001}_{-0.0016}$"),
         ((0.0031, 2.4e-188, 3.97e182), "0.0031 [≥ 0.0000]", r"$0.0031\ [\geq 0.0000]$"),
         ((0.0006, 0.0, 0.0298), "0.001 [0, 0.030]", r"$0.001^{+0.029}_{-0.001}$"),
+        # Without limits an estimate outside of its interval shows which end was cut; bounds are rounded outwards.
+        ((-0.004, 0.0, 0.017), "≤ 0.017", r"$\leq 0.017$"),
+        ((1.004, 0.97, 1.0), "≥ 0.97", r"$\geq 0.97$"),
+        ((1.2, 0.9998, 1.0), "≥ 0.9998", r"$\geq 0.9998$"),  # a cosine whose interval starts there is not above 1
+        ((NAN, NAN, 0.12301), "≤ 0.13", r"$\leq 0.13$"),
+        ((NAN, NAN, 0.1 + 0.2), "≤ 0.3", r"$\leq 0.3$"),  # not 0.301
+        ((NAN, -0.12301, INF), "≥ −0.13", r"$\geq -0.13$"),
+        ((NAN, 1235.6, INF), "≥ 1,200", r"$\geq 1{,}200$"),
+        ((NAN, 3.0, 14.0), "[3, 14]", r"$[3, 14]$"),  # ends of bins are whole
         ((2.3e-11, 1.6e-11, 3.3e-11), "2.30·10⁻¹¹ [1.60·10⁻¹¹, 3.30·10⁻¹¹]", r"$2.3^{+1.0}_{-0.7} \cdot 10^{-11}$"),
     ],
 )
@@ -81,26 +90,11 @@ def test_an_estimate_outside_of_what_is_possible_is_a_bound(triple, limits, plai
     assert number_with_interval(*triple, limits=limits) == plain
 
 
-def test_without_limits_an_estimate_outside_of_its_interval_shows_which_end_was_cut():
-    assert number_with_interval(-0.004, 0.0, 0.017) == "≤ 0.017"
-    assert number_with_interval(1.004, 0.97, 1.0) == "≥ 0.97"
-    assert number_with_interval(-0.004, 0.0, 0.017, markup="latex") == r"$\leq 0.017$"
-
-
 def test_rounding_does_not_put_an_estimate_outside_of_its_interval():
     """A cosine of exactly 1, whose interval is cut there."""
     assert number_with_interval(1.0 + 2e-14, 1.0 - 1e-14, 1.0) == number_with_interval(1.0, 1.0, 1.0) == "1"
     assert number_with_interval(1.0 + 2e-14, 0.9, 1.0) == number_with_interval(1.0, 0.9, 1.0)
     assert number_with_interval(1.01, 0.9, 1.0) == "≥ 0.9"
-
-
-def test_bounds_are_rounded_outwards():
-    """A cosine whose interval starts at 0.9998 is not above 1."""
-    assert number_with_interval(1.2, 0.9998, 1.0) == "≥ 0.9998"
-    assert number_with_interval(NAN, NAN, 0.12301) == "≤ 0.13"
-    assert number_with_interval(NAN, NAN, 0.1 + 0.2) == "≤ 0.3"  # not 0.301
-    assert number_with_interval(NAN, -0.12301, INF) == "≥ −0.13"
-    assert number_with_interval(NAN, 1235.6, INF) == "≥ 1,200"
 
 
 def test_rounding_of_float32_is_not_printed_as_an_interval():
@@ -129,10 +123,6 @@ def test_rounding_of_float32_is_not_printed_as_an_interval():
 def test_latex_saves_space_and_writes_no_number_with_an_e(triple, wide, narrow):
     assert number_with_interval(*triple, markup="latex") == wide
     assert number_with_interval(*triple, markup="latex", narrow=True) == narrow
-
-
-def test_ends_of_bins_are_whole():
-    assert number_with_interval(NAN, 3.0, 14.0) == "[3, 14]"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The experiment file: its schema, and what comes with the project."""
 
-import importlib.util
 import itertools
 import json
 import re
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import run
+from programs import program
 
 from gradstats.config.experiment import (
     VARY,
@@ -161,11 +161,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("experiment_page", DOCS / "experiment_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.page() == (DOCS / "experiment_file.md").read_text(encoding="utf-8"), (
+    assert program("docs/experiment_page.py").page() == (DOCS / "experiment_file.md").read_text(encoding="utf-8"), (
         "run: python docs/experiment_page.py"
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import inspect
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from programs import program
 
 import gradstats as gs
 from gradstats.analyses import registry
@@ -20,10 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "site_pages.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("docs/site_pages.py")
 
 
 def test_every_public_name_is_listed_once_and_found(pages):

@@ -15,7 +15,7 @@ GIVEN = {"kimi_k15": {"tau": 1.0}, "kimi": {"tau": 1.0}, "length_weighted": {"al
 
 
 @st.composite
-def batches(draw: st.DrawFn, smallest: int = 1, holes: bool = True) -> Batch:
+def batches(draw: st.DrawFn, smallest: int = 1) -> Batch:
     n = draw(st.integers(smallest, 9))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = np.array(["p", "q", "r", "s"])[: draw(st.integers(1, 4))]
@@ -25,7 +25,7 @@ def batches(draw: st.DrawFn, smallest: int = 1, holes: bool = True) -> Batch:
         spans[:] = spans.max()  # ties for the longest
     width = int(spans.max()) + draw(st.integers(0, 2))
     mask = np.arange(width) < spans[:, None]
-    if holes and draw(st.booleans()):
+    if draw(st.booleans()):
         mask &= rng.random(mask.shape) < 0.6
         mask[np.arange(n), spans - 1] = True
     kind = draw(st.sampled_from(["binary", "equal", "graded"]))

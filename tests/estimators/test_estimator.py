@@ -120,20 +120,6 @@ def test_values_are_bound_by_position_and_by_name_and_defaults_filled_in():
     assert isinstance(bind_parameters("double", double, (1, 3), {}, skip=1)["count"], int)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
-    [
-        ((), {}, "double needs a value for factor: factor has no default"),
-        ((1, 2, True, 4), {}, r"double takes 3 parameters \(factor, count, loo\), got 4"),
-        ((1,), {"factor": 2}, "double got 'factor' twice, by position and by name"),
-        ((1,), {"cuont": 2}, "double has no parameter 'cuont': did you mean 'count'?"),
-    ],
-)
-def test_values_that_cannot_be_bound_are_named(arguments, keywords, message):
-    with pytest.raises(TypeError, match=message):
-        bind_parameters("double", double, arguments, keywords, skip=1)
-
-
 def test_values_out_of_range_are_named_and_none_stands_for_a_default_of_none():
     def clip(data, eps_low: float = 0.2, dual_clip: float | None = None):
         return data

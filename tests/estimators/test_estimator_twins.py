@@ -77,29 +77,6 @@ def test_each_estimator_is_its_twin(name: str, data: st.DataObject):
     assert_allclose(estimator.weights(batch), advantages / sizes)
 
 
-@pytest.mark.parametrize("name", CASES)
-@settings(max_examples=15, deadline=None)
-@given(data=st.data())
-def test_order_of_completions_does_not_matter(name: str, data: st.DataObject):
-    parameters = data.draw(st.sampled_from(CASES[name]))
-    batch = data.draw(batches(smallest=2))
-    order = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(len(batch.rewards))
-    estimator = est.get(name, **parameters)
-    moved = estimator.advantages(batch.select(order))
-    assert_allclose(moved, estimator.advantages(batch)[order], rtol=1e-9, atol=1e-9)
-
-
-@FEW
-@given(seed=st.integers(0, 10**6))
-def test_with_two_completions_every_weighted_loo_baseline_is_rloo(seed: int):
-    rng = np.random.default_rng(seed)
-    pairs, norms = np.repeat(np.arange(4), 2), rng.exponential(size=8)
-    batch = Batch(rng.normal(size=8), rng.integers(1, 90, size=8), pairs, sq_norms=norms)
-    rloo = est.rloo().advantages(batch)
-    for other in ("token_mean", "length_weighted(alpha=0.8)", "norm_weighted", "kimi(tau=0.3)"):
-        assert_allclose(est.get(other, loo=True).advantages(batch), rloo, atol=1e-12)
-
-
 @FEW
 @given(batch=batches(smallest=2))
 def test_flat_groups_get_exactly_zero(batch: Batch):

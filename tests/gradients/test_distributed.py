@@ -69,16 +69,6 @@ def test_results_of_ranks_come_in_their_order_and_lie_in_the_memory_of_the_cpu(m
 FOLDER = Path(__file__).parent
 
 
-@pytest.fixture
-def one_rank():
-    """A process group of this process alone."""
-    from torch import distributed
-
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield distributed.device_mesh.init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
-
-
 def sharded_model(mesh, tied: bool = False) -> torch.nn.Module:
     from torch.distributed.fsdp import fully_shard
 

@@ -82,7 +82,9 @@ def test_a_configuration_that_changes_is_looked_at_again():
 
 
 @PEFT_WARNINGS
-@pytest.mark.parametrize(("engine", "n_logits"), [("ghost", 10**9), ("ghost", 150), ("loop", 150)])
+@pytest.mark.parametrize(
+    ("engine", "n_logits"), [pytest.param("ghost", 10**9, marks=pytest.mark.slow), ("ghost", 150), ("loop", 150)]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_measurements_in_slices_equal_those_of_whole_logits(monkeypatch, name, engine, n_logits):
     rollouts = ragged_rollouts(4, masked=True)

@@ -216,16 +216,6 @@ def test_models_on_several_devices_are_refused(rollouts):
     held_parameters(model, select_parameters(model))
 
 
-@pytest.fixture
-def one_rank():
-    """A process group of this process alone."""
-    from torch import distributed
-
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield distributed.device_mesh.init_device_mesh("cpu", (1,))
-    distributed.destroy_process_group()
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_sharded_model_is_measured_exactly_after_an_error_in_the_middle_of_its_forward_pass(one_rank, tied):

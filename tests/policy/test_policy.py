@@ -168,14 +168,6 @@ def test_input_and_output_may_have_different_sizes():
     assert (vocabulary_size(model), n_logits(model)) == (VOCABULARY, 50)
 
 
-@pytest.fixture
-def one_rank():
-    """A process group of this process alone."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 def test_a_process_without_a_group_cannot_hold_a_part(policy_folder):
     message = r"sharded=True divides the weights over the ranks of a process group, and this process belongs to none"
     with pytest.raises(ValueError, match=message):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from programs import program
 
 from gradstats.report.glossary import TERMS
 
@@ -13,11 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("terms_page", DOCS / "terms_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = program("docs/terms_page.py")
     page = module.PAGE.read_text(encoding="utf-8")
     assert module.render(page) == page, "run: python docs/terms_page.py"
     with pytest.raises(ValueError, match="one pair of markers for the terms, found 0"):

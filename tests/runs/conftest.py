@@ -7,6 +7,8 @@ from small_runs import leave_out_pictures, only_two_figures
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import FiguresSection
+from gradstats.measurement.measurement import read_measurement
+from gradstats.runs.analysis import RunResult
 from gradstats.runs.pipeline import run_experiment
 
 
@@ -28,6 +30,17 @@ def experiment(policy_folder, tmp_path_factory) -> Experiment:
 @pytest.fixture(scope="session")
 def finished(experiment, tmp_path_factory):
     return run_experiment(experiment, tmp_path_factory.mktemp("runs") / "whole", progress=False)
+
+
+@pytest.fixture
+def no_analysis(monkeypatch):
+    """Leave out fits and figures, which take most of the time."""
+    monkeypatch.setattr(
+        "gradstats.runs.pipeline.analyse",
+        lambda run, progress=True: RunResult(
+            run, read_measurement(run.measurement), alpha=None, comparison=None, paths=[]
+        ),
+    )
 
 
 @pytest.fixture(scope="session")

@@ -46,17 +46,10 @@ def test_the_analysis_may_change_between_calls(copied, experiment):
     assert pd.read_csv(result.run.path / "variance.csv")["estimator"].tolist() == ["rloo", "group_mean"]
 
 
-def test_a_repeated_call_keeps_the_remarks_of_sampling(copied, experiment):
+def test_a_repeated_call_shows_its_steps_and_keeps_the_remarks_of_sampling(copied, experiment, monkeypatch):
     before = read_json(copied / "manifest.json")
     assert any("it is not followed" in remark for remark in before["remarks_of_steps"]["sampling"])
-    for _ in range(2):
-        run_experiment(experiment, copied, progress=False)
-        after = read_json(copied / "manifest.json")
-        assert sorted(after["remarks"]) == sorted(before["remarks"])
-        assert after["remarks_of_steps"] == before["remarks_of_steps"]
 
-
-def test_the_analysis_shows_its_steps(copied, experiment, monkeypatch):
     @contextmanager
     def recorded(label, total, *, done=0, shown=True):
         bar = Progress(disable=True)
@@ -69,6 +62,9 @@ def test_the_analysis_shows_its_steps(copied, experiment, monkeypatch):
     monkeypatch.setattr("gradstats.runs.analysis.progress_bar", recorded)
     for progress in (True, False):
         run_experiment(experiment, copied, progress=progress)
+        after = read_json(copied / "manifest.json")
+        assert sorted(after["remarks"]) == sorted(before["remarks"])
+        assert after["remarks_of_steps"] == before["remarks_of_steps"]
     assert [shown for shown, _ in bars] == [True, False]
     assert all(task.finished and task.total == task.completed for _, task in bars)
     steps = names[: len(names) // 2]

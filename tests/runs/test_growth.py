@@ -61,14 +61,13 @@ def contents(path):
 
 
 GROWTHS = {
-    "more prompts": {"prompts": {"n": 7}},
     "all prompts": {"prompts": {"n": None}},
     "more completions": {"sampling": {"group_size": 4}},
     "both": {"prompts": {"n": 6}, "sampling": {"group_size": 3}},
 }
 
 
-@pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS.keys())
+@pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
 def test_a_finished_run_grows_and_keeps_what_it_has(small, begun, path, tmp_path, growth):
     before = contents(path)
     larger = small(**growth)

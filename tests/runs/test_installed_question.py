@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from gradstats.analyses import registry
 from gradstats.report.saved_results import read_results
@@ -32,36 +33,6 @@ def site(tmp_path_factory):
     return folder
 
 
-def command(site, *words):
-    """Run the command in a process of its own, in which the package is installed."""
-    search = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "gradstats", *map(str, words)],
-        env=os.environ | {"PYTHONPATH": search, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_an_installed_question_is_listed_and_explained(site):
-    assert "\n  lengths " in command(site, "ask")
-    assert "--longest" in command(site, "ask", "lengths", "--help")
-
-
-def test_an_installed_question_is_kept_and_shown_without_trust(site, drawn, tmp_path):
-    path = shutil.copytree(drawn.run.path, tmp_path / "run")
-    assert "mean length" in command(site, "ask", path, "lengths", "--longest", 3)
-    assert (path / "figures" / "lengths.png").is_file()
-    (path / "report.html").unlink()
-    command(site, "report", path)
-    assert "Mean lengths." in (path / "report.html").read_text(encoding="utf-8")
-    command(site, "export", path, "--only", "tables")
-    assert (path / "tables" / "lengths.tex").is_file()
-
-
 @pytest.fixture
 def installed(site, monkeypatch):
     """Install the package in this process, and forget it afterwards."""
@@ -70,6 +41,35 @@ def installed(site, monkeypatch):
     yield
     registry._installed.cache_clear()
     sys.modules.pop("own_lengths", None)
+
+
+def test_a_process_in_which_it_is_installed_lists_it(site):
+    search = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": search, "COLUMNS": "120"}
+    words = [sys.executable, "-m", "gradstats", "ask"]
+    assert "\n  lengths " in subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_an_installed_question_is_explained_kept_and_shown_without_trust(
+    installed, drawn, tmp_path, monkeypatch, capsys
+):
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
+    (path / "report.html").unlink()
+    printed = []
+    for words in (
+        ("ask", "lengths", "--help"),
+        ("ask", path, "lengths", "--longest", 3),
+        ("report", path),
+        ("export", path, "--only", "tables"),
+    ):
+        code, out, err = run(monkeypatch, capsys, *words)
+        assert code == 0, err
+        printed.append(out)
+    assert "--longest" in printed[0]
+    assert "mean length" in printed[1]
+    assert (path / "figures" / "lengths.png").is_file()
+    assert "Mean lengths." in (path / "report.html").read_text(encoding="utf-8")
+    assert (path / "tables" / "lengths.tex").is_file()
 
 
 def test_an_installed_question_is_asked_in_a_run(installed, drawing, drawn, tmp_path):

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from command_line import run
 from killed_runs import MOMENTS, contents, kill_and_resume
 
-import gradstats as gs
 from gradstats.measurement.measurement import read_measurement
 from gradstats.report.saved_results import read_recorded_experiment, read_results
 from gradstats.rollouts.table import read_rollouts
@@ -166,27 +164,6 @@ def test_a_second_process_is_refused_by_name_and_harms_nothing(file, tmp_path, m
         process.send_signal(signal.SIGCONT)
         finish(process)
     assert not lock.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_second_sweep_is_refused_by_name_and_the_first_one_ends(experiment, tmp_path, monkeypatch, capsys):
-    file, out = tmp_path / "sweep.yaml", tmp_path / "sweep"
-    varied = {"vary": {"sampling.temperature": [0.7, 1.0]}, "figures": {"formats": ["png"]}}
-    file.write_text(yaml.safe_dump(experiment.model_dump() | varied, sort_keys=False), encoding="utf-8")
-    with started("run", file, out) as process:
-        wait_for(lambda: list(out.glob("*/rollouts/shard-00001.parquet")), process)
-        process.send_signal(signal.SIGSTOP)
-        before = contents_of_two_writers(out)
-        code, _, err = run(monkeypatch, capsys, "run", file, "--out", out, "--no-progress")
-        assert code == 1
-        assert f"another process is working on {out} (process {process.pid} on " in " ".join(err.split())
-        assert contents_of_two_writers(out) == before
-        process.send_signal(signal.SIGCONT)
-        finish(process)
-    assert not list(out.rglob(".lock"))
-    gs.run_sweep(file, out=tmp_path / "alone", progress=False)
-    assert (out / "sweep.csv").read_bytes() == (tmp_path / "alone" / "sweep.csv").read_bytes()
 
 
 @pytest.fixture

@@ -23,14 +23,7 @@ CASES = {
     "measure": ["measure", "POLICY", "--rollouts", "RUN", "--sketch-dim", "16"],
     "variance": ["variance", "RUN", "--estimators", "rloo", "--n-resamples", "20"],
     "curve": ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
-    "optimal_baselines": ["ask", "RUN", "optimal_baselines", "--n-resamples", "8"],
     "success_bins": ["ask", "RUN", "success_bins", "rloo", "--bins", "2"],
-    "group_sizes": ["ask", "RUN", "group_sizes", "rloo"],
-    "length_bins": ["ask", "RUN", "length_bins", "rloo", "--n-bins", "2"],
-    "allocation": ["ask", "RUN", "allocation", "rloo", "--tokens", "1000"],
-    "batch_size": ["ask", "RUN", "batch_size", "rloo"],
-    "critic": ["ask", "RUN", "critic"],
-    "ratios": ["ask", "RUN", "ratios"],
     "profile": ["profile", "RUN"],
     "figures": ["export", "RUN", "--only", "figures", "--formats", "svg"],
     "report": ["report", "RUN"],
@@ -38,7 +31,7 @@ CASES = {
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "tables", "curve", "optimal_baselines", "critic"}
+INTO_FOLDERS = {"figures", "tables", "curve"}
 #: Those among them whose folder may be the run itself.
 INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
 #: What computes: nothing of it is called where the target is refused.
@@ -130,32 +123,21 @@ def test_nothing_of_the_users_is_lost(place, monkeypatch, capsys, command, targe
 
 
 #: Commands whose earlier result is replaced: where to, and what makes another result (None: drawn from saved numbers).
+#: Others refuse other settings without a way to overwrite what was made by them.
 EARLIER = {
     "sample": ("s.parquet", ["--seed", "1"]),
     "measure": ("m", ["--sketch-seed", "1"]),
     "variance": ("v.csv", ["--confidence-level", "0.5"]),
     "curve": ("c", ["--confidence-level", "0.5"]),
-    "optimal_baselines": ("o", ["--confidence-level", "0.5"]),
     "success_bins": ("b.csv", ["--confidence-level", "0.5"]),
-    "group_sizes": ("g.csv", ["--confidence-level", "0.5"]),
-    "length_bins": ("l.csv", ["--confidence-level", "0.5"]),
-    "allocation": ("a.csv", ["--confidence-level", "0.5"]),
-    "batch_size": ("n.csv", ["--confidence-level", "0.5"]),
-    "ratios": ("r.csv", ["--n-bins", "2"]),  # the ratios of an on-policy run are 1 at any level, up to rounding
     "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),
     "report": ("r.html", None),
     "tables": ("t", None),
 }
-#: Others: their other settings are refused without a way to overwrite them, or their tests have a run of their own.
-ELSEWHERE = {
-    "run": "test_pipeline.py",
-    "sweep": "test_sweep.py",
-    "critic": "test_critic.py",
-}
 
 
-@pytest.mark.parametrize("command", [name for name in CASES if name not in ELSEWHERE])
+@pytest.mark.parametrize("command", EARLIER)
 def test_an_earlier_result_is_replaced_and_one_of_other_settings_on_request_only(place, monkeypatch, capsys, command):
     name, other = EARLIER[command]
     words = [*words_of(command, place), "--out", place / name]
@@ -188,8 +170,6 @@ INTO_THE_RUN = {
         ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
         "tables/curve_asymmetric_loo_true_delta.csv",
     ),
-    "optimal_baselines": (["ask", "RUN", "optimal_baselines"], "tables/optimal_baselines.json"),
-    "critic": (["ask", "RUN", "critic"], "tables/critic.csv"),
     "tables": (["export", "RUN", "--only", "tables"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.

@@ -64,7 +64,7 @@ def test_its_numbers_are_those_of_the_public_functions(finished, experiment):
 @pytest.mark.parametrize(
     "moment", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 7]
 )
-def test_an_interrupted_run_ends_with_the_same_numbers(drawing, drawn, tmp_path, monkeypatch, moment):
+def test_an_interrupted_run_ends_with_the_same_numbers(experiment, finished, tmp_path, monkeypatch, moment):
     """Four batches are sampled and four shards measured; the run is stopped during each and then resumed."""
     calls = {"left": moment}
 
@@ -81,14 +81,14 @@ def test_an_interrupted_run_ends_with_the_same_numbers(drawing, drawn, tmp_path,
     monkeypatch.setattr(SamplingPlan, "draw", interrupting(SamplingPlan.draw))
     monkeypatch.setattr(MeasuringSession, "measure", interrupting(MeasuringSession.measure))
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(drawing, tmp_path / "run", progress=False)
+        run_experiment(experiment, tmp_path / "run", progress=False)
     shards = sorted((tmp_path / "run" / "rollouts").glob("*.parquet"))
     assert len(shards) == min(moment, 4)
     before = {shard: shard.stat().st_mtime_ns for shard in shards}
-    run_experiment(drawing, tmp_path / "run", progress=False)
+    run_experiment(experiment, tmp_path / "run", progress=False)
     assert all(shard.stat().st_mtime_ns == when for shard, when in before.items())
-    for name in ("alpha.json", "variance.csv", "figures/length_scaling.csv", "figures/variance.png"):
-        assert (tmp_path / "run" / name).read_bytes() == (drawn.run.path / name).read_bytes(), name
+    for name in ("alpha.json", "variance.csv", "tables/length_scaling.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished.run.path / name).read_bytes(), name
 
 
 def test_a_finished_run_is_redrawn_without_sampling_or_measuring(drawn, monkeypatch):

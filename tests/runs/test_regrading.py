@@ -14,7 +14,6 @@ from small_runs import consonants, sampled_and_measured, small_experiment, vowel
 from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import regrading
-from gradstats.runs.analysis import RunResult
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.system.files import remove_path, write_json
 
@@ -36,17 +35,6 @@ def finished(begun, tmp_path):
     text = problems.read_text()
     yield experiment, shutil.copytree(path, tmp_path / "run")
     problems.write_text(text)
-
-
-@pytest.fixture
-def no_analysis(monkeypatch):
-    """Leave out fits and figures, which take most of the time."""
-    monkeypatch.setattr(
-        "gradstats.runs.pipeline.analyse",
-        lambda run, progress=True: RunResult(
-            run, read_measurement(run.measurement), alpha=None, comparison=None, paths=[]
-        ),
-    )
 
 
 @pytest.fixture
@@ -124,7 +112,7 @@ def test_results_of_the_old_rewards_do_not_stay(finished, no_model, monkeypatch)
         assert not (path / name).exists()
 
 
-@pytest.mark.parametrize("moment", range(7))
+@pytest.mark.parametrize("moment", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 2, 3, 5)), 4, 6])
 def test_an_interrupted_regrading_is_finished_by_what_comes_next(finished, no_model, no_analysis, monkeypatch, moment):
     """Three shards of rollouts and three of the measurement are rewritten."""
     experiment, path = finished

@@ -64,7 +64,7 @@ def out(made, tmp_path):
     return shutil.copytree(made[0], tmp_path / "out")
 
 
-def test_cells_that_draw_alike_share_completions(made, file, out, monkeypatch):
+def test_cells_that_draw_alike_share_completions(made, file, out, no_analysis, monkeypatch):
     folder, result, batches = made
     assert len(batches) == 2 * 4  # two temperatures, four batches each
     cells = [folder / name for name in result.settings]

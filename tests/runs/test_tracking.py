@@ -1,6 +1,7 @@
 """Following a run in a tracker: what is logged, on which run of the tracker, and what happens when it fails."""
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -102,8 +103,12 @@ class TestLogged:
         # The numbers are those of a run without a tracker.
         pd.testing.assert_frame_equal(frame, finished.comparison.to_frame())
 
-    def test_a_further_call_adds_to_the_same_run(self, tracked, installed_tracker, tmp_path, monkeypatch):
+    def test_a_further_call_adds_to_the_same_run(
+        self, tracked, finished, no_analysis, installed_tracker, tmp_path, monkeypatch
+    ):
         module = installed_tracker()
+        for name in ("run", "other"):
+            shutil.copytree(finished.run.path, tmp_path / name)
         for _ in range(2):
             run(tracked, tmp_path / "run")
         assert module.started[0]["name"] == module.started[1]["name"]
@@ -116,8 +121,8 @@ class TestLogged:
         assert module.started[3]["project"] == "elsewhere"
         assert module.started[3]["name"] != module.started[0]["name"]
 
-    def test_it_may_be_switched_on_for_a_finished_run(self, experiment, tracked, installed_tracker, tmp_path):
-        run(experiment, tmp_path / "run")
+    def test_it_may_be_switched_on_for_a_finished_run(self, finished, tracked, installed_tracker, tmp_path):
+        shutil.copytree(finished.run.path, tmp_path / "run")
         module = installed_tracker()
         run(tracked, tmp_path / "run")
         assert "results/alpha" in module.values

@@ -1,7 +1,5 @@
-"""Runs that are killed, interrupted, or watched."""
+"""Sampling that is killed at random moments."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,9 +10,6 @@ import pytest
 
 from gradstats.config.experiment import Experiment
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs.directory import RunDirectory
-from gradstats.runs.sampling_step import sample_shards
-from gradstats.sampling.plan import SamplingPlan
 
 SAMPLE = (
     "import sys, warnings; warnings.simplefilter('ignore')\n"
@@ -25,17 +20,6 @@ SAMPLE = (
     "run = RunDirectory.open(Path(sys.argv[2]), load_experiment(sys.argv[1]))\n"
     "sample_shards(run, progress=False)\n"
 )
-
-
-def experiment_of(policy, problems, **sampling):
-    settings = {"group_size": 4, "max_new_tokens": 16, "batch_size": 6, "reward": "exact"} | sampling
-    return Experiment(name="long", policy={"name": policy}, prompts={"source": problems}, sampling=settings)
-
-
-@pytest.fixture
-def experiment(policy_folder, tmp_path):
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 7)))
-    return experiment_of(policy_folder, str(tmp_path / "p.jsonl"))
 
 
 @pytest.mark.slow
@@ -81,53 +65,3 @@ def test_killed_at_ten_random_moments_every_shard_is_kept_and_the_table_is_the_s
     assert final == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "rollouts").glob("*.parquet")}
     assert read_rollouts(folder).frame.equals(whole.frame)
     assert not list(folder.glob(".*"))
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_counts():
-    """Shells make background jobs ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def press_ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.mark.filterwarnings("ignore:the model's generation_config")
-def test_ctrl_c_finishes_the_current_shard(experiment, tmp_path, monkeypatch, capfd):
-    draw = SamplingPlan.draw
-
-    def pressed_during(plan, batch, *args):
-        if batch == 1:
-            press_ctrl_c()
-        return draw(plan, batch, *args)
-
-    monkeypatch.setattr(SamplingPlan, "draw", pressed_during)
-    run = RunDirectory.open(tmp_path / "run", experiment)
-    with pytest.raises(KeyboardInterrupt):
-        sample_shards(run, progress=False)
-    assert sorted(path.name for path in run.rollouts.glob("*.parquet")) == [
-        "shard-00000.parquet",
-        "shard-00001.parquet",
-    ]
-    assert "stopping when the current batch is finished; Ctrl-C again stops immediately" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    monkeypatch.setattr(SamplingPlan, "draw", draw)
-    sample_shards(run, progress=False)
-    assert len(list(run.rollouts.glob("*.parquet"))) == 4
-
-
-@pytest.mark.filterwarnings("ignore:the model's generation_config")
-def test_a_second_ctrl_c_stops_at_once(experiment, tmp_path, monkeypatch):
-    def pressed_twice(plan, batch, *args):
-        press_ctrl_c()
-        press_ctrl_c()
-        raise AssertionError("it went on")
-
-    monkeypatch.setattr(SamplingPlan, "draw", pressed_twice)
-    run = RunDirectory.open(tmp_path / "run", experiment)
-    with pytest.raises(KeyboardInterrupt):
-        sample_shards(run, progress=False)
-    assert not list(run.rollouts.glob("*.parquet"))

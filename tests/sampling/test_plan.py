@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 import pytest
-from greedy_decoding import likeliest
+from small_draws import PROBLEMS, likeliest
 
 import gradstats
 from gradstats.config.sections import SamplingSection
@@ -24,11 +24,6 @@ from gradstats.sampling.plan import (
 from gradstats.sampling.sample import sample
 from gradstats.sampling.sampler import Completion
 from gradstats.system.files import write_json
-
-
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
 
 
 def test_absent_libraries_are_named(policy, monkeypatch):
@@ -127,13 +122,6 @@ def test_a_batch_that_fails_before_an_answer_raises_its_error():
 
     with pytest.raises(ConnectionError, match="refused"):
         draw_with_answers(Server(), {}, fail)
-
-
-PROBLEMS = [
-    Problem("long", "abc def", "z", "exact"),
-    Problem("short", "q", "7", "exact"),
-    Problem("mid", "ab c", "x", "exact"),
-]
 
 
 def test_any_batch_can_be_drawn_alone(policy):

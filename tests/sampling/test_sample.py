@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from small_draws import PROBLEMS, draw
 
-from gradstats.policy.policy import load_policy
-from gradstats.prompts import Problem
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.sampling.plan import SamplingPlan
 from gradstats.sampling.sample import draw_batches, sample
@@ -90,25 +89,6 @@ def test_the_bar_starts_at_the_completions_that_were_finished_before(shards, mon
     shards.write(Plan().draw(0), shards.path(0))
     draw_batches(Plan(), shards, progress=False)
     assert counted == [("sampling", 6, 2, False), ([0, 0], True), 4, ([1, 1], False), 4, ([2, 2], False)]
-
-
-PROBLEMS = [
-    Problem("long", "abc def", "z", "exact"),
-    Problem("short", "q", "7", "exact"),
-    Problem("mid", "ab c", "x", "exact"),
-]
-
-
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
-
-
-def draw(policy, problems=PROBLEMS, **options):
-    """Sample, expecting the warning that the folder's generation_config is not followed."""
-    settings = {"group_size": 4, "max_new_tokens": 12, "progress": False, "reward": "exact"} | options
-    with pytest.warns(UserWarning, match="it is not followed"):
-        return sample(policy, problems, **settings)
 
 
 def test_the_models_generation_config_is_reported_and_not_followed(policy):

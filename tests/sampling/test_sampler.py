@@ -6,15 +6,12 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import tiny_model
 
-import gradstats
 from gradstats.config.sections import SamplingSection
-from gradstats.policy.policy import Policy, load_policy
+from gradstats.policy.policy import Policy
 from gradstats.prompts import Problem
-from gradstats.rollouts.table import Rollouts
 from gradstats.sampling import Completion, Sampler, SamplerSettings
 from gradstats.sampling.sample import sample
 from gradstats.sampling.sampler import client_until, stop_token_ids
@@ -61,11 +58,6 @@ def test_a_dripping_answer_is_given_up(pause, late, dripping_headers):
 PROBLEMS = [Problem(f"p{k}", "ab" * k, "x", "exact") for k in range(1, 5)]
 
 
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
-
-
 def test_a_sampler_of_ones_own_is_used_with_its_seeds(policy):
     class Constant:
         own_seeds = True
@@ -85,15 +77,6 @@ def test_a_sampler_of_ones_own_is_used_with_its_seeds(policy):
     assert sorted(rollouts.frame["sampler_seed"]) == sorted(own.seen)
     assert rollouts.metadata["sampler"]["engine"] == "constant"
     assert np.isnan(rollouts.frame["sampler_logprobs"].iloc[0][1])
-
-
-def test_recipes_that_need_every_logprob_are_told_that_one_is_missing(policy):
-    logprobs = [[-1.0, float("nan")]]
-    table = Rollouts.from_sequences([[2]], [[4, 5]], [1.0], ["p"], sampler_logprobs=logprobs)
-    measured = gradstats.measure(policy, table, sketch_dim=None, progress=False)
-    batch = gradstats.estimators.Batch.from_measurement(measured)
-    assert batch.old_logprobs is None
-    assert pd.notna(batch.logprobs).all()
 
 
 @pytest.mark.parametrize("stated", [None, 0.7])

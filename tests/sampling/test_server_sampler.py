@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradstats.policy.policy import load_policy
 from gradstats.prompts import Problem
 from gradstats.rollouts.table import read_rollouts
 from gradstats.sampling import SamplerSettings
@@ -115,12 +114,6 @@ def test_token_ids_come_before_text_and_all_settings_before_a_subset():
     ]
 
 
-def test_the_extended_dialect_states_every_setting_under_the_names_of_vllm_and_of_llama_cpp():
-    fields = FIELDS["extended, prompt as token ids"](SETTINGS, [1])
-    extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "repeat_penalty": 1.2, "return_token_ids": True}
-    assert fields == {"temperature": 0.7, "top_p": 0.9, "logprobs": 1, "extra_body": extra}
-
-
 def test_the_generation_config_of_transformers_serve_leaves_nothing_to_the_model():
     sent = json.loads(FIELDS["transformers serve"](SETTINGS, [1, 4])["extra_body"]["generation_config"])
     assert sent == {
@@ -147,11 +140,6 @@ def test_the_standard_dialect_refuses_each_setting_that_it_lacks():
 pytest.importorskip("openai")
 PROBLEMS = [Problem("one", "abc", "x", "exact"), Problem("two", "q", "y", "exact")]
 PROMPT = [2, 4, 5, 6, 3]  # <user>abc<assistant>
-
-
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
 
 
 @pytest.fixture(autouse=True)
@@ -308,14 +296,6 @@ def test_the_servers_dialect_is_found(policy, knows, tokens, name):
     assert sampler.describe()["dialect"] == name
     prompt = server.requests[-1]["prompt"]
     assert prompt == (PROMPT if tokens else "<user>abc<assistant>")
-
-
-def test_transformers_serve_is_given_a_whole_generation_config(policy):
-    with serving(Dialects({"generation_config"}, False)) as server:
-        draw(policy, server, settings=SamplerSettings(8, temperature=0.7, top_k=4), logprobs_of="sampled")
-    config = json.loads(server.requests[-1]["generation_config"])
-    assert (config["do_sample"], config["temperature"], config["top_k"], config["top_p"]) == (True, 0.7, 4, 1.0)
-    assert (config["max_new_tokens"], config["eos_token_id"]) == (8, [1])
 
 
 def test_a_server_without_a_field_for_a_setting_is_not_asked_to_guess(policy):

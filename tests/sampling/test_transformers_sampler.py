@@ -4,25 +4,18 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_model
-from greedy_decoding import likeliest
 from scipy import stats
+from small_draws import PROBLEMS, draw, likeliest
 from transformers.cache_utils import DynamicLayer
 from transformers.generation.continuous_batching import cache
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from gradstats.measurement.disk_size import GIB
-from gradstats.policy.policy import Policy, as_policy, load_policy
-from gradstats.prompts import Problem
+from gradstats.policy.policy import Policy, as_policy
 from gradstats.sampling import SamplerSettings
 from gradstats.sampling.plan import open_sampler
-from gradstats.sampling.sample import sample
 from gradstats.sampling.sampler import Completion
 from gradstats.sampling.transformers_sampler import ROOM, ContinuousSampler, GrowingLayer, generate
-
-
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
 
 
 @pytest.mark.slow
@@ -163,20 +156,6 @@ def test_within_its_room_a_token_copies_nothing_that_was_there():
         assert (layer.keys.data_ptr(), layer.values.data_ptr()) == where
     layer.update(*states(generator, 2, 1))
     assert layer.keys.data_ptr() != where[0]
-
-
-PROBLEMS = [
-    Problem("long", "abc def", "z", "exact"),
-    Problem("short", "q", "7", "exact"),
-    Problem("mid", "ab c", "x", "exact"),
-]
-
-
-def draw(policy, problems=PROBLEMS, **options):
-    """Sample, expecting the warning that the folder's generation_config is not followed."""
-    settings = {"group_size": 4, "max_new_tokens": 12, "progress": False, "reward": "exact"} | options
-    with pytest.warns(UserWarning, match="it is not followed"):
-        return sample(policy, problems, **settings)
 
 
 def exact_distribution(policy, prompt_ids, temperature=1.0, top_k=0, top_p=1.0):

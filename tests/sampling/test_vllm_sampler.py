@@ -11,12 +11,6 @@ from gradstats.policy.policy import load_policy
 from gradstats.sampling import Completion, SamplerSettings
 from gradstats.sampling.plan import open_sampler
 
-
-@pytest.fixture(scope="module")
-def policy(policy_folder):
-    return load_policy(policy_folder)
-
-
 # vLLM, by the names and signatures that its documentation gives.
 
 

@@ -11,14 +11,6 @@ from rich.progress import Progress
 from gradstats.system.progress import ProgressReport, finishing_current_shard
 
 
-@pytest.fixture
-def ctrl_c_counts():
-    """In background jobs a shell lets processes ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("ctrl_c_counts")
 def test_a_first_ctrl_c_waits_and_a_second_stops_at_once():
     messages: list[str] = []

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from estimator_batches import FEW, batches, expected_gradient
-from hypothesis import given
+from estimator_batches import expected_gradient
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
@@ -55,16 +54,13 @@ def test_grpo_by_hand():
     assert_allclose(est.grpo(eps=0, loo=True).advantages(batch), [-1 / root, 1 / root, 0])
 
 
-def test_only_the_single_best_counts_in_pass_at_k():
+def test_only_the_lead_of_the_single_best_counts_in_pass_at_k():
     best = Batch([-3, -1, -2, 1, 1, 0], [1] * 6, ["a"] * 3 + ["b"] * 3)
     assert_allclose(est.pass_at_k().advantages(best), [0, 1, 0, 0, 0, 0])
-
-
-def test_pass_at_k_divides_the_lead_by_the_standard_deviation():
-    batch = Batch([0, 1, 3], [1, 1, 1], ["a", "a", "a"])
-    # mean 4/3, squared deviations (16 + 1 + 25)/9
-    assert_allclose(est.pass_at_k(normalize=True, eps=0).advantages(batch), [0, 0, 2 / np.sqrt(42 / 9 / 2)])
-    assert_allclose(est.pass_at_k(normalize=True, ddof=0, eps=0).advantages(batch), [0, 0, 2 / np.sqrt(42 / 9 / 3)])
+    batch = Batch([0, 1, 3], [1, 1, 1], ["a", "a", "a"])  # mean 4/3, squared deviations (16 + 1 + 25)/9
+    for ddof in (0, 1):
+        found = est.pass_at_k(normalize=True, ddof=ddof, eps=0).advantages(batch)
+        assert_allclose(found, [0, 0, 2 / np.sqrt(42 / 9 / (3 - ddof))])
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -74,17 +70,6 @@ def test_expected_gradients_of_other_objectives(n: int, p: float):
     assert expected_gradient(est.pass_at_k().weights, p, n) == pytest.approx((1 - p) ** (n - 1))
     # Σ_{k=0}^{N−2} (1−p)^k; for N → ∞ it is 1/p, the derivative of log p
     assert expected_gradient(est.max_rl().weights, p, n) == pytest.approx(sum((1 - p) ** k for k in range(n - 1)))
-
-
-@FEW
-@given(batch=batches(smallest=2))
-def test_kimi_limits(batch: Batch):
-    greatest = np.array([batch.rewards[batch.group_index == g].max() for g in batch.group_index])
-    cold = est.kimi(tau=1e-9).advantages(batch)
-    hot = est.kimi(tau=1e7).advantages(batch)
-    alone = batch.group_sizes[batch.group_index] == 1
-    assert_allclose(cold, np.where(alone, 0, batch.rewards - greatest), atol=1e-7)
-    assert_allclose(hot, est.group_mean().advantages(batch), atol=1e-6)
 
 
 def test_kimi_by_hand():
@@ -156,19 +141,6 @@ def test_shrinkage_ignores_the_noise_of_groups_of_one():
     baseline = (1 - shrinkage) * 1 + shrinkage * 0.75
     assert est.james_stein().advantages(batch)[0] == pytest.approx(-baseline)
     assert est.james_stein().advantages(batch)[4] == 0.0
-
-
-@FEW
-@given(batch=batches())
-def test_whitened_advantages_have_mean_zero_and_variance_one_over_tokens(batch: Batch):
-    if batch.lengths.sum() < 2:
-        return
-    for estimator in (est.reinforce_pp(), est.gae(whiten=True), est.reinforce_pp_baseline()):
-        advantages = estimator.advantages(batch)
-        tokens = advantages[batch.mask] if advantages.ndim == 2 else np.repeat(advantages, batch.lengths)
-        assert tokens.mean() == pytest.approx(0, abs=1e-8)
-        # v/(v + 1e-8), which is 1 unless the values are nearly equal
-        assert tokens.var(ddof=1) == pytest.approx(1, abs=0.02) or tokens.var(ddof=1) < 1e-3
 
 
 def test_a_completion_counts_once_for_each_token():

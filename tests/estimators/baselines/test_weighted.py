@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
-from estimator_batches import FEW, batches
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from off_policy_pair import off_policy_batch, policy_pair
 from scipy.optimize import minimize_scalar
@@ -58,29 +55,11 @@ def test_off_policy_weights_by_hand():
         assert_allclose(one(off_policy=True).advantages(on_policy), one().advantages(on_policy))
 
 
-@FEW
-@given(batch=batches(), loo=st.booleans(), scope=st.sampled_from(["group", "batch"]))
-def test_length_weights_at_zero_and_one_half(batch: Batch, loo: bool, scope: str):
-    mean = est.batch_mean(loo=loo) if scope == "batch" else est.group_mean(loo=loo)
-    flat = est.length_weighted(alpha=0, loo=loo, scope=scope)
-    half = est.length_weighted(alpha=0.5, loo=loo, scope=scope)
-    assert_allclose(flat.advantages(batch), mean.advantages(batch), atol=1e-12)
-    assert_allclose(half.advantages(batch), est.token_mean(loo=loo, scope=scope).advantages(batch), atol=1e-12)
-
-
 def test_powers_of_long_lengths_do_not_overflow():
     batch = Batch([1, 0], [10, 30], ["a", "a"])
     # 10^{2α} : 30^{2α} is 1 : 3^{2α}, and beyond every float for α = 400
     assert_allclose(est.length_weighted(alpha=400.0).advantages(batch), [1, 0], atol=1e-12)
     assert_allclose(est.length_weighted(alpha=-400.0).advantages(batch), [0, -1], atol=1e-12)
-
-
-def test_norm_weighted_on_the_batch_is_the_optimal_constant():
-    batch = Batch([0, 1, 3], [1, 2, 3], ["a", "b", "b"], sq_norms=[1.0, 2.0, 5.0])
-    assert_allclose(est.constant().advantages(batch), est.norm_weighted(scope="batch").advantages(batch))
-    best = est.optimal_constant(batch.rewards, batch.sq_norms)
-    assert best == pytest.approx(17 / 8)
-    assert_allclose(est.constant(b=best).advantages(batch), est.constant().advantages(batch))
 
 
 def test_norms_of_zero_give_nan_with_a_reason():

@@ -119,16 +119,6 @@ def test_aggregation_parameters():
 
 @FEW
 @given(batch=batches())
-def test_dynamic_sampling(batch: Batch):
-    recipe = Recipe("reinforce", filter="dynamic_sampling")
-    kept = recipe.kept_groups(batch)
-    assert_allclose(kept, naive.differing_groups(batch))
-    weights = recipe.weights(batch)
-    assert_allclose(weights, est.reinforce().weights(batch) * kept[batch.group_index])
-
-
-@FEW
-@given(batch=batches())
 def test_mask_truncated(batch: Batch):
     cut = np.arange(batch.rewards.size) % 3 == 0
     batch = batch.with_fields(truncated=cut)
@@ -142,19 +132,6 @@ def test_mask_truncated(batch: Batch):
         left = sum(int(batch.lengths[j]) for j in np.flatnonzero(~cut) if batch.groups[j] == batch.groups[i])
         assert_allclose(rescaled[i], est.rloo().advantages(batch)[i] / left)
     assert not rescaled[cut].any()
-
-
-@FEW
-@given(batch=batches(), kind=st.sampled_from(["k1", "k2", "k3"]))
-def test_kl_in_loss(batch: Batch, kind: str):
-    recipe = Recipe("rloo", kl=f"in_loss(beta=0.3, kind={kind})", aggregation="token_mean")
-    weights = recipe.weights(batch)
-    plain = est.rloo().advantages(batch)
-    for i, t in np.argwhere(batch.mask).tolist():
-        slope = naive.kl_slope(batch.logprobs[i, t] - batch.ref_logprobs[i, t], kind)
-        expected = (plain[i] - 0.3 * slope) * naive.aggregation_factor(batch, i, "token_mean")
-        assert weights[i, t] == pytest.approx(expected, rel=1e-5, abs=1e-7)
-    assert not weights[~batch.mask].any()
 
 
 @FEW
@@ -341,14 +318,6 @@ def test_every_case_of_the_punishment_by_length():
     batch = Batch(np.zeros(6), [1, 6, 7, 8, 10, 11], ["a"] * 6)
     added = get_component("reward", "soft_overlong(max=10, cache=4)")(batch)
     assert_array_equal(added, [0, 0, -0.25, -0.5, -1, -1])
-
-
-@FEW
-@given(batch=batches())
-def test_weights_are_those_of_the_punished_rewards(batch: Batch):
-    recipe = Recipe("rloo", reward="soft_overlong(max=4, cache=3)")
-    punished = batch.rewards + [punishment(int(length), 4, 3) for length in batch.lengths]
-    assert_allclose(recipe.weights(batch), est.rloo().weights(batch.with_fields(rewards=punished)), atol=1e-12)
 
 
 @FEW

@@ -1,43 +1,11 @@
 """Ratios and clips against their naive twins, by hand, and their expectation off-policy."""
 
-import math
-
 import numpy as np
 import pytest
-from estimator_batches import FEW, batches
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from off_policy_pair import expected_off_policy, policy_pair
 
-from gradstats import estimators as est
-from gradstats.estimators import Batch, Recipe, recipes
-from gradstats.estimators.recipes.ratio import token_clip
-from gradstats.reference import naive_estimators as naive
-
-
-def loop(batch: Batch, weight) -> np.ndarray:
-    """weight(ρ, A)/N at each counted token, A that of leave-one-out REINFORCE."""
-    advantage = est.rloo().advantages(batch)
-    expected = np.zeros(batch.mask.shape)
-    for i, t in np.argwhere(batch.mask).tolist():
-        log_ratio = batch.logprobs[i, t] - batch.old_logprobs[i, t]
-        factor = naive.aggregation_factor(batch, i, "sequence_sum")
-        expected[i, t] = weight(math.exp(log_ratio), advantage[i]) * factor
-    return expected
-
-
-def gaps(batch: Batch, i: int) -> list[float]:
-    """log ρ of the counted tokens of a completion."""
-    return [batch.logprobs[i, t] - batch.old_logprobs[i, t] for t in np.flatnonzero(batch.mask[i])]
-
-
-@FEW
-@given(batch=batches(), low=st.floats(0.05, 0.5), high=st.floats(0.05, 0.5), dual=st.sampled_from([None, 3.0]))
-def test_token_clip_is_the_gradient_of_the_clipped_objective(batch: Batch, low: float, high: float, dual):
-    recipe = Recipe("rloo", ratio=token_clip(eps_low=low, eps_high=high, dual_clip=dual))
-    expected = loop(batch, lambda ratio, advantage: naive.token_weight(ratio, advantage, low, high, dual))
-    assert_allclose(recipe.weights(batch), expected, rtol=1e-5, atol=1e-8)
+from gradstats.estimators import Batch, Recipe
 
 
 def test_token_clip_by_hand():
@@ -50,51 +18,6 @@ def test_token_clip_by_hand():
         "token_clip(dual_clip=3)": [[1.1, 0, 0, 0.7], [-1.1, 0, 0, -0.9]],
     }.items():
         assert_allclose(2 * Recipe("rloo", ratio=label).weights(batch), expected)
-
-
-@FEW
-@given(batch=batches())
-def test_sequence_clip(batch: Batch):
-    low, high = 0.3, 0.4
-    weights = Recipe("rloo", ratio=f"sequence_clip(eps_low={low}, eps_high={high})").weights(batch)
-    assert weights.shape == (len(batch.rewards),)
-    advantages = est.rloo().weights(batch)
-    for i in range(len(batch.rewards)):
-        ratio = naive.sequence_ratio(gaps(batch, i))
-        clipped = ratio > 1 + high if advantages[i] > 0 else ratio < 1 - low
-        assert weights[i] == pytest.approx(0.0 if clipped else ratio * advantages[i], abs=1e-12)
-
-
-@FEW
-@given(batch=batches(), convention=st.sampled_from(["verl", "trl"]))
-def test_clipped_weight(batch: Batch, convention: str):
-    high = {"verl": 0.2, "trl": 5.0}[convention]
-    recipe = Recipe("rloo", ratio=f"clipped_weight(convention={convention})")
-    expected = loop(batch, lambda ratio, advantage: naive.cispo_weight(ratio, advantage, convention, 0.2, high))
-    assert_allclose(recipe.weights(batch), expected, atol=1e-12)
-
-
-@FEW
-@given(batch=batches())
-def test_log_ratio_penalty(batch: Batch):
-    weights = recipes.get("kimi_k15", tau=0.7).weights(batch)
-    whole = np.array([sum(gaps(batch, i)) for i in range(len(batch.rewards))])
-    expected = (est.kimi(tau=0.7).advantages(batch) - 0.7 * whole) / batch.group_sizes[batch.group_index]
-    assert_allclose(weights, expected, atol=1e-12)
-
-
-def test_sequence_product_by_hand():
-    rho, old = np.array([[2.0, 1.5], [0.5, 0.8], [1.0, 1.0]]), np.full((3, 2), -3.0)
-    # A = 1, −½, −½ and ρ_i = 3, 0.4, 1
-    batch = Batch([1, 0, 0], [2, 2, 2], ["a", "a", "a"], logprobs=np.log(rho) + old, old_logprobs=old)
-    for parameters, expected in {
-        "": [3, -0.2, -0.5],
-        "(eps_high=0.5, eps_low=0.5)": [0, 0, -0.5],
-        "(eps_high=2.5, eps_low=0.7)": [3, -0.2, -0.5],
-        "(truncate=2)": [2, -0.2, -0.5],
-        "(normalize=True)": np.array([3, -0.2, -0.5]) * 3 / 4.4,
-    }.items():
-        assert_allclose(3 * Recipe("rloo", ratio=f"sequence_product{parameters}").weights(batch), expected)
 
 
 def test_the_sequence_product_is_unbiased_off_policy_and_its_clip_is_not():

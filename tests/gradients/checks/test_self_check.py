@@ -174,13 +174,6 @@ def test_a_wrong_engine_is_refused_by_the_self_check(monkeypatch, rollouts):
     assert "self-check" in measured.metadata["engines_passed_over"]["ghost"]
 
 
-def test_an_engine_that_padding_disturbs_is_refused(monkeypatch, rollouts):
-    disturbed = changed(ghost_engine, lambda norms, chunk: norms * (1.0 + 0.01 * (len(chunk.rows) > 1)))
-    monkeypatch.setitem(gradients.ENGINES, "ghost", disturbed)
-    with pytest.raises(gradients.SelfCheckError, match=r"deviates by 1\.00e-02 from one backward pass"):
-        gradients.measure(tiny_model("qwen2", dtype=torch.float32), rollouts, engine="ghost", progress=False)
-
-
 @pytest.mark.parametrize(
     ("engine", "dtype", "remedy"),
     [
@@ -212,21 +205,16 @@ def test_in_float32_one_parameter_may_be_off_by_rounding_and_no_more(monkeypatch
     monkeypatch.setitem(gradients.ENGINES, "ghost", _smallest_block_scaled(factor))
     refused = pytest.raises(gradients.SelfCheckError, match=r"deviates by 4\.0\de-02 .*, where 1e-02 is allowed")
     with contextlib.nullcontext() if passes else refused:
-        gradients.measure(tiny_model("qwen2", dtype=torch.float32), rollouts, engine="ghost", progress=False)
+        model = tiny_model("qwen2", dtype=torch.float32)
+        check = gradients.measure(model, rollouts, engine="ghost", progress=False).metadata["self_check"]
+        assert 0.003 < check["parameters"] < check["tolerance_of_parts"]
+        assert check["squared_norms"] < check["tolerance"]
 
 
 def test_the_self_check_is_recorded(rollouts):
     check = gradients.measure(tiny_model("gpt2"), rollouts, progress=False).metadata["self_check"]
     assert (check["tolerance"], check["tolerance_of_parts"]) == (1e-5, 1e-5)
     assert all(0 <= check[name] < 1e-9 for name in ("squared_norms", "parameters", "sketches", "token_quantities"))
-
-
-def test_a_deviation_of_one_parameter_is_recorded_apart(monkeypatch, rollouts):
-    monkeypatch.setitem(gradients.ENGINES, "ghost", _smallest_block_scaled(1.004))
-    model = tiny_model("qwen2", dtype=torch.float32)
-    check = gradients.measure(model, rollouts, engine="ghost", progress=False).metadata["self_check"]
-    assert 0.003 < check["parameters"] < check["tolerance_of_parts"]
-    assert check["squared_norms"] < check["tolerance"]
 
 
 def test_dropout_is_refused(rollouts):

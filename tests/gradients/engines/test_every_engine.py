@@ -8,7 +8,6 @@ import torch
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import ARCHITECTURES, any_model, oracle, with_own_parameter
 
-import gradstats as gs
 import gradstats.gradients as gradients
 from gradstats.gradients.engines.registry import loop_engine, sequence_gradient
 from gradstats.gradients.objective import make_chunk
@@ -56,21 +55,6 @@ def test_numbers_do_not_depend_on_chunks_or_order(engine):
     for name in ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms"):
         for row, place in enumerate(order):
             np.testing.assert_allclose(getattr(shuffled, name)[row], getattr(whole, name)[place], rtol=1e-9)
-
-
-def test_ghost_gives_the_numbers_of_vmap():
-    policy = gs.load_policy("embedded", progress=False)
-    problems = gs.load_prompts("embedded", 3, rng=1)
-    rollouts = gs.sample(policy, problems, group_size=2, max_new_tokens=96, rng=1, progress=False)
-    ghost, vmap = (
-        gs.measure(policy, rollouts, engine=engine, sketch_dim=4096, progress=False) for engine in ("ghost", "vmap")
-    )
-    assert (ghost.metadata["engine"], vmap.metadata["engine"]) == ("ghost", "vmap")
-    np.testing.assert_allclose(ghost.sq_norms, vmap.sq_norms, rtol=1e-5)
-    for name, norms in vmap.sq_norms_by_block.items():
-        np.testing.assert_allclose(ghost.sq_norms_by_block[name], norms, rtol=1e-5, err_msg=name)
-    inner, expected = (one.sketches @ one.sketches.T for one in (ghost, vmap))
-    np.testing.assert_allclose(inner, expected, atol=1e-5 * float(vmap.sq_norms.max()))
 
 
 def test_a_mixture_of_experts_is_measured_by_the_loop_in_auto(rollouts):

@@ -84,8 +84,8 @@ class TestWeights:
         ("kind", "settings"),
         [
             ("GRPO", {"gradient_accumulation_steps": 2, "num_iterations": 2}),
-            ("RLOO", {}),
-            ("GRPO", {"gradient_checkpointing": True, "temperature": 0.7}),
+            pytest.param("RLOO", {}, marks=pytest.mark.slow),
+            pytest.param("GRPO", {"gradient_checkpointing": True, "temperature": 0.7}, marks=pytest.mark.slow),
             ("GRPO", {"gradient_checkpointing": False, "bf16": True, "loss_type": "grpo"}),
         ],
         ids=["accumulating", "rloo", "checkpointing", "autocast"],

@@ -87,14 +87,6 @@ def squared(number):
     return part
 
 
-@pytest.fixture
-def ctrl_c_counts():
-    """In background jobs a shell lets processes ignore Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("ctrl_c_counts")
 def test_what_parts_need_is_loaded_once_and_a_value_arrives_before_the_next_part_begins():
     work = Numbers()

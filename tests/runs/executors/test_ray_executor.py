@@ -77,6 +77,7 @@ def test_killed_workers_are_replaced_and_their_parts_done_again(connected, tmp_p
     assert "a worker died while it made shard 0: ray starts it again, and the shard is made again" in said
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:opened")
 def test_a_part_that_ends_every_worker_is_an_error_that_names_it(connected, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_executor, "MOST_DEATHS", 2)

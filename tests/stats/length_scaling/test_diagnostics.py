@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
-from power_laws import curved_power_law, noisy_power_law
-from scipy.linalg import sqrtm
+from power_laws import curved_power_law, dense_cr2, noisy_power_law
 
 import gradstats as gs
 from gradstats.analyses.alpha import within_and_between
@@ -193,27 +192,17 @@ def test_its_slopes_are_those_within_and_between_prompts():
 
 
 def test_its_error_is_cr2_of_the_coefficient_on_the_means():
-    """The regression on log T and its prompt mean, with Bell and McCaffrey's n × n matrices; groups of uneven size."""
+    """The regression on log T and its prompt mean, of groups of uneven size."""
     lengths, sq_norms, groups = noisy_power_law(12, 4)
     kept = np.random.default_rng(0).random(48) < 0.8
     lengths, sq_norms, groups = lengths[kept], sq_norms[kept], np.unique(groups[kept], return_inverse=True)[1]
-    x, y, n = np.log(lengths), np.log(sq_norms), len(lengths)
-    means = np.array([x[groups == group].mean() for group in groups])
-    design = np.column_stack([np.ones(n), x, means])
-    model = sm.OLS(y, design).fit()
-    bread = np.linalg.inv(design.T @ design)
-    maker = np.eye(n) - design @ bread @ design.T
-    variance, columns = 0.0, []
-    for prompt in np.unique(groups):
-        rows = groups == prompt
-        weight = np.linalg.inv(np.real(sqrtm(maker[np.ix_(rows, rows)]))) @ design[rows] @ bread[2]
-        variance += (weight @ model.resid[rows]) ** 2
-        columns.append(maker[:, rows] @ weight)
-    values = np.linalg.eigvalsh(np.array(columns) @ np.array(columns).T)
+    x, y = np.log(lengths), np.log(sq_norms)
+    design = np.column_stack([np.ones(len(x)), x, [x[groups == group].mean() for group in groups]])
+    stderr, degrees = dense_cr2(design, y, groups, np.array([0.0, 0.0, 1.0]))
     test = mundlak_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
-    assert test.difference == pytest.approx(model.params[2] / 2, rel=1e-9)
-    assert test.stderr == pytest.approx(np.sqrt(variance) / 2, rel=1e-9)
-    assert test.degrees == pytest.approx(values.sum() ** 2 / (values**2).sum(), rel=1e-8)
+    assert test.difference == pytest.approx(sm.OLS(y, design).fit().params[2] / 2, rel=1e-9)
+    assert test.stderr == pytest.approx(stderr / 2, rel=1e-9)
+    assert test.degrees == pytest.approx(degrees, rel=1e-8)
     low, high = test.confidence_interval(1.0 - test.pvalue)
     assert min(abs(low), abs(high)) == pytest.approx(0.0, abs=1e-9)
 
