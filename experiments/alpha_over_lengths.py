@@ -4,11 +4,12 @@ A model of this size ends an answer after a few hundred tokens, so that a long t
 solves one word problem after the other; the problems are masked, and every token of the model is drawn from the policy
 given all that came before. Each trace is measured at 256, 1,024 and 4,096 of the model's tokens, and some at 8,192. α
 is that within traces: the beginnings of a trace differ in length alone, and traces in their problems as well; the
-pooled fit is beside it, and intervals are over traces. Beginnings of up to 1,024 tokens serve the self-check, whose
-plain pass of a longer one would take as long as measuring it.
+pooled fit is beside it, and intervals are over traces. Beginnings of 256 tokens serve the self-check, whose plain pass
+of a longer one would take as long as measuring it.
 
-``python experiments/alpha_over_lengths.py`` resumes where it was stopped: sampling from its last 256 steps, measuring
-from the last finished shard.
+``python experiments/alpha_over_lengths.py`` measures the traces that are kept beside the results, and samples them
+where there are none. It resumes where it was stopped: sampling from its last 256 steps, measuring from the last
+finished shard.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from gradstats.system.progress import progress_bar
 MODEL = "models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 SYSTEM = "Solve each problem step by step. Put the final number in \\boxed{}."
 LENGTHS = (256, 1024, 4096, 8192)
-_CHECKED = 1024  # most tokens of a beginning that the self-check looks at
 _SAVED_EVERY = 256  # steps
 
 
@@ -219,8 +219,14 @@ def main(
     """
     policy = gs.load_policy(model)
     texts = [str(text) for text in pd.read_json(problems, lines=True)["input"]]
-    rollouts = sampled(policy, texts, n_traces, together, n_long, runs)
-    short = rollouts.select(np.flatnonzero(rollouts.lengths <= _CHECKED))
+    kept = out / "traces.parquet"
+    if kept.exists():
+        rollouts = gs.read_rollouts(kept)
+    else:
+        rollouts = sampled(policy, texts, n_traces, together, n_long, runs)
+        out.mkdir(parents=True, exist_ok=True)
+        rollouts.to_parquet(kept)
+    short = rollouts.select(np.flatnonzero(rollouts.lengths == LENGTHS[0]))
     session = MeasuringSession.open(policy, short, MeasurementSection(sketch_dim=None))
     with progress_bar("measuring", len(rollouts)) as report:
         measured = measure_in_shards(session, rollouts, report, {}, runs / "shards")
@@ -228,7 +234,6 @@ def main(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
     )
     fit = gs.alpha_report(measured).fit
-    out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(plots.style("icml")):  # pyright: ignore[reportArgumentType]
         gs.plot_length_scaling(fit)
         plots.save_figure(plt.gcf(), out / "length_scaling", ("pdf", "png"), source=points)

@@ -168,3 +168,8 @@ def test_the_whole_experiment_reports_alpha_within_traces(short, policy, rows, t
     assert found["within traces"] == pytest.approx(slope / 2)
     assert found["from 8 to 16"] == pytest.approx(np.mean(logs[:, 2, 1] - logs[:, 1, 1]) / (2 * np.log(2)))
     assert read_json(tmp_path / "out" / "manifest.json")["n_traces"] == 3
+    # Traces that are kept are measured again, and not drawn.
+    monkeypatch.setattr(short, "sampled", None)
+    first = (tmp_path / "out" / "length_scaling.csv").read_bytes()
+    short.main(tmp_path / "problems.jsonl", "tiny", 3, 2, 2, tmp_path / "runs", tmp_path / "out")
+    assert (tmp_path / "out" / "length_scaling.csv").read_bytes() == first
