@@ -219,8 +219,8 @@ def run_command(command: Callable[..., None], prog: str, words: Sequence[str]) -
 def without_markup(text: str) -> str:
     """Return a text of a docstring as help shows it.
 
-    >>> without_markup("see :func:`gradstats.plan`, and ``gradstats list``")
-    'see gradstats.plan, and gradstats list'
+    >>> without_markup("see :func:`gradstats.compare`, and ``gradstats list``")
+    'see gradstats.compare, and gradstats list'
     """
     return re.sub(r":[a-z]+:|`", "", " ".join(text.split()))
 
