@@ -673,12 +673,12 @@ def test_of_a_run_the_questions_that_it_cannot_answer_are_named_and_say_why_when
     answered, refused = out.split("not of this run (asked one by one they say why):")
     assert all(f"\n  {name} " in answered for name in ("variance", "allocation", "curve", "length_reward"))
     lacking = {"variance_by_block": "block_sketches=True", "critic": "values", "tokens": "token_probes="}
-    assert refused.partition("\n\n")[0].replace(",", "").split() == list(lacking)
+    assert lacking.keys() <= set(refused.partition("\n\n")[0].replace(",", "").split())
     for name, remedy in lacking.items():
         assert f"\n  {name} " not in answered
         code, _, err = run(monkeypatch, capsys, "ask", measured, name)
         assert code == 1
-        assert remedy in err
+        assert remedy in " ".join(err.split())
     assert "not of this run" not in run(monkeypatch, capsys, "ask")[1]
     code, _, err = run(monkeypatch, capsys, "ask", measured.with_name("absent"))
     assert code == 1
