@@ -280,7 +280,7 @@ def _or_nothing(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
     members = get_args(info.type) if info.type_origin in (Union, types.UnionType) else ()
     if type(None) not in members:
         return None
-    given = Union[tuple(one for one in members if one is not type(None))]  # noqa: UP007
+    given: Any = Union[tuple(one for one in members if one is not type(None))]  # noqa: UP007
     of_given = PrimitiveTypeInfo.make(given, info.markers)
     spec = ConstructorRegistry.get_primitive_spec(of_given)
     if not isinstance(spec, PrimitiveConstructorSpec) or spec.nargs not in (1, "*"):
