@@ -92,16 +92,16 @@ def lengths_sentence() -> str:
     """State α along traces that are longer than those of the runs."""
     if (frame := table(LONG_TRACES, "alpha")) is None:
         return "A power law was fitted everywhere; it says nothing of other lengths."
-    within = frame[frame["fit"].str.startswith("within")]
-    whole, *parts = ((row["fit"], shown(with_interval(row, "alpha"))) for _, row in within.iterrows())
+    alphas = {row["fit"]: shown(with_interval(row, "alpha")) for _, row in frame.iterrows()}
+    within = alphas.pop("within traces")
+    parts = [f"{name} {alpha}" for name, alpha in alphas.items() if name.startswith("from ")]
     points = table(LONG_TRACES, "length_scaling")
     assert points is not None
-    shortest, longest = points["length"].min(), points["length"].max()
+    reached = points.groupby("prompt_id")["length"].max()
+    longest = (reached == reached.max()).sum()
     return (
-        f"[Along {points['prompt_id'].nunique()} traces](../figures/{LONG_TRACES}/length_scaling.png) of {shortest:,} "
-        f"to {longest:,} tokens, Qwen-0.5B's answers one after the other, it is {whole[1]}"
-        + "".join(f"; {name.partition(', ')[2]} tokens {alpha}" for name, alpha in parts)
-        + "."
+        f"[Along {len(reached)} long traces](../figures/{LONG_TRACES}/length_scaling.png), Qwen-0.5B's answers one "
+        f"after the other, {longest} of them of {reached.max():,} tokens, it is {within}: {', '.join(parts)}."
     )
 
 

@@ -1,16 +1,21 @@
-"""Fit α over five octaves of length: traces of 8,192 tokens of Qwen2.5-Coder-0.5B, and where they begin.
+"""Fit α over five octaves of length: traces of up to 8,192 tokens of Qwen2.5-Coder-0.5B, and where they begin.
 
 A model of this size ends an answer after a few hundred tokens, so that a long trace is a conversation in which it
 solves one word problem after the other; the problems are masked, and every token of the model is drawn from the policy
-given all that came before. Each trace is measured at 256, 512, … 4,096 of the model's tokens, and some at 8,192. α is
-that within traces: the beginnings of a trace differ in length alone, and traces in their problems as well; the pooled
-fit is beside it, and intervals are over traces. ``python experiments/alpha_over_lengths.py`` resumes where it was
-stopped: sampling from its last 256 steps, measuring from the last finished shard.
+given all that came before. Each trace is measured at 256, 1,024 and 4,096 of the model's tokens, and some at 8,192. α
+is that within traces: the beginnings of a trace differ in length alone, and traces in their problems as well; the
+pooled fit is beside it, and intervals are over traces. Beginnings of 256 tokens serve the self-check, whose plain pass
+of a longer one would take as long as measuring it.
+
+``python experiments/alpha_over_lengths.py`` measures the traces that are kept beside the results, and samples them
+where there are none. It resumes where it was stopped: sampling from its last 256 steps, measuring from the last
+finished shard.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +25,23 @@ import numpy as np
 import pandas as pd
 import torch
 import tyro
+from scipy import special
 from transformers import DynamicCache
 
 import gradstats as gs
 from gradstats import plots
+from gradstats.config.sections import MeasurementSection
+from gradstats.gradients.measure import measure_in_shards
+from gradstats.gradients.session import MeasuringSession
 from gradstats.rollouts.table import Rollouts
 from gradstats.sampling.transformers_sampler import GrowingLayer
 from gradstats.system.environment import environment
 from gradstats.system.files import read_json, write_csv, write_json
+from gradstats.system.progress import progress_bar
 
 MODEL = "models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 SYSTEM = "Solve each problem step by step. Put the final number in \\boxed{}."
-LENGTHS = tuple(256 * 2**octave for octave in range(6))
+LENGTHS = (256, 1024, 4096, 8192)
 _SAVED_EVERY = 256  # steps
 
 
@@ -176,6 +186,17 @@ def sampled(policy: gs.Policy, problems: list[str], n_traces: int, together: int
     return Rollouts.concatenate(parts)
 
 
+def between_lengths(points: pd.DataFrame) -> dict[str, tuple[float, float, float]]:
+    """Return the slope from each length to the next, the mean over traces with its 95 % t interval."""
+    by_trace = np.log(points.pivot_table(index="prompt_id", columns="length", values="sq_norm"))
+    found = {}
+    for first, last in pairwise(LENGTHS):
+        slopes = ((by_trace[last] - by_trace[first]) / (2.0 * np.log(last / first))).dropna()
+        half = special.stdtrit(len(slopes) - 1, 0.975) * slopes.std(ddof=1) / np.sqrt(len(slopes))
+        found[f"from {first:,} to {last:,}"] = (slopes.mean(), slopes.mean() - half, slopes.mean() + half)
+    return found
+
+
 def main(
     problems: Path = Path("data/mawps_singleop.jsonl"),
     model: str = MODEL,
@@ -198,27 +219,29 @@ def main(
     """
     policy = gs.load_policy(model)
     texts = [str(text) for text in pd.read_json(problems, lines=True)["input"]]
-    rollouts = sampled(policy, texts, n_traces, together, n_long, runs)
-    measured = gs.measure(policy, rollouts, sketch_dim=None, keep_in=runs / "shards")
+    kept = out / "traces.parquet"
+    if kept.exists():
+        rollouts = gs.read_rollouts(kept)
+    else:
+        rollouts = sampled(policy, texts, n_traces, together, n_long, runs)
+        out.mkdir(parents=True, exist_ok=True)
+        rollouts.to_parquet(kept)
+    short = rollouts.select(np.flatnonzero(rollouts.lengths == LENGTHS[0]))
+    session = MeasuringSession.open(policy, short, MeasurementSection(sketch_dim=None))
+    with progress_bar("measuring", len(rollouts)) as report:
+        measured = measure_in_shards(session, rollouts, report, {}, runs / "shards")
     points = pd.DataFrame(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
     )
     fit = gs.alpha_report(measured).fit
-    out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(plots.style("icml")):  # pyright: ignore[reportArgumentType]
         gs.plot_length_scaling(fit)
         plots.save_figure(plt.gcf(), out / "length_scaling", ("pdf", "png"), source=points)
-    middle = LENGTHS[len(LENGTHS) // 2]
     fits = {"pooled": fit, "within traces": fit.within_prompts()}
-    halves = {"up to": points["length"] <= middle, "from": points["length"] >= middle}
-    for name, half in ((name, points[inside]) for name, inside in halves.items()):
-        of_half = gs.fit_length_scaling(lengths=half["length"], sq_norms=half["sq_norm"], groups=half["prompt_id"])
-        fits[f"within traces, {name} {middle:,}"] = of_half.within_prompts()
-    rows = []
-    for name, one in fits.items():
-        if one is not None:
-            low, high = one.confidence_interval()
-            rows.append({"fit": name, "alpha": one.alpha, "alpha_low": low, "alpha_high": high})
+    found = {name: (one.alpha, *one.confidence_interval()) for name, one in fits.items() if one is not None}
+    found |= between_lengths(points)
+    columns = ("alpha", "alpha_low", "alpha_high")
+    rows = [{"fit": name} | dict(zip(columns, values, strict=True)) for name, values in found.items()]
     write_csv(out / "alpha.csv", pd.DataFrame(rows))
     write_json(
         out / "manifest.json",

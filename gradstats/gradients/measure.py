@@ -165,10 +165,10 @@ def measure(
     with progress_bar("measuring", len(rollouts), shown=progress) as report:
         if keep_in is None:
             return session.measure(rollouts, report.chunk, token_weights=token_weights)
-        return _measure_in_shards(session, rollouts, report, named_weightings(token_weights, rollouts), keep_in)
+        return measure_in_shards(session, rollouts, report, named_weightings(token_weights, rollouts), keep_in)
 
 
-def _measure_in_shards(
+def measure_in_shards(
     session: MeasuringSession,
     rollouts: Rollouts,
     report: ProgressReport,
