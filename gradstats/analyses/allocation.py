@@ -48,6 +48,7 @@ from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
 from gradstats.stats.intervals import Derived, fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.variance.best_set import EQUAL
 from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal, OfEstimatedScale
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
@@ -123,7 +124,10 @@ class Allocation(Result):
         known = [(noise, row) for noise, row in noises if np.isfinite(noise[0])]
         if not known:
             return "No noise could be estimated."
-        (ratio, low, high), best = min(known, key=lambda one: one[0][0])
+        lowest = min(noise[0] for noise, _ in known)
+        # Of those that are equal by construction rloo, which names them in the table as well.
+        equal = [one for one in known if math.isclose(one[0][0], lowest, rel_tol=EQUAL)]
+        (ratio, low, high), best = min(equal, key=lambda one: one[1].estimator != "rloo")
         split = f"{best.estimator}, {best.group_size} completions of {best.n_prompts:.3g} prompts"
         split += ", extrapolated" if best.extrapolated else ""
         reference, noise = f"rloo with {self.reference_size}", number_with_interval(ratio, low, high)

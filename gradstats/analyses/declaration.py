@@ -263,8 +263,10 @@ class Tabulated:
 
     @property
     def known_by(self) -> list[str]:
-        """The columns by which a file is known as one of its tables: the first, and the first that is shown."""
-        return [self.columns[0].name, *(list(self.declared_headings) or [self.columns[-1].name])[:1]]
+        """The columns by which a file is known as one of its tables: the first, and the first shown that all have."""
+        also = {one.name for one in self.also}
+        shown = [name for name in self.declared_headings if name not in also]
+        return [self.columns[0].name, *(shown or [self.columns[-1].name])[:1]]
 
     def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
         """Return the columns of a table: name → heading, without those that only other tables have."""

@@ -416,9 +416,14 @@ def _planned_ratio(
     wanted = (1.0 if equivalent is not None else value) if ratio is None else ratio
     if not (0 < low < high < math.inf):
         name = JUDGED.heading if quantity == JUDGED.name else quantity
+        if low == high:
+            raise ValueError(
+                f"{name} of {estimator!r} is known exactly ({low:g}), since it is a multiple of the reference: choose "
+                "another estimator"
+            )
         raise ValueError(
-            f"{name} of {estimator!r} has no interval of any width in the pilot ([{low:g}, {high:g}]): choose an "
-            "estimator that is not a multiple of the reference, or measure more prompts"
+            f"{name} of {estimator!r} is not resolved in the pilot, so that no number of prompts can be planned from "
+            "it: plan those that resolve its signal (signal=True; of the command --signal), or measure more"
         )
     goal = _goal_of(wanted, within, equivalent)
     if goal == 0.0:

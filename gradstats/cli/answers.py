@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -89,12 +89,19 @@ def _table(table: ShortTable, room: int) -> list[str]:
 
     Args:
         table: the table.
-        room: lines for its rows, below a heading of one line.
+        room: lines for its rows, below a heading of one line, and one more where no row is left out.
     """
-    above = [at + 1 + (row.block + 1 if table.in_blocks else 0) for at, row in enumerate(table.rows)]
-    rows = [row for row, n_lines in zip(table.rows, above, strict=True) if n_lines <= room]
-    if len(rows) == len(table.rows) - 1:  # to say that one is left out takes as much room as the row
-        rows = list(table.rows)
+    n_rows = len(table.rows)
+    for n_shown in range(min(n_rows, room + 1), 0, -1):
+        lines = _rows_of_table(table, table.rows[:n_shown])
+        n_left = n_rows - n_shown
+        if len(lines) - 1 <= room + (n_left == 0) or n_shown == 1:
+            break
+    return [*lines, f"{_INDENT}… {n_left} more rows: --all"] if n_left else lines
+
+
+def _rows_of_table(table: ShortTable, rows: Sequence[ShortRow]) -> list[str]:
+    """Return headings and rows; a name that is too long stands in lines of its own above its cells."""
     # What no row resolves says nothing here.
     columns = [
         (heading, list(cells))
@@ -110,20 +117,27 @@ def _table(table: ShortTable, room: int) -> list[str]:
         widths = [max(map(cell_len, [*head, *cells])) for head, (_, cells) in zip(headed, columns, strict=True)]
     n_fitting = _fitting(widths, longest)
     headed, widths = headed[:n_fitting], widths[:n_fitting]
-    height = max(map(len, headed), default=1)
     first = min(longest, WIDTH - len(_INDENT) - sum(widths) - len(widths) * len(_GAP))
-    names = [*[""] * (height - 1), table.heading, *(name(first) for name in named)]
+    above = _folded_heading(table.heading, first)
+    height = max(map(len, [above, *headed]))
+    above = [*[""] * (height - len(above)), *above]
     columns = [
-        [f"{_GAP}{cell:>{width}}" for cell in [*[""] * (height - len(head)), *head, *cells]]
-        for head, (_, cells), width in zip(headed, columns, widths, strict=False)
+        ([*[""] * (height - len(head)), *head], cells) for head, (_, cells) in zip(headed, columns, strict=False)
     ]
-    lines = [f"{_INDENT}{name:<{first}}{''.join(row)}".rstrip() for name, *row in zip(names, *columns, strict=True)]
-    if table.in_blocks:  # the estimators stand above their rows
-        starts = [at for at, row in enumerate(rows) if at == 0 or row.block != rows[at - 1].block]
-        for at in reversed(starts):
-            lines.insert(height + at, f"{_INDENT}{rows[at].estimators(WIDTH - len(_INDENT))}")
-    n_left = len(table.rows) - len(rows)
-    return [*lines, f"{_INDENT}… {n_left} more rows: --all"] if n_left else lines
+
+    def line(name: str, cells: Iterable[str]) -> str:
+        numbers = "".join(f"{_GAP}{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return f"{_INDENT}{name:<{first}}{numbers}".rstrip()
+
+    lines = [line(name, (head[at] for head, _ in columns)) for at, name in enumerate(above)]
+    for at, (row, name) in enumerate(zip(rows, named, strict=True)):
+        if table.in_blocks and (at == 0 or row.block != rows[at - 1].block):  # the estimators stand above their rows
+            lines.append(f"{_INDENT}{row.estimators(WIDTH - len(_INDENT))}")
+        if "…" in (beside := name(first)):
+            lines += _folded(name(_WHOLE_NAME), _INDENT)
+            beside = ""
+        lines.append(line(beside, (cells[at] for _, cells in columns)))
+    return lines
 
 
 def _name_in(table: ShortTable, row: ShortRow) -> Callable[[int], str]:

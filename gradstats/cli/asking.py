@@ -78,34 +78,32 @@ def _is_label(word: str) -> bool:
 
 
 def _list_questions(questions: Mapping[str, str], source: Path | None) -> None:
-    """Print the questions; of a run first those that it can answer, and why it cannot answer the others."""
-    refused = {} if source is None or source.is_file() else _refused(source)
+    """Print the questions; of a run first those that it can answer, then the names of the others."""
+    refused = [] if source is None or source.is_file() else _refused(source)
     width = max(map(len, questions))
     lines = [f"gradstats ask {source or 'RUN'} QUESTION …   of a run directory or a measurement folder:", ""]
 
-    def listed(names: Mapping[str, str]) -> None:
-        for name, text in names.items():
+    for name, question in questions.items():
+        if name not in refused:
             before = f"  {name:<{width}}  "
-            lines.extend(textwrap.wrap(text, 80, initial_indent=before, subsequent_indent=" " * len(before)))
-
-    listed({name: question for name, question in questions.items() if name not in refused})
+            lines.extend(textwrap.wrap(question, 80, initial_indent=before, subsequent_indent=" " * len(before)))
     if refused:
-        lines.append("not of this run:")
-        listed(refused)
+        lines += textwrap.wrap(
+            f"not of this run (asked one by one they say why): {', '.join(refused)}", 80, subsequent_indent="  "
+        )
     lines += ["", "gradstats ask QUESTION --help shows its options; yours: ask RUN module:question"]
     terminal.show(lines)
 
 
-def _refused(source: Path) -> dict[str, str]:
-    """Return the questions that a measurement cannot answer, each with the reason and the remedy."""
+def _refused(source: Path) -> list[str]:
+    """Return the names of the questions that a measurement cannot answer."""
     from gradstats.analyses import registry
     from gradstats.measurement.measurement import read_measurement
 
     with warnings.catch_warnings():  # of shards that are missing, which answers speak of
         warnings.simplefilter("ignore")
         measured = read_measurement(source, partial=True)
-    reasons = {analysis.name: analysis.lacking(measured) for analysis in registry.every()}
-    return {name: reason for name, reason in reasons.items() if reason}
+    return [analysis.name for analysis in registry.every() if analysis.lacking(measured)]
 
 
 def plan(words: Sequence[str]) -> None:

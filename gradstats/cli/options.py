@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import filterfalse
-from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_type_hints
 
 import tyro
 from docstring_parser import parse
@@ -219,8 +220,8 @@ def run_command(command: Callable[..., None], prog: str, words: Sequence[str]) -
 def without_markup(text: str) -> str:
     """Return a text of a docstring as help shows it.
 
-    >>> without_markup("see :func:`gradstats.plan`, and ``gradstats list``")
-    'see gradstats.plan, and gradstats list'
+    >>> without_markup("see :func:`gradstats.compare`, and ``gradstats list``")
+    'see gradstats.compare, and gradstats list'
     """
     return re.sub(r":[a-z]+:|`", "", " ".join(text.split()))
 
@@ -271,6 +272,26 @@ def _options_of_section(section: type[Section]) -> Iterator[StructFieldSpec]:
     for name, field in section.model_fields.items():
         hint = hints[name] if name in section.often_set else Advanced[hints[name]]
         yield StructFieldSpec(name, hint, field.get_default(call_default_factory=True), field.description)
+
+
+@REGISTRY.primitive_rule
+def _or_nothing(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Return how to parse a type that may be None: help shows PATH, where tyro would show {None}|PATH."""
+    members = get_args(info.type) if info.type_origin in (Union, types.UnionType) else ()
+    if type(None) not in members:
+        return None
+    given: Any = Union[tuple(one for one in members if one is not type(None))]  # noqa: UP007
+    of_given = PrimitiveTypeInfo.make(given, info.markers)
+    spec = ConstructorRegistry.get_primitive_spec(of_given)
+    if not isinstance(spec, PrimitiveConstructorSpec) or spec.nargs not in (1, "*"):
+        return None
+    return replace(
+        spec,
+        instance_from_str=lambda words: None if words == ["None"] else spec.instance_from_str(words),
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
+        choices=None if spec.choices is None else (*spec.choices, "None"),
+    )
 
 
 @REGISTRY.primitive_rule

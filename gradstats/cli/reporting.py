@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
+
 from gradstats.cli import terminal
 from gradstats.cli.options import Advanced, Positional, SettingWords, Trust, described_by, one_or_more
 from gradstats.cli.statistics import code_of_run
@@ -160,7 +162,7 @@ def _redraw_sweep(folder: Path, out: Path | None, figure_style: FiguresSection) 
 def report(
     runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
     gallery: bool = False,
-    out: Path | None = None,
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html")] = None,
     trust: Trust = False,
 ) -> None:
     """Write one self-contained HTML page on a run: α, variance table, figures, completions, commands, manifest.

@@ -38,6 +38,7 @@ from gradstats.system.outputs import (
     Kind,
     csv_with,
     differing_entry,
+    differing_rows,
     refuse_foreign,
     refuse_links,
     refuse_other_result,
@@ -149,9 +150,11 @@ def _difference(frame: pd.DataFrame, stem: Path, float_format: str | None = None
     table, about = frame_paths(stem)
     if not table.exists():
         return None
-    found = differing_entry(read_json(about), attributes_of(frame)) if about.exists() else None
-    same = same_table(table.read_text(encoding="utf-8"), csv_text(frame, float_format=float_format))
-    return found or (None if same else "other numbers")
+    there, wanted = table.read_text(encoding="utf-8"), csv_text(frame, float_format=float_format)
+    found = differing_rows(there, wanted, str(frame.attrs.get("parameter", frame.columns[0])))
+    if found is None and about.exists():
+        found = differing_entry(read_json(about), attributes_of(frame))
+    return found or (None if same_table(there, wanted) else "other numbers")
 
 
 def frame_paths(stem: Path) -> list[Path]:

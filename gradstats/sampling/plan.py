@@ -261,12 +261,12 @@ class SamplingPlan:
 
 
 def _fitting_cap(policy: Policy, prompt_tokens: Sequence[list[int]], max_new_tokens: int) -> int:
-    """Lower the default cap to what the context of the model leaves; one that was chosen stays."""
+    """Lower the default cap, given or not, to what the context of the model leaves; any other stays."""
     left = (_context(policy) or max_new_tokens) - max(map(len, prompt_tokens))
     if max_new_tokens != SamplingSection.model_fields["max_new_tokens"].default or not 0 < left < max_new_tokens:
         return max_new_tokens
     warnings.warn(
-        f"max_new_tokens is {left} in place of the default {max_new_tokens}, which exceeds the model's context",
+        f"max_new_tokens={max_new_tokens}, the default, exceeds the model's context and is lowered to {left}",
         UserWarning,
         stacklevel=3,
     )

@@ -22,6 +22,8 @@ MARK = "written by gradstats"
 # Differences of numbers that count as rounding, since another number of threads adds in another order: relative, and
 # absolute for what is zero but for rounding.
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-12
+# Cells that a message lists.
+_MOST_LISTED = 7
 
 
 class Kind(NamedTuple):
@@ -127,7 +129,27 @@ def differing_entry(
     as_read = json.loads(to_json(wanted))
     names = (as_read.keys() | there.keys()) - set(varying)
     names = {name for name in names if not _same(as_read.get(name), there.get(name))}
-    return f"another {min(names)}" if names else None
+    # A setting says more than a list of numbers that were found with it.
+    first = min(names, key=lambda name: (isinstance(as_read.get(name, there.get(name)), list), name), default=None)
+    return None if first is None else f"another {first}"
+
+
+def differing_rows(there: str, wanted: str, name: str) -> str | None:
+    """Return how the first columns of two tables, as CSV, differ, as in "alpha = 0, 1, not 0, 0.5, 1"; else None.
+
+    Args:
+        there: the table that lies in a file.
+        wanted: the other one.
+        name: what the first column holds.
+    """
+    held, asked = ([_number(row[0]) for row in list(csv.reader(io.StringIO(text)))[1:]] for text in (there, wanted))
+    return None if _same(held, asked) else f"{name} = {_listed(held)}, not {_listed(asked)}"
+
+
+def _listed(cells: list[object]) -> str:
+    """Return cells in a row, of many those at its ends."""
+    texts = [f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in cells]
+    return ", ".join(texts if len(texts) <= _MOST_LISTED else [*texts[: _MOST_LISTED - 2], "…", texts[-1]])
 
 
 def same_table(there: str, wanted: str) -> bool:

@@ -187,6 +187,8 @@ def test_the_row_that_all_are_compared_with_is_not_compared_with_itself():
     assert alone.sentence() == "Of these splits of 1,000 tokens, none has less noise than rloo with 4."
     split = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
     assert split.sentence().startswith("No split of 1,000 tokens is shown to beat rloo with 4; lowest is ")
+    equal = allocate(batch, ["group_mean", "rloo"], scores, tokens=1000)
+    assert "group_mean" not in equal.sentence()  # rloo names what equals it
     beyond = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[16]).sentence()
     assert "rloo, 16 completions of " in beyond
     assert " prompts, extrapolated)" in beyond

@@ -137,7 +137,7 @@ def test_the_interval_of_the_shift_is_where_the_slope_may_be_zero():
         assert abs(slope.value) == pytest.approx(quantile * np.sqrt(slope.variance()), rel=1e-6)
     wide = learned.confidence_interval(0.99)
     assert wide[0] < low < high < wide[1]
-    assert learned.described(0.9) == f"delta {learned.parameters.mean():.3g} [{low:.3g}, {high:.3g}]"
+    assert learned.described(0.9) == f"delta {learned.parameters.mean():.2g} [{low:.2g}, {high:.2g}]"
 
 
 def test_the_interval_of_the_exponent_is_that_of_a_curve():
@@ -148,8 +148,8 @@ def test_the_interval_of_the_exponent_is_that_of_a_curve():
     assert learned.confidence_interval(0.9) == pytest.approx(curve.confidence_interval(0.9))
     low, high = learned.confidence_interval(0.9999)
     assert high == EXPONENTS[-1]
-    ends = f"[{'≤ ' * (low == -1)}{low:.3g}, ≥ 2]".replace("-", "−")
-    assert learned.described(0.9999) == f"alpha {learned.parameters.mean():.3g} {ends}"
+    ends = f"[{'≤ ' * (low == -1)}{low:.2g}, ≥ 2]".replace("-", "−")
+    assert learned.described(0.9999) == f"alpha {learned.parameters.mean():.2g} {ends}"
     assert np.isnan(learned_mixture(pool).confidence_interval()).all()
     with pytest.raises(ValueError, match="confidence_level=2 must lie"):
         learned_mixture(pool).confidence_interval(2)

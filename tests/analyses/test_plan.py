@@ -164,7 +164,7 @@ def test_a_comparison_is_a_pilot():
     plan = plan_ratio(compared, "reinforce", tokens_per_completion=30.0)
     assert plan.completions_per_prompt == 8
     assert plan.n_tokens == 30.0 * plan.n_assured
-    with pytest.raises(ValueError, match="ratio of 'rloo' has no interval of any width"):
+    with pytest.raises(ValueError, match=r"ratio of 'rloo' is known exactly \(1\), since it is a multiple"):
         plan_ratio(compared, "rloo")
 
 
@@ -173,6 +173,8 @@ def test_refusals():
         plan_ratio(pilot(), "rlo")
     with pytest.raises(ValueError, match="ratio=1 must be positive and not 1, for example 0.87"):
         plan_ratio(pilot(), "grpo", 1.0)
+    with pytest.raises(ValueError, match="'grpo' is not resolved in the pilot, .*plan those that resolve its signal"):
+        plan_ratio(pilot(ratio_low=0.0, ratio_high=np.inf), "grpo")
     with pytest.raises(ValueError, match="quantity='cosine' is not a ratio to be planned"):
         plan_ratio(pilot(), "grpo", quantity="cosine")
     with pytest.raises(ValueError, match="confidence_level=2 must lie between 0 and 1"):

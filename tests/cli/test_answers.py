@@ -128,6 +128,7 @@ def test_the_first_screen_of_every_question_is_short(question, measured, monkeyp
     code, out, err = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question])
     assert code == 0, err
     assert_is_a_screen(out)
+    assert "…)" not in out  # names of rows are folded, not cut
     assert registry.get(question).question not in out  # an answer, and not the question again
     code, out, _ = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question], "--notes")
     assert code == 0

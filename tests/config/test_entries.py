@@ -186,7 +186,7 @@ COMMANDS = {
     "sample": (SamplingSection, "gradstats.sample", ("embedded", "--prompts", "embedded", "--n", 2, "--out", "o")),
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
     "alpha": (LengthScalingSection, "gradstats.alpha_report", ("m",)),
-    "variance": (VarianceSection, "gradstats.analyses.variance.variance", ("m",)),
+    "variance": (VarianceSection, "gradstats.analyses.declaration.Analysis.__call__", ("m",)),
 }
 
 
@@ -230,7 +230,7 @@ def called(imported, monkeypatch, tmp_path, unchecked):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: None)
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
-    monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: None)
+    monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: path)
     monkeypatch.setattr("gradstats.measurement.measurement.read_measurement", lambda path, **_: None)
     monkeypatch.setattr("gradstats.analyses.points.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
@@ -273,6 +273,7 @@ def test_export_has_the_options_of_figures(monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", ["sample", "measure", "check"])
 def test_a_command_loads_the_policy_with_the_defaults_of_its_section(monkeypatch, capsys, tmp_path, command):
+    monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: path)
     loaded = recorded(monkeypatch, capsys, tmp_path, "gradstats.load_policy", command, *POLICY_WORDS[command])
     assert loaded.pop("progress", True)
     assert loaded == PolicySection(name="embedded").arguments()

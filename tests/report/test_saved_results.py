@@ -207,7 +207,7 @@ def test_a_frame_comes_back_with_its_attributes(tmp_path):
 def test_other_numbers_replace_only_on_request(tmp_path):
     save_frame(curve(), tmp_path / "curve_a")
     save_frame(curve(), tmp_path / "curve_a", overwrite=False)
-    with pytest.raises(FileExistsError, match="other numbers"):
+    with pytest.raises(FileExistsError, match="finished result with tau = 0, 1, not 0, 2: replace it with"):
         save_frame(curve(2.0), tmp_path / "curve_a", overwrite=False)
     save_frame(curve(2.0), tmp_path / "curve_a")
     assert read_frame(tmp_path / "curve_a.csv")["value"][1] == 2.0

@@ -226,7 +226,7 @@ def test_a_cell_in_the_wrong_place_is_named(made, out):
 def test_remains_of_a_killed_sweep_are_no_foreign_folder(file, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".sweep.json.host.1.abc.partial").write_text("{")
-    gs.run_sweep(file, ["prompts.n=2"], out=tmp_path / "out", progress=False)
+    gs.run_sweep(file, ["prompts.n=4"], out=tmp_path / "out", progress=False)
     assert not list((tmp_path / "out").glob(".*.partial"))
 
 

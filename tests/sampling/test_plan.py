@@ -157,7 +157,7 @@ def test_prompts_that_leave_no_room_in_the_context_are_refused(policy):
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_default_cap_is_what_the_context_leaves(policy):
-    with pytest.warns(UserWarning, match=r"max_new_tokens is 55 in place of the default 1500, which exceeds the model"):
+    with pytest.warns(UserWarning, match="^max_new_tokens=1500, the default, exceeds .* is lowered to 55$"):
         plan = SamplingPlan.make(policy, PROBLEMS, SamplingSection(reward="exact"))
     assert plan.settings.max_new_tokens == 55
     assert plan.metadata["sampler"]["max_new_tokens"] == 55

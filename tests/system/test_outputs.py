@@ -11,6 +11,7 @@ from gradstats.system.outputs import (
     Kind,
     csv_with,
     differing_entry,
+    differing_rows,
     refuse_foreign,
     refuse_links,
     refuse_other_result,
@@ -76,6 +77,20 @@ def test_tables_are_the_same_up_to_rounding(cells, same):
     assert same_table("prompt_id,value,note\n10000001,0.25,\n", f"prompt_id,value,note\n{cells}\n") is same
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((0, 0.5, 1), None),
+        ((0, 0.5, 1 + 1e-15), None),
+        ((0, 1), "alpha = 0, 0.5, 1, not 0, 1"),
+        (range(9), "alpha = 0, 0.5, 1, not 0, 1, 2, 3, 4, …, 8"),
+    ],
+)
+def test_rows_of_other_values_are_named(values, said):
+    rows = "".join(f"{float(value)!r},x\n" for value in values)
+    assert differing_rows("value,note\n0.0,y\n0.5,y\n1.0,y\n", f"value,note\n{rows}", "alpha") == said
+
+
 def test_the_difference_between_two_results_is_named():
     wanted = {"seed": 1, "sampler": {"k": (1, 2)}, "versions": 3}
     assert differing_entry({"seed": 1, "sampler": {"k": [1, 2]}, "versions": 4}, wanted, {"versions"}) is None
@@ -86,6 +101,7 @@ def test_the_difference_between_two_results_is_named():
     assert differing_entry({"fits": rounded}, {"fits": fits}) is None
     assert differing_entry({"fits": [rounded[0] | {"low": 0.50001}]}, {"fits": fits}) == "another fits"
     assert differing_entry({"fits": [rounded[0] | {"n": 10_000_002}]}, {"fits": fits}) == "another fits"
+    assert differing_entry({"fits": rounded, "seed": 1}, {"fits": [], "seed": 2}) == "another seed"
     refuse_other_result("x", "another seed", overwrite=True)
     with pytest.raises(FileExistsError, match="x holds a finished result with another seed"):
         refuse_other_result("x", "another seed", overwrite=False)
