@@ -93,10 +93,6 @@ class BatchRow(Row):
     critical_completions: Estimated | None = estimate("the critical batch in completions", limits=NOT_NEGATIVE)
     critical_tokens: Estimated | None = estimate("the critical batch in completion tokens", limits=NOT_NEGATIVE)
     half_batch: Estimated | None = estimate("prompts at which the alignment is one half", limits=NOT_NEGATIVE)
-    relative_prompts: Estimated | None = estimate(
-        "prompts for an alignment, times those of the reference: its relative noise", "prompts for equal alignment",
-        limits=NOT_NEGATIVE,
-    )  # fmt: skip
     alignment: Estimated | None = estimate(
         "share of the improvement by a noiseless gradient that a step of the batch reaches", "alignment",
         short=True, limits=SHARE, file="stats/variance/alignment.py",
@@ -112,6 +108,10 @@ class BatchRow(Row):
     silent_groups: Estimated = estimate(
         "share of groups in which every weight is 0", "without signal", short=True, limits=SHARE
     )
+    relative_prompts: Estimated | None = estimate(
+        "prompts for an alignment, times those of the reference: its relative noise", "prompts for equal alignment",
+        short=True, limits=NOT_NEGATIVE,
+    )  # fmt: skip
     silent_completions: Estimated = estimate("share of completions in such groups", limits=SHARE)
     silent_tokens: Estimated = estimate("share of tokens in such groups", limits=SHARE)
     dynamic_tokens: Estimated | None = estimate(
@@ -507,8 +507,9 @@ def _caption(frame: pd.DataFrame) -> str:
         row = frame.iloc[0]
         batch = f" Batch of {row['prompts']:.4g} prompts × {row['group_size']:.3g}, {row['tokens']:,.0f} tokens."
     return (
-        "Critical batch in prompts, alignment of a batch with the true gradient, and share of groups in which every "
-        f"weight is 0, {level_of(frame)}intervals over prompts.{batch}"
+        "Critical batch in prompts, alignment of a batch with the true gradient, share of groups in which every weight "
+        "is 0, and prompts for equal alignment, as a multiple of those of "
+        f"{frame.attrs.get('reference', 'the reference')}, {level_of(frame)}intervals over prompts.{batch}"
     )
 
 
