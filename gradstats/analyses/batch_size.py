@@ -93,10 +93,6 @@ class BatchRow(Row):
     critical_completions: Estimated | None = estimate("the critical batch in completions", limits=NOT_NEGATIVE)
     critical_tokens: Estimated | None = estimate("the critical batch in completion tokens", limits=NOT_NEGATIVE)
     half_batch: Estimated | None = estimate("prompts at which the alignment is one half", limits=NOT_NEGATIVE)
-    relative_prompts: Estimated | None = estimate(
-        "prompts for an alignment, times those of the reference: its relative noise", "prompts for equal alignment",
-        short=True, limits=NOT_NEGATIVE,
-    )  # fmt: skip
     alignment: Estimated | None = estimate(
         "share of the improvement by a noiseless gradient that a step of the batch reaches", "alignment",
         short=True, limits=SHARE, file="stats/variance/alignment.py",
@@ -109,7 +105,13 @@ class BatchRow(Row):
     relative_progress: Estimated | None = estimate(
         "alignment over that of the reference at the batch asked for", "progress", limits=NOT_NEGATIVE
     )
-    silent_groups: Estimated = estimate("share of groups in which every weight is 0", "without signal", limits=SHARE)
+    silent_groups: Estimated = estimate(
+        "share of groups in which every weight is 0", "without signal", short=True, limits=SHARE
+    )
+    relative_prompts: Estimated | None = estimate(
+        "prompts for an alignment, times those of the reference: its relative noise", "prompts for equal alignment",
+        short=True, limits=NOT_NEGATIVE,
+    )  # fmt: skip
     silent_completions: Estimated = estimate("share of completions in such groups", limits=SHARE)
     silent_tokens: Estimated = estimate("share of tokens in such groups", limits=SHARE)
     dynamic_tokens: Estimated | None = estimate(
@@ -149,7 +151,7 @@ class BatchSizes(Result):
         return {"reference": self.reference, "target": self.target.kind, "notes": list(self.notes)}
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State what the batch reaches, how many prompts reach one half, and what a batch twice as large adds."""
+        """State what the batch reaches, how many prompts reach one half, what twice as many add, and what is silent."""
         if (why := why_not_judged(self.target)) is not None:
             return f"No batch size can be judged, since {why.partition('since ')[2]}."
         # The reference comes first, wherever it stands.
@@ -164,22 +166,24 @@ class BatchSizes(Result):
             return self._bound(judged[0], batch, confidence_level)
         first = known[0]
         alignment = _of(first.alignment, confidence_level)
-        reaches = f"{batch} reaches {percentage(*alignment)} of what a noiseless gradient would"
+        reaches = f"{batch} reaches {percentage(*alignment)} of a noiseless one's gain"
         added = 100.0 * (_of(first.doubled_alignment, confidence_level)[0] - alignment[0])
-        doubling = f"; doubling adds {added:.0f} points"
+        ending = f"; doubling adds {added:.0f} points"
+        if (silent := _of(first.silent_groups, confidence_level)[0]) > 0:
+            ending += f"; {silent:.0%} of groups lack signal"
         halves = [(row.estimator, _of(row.half_batch, confidence_level)[0]) for row in known]
         needed = [(name, prompts) for name, prompts in halves if np.isfinite(prompts)]
-        named = [f"; half takes {_count(prompts)} prompts ({name})" for name, prompts in needed[:1]]
+        named = [f"; half takes {_count(prompts)} ({name})" for name, prompts in needed[:1]]
         named += [f", {_count(prompts)} ({name})" for name, prompts in needed[1:]]
         parts = ["", *named]
-        while len(reaches + "".join(parts) + doubling) > _LONGEST_SENTENCE and len(parts) > 1:
+        while len(reaches + "".join(parts) + ending) > _LONGEST_SENTENCE and len(parts) > 1:
             parts.pop()
-        return f"{reaches}{''.join(parts)}{doubling}."
+        return f"{reaches}{''.join(parts)}{ending}."
 
     def _bound(self, row: BatchRow, batch: str, confidence_level: float) -> str:
         """State what the data exclude where the signal is not resolved, and what would resolve it."""
         most = _of(row.alignment, confidence_level)[2]
-        told = f"of {row.estimator} reaches at most {100 * most:.0f}% of what a noiseless gradient would"
+        told = f"of {row.estimator} reaches at most {100 * most:.0f}% of a noiseless one's gain"
         if not most < 1.0:
             told = f"of {row.estimator} may reach anything"
         known = np.isfinite(row.prompts_to_resolve)
@@ -503,9 +507,9 @@ def _caption(frame: pd.DataFrame) -> str:
         row = frame.iloc[0]
         batch = f" Batch of {row['prompts']:.4g} prompts × {row['group_size']:.3g}, {row['tokens']:,.0f} tokens."
     return (
-        "Critical batch in prompts, prompts for equal alignment, as a multiple of those of "
-        f"{frame.attrs.get('reference', 'the reference')}, and alignment of a batch with the true gradient, "
-        f"{level_of(frame)}intervals over prompts.{batch}"
+        "Critical batch in prompts, alignment of a batch with the true gradient, share of groups in which every weight "
+        "is 0, and prompts for equal alignment, as a multiple of those of "
+        f"{frame.attrs.get('reference', 'the reference')}, {level_of(frame)}intervals over prompts.{batch}"
     )
 
 

@@ -14,13 +14,13 @@ from gradstats import estimators as families
 from gradstats.estimators.batch import Batch
 from gradstats.stats.intervals import fieller_ratio
 from gradstats.stats.jackknife import Interval, mean_statistic
-from gradstats.stats.variance.alignment import alignment_at
+from gradstats.stats.variance.alignment import alignment_at, high_of_shown
 from gradstats.stats.variance.moments import weighted_rows
 
 #: Measured steps of the moving estimate.
 WINDOW = 10
-#: Steps from which their scatter gives an interval.
-_FEWEST = 3
+#: Steps from which their scatter gives an interval: that of three missed a tenth and more of the values shown.
+_FEWEST = 5
 _NUMBERS = ["trace_cov", "signal_sq", "matched_ratio"]
 _ENDS = ("", "_low", "_high")
 
@@ -30,7 +30,8 @@ class MovingBatch:
     """The comparisons of the last measured steps.
 
     Noise and squared signal are unbiased in every step, so that the quotient of their means over steps resolves a
-    critical batch that no single step does. Its interval takes the steps as the sample.
+    critical batch that no single step does. Its interval takes the steps as the sample, and its upper end is open where
+    the signal is resolved only just.
     """
 
     _steps: deque[pd.DataFrame] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -56,7 +57,9 @@ class MovingBatch:
             noise, signal = (mean_statistic(self._along(own, name)) for name in ("trace_cov", "signal_sq"))
             quotient = fieller_ratio(noise, signal)
             low, high = quotient.within(level, 0.0, np.inf)
-            value = quotient.value if np.isfinite(high) else np.nan
+            value = np.nan
+            if np.isfinite(high):
+                value, high = quotient.value, high_of_shown(quotient, high, level)
             found["over_steps"] = float(len(self._steps))
             found |= self._saving(own, level)
         aligned, least, most = (float(alignment_at(one, 1.0, n_prompts)) for one in (value, high, low))

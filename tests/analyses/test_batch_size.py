@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
@@ -12,8 +14,9 @@ from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import analysis_table, short_table
-from gradstats.stats.intervals import FiellerRatio
-from gradstats.stats.variance.alignment import high_of_shown
+from gradstats.stats.intervals import FiellerRatio, SkewedMeanEstimate
+from gradstats.stats.jackknife import Estimate
+from gradstats.stats.variance.alignment import CriticalBatch, high_of_shown
 
 LABELS = ["rloo", "reinforce", "group_mean", "grpo"]
 SIZE = 3
@@ -134,8 +137,9 @@ def test_the_sentence_and_the_curve_agree_with_the_table(sample):
     sentence = found.sentence()
     assert len(sentence) <= 155
     assert sentence.startswith(f"At 16 prompts × 3 a step reaches {100 * row['alignment']:.0f}% [")
-    assert f"half takes {float(f'{row.half_batch:.2g}'):g} prompts (rloo)" in sentence
-    assert sentence.endswith(f"doubling adds {100 * (row['doubled_alignment'] - row['alignment']):.0f} points.")
+    assert f"half takes {float(f'{row.half_batch:.2g}'):g} (rloo)" in sentence
+    added, silent = 100 * (row["doubled_alignment"] - row["alignment"]), row["silent_groups"]
+    assert sentence.endswith(f"; doubling adds {added:.0f} points; {silent:.0%} of groups lack signal.")
     ax = registry.get("batch_size").figures[0].draw(found.to_frame())
     line = next(one for one in ax.lines if len(one.get_xdata()) > 100)
     x, y = (np.asarray(values, dtype=float) for values in line.get_data())
@@ -144,22 +148,22 @@ def test_the_sentence_and_the_curve_agree_with_the_table(sample):
     assert tokens.prompts == pytest.approx(16.0)
 
 
-def test_the_first_screen_is_sorted_and_says_what_equal_alignment_takes(sample):
+def test_the_first_screen_is_sorted_and_says_alignment_and_groups_without_signal(sample):
     analysis = registry.get("batch_size")
     found = batch_size(sample[0], ["reinforce", "rloo", "token_mean(loo=True)"], sample[1])
     frame = found.to_frame()
     table = analysis_table(analysis, frame)
     assert list(table.rows) == list(frame.sort_values("critical_batch")["estimator"])
     shown = analysis.first_shown(frame)
-    assert shown == ["critical batch", "prompts for equal alignment", "alignment"]
-    _, rows = table.cells("plain")
-    assert next(row for row in rows if row[0] == "rloo")[2] == "1"
+    assert shown == ["critical batch", "alignment", "without signal", "prompts for equal alignment"]
     screen = answer_screen(found.sentence(), short_table(analysis, frame))
     assert max(map(len, screen)) <= 80
-    first = next(line for line in range(len(screen)) if "prompts for equal" in screen[line])
-    assert screen[first + 1].split() == ["estimator", "critical", "batch", "alignment"]
+    assert any(line.split() == ["estimator", "critical", "batch", "alignment"] for line in screen)
+    assert f"{frame['silent_groups'][1]:.0%} of groups lack signal." in " ".join(map(str.strip, screen))
+    few = batch_size(sample[0], ["reinforce", "rloo"], sample[1], prompts=16).to_frame()
+    assert short_table(analysis, few).headings[:3] == ("critical batch", "alignment", "without signal")
     assert found.sentence().startswith("At 64 prompts × 3 a step reaches ")
-    assert " prompts (rloo), " in found.sentence()  # the reference first, wherever it stands
+    assert re.search(r"; half takes \d+ \(rloo\)", found.sentence())  # the reference first, wherever it stands
 
 
 def test_without_a_resolved_signal_there_are_bounds_and_a_plan():
@@ -248,6 +252,19 @@ def test_the_upper_end_covers_among_the_values_that_are_shown(signal):
     assert np.mean(covered) >= 0.95 - 2.5 * np.sqrt(0.95 * 0.05 / len(covered))
     if signal < 1.0:
         assert np.mean(without) < 0.7
+
+
+def test_heavy_tails_raise_the_upper_end_to_that_of_the_noise():
+    """Of a known signal the critical batch is a multiple of the noise, and so are the ends of its interval."""
+    ratio = FiellerRatio(
+        value=8.0, denominator=0.25, contrast_variance=0.4**2, covariance=0.0, denominator_variance=0.0, degrees=199.0
+    )
+    noise = SkewedMeanEstimate(2.0, 0.2, "log", 199.0, n_prompts=200, spread=1.5)
+    critical, by_noise = CriticalBatch(ratio, 0.0, noise), noise.confidence_interval(0.95)[1] / noise.value
+    assert by_noise > 1.7  # a lognormal sample's, beyond Student's exp(0.39)
+    assert critical.with_interval(0.95)[2] == pytest.approx(8.0 * by_noise)
+    light = CriticalBatch(ratio, 0.0, Estimate(2.0, 0.2, "log", 199.0))
+    assert light.with_interval(0.95)[2] == pytest.approx(8.0 * np.exp(0.2 * 1.9719565))
 
 
 def test_an_alignment_is_shown_wherever_its_critical_batch_is(policy):

@@ -82,7 +82,7 @@ def test_exact_noise_is_that_of_the_reference(script, task, theta):
 def test_a_monitored_run_learns_and_logs_the_trainers_batch(script, task, monkeypatch):
     monkeypatch.setattr(script, "WATCHED_STEPS", 11)
     frame = script.watched_run(task)
-    assert frame["over_steps"].tolist() == [1.0, 1.0, *np.arange(3.0, 11.0), 10.0]
+    assert frame["over_steps"].tolist() == [*[1.0] * 4, *np.arange(5.0, 11.0), 10.0]
     assert (frame["batch_prompts"] == script.WATCHED_BATCH).all()
     assert frame.loc[frame["critical_batch_exact"].notna(), "step"].tolist() == [0, 10]
     assert frame["reward"].iloc[-3:].mean() > frame["reward"].iloc[:3].mean()

@@ -61,9 +61,18 @@ def test_the_interval_over_steps_covers():
     assert 0.92 <= np.mean(inside) <= 0.99
 
 
+@pytest.mark.parametrize(("scatter", "bounded"), [(0.3, True), (1.07, False)])
+def test_a_signal_that_is_resolved_only_just_leaves_the_upper_end_open(scatter, bounded):
+    rng, moving = np.random.default_rng(4), MovingBatch()
+    signals = 1.0 + scatter * (-1.0) ** np.arange(WINDOW)  # 10 and 2.8 standard errors from 0
+    *_, found = [moving.add(step(rng).assign(signal_sq=one), "grpo", 8.0) for one in signals]
+    assert "critical_batch" in found
+    assert ("critical_batch_high" in found, found["alignment_low"] > 0.0) == (bounded, bounded)
+
+
 def test_nothing_better_saves_nothing_and_no_noise_says_nothing():
     rng, moving = np.random.default_rng(3), MovingBatch()
-    *_, found = [moving.add(step(rng, saved=-0.5), "grpo", 8.0) for _ in range(4)]
+    *_, found = [moving.add(step(rng, saved=-0.5), "grpo", 8.0) for _ in range(5)]
     assert (found["best_saving"], found["best_saving_low"], found["best_saving_high"]) == (0.0, 0.0, 0.0)
     assert not [key for key in moving.add(step(rng), "rloo", 8.0) if "saving" in key]  # its ratio is not known
     assert moving.add(step(rng).assign(trace_cov=np.nan), "grpo", 8.0) == {}

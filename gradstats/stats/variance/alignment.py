@@ -32,8 +32,8 @@ _MOST_SIMULATED = 1000
 class CriticalBatch:
     """B*, in groups: a ray without a value where the signal is not resolved.
 
-    The upper end allows for having been shown, see :func:`high_of_shown`, and is raised by as much as the heavy tails
-    of squared gradients raise that of tr Cov.
+    The upper end allows for having been shown, see :func:`high_of_shown`, and is raised by the quotient of that of
+    tr Cov, for heavy tails of squared gradients, over the one of a linear error, which a Fieller set has.
     """
 
     at_estimate: FiellerRatio  # V/D, with the variances at the estimate
@@ -52,8 +52,9 @@ class CriticalBatch:
         low, high = self.quotient.within(confidence_level, 0.0, np.inf)
         if self.only_low or not np.isfinite(high):
             return np.nan, 0.0 if np.isnan(low) else low, np.inf
-        plain = Estimate.confidence_interval(self.noise, confidence_level)[1]
-        raised = self.noise.confidence_interval(confidence_level)[1] / plain
+        # The standard error is that of log tr Cov.
+        margin = float(special.stdtrit(self.noise.degrees, 0.5 + confidence_level / 2.0)) * self.noise.stderr
+        raised = self.noise.confidence_interval(confidence_level)[1] / (self.noise.value * (1.0 + margin))
         high = high_of_shown(self.quotient, high, confidence_level, self.skewness)
         return self.quotient.value, low, high * raised if raised > 1.0 else high
 

@@ -158,27 +158,27 @@ class TestLoggedValues:
 
         counted(MeasuringSession, "measure")
         counted(PooledCompletions, "rows")
-        settings = {"max_steps": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": False}
+        settings = {"max_steps": 5, "gradient_accumulation_steps": 2, "gradient_checkpointing": False}
         trainer, monitor = watched("RLOO", tmp_path, rewards=rewards, **settings)
         trainer.train()
         assert calls == {"measure": monitor.n_measured, "rows": monitor.n_measured}
         rows = logged(trainer)
-        assert [row["over_steps"] for row in rows] == [1, 1, 3, 4]
-        steps = [gs.read_rollouts(monitor.folder / step_name(step) / "rollouts") for step in range(4)]
+        assert [row["over_steps"] for row in rows] == [1, 1, 1, 1, 5]
+        steps = [gs.read_rollouts(monitor.folder / step_name(step) / "rollouts") for step in range(5)]
         for row, rollouts in zip(rows, steps, strict=True):
             first = rollouts.frame["prompt_id"] == rollouts.frame["prompt_id"].iloc[0]
             assert row["silent_tokens"] == pytest.approx(rollouts.lengths[first].sum() / rollouts.lengths.sum())
             assert row["batch_prompts"] == 6
             assert 0.0 <= row["alignment_low"] <= row["alignment_high"] <= 1.0
-        tables = [pd.read_csv(monitor.folder / step_name(step) / "variance.csv").iloc[0] for step in range(4)]
+        tables = [pd.read_csv(monitor.folder / step_name(step) / "variance.csv").iloc[0] for step in range(5)]
         assert {table["estimator"] for table in tables} == {"rloo"}
         noise, signal = (
             mean_statistic(np.array([table[name] for table in tables])) for name in ("trace_cov", "signal_sq")
         )
         low, high = fieller_ratio(noise, signal).within(0.95, 0.0, np.inf)
-        assert rows[3]["critical_batch_low"] == pytest.approx(low, rel=1e-6)
-        assert ("critical_batch" in rows[3]) == np.isfinite(high)  # without a resolved signal there is a bound alone
-        assert 0.0 <= rows[3]["best_saving_low"] <= rows[3]["best_saving"] <= rows[3]["best_saving_high"] < 1.0
+        assert rows[4]["critical_batch_low"] == pytest.approx(low, rel=1e-6)
+        assert ("critical_batch" in rows[4]) == np.isfinite(high)  # without a resolved signal there is a bound alone
+        assert 0.0 <= rows[4]["best_saving_low"] <= rows[4]["best_saving"] <= rows[4]["best_saving_high"] < 1.0
 
     def test_are_of_the_estimator_that_the_trainer_uses(self, tmp_path):
         for kind, settings, label in (
