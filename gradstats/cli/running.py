@@ -302,7 +302,7 @@ def measure(
     remove_shards(out)
     terminal.console.print(f"{len(measured)} sequences measured with {measured.metadata['engine']} → {out}")
     if measured.old_logprobs is not None:
-        terminal.console.print(gradstats.sampler_gap(measured).sentence(), markup=False)
+        terminal.show_sentence(gradstats.sampler_gap(measured).sentence())
     scores = measured.token_scores()
     if scores is not None:
         terminal.note(remark_on_precision(scores))
