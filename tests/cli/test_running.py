@@ -114,7 +114,10 @@ def test_sample_then_measure_then_alpha(monkeypatch, capsys, policy_folder, run_
     words = ("--rollouts", rollouts, "--out", measured, "--engine", "loop", "--no-progress")
     code, out, _ = run(monkeypatch, capsys, "measure", policy_folder, *words)
     assert code == 0
-    assert "40 sequences measured with loop" in out
+    first, *sentence = out.splitlines()
+    assert first.startswith("40 sequences measured with loop")
+    assert sentence[0].startswith("Sampler and scorer")
+    assert max(map(len, sentence)) <= 80
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured))
     code, out, _ = run(monkeypatch, capsys, "alpha", measured)
     assert f"  α      {number_with_interval(fit.alpha, *fit.confidence_interval())}" in out
