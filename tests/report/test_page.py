@@ -492,8 +492,11 @@ def test_a_figure_is_enlarged_and_put_back(opened):
     def box():
         return opened.execute_script("return document.querySelector('.stage svg').getBoundingClientRect().width")
 
-    opened.execute_script("document.querySelector('button.zoom').click()")
-    assert opened.execute_script("return document.getElementById('zoom').open")
+    # On a busy machine the page may still be running its own script.
+    deadline = time.monotonic() + 20
+    while not opened.execute_script("return document.getElementById('zoom').open"):
+        assert time.monotonic() < deadline
+        opened.execute_script("document.querySelector('button.zoom').click()")
     before = box()
     opened.execute_script("document.querySelector('[data-zoom=\"1.25\"]').click()")
     assert box() == pytest.approx(1.25 * before, rel=0.01)
