@@ -741,7 +741,7 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     assert "give the critical batch of reinforce to a factor of 2 in 80% of studies" in joined(out)
     for wrong, message in (
         (("plan", measured, "--critical-batch", 2), "--critical-batch do: name the estimator to plan for"),
-        (("plan", measured, "--estimator", "rloo"), "since it is a multiple of the reference: choose another estimator"),
+        (("plan", measured, "--estimator", "rloo"), "it is a multiple of the reference: choose another estimator"),
         (("plan", measured, "--ratio", 0.9), "--ratio and --signal need --estimator"),
         (("plan", "--estimator", "grpo"), "give a measurement folder or a run directory as the pilot of --estimator"),
         (("plan", measured, "--dry-run"), "--dry-run needs a run directory with an experiment.yaml"),
