@@ -20,7 +20,7 @@ from gradstats.analyses.declaration import (
     within_groups,
     without_sketches,
 )
-from gradstats.analyses.numbers import percentage
+from gradstats.analyses.numbers import number_with_interval, percentage
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -171,10 +171,12 @@ class BatchSizes(Result):
         ending = f"; doubling adds {added:.0f} points"
         if (silent := _of(first.silent_groups, confidence_level)[0]) > 0:
             ending += f"; {silent:.0%} of groups lack signal"
-        halves = [(row.estimator, _of(row.half_batch, confidence_level)[0]) for row in known]
-        needed = [(name, prompts) for name, prompts in halves if np.isfinite(prompts)]
-        named = [f"; half takes {_count(prompts)} ({name})" for name, prompts in needed[:1]]
-        named += [f", {_count(prompts)} ({name})" for name, prompts in needed[1:]]
+        halves = [(row.estimator, _of(row.half_batch, confidence_level)) for row in known]
+        # With the digits of the table.
+        needed = [
+            f"{number_with_interval(*half).partition(' ')[0]} ({name})" for name, half in halves if np.isfinite(half[0])
+        ]
+        named = [f"{',' if at else '; half takes'} {one}" for at, one in enumerate(needed)]
         parts = ["", *named]
         while len(reaches + "".join(parts) + ending) > _LONGEST_SENTENCE and len(parts) > 1:
             parts.pop()

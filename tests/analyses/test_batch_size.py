@@ -10,6 +10,7 @@ from comparison_batches import correlated_batch, quietly
 
 from gradstats import estimators as est
 from gradstats.analyses import batch_size, registry
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
 from gradstats.reference import EnumeratedPolicy
@@ -137,7 +138,8 @@ def test_the_sentence_and_the_curve_agree_with_the_table(sample):
     sentence = found.sentence()
     assert len(sentence) <= 155
     assert sentence.startswith(f"At 16 prompts × 3 a step reaches {100 * row['alignment']:.0f}% [")
-    assert f"half takes {float(f'{row.half_batch:.2g}'):g} (rloo)" in sentence
+    half = number_with_interval(row.half_batch, row.half_batch_low, row.half_batch_high)  # with the table's digits
+    assert f"half takes {half.partition(' ')[0]} (rloo)" in sentence
     added, silent = 100 * (row["doubled_alignment"] - row["alignment"]), row["silent_groups"]
     assert sentence.endswith(f"; doubling adds {added:.0f} points; {silent:.0%} of groups lack signal.")
     ax = registry.get("batch_size").figures[0].draw(found.to_frame())
@@ -163,7 +165,7 @@ def test_the_first_screen_is_sorted_and_says_alignment_and_groups_without_signal
     few = batch_size(sample[0], ["reinforce", "rloo"], sample[1], prompts=16).to_frame()
     assert short_table(analysis, few).headings[:3] == ("critical batch", "alignment", "without signal")
     assert found.sentence().startswith("At 64 prompts × 3 a step reaches ")
-    assert re.search(r"; half takes \d+ \(rloo\)", found.sentence())  # the reference first, wherever it stands
+    assert re.search(r"; half takes [\d.]+ \(rloo\)", found.sentence())  # the reference first, wherever it stands
 
 
 def test_without_a_resolved_signal_there_are_bounds_and_a_plan():
