@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
-from gradstats.analyses.numbers import written_interval
+from gradstats.analyses.numbers import minimiser_with_interval
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -146,16 +146,15 @@ class VarianceCurve(Result):
                 return f"The variance of {self.estimator} does not depend on {self.parameter} on these completions."
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
-        at = f"{self.minimiser:.2g}".replace("-", "−")
+        at = minimiser_with_interval(self.minimiser, low, high, self.values)
         per_completion = " at an equal total of completions" if self.parameter == GROUP_SIZE else ""
         text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
-        ends = "" if low == high else f" {written_interval(low, high, self.values)}"
         if self.lowest is not None and self.lowest.is_at_an_end:
-            return f"{text}{ends}, an end of the range: it may be less beyond."
+            return f"{text}, an end of the range: it may be less beyond."
         costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()
         if not len(costs):
-            return f"{text}{ends}."
-        return f"{text}{ends}; a fitted α takes up to {100 * (costs.max() - 1.0):.1f}% more samples."
+            return f"{text}."
+        return f"{text}; a fitted α takes up to {100 * (costs.max() - 1.0):.1f}% more samples."
 
 
 def variance_curve(
@@ -426,7 +425,7 @@ def _labels(frame: pd.DataFrame) -> dict[str, str]:
     }
     lowest, low, high = (frame.attrs.get(f"minimiser{end}") for end in ("", "_low", "_high"))
     if lowest is not None and low is not None and high is not None and np.isfinite([lowest, low, high]).all():
-        labels["lowest"] = f"lowest: {lowest:.2g} {written_interval(low, high, _range(frame))}"
+        labels["lowest"] = f"lowest: {minimiser_with_interval(lowest, low, high, _range(frame))}"
     for fit in _fits(frame):
         labels[str(fit["fit"])] = f"α {fit['fit']}: {float(fit['value']):.2f}"
     return labels

@@ -244,18 +244,19 @@ def percentage(share: float, low: float, high: float) -> str:
     return f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def written_interval(low: float, high: float, values: Iterable[float]) -> str:
-    """Write the interval of a minimiser, with ≤ or ≥ at an end where it was cut to the values of a curve.
+def minimiser_with_interval(value: float, low: float, high: float, values: Iterable[float]) -> str:
+    """Write a minimiser with its interval, with ≤ or ≥ at an end where it was cut to the values of a curve.
 
     Example:
-        >>> from gradstats.analyses.numbers import written_interval
-        >>> written_interval(-1.0, 0.25, [-1.0, 0.0, 1.0])
-        '[≤ −1, 0.25]'
+        >>> from gradstats.analyses.numbers import minimiser_with_interval
+        >>> minimiser_with_interval(-0.5, -1.0, 0.25, [-1.0, 0.0, 1.0])
+        '−0.5 [≤ −1, 0.25]'
     """
     tried = list(values)
     below = "≤ " if math.isfinite(low) and low <= min(tried) else ""
     above = "≥ " if math.isfinite(high) and high >= max(tried) else ""
-    return f"[{below}{low:.2g}, {above}{high:.2g}]".replace("-", "−")
+    interval = "" if low == high else f" [{below}{low:.2g}, {above}{high:.2g}]"
+    return f"{value:.2g}{interval}".replace("-", "−")
 
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

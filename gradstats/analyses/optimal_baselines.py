@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
-from gradstats.analyses.numbers import number_with_interval, percentage, written_interval
+from gradstats.analyses.numbers import minimiser_with_interval, number_with_interval, percentage
 from gradstats.analyses.variance import VarianceComparison, compared
 from gradstats.analyses.variance_notes import why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -83,7 +83,7 @@ class LearnedBaseline:
         low, high = self.confidence_interval(confidence_level)
         if np.isfinite(low) or np.isfinite(high):
             tried = self.optimum.values if isinstance(self.optimum, Minimiser) else (-np.inf, np.inf)
-            return f"{self.names[0]} {means[0]:.2g}".replace("-", "−") + f" {written_interval(low, high, tried)}"
+            return f"{self.names[0]} {minimiser_with_interval(means[0], low, high, tried)}"
         return ", ".join(
             f"{name} {mean:.3g}" + (f" ({low:.3g} to {high:.3g})" if low < high else "")
             for name, mean, low, high in zip(self.names, means, lows, highs, strict=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,7 @@ def save_figure(
     frame = None if source is None else as_frame(source)
     refuse_foreign_figure(stem, formats, None if frame is None else list(map(str, frame)), overwrite=overwrite)
     paths, table = figure_paths(stem, formats), stem.with_name(f"{stem.name}.csv")
-    with mpl.rc_context(DETERMINISTIC):
+    with mpl.rc_context(DETERMINISTIC), laid_out(fig):
         for name, path in zip(formats, paths, strict=True):
             with atomic_path(path) as partial:
                 if name == "pgf":
@@ -157,6 +158,26 @@ def save_figure(
         paths.append(table)
         write_csv(table, frame)
     return paths
+
+
+@contextmanager
+def laid_out(fig: Figure) -> Iterator[None]:
+    """Lay a figure out as in print, and keep that while it is written: each format would draw it again to lay it out."""
+    engine = fig.get_layout_engine()
+    if engine is None:
+        yield
+        return
+    dpi, printed = fig.dpi, mpl.rcParams["savefig.dpi"]
+    fig.dpi = dpi if printed == "figure" else printed
+    engine.execute(fig)
+    fig.dpi = dpi
+    try:
+        # Of no engine, matplotlib makes the one that rcParams ask for: each time that a file has been written as well.
+        with mpl.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
+            fig.set_layout_engine(None)
+            yield
+    finally:
+        fig.set_layout_engine(engine)
 
 
 def refuse_foreign_figure(

@@ -28,6 +28,7 @@ from gradstats.plots.names import CHARACTER, LABELS, in_mathematics, longest_tit
 from gradstats.plots.save import (
     DETERMINISTIC,
     METADATA,
+    laid_out,
     refuse_foreign_figure,
     sample_size,
     sample_size_of,
@@ -237,11 +238,10 @@ def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bo
     warn_of_unused_labels([run], figure_style)
     refuse_foreign_figures(run, folder, figure_style)
     for listed, figure, table in run_figures(run, figure_style):
-        drawn.paths.extend(plots.save_figure(figure, folder / listed.name, figure_style.formats, source=table))
-        if svg:
-            if figure_style.formats:  # writing the files has settled the layout
-                figure.set_layout_engine("none")
-            drawn.svgs[listed.name] = _svg(figure)
+        with laid_out(figure):
+            drawn.paths.extend(plots.save_figure(figure, folder / listed.name, figure_style.formats, source=table))
+            if svg:
+                drawn.svgs[listed.name] = _svg(figure)
     if not drawn.paths:
         raise FileNotFoundError(
             f"{run.path} holds no numbers that can be drawn: `gradstats run EXPERIMENT --out {run.path}` makes them"
@@ -251,7 +251,7 @@ def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bo
 
 def _svg(figure: Figure) -> str:
     text = io.StringIO()
-    with mpl.rc_context(DETERMINISTIC):
+    with mpl.rc_context(DETERMINISTIC), laid_out(figure):
         figure.savefig(text, format="svg", metadata=METADATA["svg"])
     return text.getvalue()
 

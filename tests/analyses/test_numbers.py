@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from printed_numbers import NUMBER, as_number
 
-from gradstats.analyses.numbers import common_exponent, number_alone, number_with_interval, readable, written_interval
+from gradstats.analyses.numbers import (
+    common_exponent,
+    minimiser_with_interval,
+    number_alone,
+    number_with_interval,
+    readable,
+)
 
 INF, NAN = math.inf, math.nan
 COSINE, SHARE, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (0.0, INF)
@@ -168,9 +174,20 @@ def test_readable_leaves_what_is_known_as_it_is():
     assert readable(NAN, 0.6, 1.0, SHARE)[1] == 0.6
 
 
-def test_an_end_that_is_cut_is_written_as_such():
-    ends = [(0.25, 1.0), (0.0, 1.2345), (0.0, 2.0)]
-    written = [written_interval(*each, [2.0, 0.0, 1.0]) for each in ends]
-    assert written == ["[0.25, 1]", "[≤ 0, 1.2]", "[≤ 0, ≥ 2]"]
-    assert written_interval(1.2345, 2.0, [2.0, 0.0, 1.0]) == "[1.2, ≥ 2]"
-    assert written_interval(-INF, 1.0, (-INF, INF)) == "[−inf, 1]"
+@pytest.mark.parametrize(
+    ("numbers", "written"),
+    [
+        ((0.5, 0.25, 1.0), "0.5 [0.25, 1]"),
+        ((0.5, 0.0, 1.2345), "0.5 [≤ 0, 1.2]"),
+        ((1.0, 0.0, 2.0), "1 [≤ 0, ≥ 2]"),
+        ((1.5, 1.2345, 2.0), "1.5 [1.2, ≥ 2]"),
+        ((1.0, 1.0, 1.0), "1"),
+    ],
+)
+def test_an_end_that_is_cut_is_written_as_such(numbers, written):
+    assert minimiser_with_interval(*numbers, [2.0, 0.0, 1.0]) == written
+
+
+def test_a_minimiser_is_written_with_minus_signs():
+    assert minimiser_with_interval(-0.094, -0.12, -0.068, [-0.5, 0.5]) == "−0.094 [−0.12, −0.068]"
+    assert minimiser_with_interval(0.0, -INF, 1.0, (-INF, INF)) == "0 [−inf, 1]"

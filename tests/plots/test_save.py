@@ -79,6 +79,18 @@ def test_writes_each_format_and_the_table(figure, tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(paths[-1]), table)
 
 
+def test_a_figure_is_laid_out_once_whatever_formats_it_is_written_in(figure, tmp_path, monkeypatch):
+    engine, layouts = figure.get_layout_engine(), []
+    execute = type(engine).execute
+    monkeypatch.setattr(type(engine), "execute", lambda self, fig: (layouts.append(fig.dpi), execute(self, fig)))
+    several = save_figure(figure, tmp_path / "several", ("pdf", "png", "svg", "pgf"))
+    assert layouts == [300]  # as in print
+    assert figure.get_layout_engine() is engine and figure.dpi == 150
+    for path in several:
+        (alone,) = save_figure(figure, tmp_path / "alone", (path.suffix[1:],))
+        assert alone.read_bytes() == path.read_bytes()
+
+
 def test_two_builds_are_byte_identical(tmp_path):
     builds = []
     for name in ("one", "two"):
