@@ -162,7 +162,7 @@ def save_figure(
 
 @contextmanager
 def laid_out(fig: Figure) -> Iterator[None]:
-    """Lay a figure out as in print, and keep that while it is written: each format would draw it again to lay it out."""
+    """Lay a figure out as in print, once for all formats that are written inside; each would draw it twice otherwise."""
     engine = fig.get_layout_engine()
     if engine is None:
         yield

@@ -85,7 +85,8 @@ def test_a_figure_is_laid_out_once_whatever_formats_it_is_written_in(figure, tmp
     monkeypatch.setattr(type(engine), "execute", lambda self, fig: (layouts.append(fig.dpi), execute(self, fig)))
     several = save_figure(figure, tmp_path / "several", ("pdf", "png", "svg", "pgf"))
     assert layouts == [300]  # as in print
-    assert figure.get_layout_engine() is engine and figure.dpi == 150
+    assert figure.get_layout_engine() is engine
+    assert figure.dpi == 150
     for path in several:
         (alone,) = save_figure(figure, tmp_path / "alone", (path.suffix[1:],))
         assert alone.read_bytes() == path.read_bytes()

@@ -17,7 +17,7 @@ from gradstats.stats.jackknife import (
     satterthwaite_degrees,
 )
 from gradstats.stats.variance.best_set import pairwise_differences
-from gradstats.system.late import Bool, Float, interpolate, np, npt, optimize, special
+from gradstats.system.late import Bool, Float, interpolate, np, optimize, special
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
 FEWEST_OF_A_CURVE = 5
@@ -166,7 +166,10 @@ class Minimiser:
 
 
 def minimiser_of(
-    values: npt.ArrayLike, variances: Sequence[Statistic | None], *, discrete: bool = False
+    values: Sequence[float] | Float[np.ndarray, " values"],
+    variances: Sequence[Statistic | None],
+    *,
+    discrete: bool = False,
 ) -> Minimiser | None:
     """Return where the variances at some values are lowest; None where one of them is not known."""
     known = [one for one in variances if one is not None and one.value > 0]
