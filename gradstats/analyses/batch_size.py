@@ -287,7 +287,8 @@ def batch_size(
     # Intervals of what is dealt need several disjoint batches.
     dealt = min(max(round(n_groups), 1), max(groups.n_prompts // 4, 1))
     with rotated_once():
-        pool = pooled(inputs, groups, [*chosen, base], generator.spawn(1)[0], judged, dealt, n_resamples)
+        stream = generator.spawn(1)[0]
+        pool = pooled(inputs, groups, [*chosen, base], stream, judged, dealt, n_resamples, shared=True)
         beside, goal = pool.local(base), target_of(pool, judged)
         if np.array_equal(goal.weights, beside.weights):
             goal = beside

@@ -32,7 +32,14 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_lev
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, refuse_batch_level, target_of
-from gradstats.stats.variance.moments import Groups, cross_signal_among, of_rows, shuffled_prompts, split_into_groups
+from gradstats.stats.variance.moments import (
+    Groups,
+    cross_signal_among,
+    form_among,
+    of_rows,
+    shuffled_prompts,
+    split_into_groups,
+)
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
@@ -249,6 +256,9 @@ def variance_by_success(
     ends, inside = binned(rates[first], 4 if bins is None else bins)
     judge = target_of(pool, judged)
     pool.expect(prepared, [one[groups.prompt[groups.group]] for one in inside], [judge])
+    if judge.moments is not None:
+        of_prepared = [one.moments for one in map(pool.local, prepared) if one.moments is not None]
+        form_among(of_prepared, judge.moments, [one for one in inside if one.sum() > 2])
     sizes, spread = groups.sizes, _with_spread(pool)
     silent = None
     if not judged.unusable and judge.moments is None:

@@ -620,9 +620,10 @@ def _compared_at_sizes(
         for size in sizes:
             groups = split_into_groups(prompts, inputs.order, size)
             weighted, own = [*estimators, reference], deepcopy(stream)  # intervals do not depend on the other sizes
-            pool = pooled(inputs, groups, weighted, own, judged, prompts_per_batch, n_resamples, max_grad_norm)
+            dealt = prompts_per_batch, n_resamples, max_grad_norm
+            pool = pooled(inputs, groups, weighted, own, judged, *dealt, shared=True)
             of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
-            if isinstance(pool.scores, PooledProducts):
+            if isinstance(pool.scores, PooledProducts) and not pool.scores.shared:
                 pool.scores.products.forms.release()
             by_size.append(of_size)
             warned.append(warned_of_size)

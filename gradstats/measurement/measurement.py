@@ -296,6 +296,11 @@ class Measurement:
         object.__setattr__(self, "_derived", {})
         return self
 
+    @property
+    def keeps_derived(self) -> bool:
+        """Whether it keeps what several analyses derive from it."""
+        return self._derived is not None
+
     def derived(self, name: str, make: Callable[[], T]) -> T:
         """Return what is derived from this measurement: from the second time on what was kept, where it keeps any."""
         if self._derived is None:

@@ -162,7 +162,7 @@ def save_figure(
 
 @contextmanager
 def laid_out(fig: Figure) -> Iterator[None]:
-    """Lay a figure out as in print, once for all formats that are written inside; each would draw it twice otherwise."""
+    """Lay a figure out as in print, once for all formats that are written inside; else each draws it twice."""
     engine = fig.get_layout_engine()
     if engine is None:
         yield

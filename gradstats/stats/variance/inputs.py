@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -273,6 +274,22 @@ class ComparisonInputs:
         refuse_not_finite(rows[~np.isfinite(products.squares)])
         return products
 
+    def products_of_all(self, groups: Groups, sketch_error: SketchError | None, shared: bool) -> PooledProducts | None:
+        """Return the completions of one split as products, whose squares and cross products several questions share."""
+
+        def made() -> PooledProducts | None:
+            products = self.products(groups.rows, groups.prompt[groups.group], sketch_error)
+            if products is None:
+                return None
+            found = self.among_products(products, np.arange(len(groups.rows)), groups)
+            return replace(found, shared=shared)
+
+        if not shared or self.measured is None:
+            return made()
+        parts = (groups.rows, groups.group, groups.prompt, None if sketch_error is None else sketch_error.directions)
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in parts if one is not None))
+        return self.measured.derived(f"products of all, {digest.hexdigest()}", made)
+
     def among_products(self, products: ScoreProducts, places: Int[np.ndarray, " n"], groups: Groups) -> PooledProducts:
         """Return the completions of one split among those of some products."""
         surplus = None
@@ -491,18 +508,24 @@ def pooled(
     prompts_per_batch: int | None = None,
     n_resamples: int | None = None,
     max_grad_norm: float | None = None,
+    *,
+    shared: bool = False,
 ) -> PooledCompletions:
-    """Return the completions of one split, after a check of what the estimators need."""
+    """Return the completions of one split, after a check of what the estimators need.
+
+    With ``shared``, a measurement that keeps what is derived from it keeps what is multiplied here, for whoever asks
+    about the same groups of all its completions.
+    """
     if groups.n_prompts < 2:
         raise ValueError(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
         )
     sketch_error = inputs.sketch_error(groups.n_prompts, rng)
-    products = inputs.products(groups.rows, groups.prompt[groups.group], sketch_error)
-    if products is None:
+    is_whole = groups.n_groups == groups.n_prompts and len(groups.rows) == len(inputs.batch.rewards)
+    keeps = inputs.measured is not None and inputs.measured.keeps_derived
+    scores = inputs.products_of_all(groups, sketch_error, shared and is_whole and keeps)
+    if scores is None:
         scores, sketch_error = inputs.in_coordinates(groups.rows, sketch_error)
-    else:
-        scores = inputs.among_products(products, np.arange(len(groups.rows)), groups)
     inputs.refuse_unknown_token_scores(estimators)
     pool = PooledCompletions(
         batch=inputs.batch.select(groups.rows).regrouped(groups.group),

@@ -283,6 +283,19 @@ def cross_signal(first: PromptMoments, second: PromptMoments, sketch_error: Sket
     return Statistic(float(value), replicates, slopes)
 
 
+def form_among(several: Sequence[PromptMoments], other: PromptMoments, bins: Sequence[Bool[np.ndarray, " m"]]) -> None:
+    """Have large scores read once for what :func:`cross_signal_among` needs of these, each with the other, in bins."""
+    if not isinstance(other.sums, WeightedSums):
+        return
+    every = (*several, other)
+    for sums in (one.sums for one in every if isinstance(one.sums, WeightedSums)):
+        for inside in bins:
+            sums.among(inside)
+    for one in every:
+        for inside in bins:
+            cross_signal_among(one, other, inside)
+
+
 def cross_signal_among(
     first: PromptMoments, second: PromptMoments, inside: Bool[np.ndarray, " m"], sketch_error: SketchError | None = None
 ) -> Statistic:

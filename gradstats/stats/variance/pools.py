@@ -123,6 +123,15 @@ class PooledCompletions:
                 for mask in inside:
                     self.scores.means(np.where(mask, weights, 0.0))
 
+    def form(self, estimators: Sequence[Weighting], others: Sequence[Weighted]) -> None:
+        """Form the statistics of all these, and their products with others, before the first error is asked for."""
+        if not isinstance(self.scores, PooledProducts):
+            return
+        beside = [one.moments for one in others if one.moments is not None]
+        for moments in [found for one in estimators if (found := self.local(one).moments) is not None]:
+            for other in (moments, *beside):
+                cross_signal(moments, other)
+
     def local(self, estimator: Weighting) -> Weighted:
         """Estimate the moments of an estimator that stays within its group."""
         return self.with_parts(estimator, [])[0]

@@ -7,8 +7,8 @@ With :math:`g_p = \sum_{i∈p} u_i S_i` the weighted sum of a prompt's completio
 - the error of a sketch of S follows from its products with random directions.
 
 Weightings, and forms whose error is asked for, are collected until the first of them has to be known; then the scores
-are read, a block at a time, for all of them together. Sums have eight bytes; only what errors are estimated from is
-multiplied in the type of the scores.
+are read, a block at a time, for all of them together. What crosses prompts is multiplied in the type of the scores,
+and summed over blocks in eight bytes; what stays within a prompt has eight bytes throughout.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ScoreProducts:
     ):
         self.scores, self.rows, self.prompt, self.error = scores, rows, prompt, error
         self.n_prompts = int(prompt[-1]) + 1
-        self.dtype = np.result_type(scores.dtype, np.float32)  # that errors are multiplied in
+        self.dtype = np.result_type(scores.dtype, np.float32)  # that scores are multiplied in
         self._products, self._place = within.products[rows], within.place[rows]
         self.squares = within.squares[rows]  # (n,) ‖S_i‖²
         bounds = np.array([0, self.n_prompts]) if error is None else error.bounds
@@ -169,7 +169,9 @@ class ScoreProducts:
                 second.weights * first.along,
             )
         )
-        m, pairs = first.n_prompts, float(forward.sum() - diagonal.sum())
+        # ⟨A, B⟩ of the sums themselves: it has the digits that a small bias of a large signal needs.
+        total = float(first.by_fold.sum(axis=0) @ second.by_fold.sum(axis=0))
+        m, pairs = first.n_prompts, total - float(diagonal.sum())
         without = (pairs - forward - backward + 2.0 * diagonal) / ((m - 1.0) * (m - 2.0) or np.nan)
         error = None if self.error is None else self._form_of_cross(first, second, diagonal)
         return Statistic(pairs / (m * (m - 1.0)), without, error)
@@ -243,15 +245,15 @@ class ScoreProducts:
         is_first = self.error is not None and not len(self._directions)
         if not (pending or is_first):
             return
-        weights = np.array([one.weights for one in pending]).reshape(len(pending), -1)
+        weights = np.array([one.weights for one in pending], dtype=self.dtype).reshape(len(pending), -1)
         by_fold = np.zeros((len(self._folds), len(pending), self.scores.shape[1]))
         if pending:
-            for fold, block, x in self.blocks(np.float64):
+            for fold, block, x in self.blocks(self.dtype):
                 by_fold[fold] += weights[:, block] @ x
         directions = self.error.directions.T if self.error is not None and is_first else np.zeros((0, by_fold.shape[2]))
-        beside = np.concatenate([by_fold.sum(axis=0), directions])
+        beside = np.concatenate([by_fold.sum(axis=0), directions]).astype(self.dtype)
         along = np.empty((len(beside), len(self.rows)))
-        for _, block, x in self.blocks(np.float64):
+        for _, block, x in self.blocks(self.dtype):
             along[:, block] = beside @ x.T
         for at, one in enumerate(pending):
             one.by_fold, one.along = by_fold[:, at].copy(), along[at].copy()
@@ -408,6 +410,7 @@ class PooledProducts:
     share: Float[np.ndarray, " n"]  # 1/K, of the group in the mean over the K groups of its prompt
     sketched: bool
     surplus_sq: Float[np.ndarray, " n"] | None  # exact ‖S_i‖² less the sketch's; None when unknown or exact
+    shared: bool = False  # whether further questions will ask for more of the same products
     known: Multiples[Any] = field(default_factory=Multiples, repr=False)  # moments by the weights that they are of
     # What :class:`gradstats.stats.variance.scores.Scores` has beside it and these have not.
     tokens: None = None
