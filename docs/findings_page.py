@@ -44,7 +44,7 @@ from findings_runs import (
 from findings_tokens import section_concentration, section_proxy
 
 from gradstats import data
-from gradstats.analyses.numbers import number_alone, written_interval
+from gradstats.analyses.numbers import minimiser_with_interval, number_alone
 from gradstats.estimators.display_names import in_words
 from gradstats.report.saved_results import completion_means, read_results
 from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
@@ -213,8 +213,8 @@ def along(run: Run, curve: str) -> tuple[dict, pd.DataFrame] | None:
 
 def lowest(found: dict, points: pd.DataFrame) -> str:
     """Write where a curve is lowest."""
-    ends = written_interval(found["minimiser_low"], found["minimiser_high"], points["value"].to_numpy())
-    return f"{number_alone(found['minimiser'], 2)} {ends}"
+    ends = (found[f"minimiser{end}"] for end in ("", "_low", "_high"))
+    return minimiser_with_interval(*ends, points["value"].to_numpy())
 
 
 def section_exponent() -> str:
