@@ -95,13 +95,13 @@ def lengths_sentence() -> str:
     alphas = {row["fit"]: shown(with_interval(row, "alpha")) for _, row in frame.iterrows()}
     within = alphas.pop("within traces")
     parts = [f"{name} {alpha}" for name, alpha in alphas.items() if name.startswith("from ")]
-    points = table(LONG_TRACES, "length_scaling")
+    points = table(LONG_TRACES, "along_traces")
     assert points is not None
     reached = points.groupby("prompt_id")["length"].max()
     longest = (reached == reached.max()).sum()
     return (
-        f"[Along {len(reached)} long traces](../figures/{LONG_TRACES}/length_scaling.png), Qwen-0.5B's answers one "
-        f"after the other, {longest} of them of {reached.max():,} tokens, it is {within}: {', '.join(parts)}."
+        f"[Along {len(reached)} long traces](../figures/{LONG_TRACES}/along_traces.png) of Qwen-0.5B, {longest} of "
+        f"them of {reached.max():,} tokens, it is {within}: {', '.join(parts)}."
     )
 
 

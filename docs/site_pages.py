@@ -32,12 +32,14 @@ GENERATED = ROOT / "docs" / "generated"
 WIDTH = 96
 #: What made the folders of figures that are neither a run's nor a benchmark's.
 OTHER_COMMANDS = {
+    "alpha_over_lengths": "python experiments/alpha_over_lengths.py",
     "batch_size": "python experiments/alignment_of_batches.py",
     "batch_size_training": "python experiments/batch_sizes_in_training.py",
     "zoo": "make figures",
 }
 #: Captions of the figures that no run draws by itself.
 OTHER_CAPTIONS = {
+    "along_traces": "Squared norm of the score along long traces, at up to 8,192 tokens of each.",
     "alignment": "Predicted alignment of batches with the target gradient, and that of real batches of other prompts.",
     "cell": "The cells of the sweep: α, length, success, and relative noise.",
     "critic": "Bias and explained variance of a fitted value head, against Monte-Carlo values of prefixes.",

@@ -236,7 +236,7 @@ def main(
     fit = gs.alpha_report(measured).fit
     with mpl.rc_context(plots.style("icml")):  # pyright: ignore[reportArgumentType]
         gs.plot_length_scaling(fit)
-        plots.save_figure(plt.gcf(), out / "length_scaling", ("pdf", "png"), source=points)
+        plots.save_figure(plt.gcf(), out / "along_traces", ("pdf", "png"), source=points)
     fits = {"pooled": fit, "within traces": fit.within_prompts()}
     found = {name: (one.alpha, *one.confidence_interval()) for name, one in fits.items() if one is not None}
     found |= between_lengths(points)

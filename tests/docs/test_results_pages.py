@@ -167,12 +167,12 @@ def test_alpha_along_long_traces_is_stated_as_its_table_gives_it(alpha, no_figur
     assert alpha.lengths_sentence().endswith("it says nothing of other lengths.")
     folder = no_figures / "alpha_over_lengths"
     folder.mkdir()
-    pd.DataFrame({"prompt_id": ["a", "a", "b"], "length": [256, 8192, 256]}).to_csv(folder / "length_scaling.csv")
+    pd.DataFrame({"prompt_id": ["a", "a", "b"], "length": [256, 8192, 256]}).to_csv(folder / "along_traces.csv")
     fits = {"fit": ["pooled", "within traces", "from 256 to 1,024", "from 1,024 to 8,192"]}
     pd.DataFrame(fits | with_ends("alpha", [0.9, 0.6, 0.5, 0.7], 0.1)).to_csv(folder / "alpha.csv")
     assert alpha.lengths_sentence().endswith(
-        ", Qwen-0.5B's answers one after the other, 1 of them of 8,192 tokens, it is 0.60 [0.50, 0.70]: from 256 to "
-        "1,024 0.50 [0.40, 0.60], from 1,024 to 8,192 0.70 [0.60, 0.80]."
+        " of Qwen-0.5B, 1 of them of 8,192 tokens, it is 0.60 [0.50, 0.70]: from 256 to 1,024 0.50 [0.40, 0.60], from "
+        "1,024 to 8,192 0.70 [0.60, 0.80]."
     )
 
 

@@ -158,7 +158,7 @@ def test_the_whole_experiment_reports_alpha_within_traces(short, policy, rows, t
     monkeypatch.setattr(gs, "load_policy", lambda _name: policy)
     pd.DataFrame({"input": PROBLEMS}).to_json(tmp_path / "problems.jsonl", orient="records", lines=True)
     short.main(tmp_path / "problems.jsonl", "tiny", 3, 2, 2, tmp_path / "runs", tmp_path / "out")
-    points = pd.read_csv(tmp_path / "out" / "length_scaling.csv")
+    points = pd.read_csv(tmp_path / "out" / "along_traces.csv")
     assert points["length"].tolist() == list(LENGTHS) * 3
     found = pd.read_csv(tmp_path / "out" / "alpha.csv").set_index("fit")["alpha"]
     # ‖S‖² ∝ T^(2α) with an intercept for each trace.
@@ -170,6 +170,6 @@ def test_the_whole_experiment_reports_alpha_within_traces(short, policy, rows, t
     assert read_json(tmp_path / "out" / "manifest.json")["n_traces"] == 3
     # Traces that are kept are measured again, and not drawn.
     monkeypatch.setattr(short, "sampled", None)
-    first = (tmp_path / "out" / "length_scaling.csv").read_bytes()
+    first = (tmp_path / "out" / "along_traces.csv").read_bytes()
     short.main(tmp_path / "problems.jsonl", "tiny", 3, 2, 2, tmp_path / "runs", tmp_path / "out")
-    assert (tmp_path / "out" / "length_scaling.csv").read_bytes() == first
+    assert (tmp_path / "out" / "along_traces.csv").read_bytes() == first
