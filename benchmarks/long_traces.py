@@ -251,7 +251,7 @@ def what_fits() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw(table: pd.DataFrame) -> list[Path]:
+def draw(table: pd.DataFrame, out: Path) -> list[Path]:
     """Draw the estimate over the measured peak, a row per setting, and write the table beside it; return the paths."""
     estimated = table.dropna(subset=["estimated_over_measured"]).sort_values(["vocabulary", "tokens", "method"])
     labels = [_label(row) for row in estimated.to_dict("records")]
@@ -270,7 +270,7 @@ def draw(table: pd.DataFrame) -> list[Path]:
         ax.invert_yaxis()
         ax.set(xlabel="estimated / measured peak memory of the process", xlim=(0.75, 1.25))
         legend_below(ax)
-        paths = save_figure(fig, FIGURES / "peaks", source=table, overwrite=True)
+        paths = save_figure(fig, out / "peaks", source=table, overwrite=True)
         plt.close(fig)
     return paths
 
@@ -285,6 +285,7 @@ def benchmark(
     which: tuple[Literal["steps", "peaks"], ...] = ("steps", "peaks"),
     tokens: tuple[int, ...] = tuple(TURNS),
     one: str | None = None,
+    out: Path = FIGURES,
 ) -> None:
     """Run settings, write the tables and draw the figure; what is not run again keeps its rows.
 
@@ -292,27 +293,28 @@ def benchmark(
         which: "steps" (processor time over a training step), "peaks" (memory beside its estimate); nothing, to draw.
         tokens: lengths of "steps".
         one: a setting as JSON, of which the peak alone is printed (the benchmark calls itself with this option).
+        out: folder of the results.
     """
     if one is not None:
         print(json.dumps(run(Setting(**json.loads(one)))))
         return
-    FIGURES.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True)
     for number in tokens if "steps" in which else ():
         turns = in_turns(number, TURNS[number])
         print(turns.round(3).to_string(index=False), flush=True)
-        _keep(FIGURES / "steps.csv", turns.round(3), ["tokens", "method"])
+        _keep(out / "steps.csv", turns.round(3), ["tokens", "method"])
     names = list(asdict(STEPS[0]))
     for setting in (*STEPS, *MEASUREMENTS) if "peaks" in which else ():
         words = [sys.executable, "-P", "-W", "ignore", __file__, "--one", json.dumps(asdict(setting))]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         row = pd.DataFrame([asdict(setting) | json.loads(done.stdout.splitlines()[-1])]).round(3)
         print(row.to_string(index=False), flush=True)
-        _keep(FIGURES / "peaks.csv", row, names)
-    _keep(FIGURES / "what_fits.csv", what_fits(), ["model", "dtype", "tokens"])
-    for path in draw(pd.read_csv(FIGURES / "peaks.csv")):
+        _keep(out / "peaks.csv", row, names)
+    _keep(out / "what_fits.csv", what_fits(), ["model", "dtype", "tokens"])
+    for path in draw(pd.read_csv(out / "peaks.csv"), out) if (out / "peaks.csv").exists() else ():
         print(path)
     settings = {"threads": 1, "sketch_dim": SKETCH_DIM, "turns": {str(key): value for key, value in TURNS.items()}}
-    write_json(FIGURES / "manifest.json", {"benchmark": "benchmarks/long_traces.py", **settings, **environment()})
+    write_json(out / "manifest.json", {"benchmark": "benchmarks/long_traces.py", **settings, **environment()})
 
 
 def _keep(path: Path, rows: pd.DataFrame, names: list[str]) -> None:

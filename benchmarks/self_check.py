@@ -48,12 +48,14 @@ WHOLE_RUN = "whole run"
 REPEATS = 3
 
 
-def main(n: int = 500, case: str | None = None) -> None:
+def main(n: int = 500, only: str = "", case: str | None = None, table: Path = TABLE) -> None:
     """Run every case and write the table.
 
     Args:
         n: completions.
+        only: cases of the policy whose name begins so; the whole run is one of "embedded".
         case: one case, run in this process and printed as JSON.
+        table: the file that is written.
     """
     if case is not None:
         row = _whole_run(n) if case == WHOLE_RUN else _measuring(case, n)
@@ -61,12 +63,14 @@ def main(n: int = 500, case: str | None = None) -> None:
         return
     rows = []
     for name in (*MEASURED, WHOLE_RUN):
+        policy, of = ("embedded", WHOLE_RUN) if name == WHOLE_RUN else (name, "measuring")
+        if not policy.startswith(only):
+            continue
         found = [_in_a_process(name, n) for _ in range(1 if MEASURED.get(name) else REPEATS)]
         row = sorted(found, key=lambda one: one["share"])[len(found) // 2]
-        policy, of = ("embedded", WHOLE_RUN) if name == WHOLE_RUN else (name, "measuring")
         rows.append({"policy": policy, "of": of, "n": n} | row)
         print(rows[-1], flush=True)
-    with atomic_path(TABLE) as partial:
+    with atomic_path(table) as partial:
         pd.DataFrame(rows).round(4).to_csv(partial, index=False, lineterminator="\n")
 
 
