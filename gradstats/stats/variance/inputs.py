@@ -286,7 +286,8 @@ class ComparisonInputs:
 
         if not shared or self.measured is None:
             return made()
-        parts = (groups.rows, groups.group, groups.prompt, None if sketch_error is None else sketch_error.directions)
+        directions = None if sketch_error is None else sketch_error.directions
+        parts = (groups.rows, groups.group, groups.prompt, self._squares, directions)
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in parts if one is not None))
         return self.measured.derived(f"products of all, {digest.hexdigest()}", made)
 
