@@ -90,7 +90,7 @@ def section_alpha() -> str:
 
 def lengths_sentence() -> str:
     """State α along traces that are longer than those of the runs."""
-    if (frame := table(LONG_TRACES, "alpha")) is None:
+    if (frame := table(LONG_TRACES, "fits")) is None:
         return "A power law was fitted everywhere; it says nothing of other lengths."
     alphas = {row["fit"]: shown(with_interval(row, "alpha")) for _, row in frame.iterrows()}
     within = alphas.pop("within traces")

@@ -242,7 +242,7 @@ def main(
     found |= between_lengths(points)
     columns = ("alpha", "alpha_low", "alpha_high")
     rows = [{"fit": name} | dict(zip(columns, values, strict=True)) for name, values in found.items()]
-    write_csv(out / "alpha.csv", pd.DataFrame(rows))
+    write_csv(out / "fits.csv", pd.DataFrame(rows))
     write_json(
         out / "manifest.json",
         {

@@ -169,7 +169,7 @@ def test_alpha_along_long_traces_is_stated_as_its_table_gives_it(alpha, no_figur
     folder.mkdir()
     pd.DataFrame({"prompt_id": ["a", "a", "b"], "length": [256, 8192, 256]}).to_csv(folder / "along_traces.csv")
     fits = {"fit": ["pooled", "within traces", "from 256 to 1,024", "from 1,024 to 8,192"]}
-    pd.DataFrame(fits | with_ends("alpha", [0.9, 0.6, 0.5, 0.7], 0.1)).to_csv(folder / "alpha.csv")
+    pd.DataFrame(fits | with_ends("alpha", [0.9, 0.6, 0.5, 0.7], 0.1)).to_csv(folder / "fits.csv")
     assert alpha.lengths_sentence().endswith(
         " of Qwen-0.5B, 1 of them of 8,192 tokens, it is 0.60 [0.50, 0.70]: from 256 to 1,024 0.50 [0.40, 0.60], from "
         "1,024 to 8,192 0.70 [0.60, 0.80]."

@@ -160,7 +160,7 @@ def test_the_whole_experiment_reports_alpha_within_traces(short, policy, rows, t
     short.main(tmp_path / "problems.jsonl", "tiny", 3, 2, 2, tmp_path / "runs", tmp_path / "out")
     points = pd.read_csv(tmp_path / "out" / "along_traces.csv")
     assert points["length"].tolist() == list(LENGTHS) * 3
-    found = pd.read_csv(tmp_path / "out" / "alpha.csv").set_index("fit")["alpha"]
+    found = pd.read_csv(tmp_path / "out" / "fits.csv").set_index("fit")["alpha"]
     # ‖S‖² ∝ T^(2α) with an intercept for each trace.
     logs = np.log(points[["length", "sq_norm"]].to_numpy()).reshape(3, len(LENGTHS), 2)
     centred = logs - logs.mean(axis=1, keepdims=True)
