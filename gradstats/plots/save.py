@@ -168,15 +168,16 @@ def laid_out(fig: Figure) -> Iterator[None]:
         yield
         return
     dpi, printed = fig.dpi, mpl.rcParams["savefig.dpi"]
-    fig.dpi = dpi if printed == "figure" else printed
-    engine.execute(fig)
-    fig.dpi = dpi
     try:
+        fig.dpi = dpi if printed == "figure" else printed
+        engine.execute(fig)
+        fig.dpi = dpi
         # Of no engine, matplotlib makes the one that rcParams ask for: each time that a file has been written as well.
         with mpl.rc_context({"figure.constrained_layout.use": False, "figure.autolayout": False}):
             fig.set_layout_engine(None)
             yield
     finally:
+        fig.dpi = dpi
         fig.set_layout_engine(engine)
 
 

@@ -274,8 +274,10 @@ class ComparisonInputs:
         refuse_not_finite(rows[~np.isfinite(products.squares)])
         return products
 
-    def products_of_all(self, groups: Groups, sketch_error: SketchError | None, shared: bool) -> PooledProducts | None:
-        """Return the completions of one split as products, whose squares and cross products several questions share."""
+    def products_of_split(
+        self, groups: Groups, sketch_error: SketchError | None, shared: bool
+    ) -> PooledProducts | None:
+        """Return the completions of one split as products, shared with other questions where they are kept."""
 
         def made() -> PooledProducts | None:
             products = self.products(groups.rows, groups.prompt[groups.group], sketch_error)
@@ -284,6 +286,8 @@ class ComparisonInputs:
             found = self.among_products(products, np.arange(len(groups.rows)), groups)
             return replace(found, shared=shared)
 
+        is_whole = groups.n_groups == groups.n_prompts and len(groups.rows) == len(self.batch.rewards)
+        shared = shared and is_whole and self.measured is not None and self.measured.keeps_derived
         if not shared or self.measured is None:
             return made()
         directions = None if sketch_error is None else sketch_error.directions
@@ -522,9 +526,7 @@ def pooled(
             "compare needs at least 2 prompts with a full group each, got 1: prompts are the independent units"
         )
     sketch_error = inputs.sketch_error(groups.n_prompts, rng)
-    is_whole = groups.n_groups == groups.n_prompts and len(groups.rows) == len(inputs.batch.rewards)
-    keeps = inputs.measured is not None and inputs.measured.keeps_derived
-    scores = inputs.products_of_all(groups, sketch_error, shared and is_whole and keeps)
+    scores = inputs.products_of_split(groups, sketch_error, shared)
     if scores is None:
         scores, sketch_error = inputs.in_coordinates(groups.rows, sketch_error)
     inputs.refuse_unknown_token_scores(estimators)
