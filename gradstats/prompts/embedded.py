@@ -183,35 +183,42 @@ def _draw_steps(generator: np.random.Generator, low: int, high: int, falling: bo
 
 
 def _draw_problem(generator: np.random.Generator, steps: int) -> EmbeddedProblem:
-    names = list(PRONOUNS)
-    name, friend = (names[drawn] for drawn in generator.choice(len(names), 2, replace=False))
+    name, friend = _draw_names(generator)
     calendar = DAYS if steps <= len(DAYS) and generator.random() < 0.5 else MONTHS
     first = int(generator.integers(len(calendar)))
     start = count = int(generator.integers(5, 51))
     changes = []
     for step in range(steps):
-        change = _draw_change(generator, calendar[(first + step) % len(calendar)], friend, count)
+        change, count = _draw_change(generator, calendar[(first + step) % len(calendar)], friend, count)
         changes.append(change)
-        count = change.apply(count)
     story = Story(name, _drawn(generator, THINGS), start, tuple(changes))
     prompt = _text(story, int(generator.integers(len(_QUESTIONS))))
     digest = hashlib.sha256(prompt.encode()).hexdigest()
     return EmbeddedProblem(f"embedded-{digest[:16]}", prompt, str(count), steps)
 
 
+# `generator.choice` takes the same draws as the two functions below, and several times as long.
 def _drawn(generator: np.random.Generator, among: list[str]) -> str:
-    """Draw one; ``generator.choice`` takes the same draw and six times as long."""
     return among[generator.integers(len(among))]
 
 
-def _draw_change(generator: np.random.Generator, when: str, friend: str, count: int) -> Change:
-    """Draw changes until one keeps the count within bounds."""
+def _draw_names(generator: np.random.Generator) -> tuple[str, str]:
+    """Draw two names by Floyd's method: the second draw stands for the last name where it repeats the first."""
+    names = list(PRONOUNS)
+    last = len(names) - 1
+    first, second = generator.integers(last), generator.integers(last + 1)
+    name, friend = names[first], names[last if second == first else second]
+    return (name, friend) if generator.integers(2) else (friend, name)
+
+
+def _draw_change(generator: np.random.Generator, when: str, friend: str, count: int) -> tuple[Change, int]:
+    """Draw changes until one keeps the count within bounds; return it and the count after it."""
     while True:
         verb = _drawn(generator, GAINS + LOSSES)
         amount = int(generator.integers(2, LARGEST_AMOUNT + 1))
-        change = Change(when, verb, amount, friend if verb == "gives" else "")
-        if 1 <= change.apply(count) <= LARGEST_COUNT:
-            return change
+        after = count + amount if verb in GAINS else count - amount
+        if 1 <= after <= LARGEST_COUNT:
+            return Change(when, verb, amount, friend if verb == "gives" else ""), after
 
 
 def _text(story: Story, question: int) -> str:

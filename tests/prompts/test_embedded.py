@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from gradstats.prompts import embedded
 from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
 
 GAINED = {"buys": 1, "finds": 1, "wins": 1, "sells": -1, "loses": -1, "gives": -1}
@@ -42,6 +43,15 @@ def test_days_and_months_follow_each_other():
 def test_same_seed_same_problems_and_another_seed_others():
     assert generate_problems(40, rng=7) == generate_problems(40, rng=np.random.default_rng(7))
     assert generate_problems(40, rng=7) != generate_problems(40, rng=8)
+
+
+def test_names_are_drawn_as_by_choice_so_that_a_seed_keeps_its_problems():
+    ours, reference = np.random.default_rng(0), np.random.default_rng(0)
+    names = list(embedded.PRONOUNS)
+    for _ in range(500):
+        chosen = reference.choice(len(names), 2, replace=False)
+        assert embedded._draw_names(ours) == tuple(names[place] for place in chosen)
+    assert ours.random() == reference.random()
 
 
 def test_splits_are_disjoint_even_where_problems_are_few(monkeypatch):
