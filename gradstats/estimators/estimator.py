@@ -42,6 +42,7 @@ RULES: dict[str, Rule] = {
     "scope": _one_of("group", "batch"),
     "off_policy": SWITCH,
     "truncate": POSITIVE,
+    "cap": POSITIVE,
     "singleton": _one_of("zero", "reward", "nan"),
     "b": (lambda value: _finite(value) or value == "optimal", "a number or 'optimal'"),
     "alpha": (lambda value: _finite(value) or value == "within_prompt", "a finite number or 'within_prompt'"),

@@ -46,6 +46,8 @@ class ComponentDefinition(NamedFunction):
     needs: tuple[str, ...]
     # Whether it has no effect where every ratio is 1.
     of_ratios: bool
+    # Whether what it multiplies an advantage by depends on the advantage's sign.
+    signed: bool
     # Whether its effect on a completion is the same in every batch, given its parameters.
     fixed: Callable[[Parameters], bool]
     # What its parameters accept, where that differs from other estimators' parameters of the name.
@@ -73,6 +75,7 @@ def component(
     across_groups: Callable[[Parameters], bool] = lambda parameters: False,
     unit: Callable[[Parameters], str] | None = None,
     of_ratios: bool = False,
+    signed: bool = True,
     fixed: Callable[[Parameters], bool] = lambda parameters: True,
     rules: Mapping[str, Rule] | None = None,
 ) -> Callable[[Callable[..., object]], Callable[..., Component]]:
@@ -89,6 +92,7 @@ def component(
             skip=skip,
             needs=needs,
             of_ratios=of_ratios,
+            signed=signed,
             fixed=fixed,
             rules=rules or {},
         )

@@ -31,6 +31,40 @@ RECIPES: dict[str, dict[str, str]] = {
         "published_kl": "none", "bias": "E[ĝ] = ∇J, off-policy as well",
         "source": "importance sampling: Precup et al. 2000",
     },
+    # Corrections of the mismatch between sampler and scored policy, of RLOO's plain sum. Other aggregations have a
+    # denominator, in which IcePop counts rejected tokens, and MIS does not.
+    "tis": {
+        "display": "TIS", "advantage": "rloo", "ratio": "truncated",
+        "published_kl": "none", "bias": "off-policy biased: prefixes as they were drawn",
+        "source": "Yao et al. 2025; verl: rollout_is=token",
+    },
+    "sequence_tis": {
+        "display": "Sequence TIS", "advantage": "rloo", "ratio": "sequence_product(truncate=2)",
+        "published_kl": "none", "bias": "off-policy biased: truncated ratios", "source": "verl: rollout_is=sequence",
+    },
+    "icepop": {
+        "display": "IcePop", "advantage": "rloo", "ratio": "truncated(cap=5)",
+        "mask": "reject_tokens(low=0.5, high=5, rescale=False)",
+        "published_kl": "none", "bias": "off-policy biased: without the tokens out of bounds",
+        "source": "Ring-1T 2510.18855; INTELLECT-3 2512.16144, eq. 1",
+    },
+    "mis": {
+        "display": "MIS", "advantage": "rloo", "ratio": "truncated", "mask": "reject_tokens(low=0.5, high=2)",
+        "published_kl": "none", "bias": "off-policy biased: without the tokens out of bounds",
+        "source": "slime",
+    },
+    "geo_rs": {
+        "display": "Geometric rejection", "advantage": "rloo", "mask": "reject_completions(low=0.999, high=1.001)",
+        "published_kl": "none", "bias": "off-policy biased: ratios ignored",
+        "source": "verl: rollout_rs=seq_mean_k1",
+    },
+    "worst_token_rs": {
+        # ½ log² 2 = 0.24: every ratio of the completion between 1/2 and 2
+        "display": "Worst-token rejection", "advantage": "rloo",
+        "mask": "reject_completions(kind=k2, over=max, high=0.24)",
+        "published_kl": "none", "bias": "off-policy biased: ratios ignored",
+        "source": "verl: rollout_rs=seq_max_k2",
+    },
     "ppo": {
         "display": "PPO", "advantage": "gae", "ratio": "token_clip", "aggregation": "token_mean",
         "published_kl": "none", "bias": "biased: all tokens share one average",

@@ -164,6 +164,21 @@ def clipped_weight(
     return np.clip(ratio, 1 - eps_low, 1 + (0.2 if eps_high is None else eps_high)) * advantages
 
 
+@component("ratio", "truncated", skip=3, level="token", signed=False)
+def truncated(
+    advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0
+) -> Float[np.ndarray, "n t"]:
+    r"""Truncated importance sampling of tokens: w = min(ρ_t, C)·A, through whose ratio no gradient flows.
+
+    Yao et al. 2025 (*Your efficient RL framework secretly brings you off-policy RL training*); ``rollout_is="token"`` of
+    verl. With a mask of tokens up to the same C it is IcePop's and MIS's weight: ρ_t in the band, else 0.
+
+    Args:
+        cap: C, the greatest weight (verl's default 2; up to 5 in use).
+    """
+    return np.minimum(exponential(log_ratio), cap) * advantages
+
+
 @component("ratio", "log_ratio_penalty", skip=3)
 def log_ratio_penalty(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, tau: float

@@ -18,8 +18,8 @@ PREFIX = "recipe:"
 #: The name of a recipe composed from components without a name; under it a label states its advantage.
 CUSTOM = "custom"
 
-#: Suffixes of the names of a ratio component's two weightings, for positive and negative advantages.
-SIGNS = ("[+]", "[-]")
+#: Suffixes of the names of a ratio component's weightings: for positive and for negative advantages, or for both.
+SIGNS = ("[+]", "[-]", "[±]")
 #: Separator between the name of a weighting and the mask under which it is measured.
 BESIDE = " · "
 
@@ -39,7 +39,7 @@ class Recipe:
         advantage: the estimator that turns rewards into advantages.
         scale: what divides the advantages: ``"none"``, ``"group_std"``, ``"batch_std"``, ``"group_mean"``.
         ratio: ``"none"``, ``"token_clip"``, ``"sequence_clip"``, ``"sequence_product"``, ``"clipped_weight"``,
-            ``"log_ratio_penalty"``.
+            ``"truncated"``, ``"log_ratio_penalty"``.
         aggregation: ``"sequence_sum"``, ``"sequence_mean"``, ``"token_mean"``, ``"constant"``.
         kl: ``"none"``, ``"in_reward"``, ``"in_loss"``.
         filter: ``"none"``, ``"dynamic_sampling"``, ``"mask_truncated"``.
@@ -253,18 +253,19 @@ class Recipe:
         return self.token_weights(batch)[np.arange(batch.rewards.size), batch.mask.argmax(axis=1)]
 
     @property
-    def pattern_names(self) -> tuple[str, str]:
+    def pattern_names(self) -> tuple[str, ...]:
         """The names of :meth:`ratio_patterns`; two recipes with the same ratio and mask share them."""
-        positive, negative = SIGNS
         pattern = self.masked_name(self.ratio.label)
-        return f"{pattern}{positive}", f"{pattern}{negative}"
+        positive, negative, both = (f"{pattern}{sign}" for sign in SIGNS)
+        return (positive, negative) if self.ratio.definition.signed else (both,)
 
     def masked_name(self, name: str) -> str:
         """Return the name of a weighting under this recipe's mask."""
         return name if self.mask.name == "none" else f"{name}{BESIDE}{self.mask.label}"
 
     def ratio_patterns(self, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
-        """Return what the ratio component multiplies positive and negative advantages by, token by token.
+        """Return what the ratio component multiplies positive and negative advantages by, token by token; one pattern
+        where that is the same.
 
         Raises:
             ValueError: when the batch lacks a field.
@@ -272,10 +273,8 @@ class Recipe:
         ones = np.where(batch.mask, 1.0, 0.0)
         log_ratio = log_ratios(batch, self.label)
         kept = self.mask(batch)
-        patterns = (
-            np.where(kept, pattern, 0.0)
-            for pattern in (self.ratio(ones, log_ratio, batch), -self.ratio(-ones, log_ratio, batch))
-        )
+        signs = (1.0, -1.0) if self.ratio.definition.signed else (1.0,)
+        patterns = (np.where(kept, sign * self.ratio(sign * ones, log_ratio, batch), 0.0) for sign in signs)
         return dict(zip(self.pattern_names, patterns, strict=True))
 
     def __hash__(self) -> int:

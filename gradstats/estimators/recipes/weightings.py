@@ -1,6 +1,7 @@
 r"""Recipes whose token weights vary along a completion, as combinations of weightings that no advantage enters.
 
-A clip weights a token by a function of its ratio and of the sign of the advantage alone. With an advantage :math:`A_i`
+A clip weights a token by a function of its ratio and of the sign of the advantage alone (a truncated ratio by one for
+both signs). With an advantage :math:`A_i`
 for each completion, the gradient of completion i is therefore
 
 .. math:: \sum_t w_{i,t} s_{i,t} = c_i^+ \sum_t f^+(ρ_{i,t}) s_{i,t} + c_i^- \sum_t f^-(ρ_{i,t}) s_{i,t}
@@ -103,7 +104,8 @@ class ByWeightings(Wrapped[Recipe]):
         recipe = self.estimator
         factor = recipe.factor(batch)
         advantages = recipe.advantages(batch)
-        positive, negative = recipe.pattern_names
+        positive, *others = recipe.pattern_names
+        negative = others[0] if others else positive
         coefficients = np.zeros((len(advantages), len(self.names)))
         coefficients[:, self.names.index(positive)] = np.maximum(advantages, 0.0) * factor
         coefficients[:, self.names.index(negative)] += np.minimum(advantages, 0.0) * factor

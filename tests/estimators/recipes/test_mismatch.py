@@ -1,0 +1,95 @@
+"""The named corrections of a mismatch between sampler and scored policy against twins written from their sources."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from gradstats.estimators import Batch, recipes
+from gradstats.estimators.recipes.weightings import ByWeightings, weightings
+
+NAMES = ["tis", "sequence_tis", "icepop", "mis", "geo_rs", "worst_token_rs"]
+LENGTHS = [3, 5, 2, 4, 6, 1]
+
+
+def mismatched(spread: float) -> Batch:
+    """Two groups of three completions, whose log-ratios have a standard deviation of ``spread``."""
+    rng = np.random.default_rng(int(100 * spread))
+    drawn = rng.uniform(-3.0, -0.1, size=(6, 6))
+    scored = drawn + spread * rng.standard_normal((6, 6))
+    return Batch(
+        rewards=[1.0, 0.0, 0.5, 1.0, 1.0, 0.0],
+        lengths=LENGTHS,
+        groups=["a", "a", "a", "b", "b", "b"],
+        logprobs=scored,
+        old_logprobs=drawn,
+    )
+
+
+def ratios_of_tokens(name: str, ratios: list[float]) -> list[float]:
+    """Weights of one completion's tokens as the sources write them, from its ratios alone."""
+    whole = float(np.prod(ratios))
+    if name == "tis":
+        return [min(ratio, 2.0) for ratio in ratios]
+    if name == "sequence_tis":
+        return [min(whole, 2.0)] * len(ratios)
+    if name in ("icepop", "mis"):
+        low, high = (0.5, 5.0) if name == "icepop" else (0.5, 2.0)
+        return [ratio if low <= ratio <= high else 0.0 for ratio in ratios]
+    if name == "geo_rs":
+        keep = 0.999 <= whole ** (1.0 / len(ratios)) <= 1.001
+    else:
+        keep = max(0.5 * np.log(ratio) ** 2 for ratio in ratios) <= 0.24
+    return [float(keep)] * len(ratios)
+
+
+def expected_weights(name: str, batch: Batch, token_mean: bool) -> np.ndarray:
+    """The weight of each token: RLOO's advantage, the correction, and a mean over completions or over tokens."""
+    assert batch.logprobs is not None
+    assert batch.old_logprobs is not None
+    expected = np.zeros((6, 6))
+    for first in (0, 3):
+        members = range(first, first + 3)
+        factors = {
+            i: ratios_of_tokens(name, np.exp(batch.logprobs[i] - batch.old_logprobs[i])[: LENGTHS[i]].tolist())
+            for i in members
+        }
+        # IcePop divides by all tokens and completions; those that reject divide by what they keep.
+        rejecting = name in ("mis", "geo_rs", "worst_token_rs")
+        counted = {i: sum(factor != 0 or not rejecting for factor in factors[i]) for i in members}
+        number = sum(counted.values()) if token_mean else sum(count > 0 for count in counted.values())
+        for i in members:
+            others = [batch.rewards[j] for j in members if j != i]
+            advantage = batch.rewards[i] - np.mean(others)
+            expected[i, : LENGTHS[i]] = [advantage * factor / max(number, 1) for factor in factors[i]]
+    return expected
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.3, 1.0])
+@pytest.mark.parametrize("aggregation", ["sequence_sum", "token_mean"])
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_those_of_the_source(name: str, aggregation: str, spread: float):
+    batch = mismatched(spread)
+    recipe = recipes.get(name, aggregation=aggregation)
+    expected = expected_weights(name, batch, aggregation == "token_mean")
+    assert_allclose(recipe.token_weights(batch), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_every_correction_does_something_to_these_ratios():
+    batch = mismatched(1.0)
+    plain = recipes.get("rloo").token_weights(batch)
+    for name in NAMES:
+        assert not np.allclose(recipes.get(name).token_weights(batch), plain), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_mismatch_each_is_rloo(name: str):
+    batch = mismatched(0.3).with_fields(old_logprobs=None)
+    assert_allclose(recipes.get(name).weights(batch), recipes.get("rloo").weights(batch))
+
+
+@pytest.mark.parametrize("name", ["tis", "icepop", "mis"])
+def test_one_further_weighting_serves_both_signs_of_the_advantage(name: str):
+    batch, recipe = mismatched(0.3), recipes.get(name)
+    ((pattern, values),) = weightings(recipe, batch).items()
+    combined = ByWeightings(recipe, (pattern,)).weights(batch) * values
+    assert_allclose(combined, recipe.token_weights(batch), rtol=1e-12)
