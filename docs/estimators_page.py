@@ -45,7 +45,6 @@ RANKED: list[est.Estimator | Recipe] = [
     est.otb(loo=True, energy="exact"),
     est.causal_optimal(loo=True),
     est.gae(),
-    est.group_mean(),
     est.token_mean(),
     est.length_weighted(alpha=0.8),
     est.norm_weighted(),

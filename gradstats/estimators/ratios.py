@@ -18,6 +18,21 @@ def log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.nda
     return batch.logprobs - batch.old_logprobs
 
 
+def log_mismatch(batch: Batch, name: str = "a correction") -> Float[np.ndarray, "n t"]:
+    r"""Log π_prox/π_old of each token, (N, T): the trainer's policy as the step began over the engine that sampled.
+
+    Without ``proximal_logprobs`` the step has just begun: π_prox is the scored policy, and this is log ρ.
+    """
+    if batch.old_logprobs is None or batch.proximal_logprobs is None:
+        return log_ratios(batch, name)
+    return batch.proximal_logprobs - batch.old_logprobs
+
+
+def log_staleness(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n t"]:
+    r"""Log π/π_prox of each token, (N, T): log ρ without the mismatch, 0 where no ``proximal_logprobs`` are known."""
+    return log_ratios(batch, name) - log_mismatch(batch, name)
+
+
 def sequence_log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n"]:
     r"""Log ρ_i = Σ_t log ρ_{i,t} of each completion, (N,)."""
     return log_ratios(batch, name).sum(axis=1)

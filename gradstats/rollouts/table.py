@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gradstats.rollouts.schema import (
+    LOGPROB_COLUMNS,
     METADATA_KEY,
     SCHEMA,
     TOKEN_COLUMNS,
@@ -73,7 +74,8 @@ class Rollouts:
             ``completion_tokens`` lists of token ids (end-of-sequence included where it was sampled);
             ``completion_mask`` list of bool, False for tokens that the policy did not choose (tool output);
             ``reward`` float; ``token_rewards`` list of float; ``sampler_logprobs`` list of float, log-probabilities
-            under the distribution that was sampled, NaN where the sampler did not record them; ``finish_reason``
+            under the distribution that was sampled, NaN where the sampler did not record them; ``proximal_logprobs``,
+            the same under the trainer's policy as the step began; ``finish_reason``
             "stop" or "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has
             its own;
             ``token_source``, one of :data:`TOKEN_SOURCES`, where token ids may have been restored from text;
@@ -159,7 +161,7 @@ class Rollouts:
 
     @classmethod
     def concatenate(cls, shards: Iterable[Rollouts], *, allow_policy_mismatch: bool = False) -> Rollouts:
-        """Stack tables; where only some of them have ``sampler_logprobs``, those of the others are NaN.
+        """Stack tables; where only some of them have log-probabilities, those of the others are NaN.
 
         Args:
             shards: the tables.
@@ -177,8 +179,9 @@ class Rollouts:
         if not allow_policy_mismatch:
             refuse_different_policies((shard.metadata for shard in shards), "rollouts")
         frames = [shard.frame for shard in shards]
-        if any("sampler_logprobs" in frame for frame in frames):
-            frames = [frame if "sampler_logprobs" in frame else _without_logprobs(frame) for frame in frames]
+        for name in LOGPROB_COLUMNS:
+            if any(name in frame for frame in frames):
+                frames = [frame if name in frame else _with_unknown(frame, name) for frame in frames]
         for frame in frames:
             if different := sorted(set(frame) ^ set(frames[0])):
                 raise ValueError(f"rollouts differ in the column {different[0]!r}: only some of them have it")
@@ -254,6 +257,10 @@ class Rollouts:
         if column not in self.frame:
             raise KeyError(f"these rollouts have no column {column!r}; they have {', '.join(self.frame)}")
         return [np.asarray(values) for values in self.frame[column]]
+
+    def recorded_logprobs(self, column: str) -> list[np.ndarray] | None:
+        """Return the log-probabilities of a column in eight bytes, one array per completion; None without it."""
+        return [values.astype(np.float64) for values in self.tokens(column)] if column in self.frame else None
 
     def select(self, index: np.ndarray | Sequence[int] | slice) -> Rollouts:
         """Return the rows at the given positions, in that order."""
@@ -400,6 +407,6 @@ def retokenised_sentence(rollouts: Rollouts) -> str | None:
     )
 
 
-def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with unknown log-probabilities, one NaN per token."""
-    return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])
+def _with_unknown(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the frame with a column of unknown log-probabilities, one NaN per token."""
+    return frame.assign(**{name: [[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]]})

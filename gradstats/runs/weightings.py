@@ -45,9 +45,12 @@ class ScoredTokens:
     @property
     def old_logprobs(self) -> list[np.ndarray] | None:
         """The sampler's log-probabilities, where it recorded them."""
-        if "sampler_logprobs" not in self.rollouts.frame:
-            return None
-        return [values.astype(np.float64) for values in self.rollouts.tokens("sampler_logprobs")]
+        return self.rollouts.recorded_logprobs("sampler_logprobs")
+
+    @property
+    def proximal_logprobs(self) -> list[np.ndarray] | None:
+        """Those of the trainer's policy as the step began, where it recorded them."""
+        return self.rollouts.recorded_logprobs("proximal_logprobs")
 
     def batch(self) -> Batch:
         """Return the batch of everything that is known before the gradients are measured."""

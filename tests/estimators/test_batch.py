@@ -157,11 +157,12 @@ def test_from_measurement_pads_what_was_measured():
     assert batch.old_logprobs is None
 
 
-def test_log_probabilities_that_a_sampler_left_out_are_not_taken_for_known():
+@pytest.mark.parametrize("field", ["old_logprobs", "proximal_logprobs"])
+def test_log_probabilities_that_a_sampler_left_out_are_not_taken_for_known(field):
     for missing, known in ((1, True), (2, False)):  # at a masked token, at a counted one
         old = [np.where(np.arange(3) == missing, np.nan, -1.0), np.array([-3.0])]
-        batch = Batch.from_measurement(measured(old_logprobs=old))
-        assert (batch.old_logprobs is not None) == known
+        batch = Batch.from_measurement(measured(**{field: old}))
+        assert (getattr(batch, field) is not None) == known
 
 
 def test_from_measurement_refuses_ragged_fields_of_another_length_and_a_path(unchecked):

@@ -71,6 +71,8 @@ def test_the_first_row_that_is_wrong_is_named(change, sentence):
 
 def test_unknown_log_probabilities_and_those_that_rounding_leaves_above_zero_pass():
     validate(pd.DataFrame([ROW | {"sampler_logprobs": [float("nan"), 1e-3]}, SECOND]))
+    with pytest.raises(ValueError, match="has a proximal_logprobs above 0"):
+        validate(pd.DataFrame([ROW | {"proximal_logprobs": [-1.0, 0.5]}]))
 
 
 def rollouts(digests, name="a"):
@@ -116,6 +118,7 @@ FULL = {
     "completion_mask": [[True, False, True], [True]],
     "token_rewards": [[0.0, 0.0, 1.0], [0.5]],
     "sampler_logprobs": [[-0.5, -1.5, -0.25], [-2.0]],
+    "proximal_logprobs": [[-0.75, -1.5, -0.5], [-2.5]],
     "finish_reason": ["stop", "length"],
     "prompt_text": ["one?", "two?"],
     "completion_text": ["ünö", "b"],
@@ -264,10 +267,11 @@ def rollouts_with(**columns):
     return Rollouts.from_sequences([[2]], [[4, 5]], [1.0], ["p"], **columns)
 
 
-def test_tables_with_and_without_logprobs_are_stacked_and_other_differences_refused():
-    known = rollouts_with(sampler_logprobs=[[-1.0, -2.0]])
+@pytest.mark.parametrize("column", ["sampler_logprobs", "proximal_logprobs"])
+def test_tables_with_and_without_logprobs_are_stacked_and_other_differences_refused(column):
+    known = rollouts_with(**{column: [[-1.0, -2.0]]})
     unknown = Rollouts(rollouts_with().frame.assign(prompt_id="q"))
-    stacked = Rollouts.concatenate([unknown, known]).tokens("sampler_logprobs")
+    stacked = Rollouts.concatenate([unknown, known]).tokens(column)
     assert np.isnan(stacked[0]).all()
     assert stacked[1].tolist() == [-1.0, -2.0]
     with pytest.raises(ValueError, match="rollouts differ in the column 'greedy_reward'"):

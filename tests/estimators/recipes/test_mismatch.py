@@ -1,7 +1,8 @@
-"""The named corrections of a mismatch between sampler and scored policy against twins written from their sources."""
+"""Corrections of a mismatch between sampler and trainer against twins written from their sources."""
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
 from gradstats.estimators import Batch, recipes
@@ -93,3 +94,64 @@ def test_one_further_weighting_serves_both_signs_of_the_advantage(name: str):
     ((pattern, values),) = weightings(recipe, batch).items()
     combined = ByWeightings(recipe, (pattern,)).weights(batch) * values
     assert_allclose(combined, recipe.token_weights(batch), rtol=1e-12)
+
+
+def three_policies() -> Batch:
+    """As above, and the trainer's policy as the step began, between the sampler and the scored one."""
+    batch = mismatched(0.3)
+    assert batch.old_logprobs is not None
+    rng = np.random.default_rng(5)
+    return batch.with_fields(proximal_logprobs=batch.old_logprobs + 0.4 * rng.standard_normal((6, 6)) * batch.mask)
+
+
+def decoupled_grpo(batch: Batch, correction: str) -> np.ndarray:
+    """d J / d log π of GRPO's clip on π/π_prox with verl's weights of π_prox/μ, which carry no gradient."""
+    logp, proximal, drawn = (
+        torch.tensor(values) for values in (batch.logprobs, batch.proximal_logprobs, batch.old_logprobs)
+    )
+    mask = torch.tensor(batch.mask)
+    logp.requires_grad_()
+    mismatch = torch.where(mask, proximal - drawn, 0.0)
+    if correction == "truncate_tokens":
+        weights = mismatch.exp().clamp(max=2.0)
+    elif correction == "truncate_completions":
+        weights = mismatch.sum(1, keepdim=True).clamp(-20.0, 20.0).exp().clamp(max=2.0).expand_as(mismatch)
+    else:
+        ratio = mismatch.exp()
+        weights = torch.where((ratio >= 0.8) & (ratio <= 1.5), ratio, 0.0)
+    objective = torch.zeros((), dtype=torch.float64)
+    for first in (0, 3):
+        rows = slice(first, first + 3)
+        rewards = torch.tensor(batch.rewards[rows])
+        advantage = ((rewards - rewards.mean()) / (rewards.std() + 1e-6))[:, None]
+        staleness = (logp[rows] - proximal[rows]).exp()
+        surrogate = weights[rows] * torch.minimum(staleness * advantage, staleness.clamp(0.8, 1.2) * advantage)
+        objective = objective + (torch.where(mask[rows], surrogate, 0.0).sum(1) / mask[rows].sum(1)).mean()
+    (gradient,) = torch.autograd.grad(objective, logp)
+    return gradient.numpy()
+
+
+@pytest.mark.parametrize("correction", ["truncate_tokens", "truncate_completions", "mask_tokens(low=0.8, high=1.5)"])
+def test_with_a_third_policy_the_clip_sees_staleness_and_the_correction_the_mismatch(correction: str):
+    batch = three_policies()
+    recipe = recipes.get("grpo", correction=correction)
+    expected = decoupled_grpo(batch, correction.partition("(")[0])
+    assert_allclose(recipe.token_weights(batch), expected, rtol=1e-10, atol=1e-14)
+    assert not np.allclose(recipes.get("grpo").token_weights(batch), expected)
+    patterns = weightings(recipe, batch)
+    combined = np.einsum("nk,knt->nt", ByWeightings(recipe, tuple(patterns)).weights(batch), [*patterns.values()])
+    assert_allclose(combined, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_as_the_step_begins_a_clip_does_nothing_beside_a_correction():
+    batch = mismatched(1.0)
+    whole = recipes.get("grpo", correction="truncate_tokens").token_weights(batch)
+    assert_allclose(whole, recipes.get("grpo", ratio="none", correction="truncate_tokens").token_weights(batch))
+
+
+@pytest.mark.parametrize(
+    "correction", ["truncate_tokens(cap=0.5)", "mask_tokens(low=1.5)", "mask_tokens(high=0.5)", "mask_tokens(low=0)"]
+)
+def test_bounds_that_leave_out_what_agrees_are_refused(correction: str):
+    with pytest.raises(ValueError, match="1"):
+        recipes.get("grpo", correction=correction)
