@@ -137,7 +137,8 @@ def blocks() -> dict[str, str]:
     family["baseline"] += divided
     family = family.drop(columns=["scale", "ratio + clip", "aggregation"])
     rows = recipes.published()
-    rows = rows[rows["components"].str.contains(" · ")][["label", "components", "bias", "source"]]
+    alone = rows["label"].isin([f"recipe:{name}" for name in family["name"]])
+    rows = rows[~alone | rows["components"].str.contains(" · ")][["label", "components", "bias", "source"]]
     rows["label"] = [f"`{label}`" for label in rows["label"]]
     family["name"] = [parameters_of(name) for name in family["name"]]
     policies = {name: make() for name, make in POLICIES.items()}

@@ -34,18 +34,9 @@ def main(
     assert source.n is not None
     measured = {one.prompt_id for one in gs.load_prompts(source.source, source.n, rng=source.seed, **source.settings)}
     more = gs.load_prompts(source.source, source.n + prompts, rng=source.seed, **source.settings)
-    policy = gs.load_policy(settings.policy.name, dtype=settings.policy.dtype)
-    rollouts = gs.sample(
-        policy,
-        [one for one in more if one.prompt_id not in measured],
-        group_size=sampling.group_size,
-        max_new_tokens=sampling.max_new_tokens,
-        system_prompt=sampling.system_prompt,
-        reward=sampling.reward,
-        rng=sampling.seed,
-        batch_size=sampling.batch_size,
-        keep_in=out.with_suffix(""),
-    )
+    policy = gs.load_policy(settings.policy.name, **settings.policy.arguments())
+    others = [one for one in more if one.prompt_id not in measured]
+    rollouts = gs.sample(policy, others, **sampling.arguments(), keep_in=out.with_suffix(""))
     gs.estimate_second_moments(policy, rollouts, "rloo", prompts_per_batch=prompts_per_batch).save(out)
     print(out)
 

@@ -18,8 +18,6 @@ BATCH_TOKEN_FIELDS = (
     "token_rewards", "logprobs", "old_logprobs", "proximal_logprobs", "ref_logprobs", "entropy", "sum_pi_squared",
     "values", "fitted_values", "token_energy", "token_cross", "importance",
 )  # fmt: skip
-#: Those of them that the rollouts record, and that are left out where they are not known of every token.
-RECORDED_LOGPROBS = ("old_logprobs", "proximal_logprobs")
 #: What to do where a field is missing.
 HOW_TO_GET = {
     "token_rewards": "give one reward per completion token (Batch(token_rewards=…))",
@@ -224,7 +222,7 @@ class Batch:
         logprobs: :math:`\log π(y_t)` under the scored policy, (N, T).
         old_logprobs: :math:`\log π_\mathrm{old}(y_t)` under the policy that sampled, (N, T).
         proximal_logprobs: :math:`\log π_\mathrm{prox}(y_t)` under the trainer's policy as the step began, (N, T), which
-            a correction compares with the sampler; without it that is the scored policy.
+            a correction compares with the sampler (``old_logprobs``); without it that is the scored policy.
         ref_logprobs: :math:`\log π_\mathrm{ref}(y_t)` under the reference of a KL term, (N, T).
         entropy: the entropy of that distribution at each position, in nats, (N, T).
         sum_pi_squared: :math:`\sum_v π(v)²` at each position, of the same distribution as ``logprobs``, (N, T).
@@ -324,6 +322,11 @@ class Batch:
             "truncated": None if truncated is None else sequence_field("truncated", truncated, n) != 0,
             "columns": {name: checked_column(name, value, mask_array) for name, value in dict(columns or {}).items()},
         }
+        if proximal_logprobs is not None and old_logprobs is None:
+            raise ValueError(
+                "proximal_logprobs is given without old_logprobs, which it is compared with: give those of the "
+                "sampler, the same where the trainer's policy drew the completions"
+            )
         for name, value in per_token.items():
             checked[name] = None if value is None else token_field(name, value, mask_array)
         for name, value in (("greedy_rewards", greedy_rewards), ("sq_norms", sq_norms)):
@@ -370,8 +373,10 @@ class Batch:
             collected["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
         for name in BATCH_TOKEN_FIELDS:
             rows = _measured_rows(measured, name)
-            if rows is not None and (name not in RECORDED_LOGPROBS or _all_known(rows, masks)):
+            if rows is not None and (name != "old_logprobs" or _all_known(rows, masks)):
                 collected[name] = _pad_ragged(name, rows, masks)
+        if "old_logprobs" not in collected:  # nothing to compare the trainer's with
+            collected.pop("proximal_logprobs", None)
         if "greedy_reward" in rollouts.frame:
             collected["greedy_rewards"] = rollouts.frame["greedy_reward"].to_numpy(dtype=np.float64)
         if "finish_reason" in rollouts.frame:

@@ -34,7 +34,7 @@ SCHEMA: dict[str, tuple[str, bool]] = {
 #: The columns of token ids.
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 _MOST_IDS = 2**31
-#: The columns of log-probabilities, which may be NaN where they were not recorded.
+#: The columns of log-probabilities. A sampler's may be NaN where it did not record them.
 LOGPROB_COLUMNS = ("sampler_logprobs", "proximal_logprobs")
 _PER_TOKEN = ("completion_mask", "token_rewards", *LOGPROB_COLUMNS)
 # A log-probability that an engine computed in low precision may lie a little above 0.
@@ -72,6 +72,10 @@ def validate(frame: pd.DataFrame) -> None:
         if name in frame:
             likeliest = frame[name].map(_largest).to_numpy()
             _refuse(frame, likeliest > _MOST_LOGPROB, f"has a {name} above 0: give natural log-probabilities")
+    if "proximal_logprobs" in frame:
+        # Without them a correction is another one: a table has those of every token, or none.
+        known = frame["proximal_logprobs"].map(lambda values: bool(np.isfinite(values).all())).to_numpy(dtype=bool)
+        _refuse(frame, ~known, "has a proximal_logprobs that is not finite: give all of them, or leave out the column")
     if "completion_mask" in frame:
         counted = frame["completion_mask"].map(sum).to_numpy()
         _refuse(frame, counted == 0, "has a completion_mask with no True: no token of it counts, drop the row")

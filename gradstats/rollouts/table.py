@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from gradstats.rollouts.schema import (
-    LOGPROB_COLUMNS,
     METADATA_KEY,
     SCHEMA,
     TOKEN_COLUMNS,
@@ -161,7 +160,7 @@ class Rollouts:
 
     @classmethod
     def concatenate(cls, shards: Iterable[Rollouts], *, allow_policy_mismatch: bool = False) -> Rollouts:
-        """Stack tables; where only some of them have log-probabilities, those of the others are NaN.
+        """Stack tables; where only some of them have ``sampler_logprobs``, those of the others are NaN.
 
         Args:
             shards: the tables.
@@ -179,9 +178,8 @@ class Rollouts:
         if not allow_policy_mismatch:
             refuse_different_policies((shard.metadata for shard in shards), "rollouts")
         frames = [shard.frame for shard in shards]
-        for name in LOGPROB_COLUMNS:
-            if any(name in frame for frame in frames):
-                frames = [frame if name in frame else _with_unknown(frame, name) for frame in frames]
+        if any("sampler_logprobs" in frame for frame in frames):
+            frames = [frame if "sampler_logprobs" in frame else _without_logprobs(frame) for frame in frames]
         for frame in frames:
             if different := sorted(set(frame) ^ set(frames[0])):
                 raise ValueError(f"rollouts differ in the column {different[0]!r}: only some of them have it")
@@ -407,6 +405,6 @@ def retokenised_sentence(rollouts: Rollouts) -> str | None:
     )
 
 
-def _with_unknown(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the frame with a column of unknown log-probabilities, one NaN per token."""
-    return frame.assign(**{name: [[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]]})
+def _without_logprobs(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with unknown log-probabilities, one NaN per token."""
+    return frame.assign(sampler_logprobs=[[float("nan")] * len(tokens) for tokens in frame["completion_tokens"]])

@@ -73,6 +73,8 @@ def test_unknown_log_probabilities_and_those_that_rounding_leaves_above_zero_pas
     validate(pd.DataFrame([ROW | {"sampler_logprobs": [float("nan"), 1e-3]}, SECOND]))
     with pytest.raises(ValueError, match="has a proximal_logprobs above 0"):
         validate(pd.DataFrame([ROW | {"proximal_logprobs": [-1.0, 0.5]}]))
+    with pytest.raises(ValueError, match="has a proximal_logprobs that is not finite: give all of them"):
+        validate(pd.DataFrame([ROW | {"proximal_logprobs": [-1.0, float("nan")]}]))
 
 
 def rollouts(digests, name="a"):
@@ -267,11 +269,10 @@ def rollouts_with(**columns):
     return Rollouts.from_sequences([[2]], [[4, 5]], [1.0], ["p"], **columns)
 
 
-@pytest.mark.parametrize("column", ["sampler_logprobs", "proximal_logprobs"])
-def test_tables_with_and_without_logprobs_are_stacked_and_other_differences_refused(column):
-    known = rollouts_with(**{column: [[-1.0, -2.0]]})
+def test_tables_with_and_without_logprobs_are_stacked_and_other_differences_refused():
+    known = rollouts_with(sampler_logprobs=[[-1.0, -2.0]])
     unknown = Rollouts(rollouts_with().frame.assign(prompt_id="q"))
-    stacked = Rollouts.concatenate([unknown, known]).tokens(column)
+    stacked = Rollouts.concatenate([unknown, known]).tokens("sampler_logprobs")
     assert np.isnan(stacked[0]).all()
     assert stacked[1].tolist() == [-1.0, -2.0]
     with pytest.raises(ValueError, match="rollouts differ in the column 'greedy_reward'"):

@@ -46,6 +46,10 @@ class ComponentDefinition(NamedFunction):
     needs: tuple[str, ...]
     # Whether it has no effect where every ratio is 1.
     of_ratios: bool
+    # Whether what a ratio multiplies advantages by depends on their sign.
+    signed: bool
+    # Whether what it gives is a multiple of the advantage, for each sign.
+    proportional: bool
     # Whether its effect on a completion is the same in every batch, given its parameters.
     fixed: Callable[[Parameters], bool]
     # What its parameters accept, where that differs from other estimators' parameters of the name.
@@ -73,6 +77,8 @@ def component(
     across_groups: Callable[[Parameters], bool] = lambda parameters: False,
     unit: Callable[[Parameters], str] | None = None,
     of_ratios: bool = False,
+    signed: bool = True,
+    proportional: bool = True,
     fixed: Callable[[Parameters], bool] = lambda parameters: True,
     rules: Mapping[str, Rule] | None = None,
 ) -> Callable[[Callable[..., object]], Callable[..., Component]]:
@@ -89,6 +95,8 @@ def component(
             skip=skip,
             needs=needs,
             of_ratios=of_ratios,
+            signed=signed,
+            proportional=proportional,
             fixed=fixed,
             rules=rules or {},
         )
@@ -417,7 +425,7 @@ def reject_tokens(
     r"""Keep tokens whose divergence from the sampler is in bounds.
 
     ``token_k1``, ``token_k2`` and ``token_k3`` of verl's ``rollout_rs``. With
-    ρ = π/π_old, k1 = −log ρ, k2 = ½(log ρ)² and k3 = ρ − 1 − log ρ.
+    ρ = π_prox/π_old (π/π_old without ``proximal_logprobs``), k1 = −log ρ, k2 = ½(log ρ)² and k3 = ρ − 1 − log ρ.
 
     Args:
         batch: the completions, with both log-probabilities; without ``old_logprobs`` all tokens are kept.

@@ -55,7 +55,7 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "Ring-1T 2510.18855; INTELLECT-3 2512.16144, eq. 1",
     },
     "mis": {
-        "display": "MIS", "advantage": "rloo", "correction": "truncate_tokens",
+        "display": "MIS", "advantage": "rloo", "correction": "mask_tokens(low=0.5, high=2)",
         "mask": "reject_tokens(low=0.5, high=2)",
         "published_kl": "none", "bias": "off-policy biased: without the tokens out of bounds",
         "source": "slime",
@@ -66,9 +66,9 @@ RECIPES: dict[str, dict[str, str]] = {
         "source": "verl: rollout_rs=seq_mean_k1",
     },
     "worst_token_rs": {
-        # ½ log² 2 = 0.24: every ratio of the completion between 1/2 and 2
+        # ½ log² ρ ≤ 0.25: every ratio of the completion between 0.49 and 2.03
         "display": "Worst-token rejection", "advantage": "rloo",
-        "mask": "reject_completions(kind=k2, over=max, high=0.24)",
+        "mask": "reject_completions(kind=k2, over=max, high=0.25)",
         "published_kl": "none", "bias": "off-policy biased: ratios ignored",
         "source": "verl: rollout_rs=seq_max_k2",
     },
@@ -277,10 +277,9 @@ def table() -> pd.DataFrame:
         row = _row(name, {})
         definition = registry.get_definition(read_label(row["advantage"])[0])
         fields = list(definition.needs(registry.default_parameters(definition)))
-        if "mask" in row:
-            fields += COMPONENTS["mask"][read_label(row["mask"])[0]].needs
-        needs = ", ".join(fields) or "rewards"
-        if "ratio" in row or "correction" in row:
+        mask = COMPONENTS["mask"][read_label(row.get("mask", DEFAULT_COMPONENTS["mask"]))[0]]
+        needs = ", ".join([*fields, *mask.needs]) or "rewards"
+        if mask.of_ratios or {"ratio", "correction"} & set(row):
             needs += ", logprobs and old_logprobs off-policy"
         scale = row.get("scale", definition.scale)
         level = {"sequence": "completion", "token": "token"}[definition.level]
@@ -305,9 +304,10 @@ def _ratio_unit(row: dict[str, str]) -> str:
     """Return ratio and correction with what they apply to, as in "token: token_clip(eps_high=0.28)"."""
     kinds: tuple[Kind, ...] = ("ratio", "correction")
     found = []
-    for kind in (kind for kind in kinds if kind in row):
-        of_token = COMPONENTS[kind][read_label(row[kind])[0]].level == "token"
-        found.append(f"{'token' if of_token else 'completion'}: {row[kind]}")
+    for kind in kinds:
+        if label := row.get(kind):
+            of_token = COMPONENTS[kind][read_label(label)[0]].level == "token"
+            found.append(f"{'token' if of_token else 'completion'}: {label}")
     return "; ".join(found) or "none"
 
 

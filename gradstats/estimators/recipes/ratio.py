@@ -18,7 +18,7 @@ from gradstats.estimators.recipes.components import LARGEST_LOG_WEIGHT, componen
 from gradstats.system.late import Float, np
 
 
-@component("ratio", "none", skip=3)
+@component("ratio", "none", skip=3, signed=False)
 def unweighted(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch
 ) -> Float[np.ndarray, "n t"]:
@@ -147,7 +147,7 @@ def _log_of_rest(eps: float) -> float:
     return float(np.log1p(-eps)) if eps < 1 else -np.inf
 
 
-@component("ratio", "clipped_weight", skip=3, level="token")
+@component("ratio", "clipped_weight", skip=3, level="token", signed=False)
 def clipped_weight(
     advantages: Float[np.ndarray, "n t"],
     log_ratio: Float[np.ndarray, "n t"],
@@ -169,7 +169,7 @@ def clipped_weight(
     return np.clip(ratio, 1 - eps_low, 1 + (0.2 if eps_high is None else eps_high)) * advantages
 
 
-@component("ratio", "log_ratio_penalty", skip=3)
+@component("ratio", "log_ratio_penalty", skip=3, proportional=False)
 def log_ratio_penalty(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, tau: float
 ) -> Float[np.ndarray, "n t"]:

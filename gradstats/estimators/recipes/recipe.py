@@ -35,7 +35,9 @@ class Recipe:
     Off-policy weights use :math:`ρ = π/π_\mathrm{old}`, from ``logprobs`` and ``old_logprobs``. A batch without
     ``old_logprobs`` is assumed to be drawn from the scored policy itself, ρ = 1. With a correction, ρ is taken apart:
     the ratio component gets the staleness :math:`π/π_\mathrm{prox}`, the correction the mismatch
-    :math:`π_\mathrm{prox}/π_\mathrm{old}`, with ``proximal_logprobs`` of the trainer's policy as the step began.
+    :math:`π_\mathrm{prox}/π_\mathrm{old}`, with ``proximal_logprobs`` of the trainer's policy as the step began, or
+    else :math:`π_\mathrm{prox} = π`. A mask that rejects by ratios takes them apart where ``proximal_logprobs`` are
+    known, and otherwise rejects by ρ.
 
     Attributes:
         advantage: the estimator that turns rewards into advantages.
@@ -221,11 +223,14 @@ class Recipe:
 
     def _by_ratio(self, advantages: Float[np.ndarray, "n t"], batch: Batch) -> Float[np.ndarray, "n t"]:
         """Return the advantages times ratio, clip and correction."""
-        if self.correction.name == "none":
-            log_ratio = np.zeros(batch.mask.shape) if self.ratio.name == "none" else log_ratios(batch, self.label)
-            return self.ratio(advantages, log_ratio, batch)
-        corrected = self.correction(log_mismatch(batch, self.label), batch)
-        return self.ratio(advantages, log_staleness(batch, self.label), batch) * corrected
+        # A rejection is a correction where the two can be told apart.
+        rejects = self.mask.definition.of_ratios and batch.proximal_logprobs is not None
+        corrects = self.correction.name != "none"
+        log_ratio = np.zeros(batch.mask.shape)
+        if self.ratio.name != "none":
+            log_ratio = (log_staleness if corrects or rejects else log_ratios)(batch, self.label)
+        weighted = self.ratio(advantages, log_ratio, batch)
+        return weighted * self.correction(log_mismatch(batch, self.label), batch) if corrects else weighted
 
     def factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
         """Return what aggregation and filter multiply the weights of each completion's tokens by."""
@@ -277,10 +282,9 @@ class Recipe:
 
     @property
     def _signs(self) -> dict[str, float]:
-        """The suffixes of the patterns and the advantages that they are of; a correction alone is one pattern."""
+        """The suffixes of the patterns and the advantages that they are of."""
         positive, negative, both = SIGNS
-        alone = self.ratio.name == "none" and self.correction.name != "none"
-        return {both: 1.0} if alone else {positive: 1.0, negative: -1.0}
+        return {positive: 1.0, negative: -1.0} if self.ratio.definition.signed else {both: 1.0}
 
     def masked_name(self, name: str) -> str:
         """Return the name of a weighting under this recipe's mask."""

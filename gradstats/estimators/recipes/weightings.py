@@ -26,8 +26,11 @@ from gradstats.system.late import Float, np
 
 
 def _measurable(recipe: Recipe) -> bool:
-    """Whether the weightings are the same in every batch: neither advantages by token nor a mask by quantiles."""
-    return recipe.advantage.level != "token" and recipe.mask.definition.fixed(recipe.mask.parameters)
+    """Whether the weightings are the same in every batch: neither advantages by token nor a mask by quantiles, and no
+    term beside the advantage.
+    """
+    fixed = recipe.mask.definition.fixed(recipe.mask.parameters) and recipe.ratio.definition.proportional
+    return recipe.advantage.level != "token" and fixed
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:

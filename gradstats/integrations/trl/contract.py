@@ -174,7 +174,8 @@ class Generation:
             sample_ids=places[rows] % size,
             metadata={"sampler": sampler_settings(self.trainer)},
             completion_mask=None if "tool_mask" not in self.output else [self._marks(row).tolist() for row in rows],
-            sampler_logprobs=recorded("sampling_per_token_logps"),
+            # Where no engine of its own draws, the trainer's policy as the step began does.
+            sampler_logprobs=recorded("sampling_per_token_logps") or recorded("old_per_token_logps"),
             proximal_logprobs=recorded("old_per_token_logps"),
             finish_reason=["stop" if tokens[-1] in self._ends else "length" for tokens in completions],
         )

@@ -137,6 +137,8 @@ def test_the_output_of_tools_does_not_count():
     assert rollouts.frame["sampler_logprobs"].tolist() == [[-0.0, -1.0, -2.0], [-8.0, -9.0]]
     assert rollouts.frame["proximal_logprobs"].tolist() == [[-12.0, -13.0, -14.0], [-20.0, -21.0]]
     assert rollouts.lengths.tolist() == [2, 2]
+    own = generation(tool_mask=mask, old_per_token_logps=old).rollouts()
+    assert own.frame["sampler_logprobs"].tolist() == own.frame["proximal_logprobs"].tolist()
 
 
 @pytest.mark.filterwarnings("ignore")
