@@ -103,16 +103,13 @@ def others_table(table: pd.DataFrame) -> str:
     """Coverage of the remaining intervals, a range over estimators for each number of prompts, as Markdown."""
     sizes = sorted(table["n_prompts"].unique())
     lines = [
-        f"| | of | {' | '.join(f'{n} prompts' for n in sizes)} |",
-        "|---|---|" + "---|" * len(sizes),
+        f"| | {' | '.join(f'{n} prompts' for n in sizes)} |",
+        "|---|" + "---|" * len(sizes),
     ]
     for quantity, rows in table.groupby("quantity", sort=False):
         cells = [_range(rows.loc[rows["n_prompts"] == n, "coverage"]) for n in sizes]
-        named = ", ".join(
-            f"`{name}`" if quantity in COLUMNS else str(name) for name in dict.fromkeys(rows["of"].dropna())
-        )
         title = f"`{quantity}`" if quantity in COLUMNS else str(quantity)
-        lines.append(f"| {title} | {named or '–'} | {' | '.join(cells)} |")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -45,7 +45,6 @@ RANKED: list[est.Estimator | Recipe] = [
     est.otb(loo=True, energy="exact"),
     est.causal_optimal(loo=True),
     est.gae(),
-    est.group_mean(),
     est.token_mean(),
     est.length_weighted(alpha=0.8),
     est.norm_weighted(),
@@ -137,10 +136,10 @@ def blocks() -> dict[str, str]:
     divided = [f"; divided by the {scale}" if scale[:1].isalpha() else "" for scale in family["scale"]]
     family["baseline"] += divided
     family = family.drop(columns=["scale", "ratio + clip", "aggregation"])
-    rows = recipes.table()
-    alone = rows["name"].isin(family["name"]) & (rows["ratio and clip unit"] == "none")
-    rows = rows[~alone].drop(columns=["KL placement", "needs"])
-    rows["name"] = [f"`{name}`" for name in rows["name"]]
+    rows = recipes.published()
+    alone = rows["label"].isin([f"recipe:{name}" for name in family["name"]])
+    rows = rows[~alone | rows["components"].str.contains(" · ")][["label", "components", "bias", "source"]]
+    rows["label"] = [f"`{label}`" for label in rows["label"]]
     family["name"] = [parameters_of(name) for name in family["name"]]
     policies = {name: make() for name, make in POLICIES.items()}
     rankings = {name: ranking(policy).set_index("estimator") for name, policy in policies.items()}

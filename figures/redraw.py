@@ -60,6 +60,10 @@ LEFT_OUT = {
     "baseline",
     "group_mean": "the gradient of rloo times (N − 1)/N, so of equal relative noise",
     "kimi": "the advantage of recipe:kimi_k15",
+    **dict.fromkeys(
+        ("tis", "sequence_tis", "icepop", "mis", "geo_rs", "worst_token_rs"),
+        "corrects a mismatch of sampler and trainer (figures/embedded_mismatch)",
+    ),
 }
 
 

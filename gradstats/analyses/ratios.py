@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis, AnalysisFigure, Column, FurtherTable, Result
@@ -77,17 +77,7 @@ def without_clip(recipe: Recipe) -> Recipe:
     opened = {name: value for name, value in _OPENED.items() if name in ratio.parameters}
     if ratio.name == "sequence_product":  # either it clips or it truncates: None is neither
         opened = dict.fromkeys(opened)
-    return Recipe(
-        recipe.advantage,
-        scale=recipe.scale,
-        ratio=Component(ratio.definition, {**ratio.parameters, **opened}),
-        aggregation=recipe.aggregation,
-        kl=recipe.kl,
-        filter=recipe.filter,
-        reward=recipe.reward,
-        mask=recipe.mask,
-        name=recipe.name,
-    )
+    return replace(recipe, ratio=Component(ratio.definition, {**ratio.parameters, **opened}), written=None)
 
 
 def clipped_share(recipe: Recipe, batch: Batch, label: str | None = None) -> ClippedShare:

@@ -15,14 +15,15 @@ from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 #: Fields with one value per token.
 BATCH_TOKEN_FIELDS = (
-    "token_rewards", "logprobs", "old_logprobs", "ref_logprobs", "entropy", "sum_pi_squared", "values", "fitted_values",
-    "token_energy", "token_cross", "importance",
+    "token_rewards", "logprobs", "old_logprobs", "proximal_logprobs", "ref_logprobs", "entropy", "sum_pi_squared",
+    "values", "fitted_values", "token_energy", "token_cross", "importance",
 )  # fmt: skip
 #: What to do where a field is missing.
 HOW_TO_GET = {
     "token_rewards": "give one reward per completion token (Batch(token_rewards=…))",
     "logprobs": "measure the policy, or pass the log-probabilities of the scored policy",
     "old_logprobs": "record the sampler's log-probabilities when sampling",
+    "proximal_logprobs": "give the rollouts the trainer's own log-probabilities (the column proximal_logprobs)",
     "ref_logprobs": "measure with reference_policy=…; in a run, set reference_policy",
     "entropy": "measure the policy (it is the entropy of π at every position)",
     "sum_pi_squared": "measure the policy (it is Σ_v π(v)² at every position)",
@@ -220,6 +221,8 @@ class Batch:
         token_rewards: :math:`r_{i,t}`, (N, T). Without it :math:`R_i` sits on the last counted token.
         logprobs: :math:`\log π(y_t)` under the scored policy, (N, T).
         old_logprobs: :math:`\log π_\mathrm{old}(y_t)` under the policy that sampled, (N, T).
+        proximal_logprobs: :math:`\log π_\mathrm{prox}(y_t)` under the trainer's policy as the step began, (N, T), which
+            a correction compares with the sampler (``old_logprobs``); without it that is the scored policy.
         ref_logprobs: :math:`\log π_\mathrm{ref}(y_t)` under the reference of a KL term, (N, T).
         entropy: the entropy of that distribution at each position, in nats, (N, T).
         sum_pi_squared: :math:`\sum_v π(v)²` at each position, of the same distribution as ``logprobs``, (N, T).
@@ -258,6 +261,7 @@ class Batch:
     token_rewards: Float[np.ndarray, "n t"] | None
     logprobs: Float[np.ndarray, "n t"] | None
     old_logprobs: Float[np.ndarray, "n t"] | None
+    proximal_logprobs: Float[np.ndarray, "n t"] | None
     ref_logprobs: Float[np.ndarray, "n t"] | None
     entropy: Float[np.ndarray, "n t"] | None
     sum_pi_squared: Float[np.ndarray, "n t"] | None
@@ -294,12 +298,13 @@ class Batch:
         truncated: npt.ArrayLike | None = None,
         columns: Mapping[str, npt.ArrayLike] | None = None,
         fitted_values: npt.ArrayLike | None = None,
+        proximal_logprobs: npt.ArrayLike | None = None,
     ) -> None:
         per_token = {
             "token_rewards": token_rewards, "logprobs": logprobs, "old_logprobs": old_logprobs,
-            "ref_logprobs": ref_logprobs, "entropy": entropy, "sum_pi_squared": sum_pi_squared, "values": values,
-            "fitted_values": fitted_values, "token_energy": token_energy, "token_cross": token_cross,
-            "importance": importance,
+            "proximal_logprobs": proximal_logprobs, "ref_logprobs": ref_logprobs, "entropy": entropy,
+            "sum_pi_squared": sum_pi_squared, "values": values, "fitted_values": fitted_values,
+            "token_energy": token_energy, "token_cross": token_cross, "importance": importance,
         }  # fmt: skip
         reward_array = sequence_field("rewards", rewards, None)
         n = reward_array.size
@@ -317,6 +322,11 @@ class Batch:
             "truncated": None if truncated is None else sequence_field("truncated", truncated, n) != 0,
             "columns": {name: checked_column(name, value, mask_array) for name, value in dict(columns or {}).items()},
         }
+        if proximal_logprobs is not None and old_logprobs is None:
+            raise ValueError(
+                "proximal_logprobs is given without old_logprobs, which it is compared with: give those of the "
+                "sampler, the same where the trainer's policy drew the completions"
+            )
         for name, value in per_token.items():
             checked[name] = None if value is None else token_field(name, value, mask_array)
         for name, value in (("greedy_rewards", greedy_rewards), ("sq_norms", sq_norms)):
@@ -334,8 +344,9 @@ class Batch:
 
         Args:
             measured: anything with ``.rollouts`` and, where measured, ``.sq_norms`` and the ragged ``.logprobs``,
-                ``.old_logprobs``, ``.ref_logprobs``, ``.entropy``, ``.sum_pi_squared``, ``.token_energy``,
-                ``.token_cross``, ``.values``, ``.fitted_values``: one array per completion, one value per token.
+                ``.old_logprobs``, ``.proximal_logprobs``, ``.ref_logprobs``, ``.entropy``, ``.sum_pi_squared``,
+                ``.token_energy``, ``.token_cross``, ``.values``, ``.fitted_values``: one array per completion, one
+                value per token.
             **given: further fields of the Batch (``greedy_rewards``, ``values``, …), which replace measured ones;
                 token fields as (N, T) or as one array per completion.
 
@@ -364,6 +375,8 @@ class Batch:
             rows = _measured_rows(measured, name)
             if rows is not None and (name != "old_logprobs" or _all_known(rows, masks)):
                 collected[name] = _pad_ragged(name, rows, masks)
+        if "old_logprobs" not in collected:  # nothing to compare the trainer's with
+            collected.pop("proximal_logprobs", None)
         if "greedy_reward" in rollouts.frame:
             collected["greedy_rewards"] = rollouts.frame["greedy_reward"].to_numpy(dtype=np.float64)
         if "finish_reason" in rollouts.frame:

@@ -37,7 +37,11 @@ POSITIVE: Rule = (lambda value: _finite(value) and value > 0, "a finite number a
 NOT_NEGATIVE: Rule = (lambda value: _finite(value) and value >= 0, "a finite number of at least 0")
 SHARE: Rule = (lambda value: _finite(value) and 0 <= value <= 1, "a number between 0 and 1")
 
+AT_LEAST_1: Rule = (lambda value: _finite(value) and value >= 1, "a finite number of at least 1")
+AT_MOST_1: Rule = (lambda value: _finite(value) and 0 < value <= 1, "a number above 0, at most 1")
+
 RULES: dict[str, Rule] = {
+    "cap": AT_LEAST_1,
     "loo": SWITCH,
     "scope": _one_of("group", "batch"),
     "off_policy": SWITCH,

@@ -18,6 +18,21 @@ def log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.nda
     return batch.logprobs - batch.old_logprobs
 
 
+def log_mismatch(batch: Batch, name: str = "a correction") -> Float[np.ndarray, "n t"]:
+    r"""Log π_prox/π_old of each token, (N, T): the trainer's policy as the step began over the engine that sampled.
+
+    Without ``proximal_logprobs`` the step has just begun: π_prox is the scored policy, and this is log ρ.
+    """
+    if batch.old_logprobs is None or batch.proximal_logprobs is None:
+        return log_ratios(batch, name)
+    return batch.proximal_logprobs - batch.old_logprobs
+
+
+def log_staleness(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n t"]:
+    r"""Log π/π_prox of each token, (N, T): log ρ without the mismatch, 0 where no ``proximal_logprobs`` are known."""
+    return log_ratios(batch, name) - log_mismatch(batch, name)
+
+
 def sequence_log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n"]:
     r"""Log ρ_i = Σ_t log ρ_{i,t} of each completion, (N,)."""
     return log_ratios(batch, name).sum(axis=1)
@@ -51,8 +66,19 @@ def chi_squared(batch: Batch) -> float:
     Where the sampler can draw whatever the scored policy can, E[ρ] = 1 and this is E[ρ²] − 1; where it cannot, the
     missing mass counts as well. Without ``old_logprobs`` it is 0; it is infinite where a ratio overflows.
     """
+    return _chi_squared(log_ratios(batch))
+
+
+def _chi_squared(log_ratio: Float[np.ndarray, "n t"]) -> float:
     with np.errstate(over="ignore"):
-        return float(np.mean(np.expm1(sequence_log_ratios(batch)) ** 2))
+        return float(np.mean(np.expm1(log_ratio.sum(axis=1)) ** 2))
+
+
+def largest_chi_squared(batch: Batch) -> float:
+    r"""Return the greatest :math:`χ^2` among scored policy, trainer's policy as the step began, and sampler."""
+    if batch.proximal_logprobs is None:
+        return chi_squared(batch)
+    return max(map(_chi_squared, (log_ratios(batch), log_mismatch(batch), log_staleness(batch))))
 
 
 #: Below this :math:`χ^2 = E[ρ_i^2] - 1` of whole completions, sampler and scorer count as one policy: bfloat16 and the
@@ -63,11 +89,12 @@ NEGLIGIBLE_CHI_SQUARED = 0.01
 def without_negligible_ratios(batch: Batch) -> Batch:
     r"""Set every ratio of a batch to exactly 1 where :math:`χ^2` is below :data:`NEGLIGIBLE_CHI_SQUARED`.
 
-    Rounding then neither makes the weights of a completion's tokens differ nor triggers a clip; GSPO's lies at 3e-4.
+    Rounding then neither makes the weights of a completion's tokens differ nor triggers a clip or a rejection; GSPO's
+    lies at 3e-4.
     """
-    if batch.old_logprobs is None or chi_squared(batch) > NEGLIGIBLE_CHI_SQUARED:
+    if batch.old_logprobs is None or largest_chi_squared(batch) > NEGLIGIBLE_CHI_SQUARED:
         return batch
-    return batch.with_fields(old_logprobs=None)
+    return batch.with_fields(old_logprobs=None, proximal_logprobs=None)
 
 
 class AlongCompletions(Wrapped[Weighting]):

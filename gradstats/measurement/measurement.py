@@ -284,9 +284,12 @@ class Measurement:
     @property
     def old_logprobs(self) -> list[np.ndarray] | None:
         """The sampler's log-probability of each token, one array per sequence, where it recorded them."""
-        if "sampler_logprobs" not in self.rollouts.frame:
-            return None
-        return [values.astype(np.float64) for values in self.rollouts.tokens("sampler_logprobs")]
+        return self.rollouts.recorded_logprobs("sampler_logprobs")
+
+    @property
+    def proximal_logprobs(self) -> list[np.ndarray] | None:
+        """That of the trainer's policy as the step began, one array per sequence, where the trainer recorded it."""
+        return self.rollouts.recorded_logprobs("proximal_logprobs")
 
     def keeping_derived(self) -> Measurement:
         """Return this measurement, which from now on keeps what several analyses derive from it.

@@ -22,6 +22,7 @@ SCHEMA: dict[str, tuple[str, bool]] = {
     "reward": ("float64", True),
     "token_rewards": ("list of float64", False),
     "sampler_logprobs": ("list of float32", False),
+    "proximal_logprobs": ("list of float32", False),
     "finish_reason": ("string", False),
     "prompt_text": ("string", False),
     "completion_text": ("string", False),
@@ -33,7 +34,9 @@ SCHEMA: dict[str, tuple[str, bool]] = {
 #: The columns of token ids.
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 _MOST_IDS = 2**31
-_PER_TOKEN = ("completion_mask", "token_rewards", "sampler_logprobs")
+#: The columns of log-probabilities. A sampler's may be NaN where it did not record them.
+LOGPROB_COLUMNS = ("sampler_logprobs", "proximal_logprobs")
+_PER_TOKEN = ("completion_mask", "token_rewards", *LOGPROB_COLUMNS)
 # A log-probability that an engine computed in low precision may lie a little above 0.
 _MOST_LOGPROB = 0.01
 _FINISH_REASONS = ("stop", "length")
@@ -65,9 +68,14 @@ def validate(frame: pd.DataFrame) -> None:
                 frame[name].map(lambda values: -1 if values is None else len(values)).to_numpy() != lengths,
                 f"has a {name} of another length than its completion_tokens",
             )
-    if "sampler_logprobs" in frame:
-        likeliest = frame["sampler_logprobs"].map(_largest).to_numpy()
-        _refuse(frame, likeliest > _MOST_LOGPROB, "has a sampler_logprobs above 0: give natural log-probabilities")
+    for name in LOGPROB_COLUMNS:
+        if name in frame:
+            likeliest = frame[name].map(_largest).to_numpy()
+            _refuse(frame, likeliest > _MOST_LOGPROB, f"has a {name} above 0: give natural log-probabilities")
+    if "proximal_logprobs" in frame:
+        # Without them a correction is another one: a table has those of every token, or none.
+        known = frame["proximal_logprobs"].map(lambda values: bool(np.isfinite(values).all())).to_numpy(dtype=bool)
+        _refuse(frame, ~known, "has a proximal_logprobs that is not finite: give all of them, or leave out the column")
     if "completion_mask" in frame:
         counted = frame["completion_mask"].map(sum).to_numpy()
         _refuse(frame, counted == 0, "has a completion_mask with no True: no token of it counts, drop the row")

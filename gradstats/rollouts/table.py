@@ -73,7 +73,8 @@ class Rollouts:
             ``completion_tokens`` lists of token ids (end-of-sequence included where it was sampled);
             ``completion_mask`` list of bool, False for tokens that the policy did not choose (tool output);
             ``reward`` float; ``token_rewards`` list of float; ``sampler_logprobs`` list of float, log-probabilities
-            under the distribution that was sampled, NaN where the sampler did not record them; ``finish_reason``
+            under the distribution that was sampled, NaN where the sampler did not record them; ``proximal_logprobs``,
+            the same under the trainer's policy as the step began; ``finish_reason``
             "stop" or "length"; ``prompt_text``, ``completion_text``; ``sampler_seed`` int, where each completion has
             its own;
             ``token_source``, one of :data:`TOKEN_SOURCES`, where token ids may have been restored from text;
@@ -254,6 +255,10 @@ class Rollouts:
         if column not in self.frame:
             raise KeyError(f"these rollouts have no column {column!r}; they have {', '.join(self.frame)}")
         return [np.asarray(values) for values in self.frame[column]]
+
+    def recorded_logprobs(self, column: str) -> list[np.ndarray] | None:
+        """Return the log-probabilities of a column in eight bytes, one array per completion; None without it."""
+        return [values.astype(np.float64) for values in self.tokens(column)] if column in self.frame else None
 
     def select(self, index: np.ndarray | Sequence[int] | slice) -> Rollouts:
         """Return the rows at the given positions, in that order."""

@@ -1,4 +1,8 @@
-"""The readers of trainers' dumps (TRL, verl): texts, scores and tokens → rollouts."""
+"""The readers of trainers' dumps (TRL, verl): texts, scores and tokens → rollouts.
+
+Neither dump holds log-probabilities. Where you saved them, give ``Rollouts.from_sequences`` the columns
+``sampler_logprobs`` (verl's ``rollout_log_probs``) and ``proximal_logprobs`` (its ``old_log_probs``).
+"""
 
 from __future__ import annotations
 

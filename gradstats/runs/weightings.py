@@ -13,7 +13,7 @@ from gradstats import estimators
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import Target
 from gradstats.estimators import Batch, Recipe
-from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, chi_squared
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, largest_chi_squared
 from gradstats.estimators.recipes.weightings import weighting_names, weightings_by_name
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.variance.inputs import recorded_differences
@@ -45,9 +45,12 @@ class ScoredTokens:
     @property
     def old_logprobs(self) -> list[np.ndarray] | None:
         """The sampler's log-probabilities, where it recorded them."""
-        if "sampler_logprobs" not in self.rollouts.frame:
-            return None
-        return [values.astype(np.float64) for values in self.rollouts.tokens("sampler_logprobs")]
+        return self.rollouts.recorded_logprobs("sampler_logprobs")
+
+    @property
+    def proximal_logprobs(self) -> list[np.ndarray] | None:
+        """Those of the trainer's policy as the step began, where it recorded them."""
+        return self.rollouts.recorded_logprobs("proximal_logprobs")
 
     def batch(self) -> Batch:
         """Return the batch of everything that is known before the gradients are measured."""
@@ -109,8 +112,8 @@ def needed_weightings(
 
 
 def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
-    """Return :math:`χ^2` of some completions times their number, from a forward pass."""
-    return chi_squared(ScoredTokens.of(session, rollouts).batch()) * len(rollouts)
+    """Return the greatest :math:`χ^2` of some completions times their number, from a forward pass."""
+    return largest_chi_squared(ScoredTokens.of(session, rollouts).batch()) * len(rollouts)
 
 
 def weightings_of(

@@ -158,10 +158,12 @@ def test_from_measurement_pads_what_was_measured():
 
 
 def test_log_probabilities_that_a_sampler_left_out_are_not_taken_for_known():
+    of_trainer = [np.full(3, -1.5), np.array([-2.5])]
     for missing, known in ((1, True), (2, False)):  # at a masked token, at a counted one
         old = [np.where(np.arange(3) == missing, np.nan, -1.0), np.array([-3.0])]
-        batch = Batch.from_measurement(measured(old_logprobs=old))
+        batch = Batch.from_measurement(measured(old_logprobs=old, proximal_logprobs=of_trainer))
         assert (batch.old_logprobs is not None) == known
+        assert (batch.proximal_logprobs is not None) == known
 
 
 def test_from_measurement_refuses_ragged_fields_of_another_length_and_a_path(unchecked):

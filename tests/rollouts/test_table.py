@@ -71,6 +71,10 @@ def test_the_first_row_that_is_wrong_is_named(change, sentence):
 
 def test_unknown_log_probabilities_and_those_that_rounding_leaves_above_zero_pass():
     validate(pd.DataFrame([ROW | {"sampler_logprobs": [float("nan"), 1e-3]}, SECOND]))
+    with pytest.raises(ValueError, match="has a proximal_logprobs above 0"):
+        validate(pd.DataFrame([ROW | {"proximal_logprobs": [-1.0, 0.5]}]))
+    with pytest.raises(ValueError, match="has a proximal_logprobs that is not finite: give all of them"):
+        validate(pd.DataFrame([ROW | {"proximal_logprobs": [-1.0, float("nan")]}]))
 
 
 def rollouts(digests, name="a"):
@@ -116,6 +120,7 @@ FULL = {
     "completion_mask": [[True, False, True], [True]],
     "token_rewards": [[0.0, 0.0, 1.0], [0.5]],
     "sampler_logprobs": [[-0.5, -1.5, -0.25], [-2.0]],
+    "proximal_logprobs": [[-0.75, -1.5, -0.5], [-2.5]],
     "finish_reason": ["stop", "length"],
     "prompt_text": ["one?", "two?"],
     "completion_text": ["ünö", "b"],

@@ -1,4 +1,4 @@
-"""The components of a recipe but advantage and ratio: scale, aggregation, KL term, filter, reward, mask of tokens."""
+"""Components of a recipe, beside those that depend on ratios: scale, aggregation, KL term, filter, reward, mask."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gradstats.estimators.estimator import (
     check_parameters,
     suggest,
 )
-from gradstats.estimators.ratios import log_ratios
+from gradstats.estimators.ratios import log_mismatch
 from gradstats.system.late import Bool, Float, np
 
-Kind = Literal["scale", "ratio", "aggregation", "kl", "filter", "reward", "mask"]
+Kind = Literal["scale", "ratio", "correction", "aggregation", "kl", "filter", "reward", "mask"]
 
 #: The component of each kind that a recipe has unless it names another: it leaves the plain sum as it is.
 DEFAULT_COMPONENTS: dict[Kind, str] = {
-    "scale": "none", "ratio": "none", "aggregation": SEQUENCE_SUM, "kl": "none", "filter": "none", "reward": "none",
-    "mask": "none",
+    "scale": "none", "ratio": "none", "correction": "none", "aggregation": SEQUENCE_SUM, "kl": "none", "filter": "none",
+    "reward": "none", "mask": "none",
 }  # fmt: skip
 
 
@@ -46,6 +46,10 @@ class ComponentDefinition(NamedFunction):
     needs: tuple[str, ...]
     # Whether it has no effect where every ratio is 1.
     of_ratios: bool
+    # Whether what a ratio multiplies advantages by depends on their sign.
+    signed: bool
+    # Whether what it gives is a multiple of the advantage, for each sign.
+    proportional: bool
     # Whether its effect on a completion is the same in every batch, given its parameters.
     fixed: Callable[[Parameters], bool]
     # What its parameters accept, where that differs from other estimators' parameters of the name.
@@ -60,7 +64,7 @@ class Component(Parametrised[ComponentDefinition]):
         return self.definition.function(*data, **self.parameters)
 
 
-COMPONENTS: dict[str, dict[str, ComponentDefinition]] = {kind: {} for kind in get_args(Kind)}
+COMPONENTS: dict[Kind, dict[str, ComponentDefinition]] = {kind: {} for kind in get_args(Kind)}
 
 
 def component(
@@ -73,6 +77,8 @@ def component(
     across_groups: Callable[[Parameters], bool] = lambda parameters: False,
     unit: Callable[[Parameters], str] | None = None,
     of_ratios: bool = False,
+    signed: bool = True,
+    proportional: bool = True,
     fixed: Callable[[Parameters], bool] = lambda parameters: True,
     rules: Mapping[str, Rule] | None = None,
 ) -> Callable[[Callable[..., object]], Callable[..., Component]]:
@@ -89,6 +95,8 @@ def component(
             skip=skip,
             needs=needs,
             of_ratios=of_ratios,
+            signed=signed,
+            proportional=proportional,
             fixed=fixed,
             rules=rules or {},
         )
@@ -120,6 +128,15 @@ def parameter_names(kind: Kind, name: str) -> dict[str, bool]:
     definition = _find(kind, name)
     declared = list(inspect.signature(definition.function).parameters.values())[definition.skip :]
     return {parameter.name: parameter.default is parameter.empty for parameter in declared}
+
+
+def kind_of(label: str) -> Kind:
+    """Return the kind of a component that does something: names are unique among those."""
+    base, _ = read_label(label)
+    for kind, known in COMPONENTS.items():
+        if base in known:
+            return kind
+    raise KeyError(f"no component is called {base!r}")
 
 
 def _find(kind: Kind, name: str) -> ComponentDefinition:
@@ -408,7 +425,7 @@ def reject_tokens(
     r"""Keep tokens whose divergence from the sampler is in bounds.
 
     ``token_k1``, ``token_k2`` and ``token_k3`` of verl's ``rollout_rs``. With
-    ρ = π/π_old, k1 = −log ρ, k2 = ½(log ρ)² and k3 = ρ − 1 − log ρ.
+    ρ = π_prox/π_old (π/π_old without ``proximal_logprobs``), k1 = −log ρ, k2 = ½(log ρ)² and k3 = ρ − 1 − log ρ.
 
     Args:
         batch: the completions, with both log-probabilities; without ``old_logprobs`` all tokens are kept.
@@ -450,12 +467,12 @@ def reject_completions(
     return batch.mask & _within(of_completion, kind, low, high)[:, None]
 
 
-# Beyond e^20 verl's rollout correction does not distinguish ratios.
-_BOUND = 20.0
+#: Beyond e^20 verl's rollout correction does not distinguish ratios.
+LARGEST_LOG_WEIGHT = 20.0
 
 
 def _divergence_from_sampler(batch: Batch, kind: str) -> Float[np.ndarray, "n t"]:
-    log_ratio = np.clip(log_ratios(batch, "rejection by the ratio"), -_BOUND, _BOUND)
+    log_ratio = np.clip(log_mismatch(batch, "rejection by the ratio"), -LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT)
     return divergence(-log_ratio, kind)
 
 

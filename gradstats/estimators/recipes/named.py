@@ -13,7 +13,14 @@ from gradstats.config.options import read_label, written
 from gradstats.config.trust import names_code
 from gradstats.estimators import registry
 from gradstats.estimators.estimator import SEQUENCE_SUM, nearest, suggest
-from gradstats.estimators.recipes.components import COMPONENTS, DEFAULT_COMPONENTS, Kind, get_component, parameter_names
+from gradstats.estimators.recipes.components import (
+    COMPONENTS,
+    DEFAULT_COMPONENTS,
+    Kind,
+    get_component,
+    kind_of,
+    parameter_names,
+)
 from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
 from gradstats.system.late import pd
 
@@ -30,6 +37,40 @@ RECIPES: dict[str, dict[str, str]] = {
         "display": "RLOO-IS", "advantage": "rloo(off_policy=True)", "ratio": "sequence_product",
         "published_kl": "none", "bias": "E[ĝ] = ∇J, off-policy as well",
         "source": "importance sampling: Precup et al. 2000",
+    },
+    # Corrections of the mismatch between sampler and scored policy, of RLOO's plain sum. Other aggregations have a
+    # denominator, in which IcePop counts rejected tokens, and MIS does not.
+    "tis": {
+        "display": "TIS", "advantage": "rloo", "correction": "truncate_tokens",
+        "published_kl": "none", "bias": "off-policy biased: prefixes as they were drawn",
+        "source": "Yao et al. 2025; verl: rollout_is=token",
+    },
+    "sequence_tis": {
+        "display": "Sequence TIS", "advantage": "rloo", "correction": "truncate_completions",
+        "published_kl": "none", "bias": "off-policy biased: truncated ratios", "source": "verl: rollout_is=sequence",
+    },
+    "icepop": {
+        "display": "IcePop", "advantage": "rloo", "correction": "mask_tokens",
+        "published_kl": "none", "bias": "off-policy biased: without the tokens out of bounds",
+        "source": "Ring-1T 2510.18855; INTELLECT-3 2512.16144, eq. 1",
+    },
+    "mis": {
+        "display": "MIS", "advantage": "rloo", "correction": "mask_tokens(low=0.5, high=2)",
+        "mask": "reject_tokens(low=0.5, high=2)",
+        "published_kl": "none", "bias": "off-policy biased: without the tokens out of bounds",
+        "source": "slime",
+    },
+    "geo_rs": {
+        "display": "Geometric rejection", "advantage": "rloo", "mask": "reject_completions(low=0.999, high=1.001)",
+        "published_kl": "none", "bias": "off-policy biased: ratios ignored",
+        "source": "verl: rollout_rs=seq_mean_k1",
+    },
+    "worst_token_rs": {
+        # ½ log² ρ ≤ 0.25: every ratio of the completion between 0.49 and 2.03
+        "display": "Worst-token rejection", "advantage": "rloo",
+        "mask": "reject_completions(kind=k2, over=max, high=0.25)",
+        "published_kl": "none", "bias": "off-policy biased: ratios ignored",
+        "source": "verl: rollout_rs=seq_max_k2",
     },
     "ppo": {
         "display": "PPO", "advantage": "gae", "ratio": "token_clip", "aggregation": "token_mean",
@@ -236,10 +277,9 @@ def table() -> pd.DataFrame:
         row = _row(name, {})
         definition = registry.get_definition(read_label(row["advantage"])[0])
         fields = list(definition.needs(registry.default_parameters(definition)))
-        if "mask" in row:
-            fields += COMPONENTS["mask"][read_label(row["mask"])[0]].needs
-        needs = ", ".join(fields) or "rewards"
-        if "ratio" in row:
+        mask = COMPONENTS["mask"][read_label(row.get("mask", DEFAULT_COMPONENTS["mask"]))[0]]
+        needs = ", ".join([*fields, *mask.needs]) or "rewards"
+        if mask.of_ratios or {"ratio", "correction"} & set(row):
             needs += ", logprobs and old_logprobs off-policy"
         scale = row.get("scale", definition.scale)
         level = {"sequence": "completion", "token": "token"}[definition.level]
@@ -248,7 +288,7 @@ def table() -> pd.DataFrame:
                 "name": name,
                 "baseline": definition.baseline,
                 "advantage unit": level if scale == "–" else f"{level}, / {scale}",
-                "ratio and clip unit": _ratio_unit(row.get("ratio", DEFAULT_COMPONENTS["ratio"])),
+                "ratio and clip unit": _ratio_unit(row),
                 "length handling": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
                 "KL placement": _kl_placement(row),
                 "filter": _filters(row),
@@ -260,12 +300,15 @@ def table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _ratio_unit(label: str) -> str:
-    """Return the ratio component with what it applies to, as in "token: token_clip(eps_high=0.28)"."""
-    name, _ = read_label(label)
-    if name == "none":
-        return name
-    return f"{'token' if COMPONENTS['ratio'][name].level == 'token' else 'completion'}: {label}"
+def _ratio_unit(row: dict[str, str]) -> str:
+    """Return ratio and correction with what they apply to, as in "token: token_clip(eps_high=0.28)"."""
+    kinds: tuple[Kind, ...] = ("ratio", "correction")
+    found = []
+    for kind in kinds:
+        if label := row.get(kind):
+            of_token = COMPONENTS[kind][read_label(label)[0]].level == "token"
+            found.append(f"{'token' if of_token else 'completion'}: {label}")
+    return "; ".join(found) or "none"
 
 
 def _kl_placement(row: dict[str, str]) -> str:
@@ -313,7 +356,7 @@ def unit_of_label(label: str) -> str:
     try:
         if bracket:
             advantage, *components = inside.rstrip("]").split(" · ")
-            return Recipe(advantage, **{_kind_of(label): label for label in components}, name=name).unit
+            return Recipe(advantage, **{kind_of(label): label for label in components}, name=name).unit
         if label.startswith(PREFIX):
             return get(label).unit
         base, parameters = read_label(name)
@@ -321,12 +364,3 @@ def unit_of_label(label: str) -> str:
     except (KeyError, TypeError, ValueError):
         return SEQUENCE_SUM
     return definition.unit({**registry.default_parameters(definition), **parameters})
-
-
-def _kind_of(component: str) -> str:
-    """Return the kind of a component that does something: names are unique among those."""
-    base, _ = read_label(component)
-    for kind, known in COMPONENTS.items():
-        if base in known:
-            return kind
-    raise KeyError(f"no component is called {base!r}")

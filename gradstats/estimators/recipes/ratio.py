@@ -1,19 +1,24 @@
-r"""Ratio and clip: from advantages and ρ = π/π_old to the weights of the token scores.
+r"""Ratio and clip: from advantages and ρ = π/π_old to the weights of the token scores; and corrections of a mismatch.
 
 The gradient of every surrogate objective is Σ w_t s_t; these functions compute w. ``log_ratio`` is log ρ_t,
 (N, T), 0 where masked out; on-policy it is 0 everywhere and w = A.
+
+A correction is a further factor of w, through which no gradient flows: a function of the mismatch π_prox/π_old between
+the trainer's policy as the step began and the engine that drew the tokens (``log_mismatch``, (N, T)). The ratio of a
+recipe with a correction is π/π_prox, the staleness alone.
 """
 
 from __future__ import annotations
 
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import AT_LEAST_1, AT_MOST_1
 from gradstats.estimators.ratios import exponential
-from gradstats.estimators.recipes.components import component
+from gradstats.estimators.recipes.components import LARGEST_LOG_WEIGHT, component
 from gradstats.system.late import Float, np
 
 
-@component("ratio", "none", skip=3)
+@component("ratio", "none", skip=3, signed=False)
 def unweighted(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch
 ) -> Float[np.ndarray, "n t"]:
@@ -142,7 +147,7 @@ def _log_of_rest(eps: float) -> float:
     return float(np.log1p(-eps)) if eps < 1 else -np.inf
 
 
-@component("ratio", "clipped_weight", skip=3, level="token")
+@component("ratio", "clipped_weight", skip=3, level="token", signed=False)
 def clipped_weight(
     advantages: Float[np.ndarray, "n t"],
     log_ratio: Float[np.ndarray, "n t"],
@@ -164,7 +169,7 @@ def clipped_weight(
     return np.clip(ratio, 1 - eps_low, 1 + (0.2 if eps_high is None else eps_high)) * advantages
 
 
-@component("ratio", "log_ratio_penalty", skip=3)
+@component("ratio", "log_ratio_penalty", skip=3, proportional=False)
 def log_ratio_penalty(
     advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch, tau: float
 ) -> Float[np.ndarray, "n t"]:
@@ -176,3 +181,59 @@ def log_ratio_penalty(
         tau: τ, the same as in the baseline.
     """
     return advantages - tau * log_ratio.sum(axis=1, keepdims=True)
+
+
+@component("correction", "none", skip=2)
+def uncorrected(log_mismatch: Float[np.ndarray, "n t"], batch: Batch) -> Float[np.ndarray, "n t"]:
+    """Leave weights as they are."""
+    return np.ones_like(log_mismatch)
+
+
+@component("correction", "truncate_tokens", skip=2, level="token", of_ratios=True)
+def truncate_tokens(log_mismatch: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0) -> Float[np.ndarray, "n t"]:
+    r"""Return min(ρ_t, C): truncated importance sampling of tokens (TIS).
+
+    Yao et al. 2025, *Your efficient RL framework secretly brings you off-policy RL training*; ``rollout_is="token"`` of
+    verl. A token is weighted as if what precedes it had been drawn from the policy itself.
+
+    Args:
+        cap: C, the greatest weight (2 to 5 in use).
+    """
+    return np.exp(np.minimum(log_mismatch, np.log(cap)))
+
+
+@component("correction", "truncate_completions", skip=2, of_ratios=True)
+def truncate_completions(
+    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0
+) -> Float[np.ndarray, "n t"]:
+    r"""Return min(Π_t ρ_t, C) for every token of a completion: ``rollout_is="sequence"`` of verl.
+
+    Args:
+        cap: C, the greatest weight.
+    """
+    of_completion = np.minimum(np.maximum(log_mismatch.sum(axis=1), -LARGEST_LOG_WEIGHT), np.log(cap))
+    return np.where(batch.mask, np.exp(of_completion)[:, None], 0.0)
+
+
+@component(
+    "correction",
+    "mask_tokens",
+    skip=2,
+    level="token",
+    of_ratios=True,
+    rules={"low": AT_MOST_1, "high": AT_LEAST_1},
+)
+def mask_tokens(
+    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, low: float = 0.5, high: float = 5.0
+) -> Float[np.ndarray, "n t"]:
+    r"""Return ρ_t within a band and 0 outside: IcePop (Ring-1T, 2510.18855; INTELLECT-3, 2512.16144, equation 1).
+
+    The aggregation's denominators count the tokens outside as well; to leave them out there too, reject them with the
+    mask ``reject_tokens`` (MIS).
+
+    Args:
+        low: the least ratio that is kept.
+        high: the greatest.
+    """
+    inside = (log_mismatch >= np.log(low)) & (log_mismatch <= np.log(high))
+    return np.where(inside, np.exp(np.minimum(log_mismatch, np.log(high))), 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
-from gradstats.estimators.ratios import in_blocks_of_groups, log_ratios
+from gradstats.estimators.ratios import in_blocks_of_groups, log_mismatch, log_ratios, log_staleness
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401  # registers its components
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, Kind, get_component
 from gradstats.estimators.registry import get_estimator
@@ -18,8 +18,8 @@ PREFIX = "recipe:"
 #: The name of a recipe composed from components without a name; under it a label states its advantage.
 CUSTOM = "custom"
 
-#: Suffixes of the names of a ratio component's two weightings, for positive and negative advantages.
-SIGNS = ("[+]", "[-]")
+#: Suffixes of the names of a ratio component's weightings: for positive and for negative advantages, or for both.
+SIGNS = ("[+]", "[-]", "[±]")
 #: Separator between the name of a weighting and the mask under which it is measured.
 BESIDE = " · "
 
@@ -33,13 +33,18 @@ class Recipe:
     and ``weights``.
 
     Off-policy weights use :math:`ρ = π/π_\mathrm{old}`, from ``logprobs`` and ``old_logprobs``. A batch without
-    ``old_logprobs`` is assumed to be drawn from the scored policy itself, ρ = 1.
+    ``old_logprobs`` is assumed to be drawn from the scored policy itself, ρ = 1. With a correction, ρ is taken apart:
+    the ratio component gets the staleness :math:`π/π_\mathrm{prox}`, the correction the mismatch
+    :math:`π_\mathrm{prox}/π_\mathrm{old}`, with ``proximal_logprobs`` of the trainer's policy as the step began, or
+    else :math:`π_\mathrm{prox} = π`. A mask that rejects by ratios takes them apart where ``proximal_logprobs`` are
+    known, and otherwise rejects by ρ.
 
     Attributes:
         advantage: the estimator that turns rewards into advantages.
         scale: what divides the advantages: ``"none"``, ``"group_std"``, ``"batch_std"``, ``"group_mean"``.
         ratio: ``"none"``, ``"token_clip"``, ``"sequence_clip"``, ``"sequence_product"``, ``"clipped_weight"``,
             ``"log_ratio_penalty"``.
+        correction: ``"none"``, ``"truncate_tokens"``, ``"truncate_completions"``, ``"mask_tokens"``.
         aggregation: ``"sequence_sum"``, ``"sequence_mean"``, ``"token_mean"``, ``"constant"``.
         kl: ``"none"``, ``"in_reward"``, ``"in_loss"``.
         filter: ``"none"``, ``"dynamic_sampling"``, ``"mask_truncated"``.
@@ -56,6 +61,7 @@ class Recipe:
     advantage: Estimator
     scale: Component
     ratio: Component
+    correction: Component
     aggregation: Component
     kl: Component
     filter: Component
@@ -76,13 +82,14 @@ class Recipe:
         written: str | None = None,
         reward: Component | str = DEFAULT_COMPONENTS["reward"],
         mask: Component | str = DEFAULT_COMPONENTS["mask"],
+        correction: Component | str = DEFAULT_COMPONENTS["correction"],
     ) -> None:
         object.__setattr__(self, "advantage", get_estimator(advantage))
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "written", written)
         chosen: dict[Kind, Component | str] = {
-            "scale": scale, "ratio": ratio, "aggregation": aggregation, "kl": kl, "filter": filter, "reward": reward,
-            "mask": mask,
+            "scale": scale, "ratio": ratio, "correction": correction, "aggregation": aggregation, "kl": kl,
+            "filter": filter, "reward": reward, "mask": mask,
         }  # fmt: skip
         for kind, component in chosen.items():
             object.__setattr__(self, kind, get_component(kind, component))
@@ -90,7 +97,9 @@ class Recipe:
     @property
     def components(self) -> tuple[Component, ...]:
         """Everything but the advantage."""
-        return self.scale, self.ratio, self.aggregation, self.kl, self.filter, self.reward, self.mask
+        return (
+            self.scale, self.ratio, self.correction, self.aggregation, self.kl, self.filter, self.reward, self.mask
+        )  # fmt: skip
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -209,9 +218,19 @@ class Recipe:
         advantages = self._scaled(rewarded)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
-        log_ratio = np.zeros(batch.mask.shape) if self.ratio.name == "none" else log_ratios(batch, self.label)
-        weights = self.ratio(advantages, log_ratio, batch) + loss_weights
+        weights = self._by_ratio(advantages, batch) + loss_weights
         return np.where(self.mask(batch), weights * self.factor(batch)[:, None], 0.0)
+
+    def _by_ratio(self, advantages: Float[np.ndarray, "n t"], batch: Batch) -> Float[np.ndarray, "n t"]:
+        """Return the advantages times ratio, clip and correction."""
+        # A rejection is a correction where the two can be told apart.
+        rejects = self.mask.definition.of_ratios and batch.proximal_logprobs is not None
+        corrects = self.correction.name != "none"
+        log_ratio = np.zeros(batch.mask.shape)
+        if self.ratio.name != "none":
+            log_ratio = (log_staleness if corrects or rejects else log_ratios)(batch, self.label)
+        weighted = self.ratio(advantages, log_ratio, batch)
+        return weighted * self.correction(log_mismatch(batch, self.label), batch) if corrects else weighted
 
     def factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
         """Return what aggregation and filter multiply the weights of each completion's tokens by."""
@@ -238,10 +257,12 @@ class Recipe:
         Whether they are the same follows from the components: advantage and KL at sequence level, and ratios
         at sequence level or (without ``old_logprobs``) equal to 1.
         """
-        ratio_level = "sequence" if batch.old_logprobs is None else self.ratio.definition.level
-        settled = self.mask.definition.of_ratios and batch.old_logprobs is None
-        mask_level = "sequence" if settled else self.mask.definition.level
-        if "token" in (self.advantage.level, self.kl.definition.level, ratio_level, mask_level):
+        levels = [self.advantage.level, self.kl.definition.level]
+        if batch.old_logprobs is not None:
+            levels += [self.ratio.definition.level, self.correction.definition.level]
+        if batch.old_logprobs is not None or not self.mask.definition.of_ratios:
+            levels.append(self.mask.definition.level)
+        if "token" in levels:
             return self.token_weights(batch)
         # Whether a user-defined function stays within its group is unknown.
         if self.across_groups or not self.advantage.definition.checked:
@@ -253,29 +274,32 @@ class Recipe:
         return self.token_weights(batch)[np.arange(batch.rewards.size), batch.mask.argmax(axis=1)]
 
     @property
-    def pattern_names(self) -> tuple[str, str]:
+    def pattern_names(self) -> tuple[str, ...]:
         """The names of :meth:`ratio_patterns`; two recipes with the same ratio and mask share them."""
-        positive, negative = SIGNS
-        pattern = self.masked_name(self.ratio.label)
-        return f"{pattern}{positive}", f"{pattern}{negative}"
+        corrected = [] if self.correction.name == "none" else [self.correction.label]
+        pattern = self.masked_name(BESIDE.join([self.ratio.label, *corrected]))
+        return tuple(f"{pattern}{sign}" for sign in self._signs)
+
+    @property
+    def _signs(self) -> dict[str, float]:
+        """The suffixes of the patterns and the advantages that they are of."""
+        positive, negative, both = SIGNS
+        return {positive: 1.0, negative: -1.0} if self.ratio.definition.signed else {both: 1.0}
 
     def masked_name(self, name: str) -> str:
         """Return the name of a weighting under this recipe's mask."""
         return name if self.mask.name == "none" else f"{name}{BESIDE}{self.mask.label}"
 
     def ratio_patterns(self, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
-        """Return what the ratio component multiplies positive and negative advantages by, token by token.
+        """Return what ratio and correction multiply positive and negative advantages by, token by token; one pattern
+        where that is the same.
 
         Raises:
             ValueError: when the batch lacks a field.
         """
         ones = np.where(batch.mask, 1.0, 0.0)
-        log_ratio = log_ratios(batch, self.label)
         kept = self.mask(batch)
-        patterns = (
-            np.where(kept, pattern, 0.0)
-            for pattern in (self.ratio(ones, log_ratio, batch), -self.ratio(-ones, log_ratio, batch))
-        )
+        patterns = (np.where(kept, sign * self._by_ratio(sign * ones, batch), 0.0) for sign in self._signs.values())
         return dict(zip(self.pattern_names, patterns, strict=True))
 
     def __hash__(self) -> int:

@@ -1,6 +1,7 @@
 r"""Recipes whose token weights vary along a completion, as combinations of weightings that no advantage enters.
 
-A clip weights a token by a function of its ratio and of the sign of the advantage alone. With an advantage :math:`A_i`
+A clip weights a token by a function of its ratio and of the sign of the advantage alone (a correction by one for both
+signs). With an advantage :math:`A_i`
 for each completion, the gradient of completion i is therefore
 
 .. math:: \sum_t w_{i,t} s_{i,t} = c_i^+ \sum_t f^+(ρ_{i,t}) s_{i,t} + c_i^- \sum_t f^-(ρ_{i,t}) s_{i,t}
@@ -19,14 +20,17 @@ from dataclasses import dataclass
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Level, Weighting, Wrapped
-from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS
+from gradstats.estimators.recipes.components import Kind, kind_of
 from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
 from gradstats.system.late import Float, np
 
 
 def _measurable(recipe: Recipe) -> bool:
-    """Whether the weightings are the same in every batch: neither advantages by token nor a mask by quantiles."""
-    return recipe.advantage.level != "token" and recipe.mask.definition.fixed(recipe.mask.parameters)
+    """Whether the weightings are the same in every batch: neither advantages by token nor a mask by quantiles, and no
+    term beside the advantage.
+    """
+    fixed = recipe.mask.definition.fixed(recipe.mask.parameters) and recipe.ratio.definition.proportional
+    return recipe.advantage.level != "token" and fixed
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
@@ -54,9 +58,10 @@ def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np
     found: dict[str, np.ndarray] = {}
     for name in names:
         of_ratio = name.endswith(SIGNS)
-        pattern, _, mask = (name[: -len(SIGNS[0])] if of_ratio else name).partition(BESIDE)
-        mask = mask or DEFAULT_COMPONENTS["mask"]
-        recipe = Recipe("rloo", ratio=pattern, mask=mask) if of_ratio else Recipe("rloo", kl=pattern, mask=mask)
+        pattern, *others = (name[: -len(SIGNS[0])] if of_ratio else name).split(BESIDE)
+        parts: dict[Kind, str] = {kind_of(label): label for label in others}
+        parts["ratio" if of_ratio else "kl"] = pattern
+        recipe = Recipe("rloo", **parts)  # pyright: ignore[reportArgumentType]  # none of them is the name
         found[name] = weightings(recipe, batch)[name]
     return found
 
@@ -103,7 +108,8 @@ class ByWeightings(Wrapped[Recipe]):
         recipe = self.estimator
         factor = recipe.factor(batch)
         advantages = recipe.advantages(batch)
-        positive, negative = recipe.pattern_names
+        positive, *others = recipe.pattern_names
+        negative = others[0] if others else positive
         coefficients = np.zeros((len(advantages), len(self.names)))
         coefficients[:, self.names.index(positive)] = np.maximum(advantages, 0.0) * factor
         coefficients[:, self.names.index(negative)] += np.minimum(advantages, 0.0) * factor

@@ -160,8 +160,12 @@ class Generation:
         if not rows:
             return None
         completions = [self._real("completion_ids", "completion_mask", row) for row in rows]
-        logprobs = self.output.get("sampling_per_token_logps")
-        recorded = [len(tokens) for tokens in completions]
+        lengths = [len(tokens) for tokens in completions]
+
+        def recorded(name: str) -> list[list[float]] | None:
+            values = self.output.get(name)
+            return None if values is None else [values[row, :n].tolist() for row, n in zip(rows, lengths, strict=True)]
+
         return Rollouts.from_sequences(
             prompt_tokens=[self._real("prompt_ids", "prompt_mask", row) for row in rows],
             completion_tokens=completions,
@@ -170,9 +174,9 @@ class Generation:
             sample_ids=places[rows] % size,
             metadata={"sampler": sampler_settings(self.trainer)},
             completion_mask=None if "tool_mask" not in self.output else [self._marks(row).tolist() for row in rows],
-            sampler_logprobs=None
-            if logprobs is None
-            else [logprobs[row, :n].double().tolist() for row, n in zip(rows, recorded, strict=True)],
+            # Where no engine of its own draws, the trainer's policy as the step began does.
+            sampler_logprobs=recorded("sampling_per_token_logps") or recorded("old_per_token_logps"),
+            proximal_logprobs=recorded("old_per_token_logps"),
             finish_reason=["stop" if tokens[-1] in self._ends else "length" for tokens in completions],
         )
 

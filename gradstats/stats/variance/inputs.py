@@ -416,7 +416,7 @@ def refuse_unusable_ratios(weightings: Sequence[Weighting], batch: Batch, choice
 def uses_ratios(weighting: Weighting) -> bool:
     """Return whether the weights depend on the ratios π/π_old."""
     if isinstance(weighting, Recipe):
-        own = weighting.ratio.name != "none" or weighting.mask.definition.of_ratios
+        own = weighting.ratio.name != "none" or any(one.definition.of_ratios for one in weighting.components)
         return own or uses_ratios(weighting.advantage)
     return isinstance(weighting, Estimator) and bool(weighting.parameters.get("off_policy", False))
 

@@ -161,7 +161,8 @@ def test_the_published_methods_are_labels():
 def test_overrides():
     assert recipes.get("grpo", eps=1e-4, loo=True, eps_high=0.28).parameters == {
         "advantage": "group_mean(loo=True)", "scale": "group_std(eps=0.0001)", "ratio": "token_clip(eps_high=0.28)",
-        "aggregation": "sequence_mean", "kl": "none", "filter": "none", "reward": "none", "mask": "none",
+        "correction": "none", "aggregation": "sequence_mean", "kl": "none", "filter": "none", "reward": "none",
+        "mask": "none",
     }  # fmt: skip
     kimi = recipes.get("kimi_k15", tau=0.5)
     assert (kimi.advantage.parameters["tau"], kimi.ratio.parameters["tau"]) == (0.5, 0.5)
@@ -236,6 +237,8 @@ LABELS = [
     "recipe:grpo(advantage=reinforce_pp_baseline)",
     "recipe:grpo(mask=top_entropy(threshold=0.5), kl=in_loss(beta=0.5))",
     "recipe:dapo(mask=reject_tokens(kind=k3, high=0.1))",
+    "recipe:grpo(correction=mask_tokens(low=0.9), mask=reject_tokens(kind=k3, high=0.1), kl=in_loss(beta=0.5))",
+    "recipe:mis",
 ]
 
 

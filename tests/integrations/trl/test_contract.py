@@ -129,12 +129,16 @@ def test_rewards_are_weighted_and_clipped():
 @pytest.mark.usefixtures("unchecked")
 def test_the_output_of_tools_does_not_count():
     mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
-    found = generation(tool_mask=mask, sampling_per_token_logps=-torch.arange(12.0).reshape(3, 4))
+    drawn, old = -torch.arange(12.0).reshape(3, 4), -torch.arange(12.0, 24.0).reshape(3, 4)
+    found = generation(tool_mask=mask, sampling_per_token_logps=drawn, old_per_token_logps=old)
     assert found.usable().tolist() == [True, False, True]
     rollouts = found.rollouts()
     assert [list(map(bool, row)) for row in rollouts.frame["completion_mask"]] == [[True, False, True], [True, True]]
     assert rollouts.frame["sampler_logprobs"].tolist() == [[-0.0, -1.0, -2.0], [-8.0, -9.0]]
+    assert rollouts.frame["proximal_logprobs"].tolist() == [[-12.0, -13.0, -14.0], [-20.0, -21.0]]
     assert rollouts.lengths.tolist() == [2, 2]
+    own = generation(tool_mask=mask, old_per_token_logps=old).rollouts()
+    assert own.frame["sampler_logprobs"].tolist() == own.frame["proximal_logprobs"].tolist()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,0 +1,45 @@
+"""Second moments of Adam's metric from a policy's own gradients, for experiments/sweeps/qwen_metric.yaml.
+
+Samples completions of prompts that the sweep does not measure, those of a larger subset of the same problems, and
+writes the mean squares of their batch gradients. What is sampled is kept: repeated, the command goes on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+import gradstats as gs
+from gradstats.config.experiment import VARY, experiment_of, settings_in
+
+
+def main(
+    experiment: Path = Path("experiments/sweeps/qwen_metric.yaml"),
+    prompts: int = 64,
+    prompts_per_batch: int = 4,
+    out: Path = Path("models/qwen_second_moments.safetensors"),
+) -> None:
+    """Estimate second moments and write them.
+
+    Args:
+        experiment: whose policy, problems and sampler are taken.
+        prompts: prompts beside those that the experiment measures.
+        prompts_per_batch: prompts of a batch whose gradient is squared.
+        out: the file, a safetensors file.
+    """
+    written = {name: value for name, value in settings_in(experiment).items() if name != VARY}
+    settings = experiment_of(experiment, written)
+    source, sampling = settings.prompts, settings.sampling
+    assert source.n is not None
+    measured = {one.prompt_id for one in gs.load_prompts(source.source, source.n, rng=source.seed, **source.settings)}
+    more = gs.load_prompts(source.source, source.n + prompts, rng=source.seed, **source.settings)
+    policy = gs.load_policy(settings.policy.name, **settings.policy.arguments())
+    others = [one for one in more if one.prompt_id not in measured]
+    rollouts = gs.sample(policy, others, **sampling.arguments(), keep_in=out.with_suffix(""))
+    gs.estimate_second_moments(policy, rollouts, "rloo", prompts_per_batch=prompts_per_batch).save(out)
+    print(out)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
