@@ -46,7 +46,7 @@ test: $(VENV)/.dev  ## run the test suite (takes minutes)
 test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with shapes and types checked at each call
 	@$(EXAMPLES)
 	@$(BROWSER); $(PYTEST) $(CHECKED) -m "not slow$$browser"
-	@$(PYTEST) --dist load --timeout 1800 -m slow
+	@$(PYTEST) --dist load --maxschedchunk 1 --timeout 1800 -m slow
 
 # verl pins other versions than constraints.txt; that of torch is kept, since others come with gigabytes of CUDA. The last
 # three are imported by verl's trainer, and not among its requirements.
