@@ -42,14 +42,8 @@ RANKED: list[est.Estimator | Recipe] = [
     est.length_weighted(alpha=0.8, loo=True),
     est.norm_weighted(loo=True),
     est.otb(loo=True),
-    est.otb(loo=True, energy="exact"),
     est.causal_optimal(loo=True),
     est.gae(),
-    est.token_mean(),
-    est.length_weighted(alpha=0.8),
-    est.norm_weighted(),
-    est.otb(),
-    est.grpo(),
     recipes.get("grpo"),
 ]
 
@@ -96,21 +90,6 @@ def fixed_baselines(policy: EnumeratedPolicy) -> pd.DataFrame:
     )
 
 
-def portrait(policy: EnumeratedPolicy) -> str:
-    """Describe a policy in one sentence of numbers."""
-    p = policy.probabilities
-    length = policy.lengths - p @ policy.lengths
-    links = []
-    for other in (policy.rewards, policy.sq_norms):
-        centred = other - p @ other
-        links.append((p @ (length * centred)) / np.sqrt((p @ length**2) * (p @ centred**2)))
-    return (
-        f"{len(p)} trajectories, E[R] = {p @ policy.rewards:.2f}, b* = {policy.optimal_constant:.2f}, "
-        f"mean length {p @ policy.lengths:.2f}; correlation of length with reward {links[0]:+.2f}, "
-        f"with ‖S‖² {links[1]:+.2f}."
-    )
-
-
 def to_markdown(frame: pd.DataFrame) -> str:
     """Format a frame as a Markdown table, with numbers to three decimals."""
     cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
@@ -147,7 +126,6 @@ def blocks() -> dict[str, str]:
     return {
         "estimators": to_markdown(family),
         "recipes": to_markdown(rows),
-        "policies": "\n".join(f"- **{name.capitalize()}**: {portrait(policy)}" for name, policy in policies.items()),
         "ranking": to_markdown(side_by_side(rankings, "relative noise")),
         "baselines": to_markdown(side_by_side(baselines, "tr Cov / that of E[R]")),
     }

@@ -312,11 +312,9 @@ def section_standardising() -> str:
         )
         if (cosine, share, ratio) == (None, None, None):
             continue
-        bounded = share is not None and share[1] <= 0.0
-        bias = f"≤ {math.ceil(share[2] * 1e5) / 1e5:.2g}" if share is not None and bounded else shown(share, UNRESOLVED)
-        rows.append((run.name, at_least(cosine), bias, shown(ratio, UNRESOLVED)))
+        rows.append((run.name, at_least(cosine), bounded_bias(share), shown(ratio, UNRESOLVED)))
         costs.append((run.name, ratio))
-        clear += [run.name] if share is not None and not bounded else []
+        clear += [run.name] if share is not None and share[1] > 0.0 else []
     turned = f"a bias is resolved in {one_of(clear, len(rows))}" if clear else "no bias is resolved in any run"
     return answer(
         f"**{'Yes' if clear else 'Not measurably'}.** Dividing by the standard deviation of the group weights easy "
@@ -335,6 +333,63 @@ def at_least(cosine: Triple | None) -> str:
     if cosine is None or cosine[2] < 1.0:
         return shown(cosine, UNRESOLVED)
     return f"≥ {math.floor(cosine[1] * 1e4) / 1e4:.4g}"
+
+
+#: The cells of the sweep over samplers, and how the page names them.
+MISMATCHES = {"dtype=bfloat16": "in bfloat16", "revision=step-5492": "eight steps earlier"}
+CORRECTIONS = (
+    RLOO,
+    *(f"recipe:{name}" for name in ("tis", "icepop", "mis", "sequence_tis", "geo_rs", "worst_token_rs")),
+)
+
+
+def section_mismatch() -> str:
+    """State what corrections of the mismatch of sampler and scored policy do to noise and bias."""
+    frame = table("embedded_mismatch", "sweep")
+    if frame is None:
+        return NO_RUN
+    names = {label: "no correction" if label == RLOO else in_words(label) for label in CORRECTIONS}
+    found: dict[str, list[tuple[Triple | None, Triple | None]]] = {}
+    for label in CORRECTIONS:
+        rows = [frame[(frame["estimator"] == label) & (frame["cell"] == cell)].iloc[0] for cell in MISMATCHES]
+        found[label] = [(with_interval(row, "matched_ratio"), with_interval(row, "matched_bias_share")) for row in rows]
+    lower, higher, biased = (
+        [names[label] for label, values in found.items() if any(holds(noise, bias) for noise, bias in values)]
+        for holds in (
+            lambda noise, bias: is_below(noise),
+            lambda noise, bias: noise is not None and noise[1] > 1.0,
+            lambda noise, bias: bias is not None and bias[1] > 0.0,
+        )
+    )
+    said = (
+        f"{', '.join(lower) or 'nothing'} lowers the noise of the plain ratio of whole completions, which is unbiased"
+    )
+    said += f"; {', '.join(higher).lower()} raises it" if higher else ""
+    said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
+    return answer(
+        f"**{'In part' if lower else 'Not on the embedded policy'}.** Of its completions drawn "
+        f"{' or '.join(MISMATCHES.values())}, {said}",
+        rows_of(
+            ("RLOO with", *(f"{quantity}, {name}" for name in MISMATCHES.values() for quantity in ("noise", "bias"))),
+            [
+                (
+                    names[label],
+                    *(text for noise, bias in values for text in (shown(noise, UNRESOLVED), bounded_bias(bias))),
+                )
+                for label, values in found.items()
+                if label not in ("recipe:mis", "recipe:worst_token_rs")  # as IcePop and no correction
+            ],
+        ),
+        "Bias as above. Repeat: `gradstats run embedded_mismatch`. Large models in servers of low precision are not "
+        "measured.",
+    )
+
+
+def bounded_bias(share: Triple | None) -> str:
+    """Write a share of bias, by its upper end where none is resolved."""
+    if share is None or share[1] > 0.0:
+        return shown(share, UNRESOLVED)
+    return f"≤ {math.ceil(share[2] * 1e5) / 1e5:.2g}"
 
 
 def section_group_size() -> str:
@@ -400,6 +455,7 @@ SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("Does plugging α into a baseline help?", section_exponent),
     ("Is the mean of the group the right centre?", section_centre),
     ("Does standardising bias the gradient?", section_standardising),
+    ("Does a correction of the sampler's mismatch pay?", section_mismatch),
     ("How many tokens carry the energy?", section_concentration),
     ("Is the logit proxy good enough?", section_proxy),
 )
