@@ -47,7 +47,6 @@ OTHER_CAPTIONS = {
     "curve_length_weighted_loo_true_alpha": "Variance, cosine and bias of length weights along their exponent.",
     "monitored": "What the monitor logs along a run of SGD on enumerated policies, with intervals, and exact values.",
     "optimal_baselines": "Published baselines against those of lowest variance, learned on other prompts.",
-    "behaviour_policy_dtype": "The sweep over samplers: α, length, success, and relative noise of corrections.",
     "measurement_metric": "The sweep over metrics: α, and relative noise.",
     "policy_revision": "The checkpoints of a training run: α, length, success, and relative noise.",
     "sampling_max_new_tokens": "The sweep over the cap on tokens: α, length, success, and relative noise.",

@@ -19,6 +19,10 @@ def close():
     plt.close("all")
 
 
+#: Cells of which each states another setting.
+CELLS_APART = [("dtype=b", "b", None), ("revision=r", None, "r")]
+
+
 def frame_of(cells):
     """A joined frame with two estimators a cell."""
     rows = []
@@ -96,6 +100,8 @@ def test_a_setting_that_another_one_decides_is_none_of_its_own():
     axes = plot_sweep(frame, "metric", varied=["moments", "metric"])
     (legend,) = axes[0].get_figure().legends
     assert [text.get_text() for text in legend.get_texts()] == ["GRPO advantage"]
+    apart = frame_of([{"cell": name, "dtype": dtype, "revision": revision} for name, dtype, revision in CELLS_APART])
+    assert varying_settings(apart, ["dtype", "revision"]) == ["cell"]
     grid = frame_of([{"a.x": x, "b.y": y} for x in (1, 2) for y in (1, 2)])
     assert varying_settings(grid, ["a.x", "b.y"]) == ["a.x", "b.y"]
 
