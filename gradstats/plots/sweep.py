@@ -70,8 +70,8 @@ class _Axis:
 def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
     """Return the settings that take several values, without those that another one decides.
 
-    Of several that always change together, the first that all cells state is returned. Where each of them alone joins no
-    two cells, as in a list of cells that differ in several settings, or some cells do not state the only one, it is
+    Of several that always change together, the first that all cells state is returned. Where each of them alone joins
+    no two cells, as in a list of cells that differ in several settings, or some cells do not state the only one, it is
     ``["cell"]``, the column that names them.
     """
     several = [name for name in varied if len(set(_texts(frame, name))) > 1]
