@@ -96,8 +96,9 @@ def take_sweep(sweep: Path, root: Path = HERE) -> Path:
         FileNotFoundError: if a cell is not finished.
     """
     result = read_sweep(sweep)
-    if result.missing:
-        raise FileNotFoundError(f"{sweep} has no results of {', '.join(result.missing)} yet: repeat `gradstats run`")
+    # The manifest is what a cell writes last.
+    if missing := [cell for cell in result.settings if not (sweep / cell / "manifest.json").exists()]:
+        raise FileNotFoundError(f"{sweep} has no results of {', '.join(missing)} yet: repeat `gradstats run`")
     target, frame = root / sweep.resolve().name, result.to_frame()
     target.mkdir(exist_ok=True)
     write_csv(target / TABLE, frame)

@@ -100,8 +100,11 @@ def test_blocks_of_a_sweep_over_metrics_are_drawn_side_by_side(figures, tmp_path
     assert (folder / "blocks.csv").exists()
 
 
-def test_an_unfinished_sweep_is_not_taken(figures, tmp_path):
-    sweep = saved_sweep(tmp_path / "temperatures", missing=["temperature=0.6"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_unfinished_sweep_is_not_taken(figures, tmp_path, begun):
+    sweep = saved_sweep(tmp_path / "temperatures", missing=[] if begun else ["temperature=0.6"])
+    if begun:
+        (sweep / "temperature=0.6" / "manifest.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no results of temperature=0\.6 yet: repeat `gradstats run`"):
         figures.take(sweep, tmp_path)
 
