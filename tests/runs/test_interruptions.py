@@ -82,7 +82,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(experiment, finished, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("moment", "first"), zip(MOMENTS, range(1, 4), strict=True))
+@pytest.mark.parametrize(("moment", "first"), list(zip(MOMENTS, range(1, 4), strict=True)))
 def test_a_run_may_be_killed_at_every_write(drawing, drawn, tmp_path, moment, first):
     # Each write is interrupted at one of the moments, which take turns.
     whole = contents(drawn.run.path)
