@@ -85,7 +85,7 @@ def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
             if at != place
         )
     ]
-    if len(found) == 1 and frame[found[0]].isna().any():
+    if len(found) == 1 and bool(frame[found[0]].isna().any()):
         return [CELL]
     joined = any(_joins_cells(frame, name, [other for other in found if other != name]) for name in found)
     return found if joined or not found else [CELL]
