@@ -141,7 +141,9 @@ def main(names: tuple[str, ...] = tuple(BENCHMARKS)) -> None:
             if done.returncode:
                 raise SystemExit(f"{listed.script} failed:\n{done.stderr[-2000:]}")
             today, committed = _ratios(listed, table), _ratios(listed, FIGURES / listed.table)
-        for row, ratio in ((row, ratio) for row, ratio in today.items() if not np.isnan(ratio)):
+        for row, ratio in today.items():
+            if np.isnan(ratio):
+                continue
             before = f"{committed[row]:6.2f} committed" if row in committed else "not committed"
             print(f"  {row:<52} {ratio:6.2f} today, {before}", flush=True)
 

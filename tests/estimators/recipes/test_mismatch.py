@@ -145,10 +145,14 @@ def decoupled_grpo(batch: Batch, correction: str) -> np.ndarray:
     return gradient.numpy()
 
 
-@pytest.mark.parametrize("correction", ["truncate_tokens", "truncate_completions", "mask_tokens(low=0.8, high=1.5)"])
+@pytest.mark.parametrize(
+    "correction",
+    ["truncate_tokens", "truncate_completions", "mask_tokens(low=0.8, high=1.5)", "reject_completions(high=1.3)"],
+)
 def test_with_a_third_policy_the_clip_sees_staleness_and_the_correction_the_mismatch(correction: str):
     batch = three_policies()
-    recipe = recipes.get("grpo", correction=correction)
+    kind = "mask" if correction.startswith("reject") else "correction"
+    recipe = recipes.get("grpo", **{kind: correction})
     expected = decoupled_grpo(batch, correction.partition("(")[0])
     assert_allclose(recipe.token_weights(batch), expected, rtol=1e-10, atol=1e-14)
     assert not np.allclose(recipes.get("grpo").token_weights(batch), expected)
