@@ -2,8 +2,7 @@
 
 Populations are the two enumerated policies of coverage_optima.py, in groups of 3, and the lognormal ones of
 coverage_heavy_tails.py, with 8 completions of each prompt. Beside the interval of the package stands the one whose
-quantile is Student's with M − 1 degrees of freedom. Writes figures/statistics/coverage_exponent.csv and the table of
-docs/statistics.md from it.
+quantile is Student's with M − 1 degrees of freedom. Writes figures/statistics/coverage_exponent.csv.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from gradstats.reference import exact_minimiser
 from gradstats.stats.jackknife import Statistic, covariance_of
 from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import prompt_moments, split_into_groups
-from gradstats.system.files import atomic_path, write_csv
+from gradstats.system.files import write_csv
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "figures" / "statistics" / "coverage_exponent.csv"
-PAGE, MARK = ROOT / "docs" / "statistics.md", "coverage_exponent"
 LEVEL = 0.95
 SIZES = (30, 100)
 GROUP = 3
@@ -98,24 +96,6 @@ def held(drawn: list[Statistic], exact: float) -> dict[str, bool]:
     return {"coverage": low <= exact <= high, "student": abs(t) <= student, "below": high < exact, "above": low > exact}
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """Return the table of the page, a column for each number of prompts."""
-    sizes = sorted(table["n_prompts"].unique())
-    lines = ["| population | best exponent | " + " | ".join(f"{size} prompts" for size in sizes) + " |"]
-    lines.append("|" + "---|" * (2 + len(sizes)))
-    for name, rows in table.groupby("population", sort=False):
-        at = rows.set_index("n_prompts")
-        cells = [f"{at.loc[size, 'coverage']:.3f} ({at.loc[size, 'student']:.3f})" for size in sizes]
-        lines.append(f"| {name} | {rows['exact'].iloc[0]:.3f} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def with_table(page: str, table: pd.DataFrame) -> str:
-    """Return the page with the table in its place."""
-    before, rest = page.split(f"<!-- {MARK} -->\n")
-    return f"{before}<!-- {MARK} -->\n{markdown(table)}\n<!-- /{MARK} -->{rest.split(f'<!-- /{MARK} -->')[1]}"
-
-
 def coverage(population: Population, n_prompts: int, replications: int, seed: int = 0) -> dict[str, float | str]:
     """Return the row of one population and number of prompts.
 
@@ -134,23 +114,18 @@ def coverage(population: Population, n_prompts: int, replications: int, seed: in
     return about | {"exact": population.exact} | shares | {"replications": replications}
 
 
-def main(replications: int = 300, only_page: bool = False) -> None:
-    """Simulate, write the table after each row, and fill it into the page.
+def main(replications: int = 300) -> None:
+    """Simulate, and write the table after each row.
 
     Args:
         replications: data sets of each population and number of prompts.
-        only_page: only write the table of the page again.
     """
-    if not only_page:
-        rows: list[dict[str, float | str]] = []
-        for population in populations():
-            for n_prompts in SIZES:
-                rows.append(coverage(population, n_prompts, replications))
-                print(rows[-1], flush=True)
-                write_csv(TABLE, pd.DataFrame(rows))
-    with atomic_path(PAGE) as partial:
-        text = with_table(PAGE.read_text(encoding="utf-8"), pd.read_csv(TABLE))
-        partial.write_text(text, encoding="utf-8")
+    rows: list[dict[str, float | str]] = []
+    for population in populations():
+        for n_prompts in SIZES:
+            rows.append(coverage(population, n_prompts, replications))
+            print(rows[-1], flush=True)
+            write_csv(TABLE, pd.DataFrame(rows))
 
 
 if __name__ == "__main__":

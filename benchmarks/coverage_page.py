@@ -99,20 +99,6 @@ def off_policy_table(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def others_table(table: pd.DataFrame) -> str:
-    """Coverage of the remaining intervals, a range over estimators for each number of prompts, as Markdown."""
-    sizes = sorted(table["n_prompts"].unique())
-    lines = [
-        f"| | {' | '.join(f'{n} prompts' for n in sizes)} |",
-        "|---|" + "---|" * len(sizes),
-    ]
-    for quantity, rows in table.groupby("quantity", sort=False):
-        cells = [_range(rows.loc[rows["n_prompts"] == n, "coverage"]) for n in sizes]
-        title = f"`{quantity}`" if quantity in COLUMNS else str(quantity)
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def _range(coverage: pd.Series) -> str:
     if coverage.empty:
         return "–"
@@ -132,7 +118,6 @@ def page_with_tables(page: str) -> str:
         "coverage_variance": variance_table,
         "coverage_heavy_tails": heavy_tails_table,
         "coverage_off_policy": off_policy_table,
-        "coverage_others": others_table,
     }
     for name, write_table in tables.items():
         before, rest = page.split(f"<!-- {name} -->\n")

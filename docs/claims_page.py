@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from committed_numbers import (
     NOT_RUN,
     OWN_SAMPLE,
@@ -24,7 +23,7 @@ from committed_numbers import (
     table,
     with_interval,
 )
-from findings_alpha import CLAIMED, exponents
+from findings_alpha import ADAM, CLAIMED, EUCLIDEAN, by_metric, exponents, turned
 from findings_tokens import token_tables
 
 from gradstats import estimators as est
@@ -32,7 +31,6 @@ from gradstats.reference import EnumeratedPolicy
 
 PAGE = Path(__file__).with_name("claims.md")
 HOLDS, FAILS, OPEN = "holds", "fails", "not resolved"
-EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
 
 HEAD = """# Claims
 
@@ -145,28 +143,31 @@ def of_values() -> tuple[str, str]:
 
 def of_metric() -> tuple[str, str]:
     """State what Adam's metric changes: α, and the ranking of baselines."""
-    frame = table("embedded_metric", "sweep")
-    if frame is None:
+    found = by_metric("embedded_metric")
+    if not found:
         return OPEN, NOT_RUN
-    rows = {metric: frame[frame["measurement.metric"] == metric].set_index("estimator") for metric in (EUCLIDEAN, ADAM)}
-    plain, adam = (with_interval(rows[metric].iloc[0], "alpha") for metric in (EUCLIDEAN, ADAM))
-    assert plain is not None
-    assert adam is not None
-    turned = [
-        label for label in rows[EUCLIDEAN].index if side(rows[EUCLIDEAN].loc[label]) * side(rows[ADAM].loc[label]) < 0
-    ]
-    alike = plain[1] <= adam[2] and adam[1] <= plain[2]
-    noise = " and ".join(shown(with_interval(rows[metric].loc["reinforce"], "matched_ratio")) for metric in rows)
+    plain, adam = found[EUCLIDEAN], found[ADAM]
+    alike = plain.alpha[1] <= adam.alpha[2] and adam.alpha[1] <= plain.alpha[2]
+    turning = turned(found)
     return (
         OPEN if alike else f"{FAILS} for α"
-    ) + f"; {f'{FAILS} for ' + ', '.join(turned) if turned else 'no ranking turns'}", (
-        f"Euclidean and `{ADAM}`: α {shown(plain)} and {shown(adam)}; REINFORCE {noise}"
+    ) + f"; {f'{FAILS} for ' + ', '.join(turning) if turning else 'no ranking turns'}", (
+        f"Euclidean and `{ADAM}`: α {shown(plain.alpha)} and {shown(adam.alpha)}; REINFORCE "
+        f"{shown(plain.noise['reinforce'])} and {shown(adam.noise['reinforce'])}"
     )
 
 
-def side(row: pd.Series) -> int:
-    """Return on which side of 1 the interval of a relative noise lies, 0 where it holds 1 or is not known."""
-    return int(row["matched_ratio_low"] > 1.0) - int(row["matched_ratio_high"] < 1.0)
+def of_correction() -> tuple[str, str]:
+    """State what truncated ratios of tokens do to the noise where sampler and trainer differ."""
+    frame = table("embedded_mismatch", "sweep")
+    if frame is None:
+        return OPEN, NOT_RUN
+    rows = frame[frame["estimator"] == "recipe:tis"].set_index("cell")
+    found = {name: with_interval(rows.loc[name], "matched_ratio") for name in rows.index}
+    verdicts = {below_one(triple) for triple in found.values()}
+    return verdicts.pop() if len(verdicts) == 1 else OPEN, "; ".join(
+        f"{shown(triple)} at {name}" for name, triple in found.items()
+    )
 
 
 def of_sweep(name: str, column: str, claimed: int, word: str) -> tuple[str, str]:
@@ -240,6 +241,13 @@ CLAIMS = [
         of_metric,
         "gradstats run embedded_metric",
         "embedded_metric/measurement_metric.png",
+    ),
+    Claim(
+        "Truncating the token ratios of sampler and trainer (TIS) lowers the noise of the ratio of completions",
+        "Yao et al. 2025",
+        of_correction,
+        "gradstats run embedded_mismatch",
+        "embedded_mismatch/behaviour_policy_dtype.png",
     ),
     Claim(
         "α does not depend on the sampling temperature",

@@ -85,3 +85,8 @@ def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
 def excludes(triple: Triple | None, value: float) -> bool:
     """Return whether an interval is known and does not hold a value."""
     return triple is not None and not triple[1] <= value <= triple[2]
+
+
+def side(triple: Triple | None) -> int:
+    """Return on which side of 1 an interval lies; 0 where it holds 1, or is not known."""
+    return 0 if triple is None else int(triple[1] > 1.0) - int(triple[2] < 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import NamedTuple
 
 import pandas as pd
 from committed_numbers import (
@@ -12,6 +13,7 @@ from committed_numbers import (
     numbers,
     published_exponent,
     shown,
+    side,
     table,
     with_interval,
 )
@@ -50,6 +52,10 @@ ARMS = {
     "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0": ("B", "drawn and scored at 1"),
     "sampling.temperature=0.6,top_p=1.0,policy.temperature=0.6": ("C", "drawn and scored at 0.6"),
 }
+#: Sweeps over metrics, the first committed one with the figure.
+METRIC_SWEEPS = {"qwen_metric": "Qwen-0.5B, MAWPS", "embedded_metric": "embedded, 2–3 steps"}
+EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
+METRICS = {EUCLIDEAN: "Euclidean", ADAM: "Adam, ε = 1e-5", "adam": "Adam, ε = 1e-8"}
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
 
 
@@ -76,8 +82,8 @@ def section_alpha() -> str:
     blocks = differing_blocks()
     first = committed()[0]
     return answer(
-        f"**{'No' if excluded or differing or blocks else 'Not refuted'}.** α is {alphas[low][0]:.2f} ({low}) "
-        f"to {alphas[high][0]:.2f} ({high}); {CLAIMED:g} lies outside the interval in "
+        f"**{'No' if excluded or differing or blocks else 'Not refuted'}: it is {alphas[low][0]:.2f} ({low}) "
+        f"to {alphas[high][0]:.2f} ({high}).** {CLAIMED:g} lies outside the interval in "
         f"{one_of(excluded, len(alphas)) or 'no run'}. "
         + (f"It differs between blocks of parameters: {'; '.join(blocks)}. " if blocks else "")
         + (f"It is another one between prompts than within in {' and '.join(differing)}. " if differing else "")
@@ -102,6 +108,63 @@ def lengths_sentence() -> str:
     return (
         f"[Along {len(reached)} long traces](../figures/{LONG_TRACES}/along_traces.png) of Qwen-0.5B, {longest} of "
         f"them of {reached.max():,} tokens, it is {within}: {', '.join(parts)}."
+    )
+
+
+class InMetric(NamedTuple):
+    """What a run gives in one metric."""
+
+    alpha: Triple
+    layers_share: float  # of the squared norms
+    noise: dict[str, Triple | None]  # relative, of each estimator
+
+
+def by_metric(sweep: str) -> dict[str, InMetric]:
+    """Return what a sweep over metrics gives in each; nothing where it is not committed."""
+    frame, blocks = table(sweep, "sweep"), table(sweep, "blocks")
+    if frame is None or blocks is None:
+        return {}
+    found = {}
+    for metric in (name for name in METRICS if name in set(frame["measurement.metric"])):
+        rows = frame[frame["measurement.metric"] == metric].set_index("estimator")
+        layers = blocks[(blocks["measurement.metric"] == metric) & blocks["block"].str.startswith("layers.")]
+        alpha = with_interval(rows.loc[RLOO], "alpha")
+        assert alpha is not None
+        # Where a single prompt carries the variance, no comparison says anything.
+        known = rows.loc[RLOO, "n_effective_prompts"] > 2.0
+        noise = {str(label): with_interval(row, "matched_ratio") if known else None for label, row in rows.iterrows()}
+        found[metric] = InMetric(alpha, float(layers["share_of_sq_norm"].sum()), noise)
+    return found
+
+
+def turned(found: dict[str, InMetric]) -> list[str]:
+    """Return the estimators on one side of RLOO in the Euclidean metric and on the other in Adam's."""
+    plain, adam = found[EUCLIDEAN].noise, found[ADAM].noise
+    return [label for label in plain if side(plain[label]) * side(adam[label]) < 0]
+
+
+def section_metric() -> str:
+    """State what Adam's metric changes: α, the share of the layers, and the noise of baselines."""
+    sweeps = {sweep: found for sweep in METRIC_SWEEPS if (found := by_metric(sweep))}
+    if not sweeps:
+        return NO_RUN
+    rows, differing, turning = [], [], []
+    for sweep, found in sweeps.items():
+        name, plain, adam = METRIC_SWEEPS[sweep], found[EUCLIDEAN].alpha, found[ADAM].alpha
+        if plain[2] < adam[1] or adam[2] < plain[1]:
+            differing.append(f"{shown(plain)} in the Euclidean, {shown(adam)} in Adam's ({name})")
+        turning += [f"{label} ({name})" for label in turned(found)]
+        for metric, one in found.items():
+            noise = (shown(one.noise.get(label), UNRESOLVED) for label in ("reinforce", "token_mean(loo=True)"))
+            rows.append((name, METRICS[metric], shown(one.alpha), f"{one.layers_share:.0%}", *noise))
+    first = next(iter(sweeps))
+    return answer(
+        f"**{'Yes: it is ' + '; '.join(differing) if differing else 'Not measurably'}.** Adam divides each coordinate "
+        "by √v̂ + ε, so that parameters of usually small gradient count more. "
+        + (f"The ranking turns for {', '.join(turning)}." if turning else "No ranking of baselines turns."),
+        rows_of(("run", "metric", "α", "‖S‖² in layers", "REINFORCE", "token mean, leave-one-out"), rows),
+        f"v̂ is that of the policy's own training, or mean squares of batch gradients. Repeat: `gradstats run {first}`.",
+        figure(first, "alpha_by_block", f"α of each block of parameters in each metric ({METRIC_SWEEPS[first]})"),
     )
 
 

@@ -7,6 +7,7 @@ the pages is computed here from those tables; a question that no committed run a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from committed_numbers import (
     table,
     with_interval,
 )
-from findings_alpha import details_of_alpha, section_alpha
+from findings_alpha import details_of_alpha, section_alpha, section_metric
 from findings_runs import (
     GRPO,
     MEMORY,
@@ -35,6 +36,7 @@ from findings_runs import (
     committed,
     first_figure,
     hours_of,
+    lines,
     one_of,
     rows_of,
     simultaneous,
@@ -65,9 +67,9 @@ COMPARED = (
 )
 HEAD = """# Findings
 
-What [the runs](#the-runs) of this repository answer. Relative noise is the samples for equal noise, those of RLOO = 1
-([words](read_results.md)); brackets are 95 % intervals over prompts; a difference is stated only where its interval
-excludes zero. [Details](findings_details.md) has what is not resolved.
+Relative noise is the samples for equal noise, those of RLOO = 1 ([words](read_results.md)); brackets are 95 % intervals
+over prompts; a difference is stated only where its interval excludes zero. [Details](findings_details.md) has what is
+not resolved.
 """
 DETAILS_HEAD = """# Findings: details
 
@@ -76,9 +78,22 @@ What the runs of [findings](findings.md) do not resolve, what they cost, and wha
 
 
 def render() -> str:
-    """Return the page."""
-    sections = (*SECTIONS, ("The runs", section_runs))
-    return "\n".join([HEAD, *(f"## {title}\n\n{section()}\n" for title, section in sections)])
+    """Return the page: the verdict of each section, linked to it, and the sections."""
+    answers = {title: section() for title, section in SECTIONS}
+    short = (lines(f"- [{title}](#{anchor(title)}) {verdict(said)}", "  ") for title, said in answers.items())
+    sections = (f"## {title}\n\n{said}\n" for title, said in (answers | {"The runs": section_runs()}).items())
+    return "\n".join([HEAD, *short, "", *sections])
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of a heading, as GitHub and Sphinx form it."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def verdict(said: str) -> str:
+    """Return the answer that a section begins with, in bold."""
+    found = re.match(r"\*\*(.+?)\*\*", said, re.DOTALL)
+    return " ".join(found[1].split()) if found else said
 
 
 def render_details() -> str:
@@ -146,14 +161,17 @@ def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = compared()
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
-    better = {label: [name for name, ratio in found if is_below(ratio)] for label, found in ratios.items()}
-    gains = [f"{in_words(label)} in {one_of(names, len(runs))}" for label, names in better.items() if names]
+    better = {label: [(name, ratio) for name, ratio in found if is_below(ratio)] for label, found in ratios.items()}
+    gains = [
+        f"{in_words(label)} ({'; '.join(f'{shown(ratio)} in {name}' for name, ratio in found)})"
+        for label, found in better.items()
+        if found
+    ]
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**{'Hardly any fewer than RLOO' if len(gains) < 2 else 'Some need fewer than RLOO'}.** Of baselines that "
-        "leave the completion's own reward out, resolved below it: "
-        f"{'; '.join(gains) or 'none'}. REINFORCE, without a baseline, needs more in "
-        f"{one_of(worse, len(runs)) or 'none'}."
+        f"**{'Hardly any fewer' if len(gains) < 2 else 'Some need fewer'} than RLOO: of baselines that leave the "
+        f"completion's own reward out, {f'only {gains[0]}' if len(gains) == 1 else ', '.join(gains) or 'none'} lies "
+        f"below it.** REINFORCE, without a baseline, needs more in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
         rows_of(
@@ -168,10 +186,32 @@ def section_noise() -> str:
         )
         if runs
         else None,
+        left_to_gain(),
         state_values(),
         "The best constant and norm weights use what training does not know; — was not compared. Repeat: `gradstats "
         "variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
+    )
+
+
+def left_to_gain() -> str | None:
+    """State how far learned baselines and the oracle of measured norms are from RLOO."""
+    said = []
+    for run in committed():
+        frame = table(run.folder, "tables/optimal_baselines")
+        if frame is None:
+            continue
+        row = frame[frame["estimator"] == RLOO].iloc[0]
+        learned, oracle = (
+            shown((1.0 / row[name], 1.0 / row[f"{name}_simultaneous_high"], 1.0 / row[f"{name}_simultaneous_low"]))
+            for name in ("ratio_to_learned", "ratio")
+        )
+        said.append(f"{learned} for the best, {oracle} for measured norms as weights ({run.name})")
+    if not said:
+        return None
+    return (
+        f"With exponent, shift or mixture learned on the other prompts: {'; '.join(said)}; `gradstats ask RUN "
+        "optimal_baselines`."
     )
 
 
@@ -221,29 +261,16 @@ def section_exponent() -> str:
     """State whether α makes a better baseline."""
     rows, fitted, published = [], [], []
     for run in committed():
-        at_fitted, at_half, at_published = (
-            largest_groups(run, label) for label in (FITTED, "token_mean(loo=True)", WEIGHTED)
-        )
-        curve = along(run, EXPONENT)
-        if at_published is None and curve is None:
-            continue
-        rows.append(
-            (
-                run.name,
-                "—" if curve is None else lowest(*curve),
-                *(shown(ratio, "—") for ratio in (at_fitted, at_half, at_published)),
-            )
-        )
+        at_fitted, at_published = (largest_groups(run, label) for label in (FITTED, WEIGHTED))
+        rows += [] if (curve := along(run, EXPONENT)) is None else [(run.name, lowest(*curve))]
         fitted += [] if at_fitted is None else [(run.name, at_fitted)]
         published += [] if at_published is None else [(run.name, at_published)]
     return answer(
         f"**Not measurably.** With the own sample left out, length weights at α within prompts {verdict_of(fitted)}; "
-        f"at 0.8 "
-        f"they {verdict_of(published)}. {own_sample_included()}",
-        rows_of(("run", "best exponent", "noise at α within prompts", "at 0.5 (token mean)", "at 0.8"), rows),
+        f"at 0.8 they {verdict_of(published)}. {own_sample_included()}",
+        rows_of(("run", "best exponent"), rows),
         'Repeat: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`. The best exponent is chosen on '
-        "the "
-        "completions that are compared.",
+        "the completions that are compared.",
         first_figure(EXPONENT, "Noise of the length-weighted baseline along its exponent"),
     )
 
@@ -282,17 +309,12 @@ def section_centre() -> str:
         gain = ("—", "—") if none else (number_alone(surest["value"]), shown(ratio))
         rows.append((run.name, lowest(found, points), *gain))
         off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
-        gains += [run.name] if excludes(ratio, 1.0) and ratio[0] < 1.0 else []
+        gains += [f"{shown(ratio)} of the noise in {run.name}"] if is_below(ratio) else []
     return answer(
         (
-            f"**{'Nearly' if gains else 'As far as is resolved'}.** The baseline is the mean of the other "
-            f"completions plus δ. "
-            + (f"The best δ is off 0 in {one_of(off, len(rows))}" if off else "No best δ off 0 is resolved")
-            + (
-                f"; a shift lowers the noise in {one_of(gains, len(rows))}."
-                if gains
-                else "; no shift lowers the noise."
-            )
+            (f"**Nearly: a shift has {' and '.join(gains)}.**" if gains else "**Yes, as far as is resolved.**")
+            + " The baseline is the mean of the other completions plus δ; "
+            + (f"the best δ is off 0 in {one_of(off, len(rows))}." if off else "no best δ off 0 is resolved.")
         )
         if rows
         else NO_RUN,
@@ -312,18 +334,17 @@ def section_standardising() -> str:
         )
         if (cosine, share, ratio) == (None, None, None):
             continue
-        rows.append((run.name, at_least(cosine), bounded_bias(share), shown(ratio, UNRESOLVED)))
+        rows.append((run.name, at_least(cosine), bounded_bias(share)))
         costs.append((run.name, ratio))
         clear += [run.name] if share is not None and share[1] > 0.0 else []
     turned = f"a bias is resolved in {one_of(clear, len(rows))}" if clear else "no bias is resolved in any run"
     return answer(
-        f"**{'Yes' if clear else 'Not measurably'}.** Dividing by the standard deviation of the group weights easy "
-        f"and hard "
-        f"prompts more ([claims](claims.md)), which can turn the gradient; {turned}. GRPO's weights "
+        f"**{'Yes' if clear else 'Not measurably'}: {turned}.** Dividing by the standard deviation of the group "
+        "weights easy and hard prompts more ([claims](claims.md)), which can turn the gradient. GRPO's weights "
         f"{verdict_of(costs)}."
         if rows
         else NO_RUN,
-        rows_of(("run", "cosine", "bias", "relative noise"), rows),
+        rows_of(("run", "cosine", "bias"), rows),
         "Bias is the share in the squared error of a batch of 128 prompts. Repeat: `gradstats variance RUN`.",
     )
 
@@ -409,7 +430,8 @@ def section_group_size() -> str:
             cells.append("—" if chosen.empty else shown(found, UNRESOLVED))
             if found is not None and excludes(widened(found, simultaneous(len(labels))), sizes[name]):
                 off.setdefault(name, []).append(in_words(label))
-        rows.append((in_words(label), *cells))
+        if len({*cells} - {"—"}) > 1:  # not N by definition
+            rows.append((in_words(label), *cells))
     return answer(
         "The group size at which RLOO, at the same total of completions, is as noisy as each baseline with N "
         "completions.",
@@ -452,6 +474,7 @@ def costs() -> str:
 SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("Which estimator needs the fewest samples?", section_noise),
     ("Is α one number?", section_alpha),
+    ("Does α depend on the metric?", section_metric),
     ("Does plugging α into a baseline help?", section_exponent),
     ("Is the mean of the group the right centre?", section_centre),
     ("Does standardising bias the gradient?", section_standardising),

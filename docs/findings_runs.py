@@ -62,12 +62,12 @@ def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def answer(*parts: str | None) -> str:
     """Join the parts of a section: tables as they are, prose in lines of a page's width."""
-    written = (
-        part if part.startswith(("|", "![")) else fill(part, 120, break_long_words=False, break_on_hyphens=False)
-        for part in parts
-        if part
-    )
-    return "\n\n".join(written)
+    return "\n\n".join(part if part.startswith(("|", "![")) else lines(part) for part in parts if part)
+
+
+def lines(prose: str, indent: str = "") -> str:
+    """Break prose into lines of a page's width, all but the first indented."""
+    return fill(prose, 120, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
 
 
 def figure(run: str, name: str, caption: str) -> str:

@@ -20,9 +20,9 @@ def section_concentration() -> str:
         shares[run.name] = [with_interval(single.loc[n], "share") if n in single.index else None for n in COUNTS]
         sizes[run.name] = f"{prompts_of(run)} × {group_size(run)}"
     return answer(
-        f"**{'Few' if all(found[-1] and found[-1][1] > 0.5 for found in shares.values()) else 'Many'}.** The "
-        f"heaviest 16 tokens of a completion hold {in_percent([found[-1] for found in shares.values()])} of "
-        f"Σ‖s_t‖², the heaviest alone {in_percent([found[0] for found in shares.values()])}."
+        f"**{'Few' if all(found[-1] and found[-1][1] > 0.5 for found in shares.values()) else 'Many'}: the heaviest 16 "
+        f"tokens of a completion hold {in_percent([found[-1] for found in shares.values()])} of it.** The energy is "
+        f"Σ‖s_t‖²; the heaviest alone holds {in_percent([found[0] for found in shares.values()])}."
         if shares
         else NO_RUN,
         rows_of(

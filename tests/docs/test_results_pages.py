@@ -51,19 +51,52 @@ def test_nothing_is_claimed_without_a_run(claims, no_figures):
         assert one.found is exact or (verdict.startswith("not resolved") and "not run" in number), one.claim
 
 
-def test_what_the_metric_changes_follows_its_tables(claims, no_figures):
-    (no_figures / "embedded_metric").mkdir()
-    rows = []
-    for metric, alpha, ratio in ((claims.EUCLIDEAN, 0.5, 0.8), (claims.ADAM, 0.9, 1.3)):
+def commit_metrics(folder: Path, alphas: tuple[float, float], ratios: tuple[float, float], prompts: float) -> None:
+    """Write a sweep over both metrics; in Adam's so many prompts carry the variance."""
+    rows, blocks = [], []
+    for metric, alpha, ratio, effective in zip(
+        ("euclidean", "adam(eps=1e-5)"), alphas, ratios, (90.0, prompts), strict=True
+    ):
         for label, matched in (("rloo", 1.0), ("reinforce", ratio), ("grpo", 2.0)):
-            entry = {"measurement.metric": metric, "estimator": label}
+            entry = {"measurement.metric": metric, "estimator": label, "n_effective_prompts": effective}
             for name, value in (("alpha", alpha), ("matched_ratio", matched)):
                 entry |= {name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.1}
             rows.append(entry)
-    pd.DataFrame(rows).to_csv(no_figures / "embedded_metric" / "sweep.csv")
+        for block, share in (("layers.0", 0.2), ("layers.1", 0.3), ("head", 0.5)):
+            blocks.append({"measurement.metric": metric, "block": block, "share_of_sq_norm": share})
+    folder.mkdir()
+    pd.DataFrame(rows).to_csv(folder / "sweep.csv")
+    pd.DataFrame(blocks).to_csv(folder / "blocks.csv")
+
+
+def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
+    commit_metrics(no_figures / "embedded_metric", (0.5, 0.9), (0.8, 1.3), 90.0)
     verdict, number = claims.of_metric()
     assert verdict == "fails for α; fails for reinforce"
     assert "α 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00]; REINFORCE 0.80 [0.70, 0.90] and 1.30 [1.20, 1.40]" in number
+    said = " ".join(alpha.section_metric().split())
+    assert said.startswith("**Yes: it is 0.50 [0.40, 0.60] in the Euclidean, 0.90 [0.80, 1.00] in Adam's (embedded")
+    assert "turns for reinforce (embedded, 2–3 steps)" in said
+    assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 50% | 1.30 [1.20, 1.40] | not resolved |" in said
+
+
+def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, no_figures):
+    commit_metrics(no_figures / "embedded_metric", (0.5, 0.6), (0.8, 1.3), 1.0)
+    assert claims.of_metric()[0] == "not resolved; no ranking turns"
+    said = " ".join(alpha.section_metric().split())
+    assert said.startswith("**Not measurably.**")
+    assert "No ranking of baselines turns." in said
+    assert "| Adam, ε = 1e-5 | 0.60 [0.50, 0.70] | 50% | not resolved | not resolved |" in said
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"), [((0.8, 0.7), "holds"), ((0.8, 1.0), "not resolved"), ((1.2, 1.3), "fails")]
+)
+def test_a_correction_is_judged_by_every_cell(claims, no_figures, ratios, verdict):
+    (no_figures / "embedded_mismatch").mkdir()
+    frame = pd.DataFrame({"cell": ["a", "b"], "estimator": "recipe:tis", **with_ends("matched_ratio", [*ratios], 0.1)})
+    frame.to_csv(no_figures / "embedded_mismatch" / "sweep.csv", index=False)
+    assert claims.of_correction()[0] == verdict
 
 
 @pytest.mark.parametrize(
@@ -128,6 +161,25 @@ def test_sections_of_findings_have_one_table_and_one_figure(findings):
         assert blocks[0].startswith("**"), blocks[0]  # the answer comes first
 
 
+def test_the_page_begins_with_the_answer_of_each_section(findings):
+    page = findings.render()
+    short = " ".join(page.split("\n## ")[0].split())
+    for title, section in findings.SECTIONS:
+        assert f"[{title}](#{findings.anchor(title)}) {findings.verdict(section())}" in short
+    assert findings.anchor("Is the mean, of α, the group's centre?") == "is-the-mean-of-α-the-groups-centre"
+
+
+def test_what_is_left_to_gain_is_relative_to_rloo(findings, no_figures):
+    commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6))
+    rows = pd.DataFrame({"estimator": ["learned shift", "rloo"]})
+    for name, rloo in (("ratio_to_learned", (1.25, 1.0, 2.0)), ("ratio", (1.0, 0.8, 1.25))):
+        for end, value in zip(("", "_simultaneous_low", "_simultaneous_high"), rloo, strict=True):
+            rows[f"{name}{end}"] = [9.0, value]
+    rows.to_csv(no_figures / "smollm2" / "tables" / "optimal_baselines.csv", index=False)
+    said = " ".join(findings.left_to_gain().split())
+    assert "0.80 [0.50, 1.00] for the best, 1.00 [0.80, 1.25] for measured norms as weights (SmolLM2, sums)" in said
+
+
 def test_no_question_is_answered_without_a_run(findings, alpha, runs, no_figures):
     for _, section in findings.SECTIONS:
         said = " ".join(section().split())
@@ -180,8 +232,8 @@ def test_alpha_along_long_traces_is_stated_as_its_table_gives_it(alpha, no_figur
     ("ratios", "verdict"),
     [
         # The second is lower, but the first is surely below 1.
-        ([0.85, 1.0, 0.8], "a shift lowers the noise in SmolLM2, sums."),
-        ([0.95, 1.0, 0.8], "no shift lowers the noise."),
+        ([0.85, 1.0, 0.8], "**Nearly: a shift has 0.85 [0.75, 0.95] of the noise in SmolLM2, sums.**"),
+        ([0.95, 1.0, 0.8], "**Yes, as far as is resolved.**"),
     ],
 )
 def test_a_shift_counts_by_intervals_for_all_values_at_once(findings, no_figures, ratios, verdict):
@@ -199,7 +251,7 @@ def test_a_shift_counts_by_intervals_for_all_values_at_once(findings, no_figures
     said = " ".join(findings.section_centre().split())
     assert verdict in said
     assert "0.05 [≤ −0.5, 0.2]" in said
-    assert "No best δ off 0 is resolved" in said
+    assert "no best δ off 0 is resolved" in said
 
 
 def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
@@ -210,7 +262,7 @@ def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
         commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=frame)
     said = findings.section_standardising()
     assert "| SmolLM2, sums | not resolved | ≤ 0.006 |" in said
-    assert "a bias is resolved in Qwen-0.5B, MAWPS." in " ".join(said.split())
+    assert said.startswith("**Yes: a bias is resolved in Qwen-0.5B, MAWPS.**")
 
 
 def test_a_row_that_was_not_compared_is_not_called_unresolved(findings, runs, no_figures):

@@ -128,11 +128,6 @@ def test_the_committed_intervals_cover(table):
     np.testing.assert_allclose(table[["coverage", "below", "above"]].sum(axis=1), 1.0)
 
 
-def test_the_page_shows_the_committed_table(table):
-    page = exponents.PAGE.read_text(encoding="utf-8")
-    assert exponents.with_table(page, table) == page
-
-
 @pytest.mark.parametrize(("exact", "side"), [(0.1, "coverage"), (-0.7, "above"), (0.9, "below")])
 def test_a_miss_has_a_side(exact, side):
     lowest = 0.1 + 0.3 * np.random.default_rng(0).normal(size=100)
@@ -153,8 +148,6 @@ def test_a_row_states_its_population():
     assert drawn == [20] * 4
     assert (row["population"], row["group_size"], row["n_prompts"], row["exact"]) == ("tiny", 3, 20, 0.1)
     assert row["coverage"] + row["below"] + row["above"] == pytest.approx(1.0)
-    text = exponents.markdown(pd.DataFrame([row | {"coverage": 0.95, "student": 0.9}]))
-    assert text.endswith("| tiny | 0.100 | 0.950 (0.900) |")
 
 
 FEWER = 100
