@@ -2,8 +2,7 @@
 
 Groups of three are drawn from the enumerated policy of coverage.py, two of each prompt where variance is split within
 and between prompts; tokens for the excluded temperatures from softmax distributions; lengths and norms for plans of α
-as in coverage.py. Writes figures/statistics/coverage_others.csv; ``python benchmarks/coverage_page.py`` puts it into
-docs/statistics.md.
+as in coverage.py. Writes figures/statistics/coverage_others.csv.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ HOLDS, FAILS, OPEN = "holds", "fails", "not resolved"
 HEAD = """# Claims
 
 Claims of the literature, and what the committed runs say of each. Numbers are relative noise unless named; brackets are
-95 % intervals over prompts. The policies are [small](findings.md#the-runs): the page shows how a claim is checked on
-any run, and decides none for large models.
+95 % intervals over prompts. The policies are [small](findings.md#the-runs), and decide nothing for large models.
 """
 
 
@@ -151,9 +150,9 @@ def of_metric() -> tuple[str, str]:
     turning = turned(found)
     return (
         OPEN if alike else f"{FAILS} for α"
-    ) + f"; {f'{FAILS} for ' + ', '.join(turning) if turning else 'no ranking turns'}", (
+    ) + f"; {f'{FAILS} for ' + ', '.join(turning) if turning else 'no turn of a ranking is resolved'}", (
         f"Euclidean and `{ADAM}`: α {shown(plain.alpha)} and {shown(adam.alpha)}; REINFORCE "
-        f"{shown(plain.noise['reinforce'])} and {shown(adam.noise['reinforce'])}"
+        f"{shown(plain.noise['reinforce'], OPEN)} and {shown(adam.noise['reinforce'], OPEN)}"
     )
 
 
@@ -166,7 +165,7 @@ def of_correction() -> tuple[str, str]:
     found = {name: with_interval(rows.loc[name], "matched_ratio") for name in rows.index}
     verdicts = {below_one(triple) for triple in found.values()}
     return verdicts.pop() if len(verdicts) == 1 else OPEN, "; ".join(
-        f"{shown(triple)} at {name}" for name, triple in found.items()
+        f"{shown(triple, OPEN)} at {name}" for name, triple in found.items()
     )
 
 
@@ -243,11 +242,11 @@ CLAIMS = [
         "embedded_metric/measurement_metric.png",
     ),
     Claim(
-        "Truncating the token ratios of sampler and trainer (TIS) lowers the noise of the ratio of completions",
+        "Ratios of tokens, capped at 2 (TIS), in place of the ratio of the completion lower the noise of a mismatch",
         "Yao et al. 2025",
         of_correction,
         "gradstats run embedded_mismatch",
-        "embedded_mismatch/behaviour_policy_dtype.png",
+        "embedded_mismatch/cell.png",
     ),
     Claim(
         "α does not depend on the sampling temperature",

@@ -67,9 +67,10 @@ COMPARED = (
 )
 HEAD = """# Findings
 
-Relative noise is the samples for equal noise, those of RLOO = 1 ([words](read_results.md)); brackets are 95 % intervals
-over prompts; a difference is stated only where its interval excludes zero. [Details](findings_details.md) has what is
-not resolved.
+Relative noise is the number of samples for equal noise, relative to RLOO ([definitions](read_results.md)). Brackets are
+95 % intervals over prompts; a difference is stated only where its interval excludes zero;
+[details](findings_details.md) has what is not resolved. [The runs](#the-runs) are of Qwen2.5-Coder and SmolLM2, and of
+*embedded*, a policy of a million parameters that ships with the package.
 """
 DETAILS_HEAD = """# Findings: details
 
@@ -93,7 +94,7 @@ def anchor(title: str) -> str:
 def verdict(said: str) -> str:
     """Return the answer that a section begins with, in bold."""
     found = re.match(r"\*\*(.+?)\*\*", said, re.DOTALL)
-    return " ".join(found[1].split()) if found else said
+    return " ".join((found[1] if found else said.split("\n\n")[0]).split())
 
 
 def render_details() -> str:
@@ -138,7 +139,7 @@ def section_runs() -> str:
         f"These models have at most {largest} parameters, on problems of one kind each: they show what holds for "
         f"them, and "
         "do not decide for others. Qwen is Qwen2.5-Coder-Instruct, SmolLM2 the 135M-Instruct, both from 4-bit files, "
-        "dequantised; *embedded* is the policy that ships with the package. "
+        "dequantised. "
         + (
             f"In {one_of(few, len(rows))} fewer than {ENOUGH_PROMPTS} effective prompts carry the variance: "
             f"intervals of "
@@ -169,9 +170,9 @@ def section_noise() -> str:
     ]
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**{'Hardly any fewer' if len(gains) < 2 else 'Some need fewer'} than RLOO: of baselines that leave the "
-        f"completion's own reward out, {f'only {gains[0]}' if len(gains) == 1 else ', '.join(gains) or 'none'} lies "
-        f"below it.** REINFORCE, without a baseline, needs more in {one_of(worse, len(runs)) or 'none'}."
+        f"**{'Hardly any fewer' if len(gains) < 2 else 'Some need fewer'} than RLOO: of the rows below, resolved below "
+        f"1 is {', '.join(gains) or 'none'}.** REINFORCE, without a baseline, needs more in "
+        f"{one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
         rows_of(
@@ -195,23 +196,20 @@ def section_noise() -> str:
 
 
 def left_to_gain() -> str | None:
-    """State how far learned baselines and the oracle of measured norms are from RLOO."""
+    """State the relative noise of the best learned baseline."""
     said = []
     for run in committed():
         frame = table(run.folder, "tables/optimal_baselines")
         if frame is None:
             continue
         row = frame[frame["estimator"] == RLOO].iloc[0]
-        learned, oracle = (
-            shown((1.0 / row[name], 1.0 / row[f"{name}_simultaneous_high"], 1.0 / row[f"{name}_simultaneous_low"]))
-            for name in ("ratio_to_learned", "ratio")
-        )
-        said.append(f"{learned} for the best, {oracle} for measured norms as weights ({run.name})")
+        ends = (row[f"ratio_to_learned{end}"] for end in ("", "_simultaneous_high", "_simultaneous_low"))
+        said.append(f"{shown(tuple(1.0 / end for end in ends))} in {run.name}")
     if not said:
         return None
     return (
-        f"With exponent, shift or mixture learned on the other prompts: {'; '.join(said)}; `gradstats ask RUN "
-        "optimal_baselines`."
+        "The best of three baselines whose exponent, shift or mixture is learned on the other prompts has "
+        f"{'; '.join(said)}, by intervals for all at once (`gradstats ask RUN optimal_baselines`)."
     )
 
 
@@ -265,9 +263,15 @@ def section_exponent() -> str:
         rows += [] if (curve := along(run, EXPONENT)) is None else [(run.name, lowest(*curve))]
         fitted += [] if at_fitted is None else [(run.name, at_fitted)]
         published += [] if at_published is None else [(run.name, at_published)]
+    lower, higher = (
+        [name for name, ratio in (*fitted, *published) if excludes(ratio, 1.0) and (ratio[0] < 1.0) == below]
+        for below in (True, False)
+    )
+    said = f"Yes, in {', '.join(lower)}" if lower else "Not measurably"
+    said += f"; it raises the noise in {', '.join(higher)}" if higher else ""
     return answer(
-        f"**Not measurably.** With the own sample left out, length weights at α within prompts {verdict_of(fitted)}; "
-        f"at 0.8 they {verdict_of(published)}. {own_sample_included()}",
+        f"**{said}.** With the own sample left out, length weights at α within prompts {verdict_of(fitted)}; at 0.8 "
+        f"they {verdict_of(published)}. {own_sample_included()}",
         rows_of(("run", "best exponent"), rows),
         'Repeat: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`. The best exponent is chosen on '
         "the completions that are compared.",
@@ -309,12 +313,16 @@ def section_centre() -> str:
         gain = ("—", "—") if none else (number_alone(surest["value"]), shown(ratio))
         rows.append((run.name, lowest(found, points), *gain))
         off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
-        gains += [f"{shown(ratio)} of the noise in {run.name}"] if is_below(ratio) else []
+        gains += [f"δ = {number_alone(surest['value'])} has {shown(ratio)} in {run.name}"] if is_below(ratio) else []
     return answer(
         (
-            (f"**Nearly: a shift has {' and '.join(gains)}.**" if gains else "**Yes, as far as is resolved.**")
-            + " The baseline is the mean of the other completions plus δ; "
-            + (f"the best δ is off 0 in {one_of(off, len(rows))}." if off else "no best δ off 0 is resolved.")
+            (
+                f"**Nearly: {', '.join(gains)}.**"
+                if gains
+                else f"**{'Nearly' if off else 'Yes'}, as far as is resolved.**"
+            )
+            + " The baseline is the mean of the other completions plus δ; the best δ "
+            + (f"differs from 0 in {one_of(off, len(rows))}." if off else "is not shown to differ from 0.")
         )
         if rows
         else NO_RUN,
@@ -337,7 +345,7 @@ def section_standardising() -> str:
         rows.append((run.name, at_least(cosine), bounded_bias(share)))
         costs.append((run.name, ratio))
         clear += [run.name] if share is not None and share[1] > 0.0 else []
-    turned = f"a bias is resolved in {one_of(clear, len(rows))}" if clear else "no bias is resolved in any run"
+    turned = f"a bias is resolved in {one_of(clear, len(rows))}" if clear else "no bias is resolved where it is known"
     return answer(
         f"**{'Yes' if clear else 'Not measurably'}: {turned}.** Dividing by the standard deviation of the group "
         "weights easy and hard prompts more ([claims](claims.md)), which can turn the gradient. GRPO's weights "
@@ -388,21 +396,24 @@ def section_mismatch() -> str:
     said += f"; {', '.join(higher).lower()} raises it" if higher else ""
     said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
     return answer(
-        f"**{'In part' if lower else 'Not on the embedded policy'}.** Of its completions drawn "
-        f"{' or '.join(MISMATCHES.values())}, {said}",
+        f"**{'In part' if lower else 'Not measurably, in embedded'}.** On completions drawn in bfloat16, or by the "
+        f"checkpoint eight steps earlier, {said}",
         rows_of(
-            ("RLOO with", *(f"{quantity}, {name}" for name in MISMATCHES.values() for quantity in ("noise", "bias"))),
+            (
+                "RLOO, over that with the ratio",
+                *(f"{quantity}, {name}" for name in MISMATCHES.values() for quantity in ("noise", "bias")),
+            ),
             [
                 (
                     names[label],
                     *(text for noise, bias in values for text in (shown(noise, UNRESOLVED), bounded_bias(bias))),
                 )
                 for label, values in found.items()
-                if label not in ("recipe:mis", "recipe:worst_token_rs")  # as IcePop and no correction
+                # As TIS, but for the third digit, and as no correction.
+                if label not in ("recipe:icepop", "recipe:mis", "recipe:worst_token_rs")
             ],
         ),
-        "Bias as above. Repeat: `gradstats run embedded_mismatch`. Large models in servers of low precision are not "
-        "measured.",
+        "Repeat: `gradstats run embedded_mismatch`. Large models in servers of low precision are not measured.",
     )
 
 
@@ -430,7 +441,7 @@ def section_group_size() -> str:
             cells.append("—" if chosen.empty else shown(found, UNRESOLVED))
             if found is not None and excludes(widened(found, simultaneous(len(labels))), sizes[name]):
                 off.setdefault(name, []).append(in_words(label))
-        if len({*cells} - {"—"}) > 1:  # not N by definition
+        if not all(text in ("—", str(sizes[name])) for text, name in zip(cells, tables, strict=True)):  # by definition
             rows.append((in_words(label), *cells))
     return answer(
         "The group size at which RLOO, at the same total of completions, is as noisy as each baseline with N "
@@ -461,10 +472,7 @@ def costs() -> str:
     return answer(
         rows_of(("run", "hours", "memory, GiB"), rows),
         "Hours of sampling and measuring on two cores; 2 × means two parts of one thread each. Memory is the most "
-        "that the "
-        "system counted for a process (GNU time). The 4-bit files of Qwen hold the output matrix apart from the "
-        "embedding, "
-        "and both are parameters here.",
+        "that the system counted for a process (GNU time).",
         "No run used a GPU, weights in full precision, or the weights of the published points. Their setting, "
         "`gradstats "
         f"run alpha_r1_distill`, would take about {hours:.1f} hours on two cores, if time is proportional to length.",

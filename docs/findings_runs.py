@@ -29,11 +29,11 @@ class Run(NamedTuple):
 
 #: In the order of the tables; the first committed one has its figures on the page.
 RUNS = (
-    Run("qwen_mawps", "Qwen-0.5B, MAWPS", "qwen_mawps_tokens"),
-    Run("qwen_gsm8k", "Qwen-0.5B, GSM8K"),
-    Run("qwen_1_5b", "Qwen-1.5B, GSM8K"),
-    Run("smollm2", "SmolLM2, sums"),
-    Run("embedded_resolved", "embedded, 2–3 steps"),
+    Run("qwen_mawps", "Qwen-0.5B on MAWPS", "qwen_mawps_tokens"),
+    Run("qwen_gsm8k", "Qwen-0.5B on GSM8K"),
+    Run("qwen_1_5b", "Qwen-1.5B on GSM8K"),
+    Run("smollm2", "SmolLM2 on sums"),
+    Run("embedded_resolved", "embedded at 2–3 steps"),
     Run("embedded", "embedded", "embedded_tokens"),
 )
 #: Folder → most memory of each process, GiB, as the system counted it.

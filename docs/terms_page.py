@@ -15,7 +15,7 @@ PAGE = Path(__file__).with_name("read_results.md")
 EXPLAINED_ABOVE = (
     "relative noise, matched ratio", "bias, matched bias", "critical batch, noise-to-signal", "α, length exponent",
     "α within prompts", "best set", "clustered interval", "not resolved", "own-sample", "ratios of all rows",
-    "effective prompts", "tr Cov", "sketch", "score", "cosine", "off-policy", "ratio", "signal, ‖E ĝ‖²",
+    "effective prompts", "tr Cov", "sketch", "score",
 )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ def commit_metrics(folder: Path, alphas: tuple[float, float], ratios: tuple[floa
     ):
         for label, matched in (("rloo", 1.0), ("reinforce", ratio), ("grpo", 2.0)):
             entry = {"measurement.metric": metric, "estimator": label, "n_effective_prompts": effective}
+            entry |= {"n_prompts": 9, "n_completions": 72}
             for name, value in (("alpha", alpha), ("matched_ratio", matched)):
                 entry |= {name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.1}
             rows.append(entry)
@@ -75,17 +76,18 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
     assert verdict == "fails for α; fails for reinforce"
     assert "α 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00]; REINFORCE 0.80 [0.70, 0.90] and 1.30 [1.20, 1.40]" in number
     said = " ".join(alpha.section_metric().split())
-    assert said.startswith("**Yes: it is 0.50 [0.40, 0.60] in the Euclidean, 0.90 [0.80, 1.00] in Adam's (embedded")
-    assert "turns for reinforce (embedded, 2–3 steps)" in said
+    assert said.startswith("**Yes: it is 0.50 [0.40, 0.60] in the Euclidean metric, 0.90 [0.80, 1.00] in Adam's (emb")
+    assert "turns for reinforce (embedded at 2–3 steps, 9 × 8)" in said
     assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 50% | 1.30 [1.20, 1.40] | not resolved |" in said
 
 
 def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, no_figures):
     commit_metrics(no_figures / "embedded_metric", (0.5, 0.6), (0.8, 1.3), 1.0)
-    assert claims.of_metric()[0] == "not resolved; no ranking turns"
+    assert claims.of_metric()[0] == "not resolved; no turn of a ranking is resolved"
+    assert claims.of_metric()[1].endswith("REINFORCE 0.80 [0.70, 0.90] and not resolved")
     said = " ".join(alpha.section_metric().split())
     assert said.startswith("**Not measurably.**")
-    assert "No ranking of baselines turns." in said
+    assert "No turn of a ranking is resolved." in said
     assert "| Adam, ε = 1e-5 | 0.60 [0.50, 0.70] | 50% | not resolved | not resolved |" in said
 
 
@@ -161,23 +163,23 @@ def test_sections_of_findings_have_one_table_and_one_figure(findings):
         assert blocks[0].startswith("**"), blocks[0]  # the answer comes first
 
 
-def test_the_page_begins_with_the_answer_of_each_section(findings):
-    page = findings.render()
-    short = " ".join(page.split("\n## ")[0].split())
-    for title, section in findings.SECTIONS:
-        assert f"[{title}](#{findings.anchor(title)}) {findings.verdict(section())}" in short
-    assert findings.anchor("Is the mean, of α, the group's centre?") == "is-the-mean-of-α-the-groups-centre"
+def test_the_page_begins_with_the_answer_of_each_section(findings, monkeypatch):
+    sections = (("Is α, of a group's?", lambda: "**Yes: 3\nof 4.** More."), ("Open?", lambda: "No run.\n\n| a |"))
+    monkeypatch.setattr(findings, "SECTIONS", sections)
+    short, first, second, _ = findings.render().split("\n## ")
+    assert short.endswith("- [Is α, of a group's?](#is-α-of-a-groups) Yes: 3 of 4.\n- [Open?](#open) No run.\n")
+    assert first == "Is α, of a group's?\n\n**Yes: 3\nof 4.** More.\n"
+    assert second == "Open?\n\nNo run.\n\n| a |\n"
 
 
 def test_what_is_left_to_gain_is_relative_to_rloo(findings, no_figures):
     commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6))
     rows = pd.DataFrame({"estimator": ["learned shift", "rloo"]})
-    for name, rloo in (("ratio_to_learned", (1.25, 1.0, 2.0)), ("ratio", (1.0, 0.8, 1.25))):
-        for end, value in zip(("", "_simultaneous_low", "_simultaneous_high"), rloo, strict=True):
-            rows[f"{name}{end}"] = [9.0, value]
+    for end, value in zip(("", "_simultaneous_low", "_simultaneous_high"), (1.25, 1.0, 2.0), strict=True):
+        rows[f"ratio_to_learned{end}"] = [9.0, value]
     rows.to_csv(no_figures / "smollm2" / "tables" / "optimal_baselines.csv", index=False)
     said = " ".join(findings.left_to_gain().split())
-    assert "0.80 [0.50, 1.00] for the best, 1.00 [0.80, 1.25] for measured norms as weights (SmolLM2, sums)" in said
+    assert "has 0.80 [0.50, 1.00] in SmolLM2 on sums, by intervals for all at once" in said
 
 
 def test_no_question_is_answered_without_a_run(findings, alpha, runs, no_figures):
@@ -199,8 +201,8 @@ def test_policies_are_compared_with_others_only_and_by_their_difference(alpha, r
     commit(no_figures, "smollm2", "two", (0.66, 0.57, 0.75))
     said = alpha.details_of_alpha()
     assert "α differs in 1 of 6 pairs" in " ".join(said.split())
-    assert "| Qwen-0.5B, MAWPS − SmolLM2, sums | −0.16 [−0.29, −0.03] |" in said
-    assert "| Qwen-0.5B, GSM8K − Qwen-1.5B, GSM8K, paired | 0.25" in said
+    assert "| Qwen-0.5B on MAWPS − SmolLM2 on sums | −0.16 [−0.29, −0.03] |" in said
+    assert "| Qwen-0.5B on GSM8K − Qwen-1.5B on GSM8K, paired | 0.25" in said
     assert runs.apart((1.0, 0.7, 1.1), (0.0, -0.1, 0.4)) == pytest.approx((1.0, 0.5, 1.0 + 0.2**0.5 * 0.1**0.5))
 
 
@@ -212,7 +214,7 @@ def test_a_gap_between_blocks_counts_by_simultaneous_intervals(alpha, no_figures
         frame["share_of_sq_norm"] = 0.05
         frame.loc[20] = ["final norm", 0.0, -0.1, 0.1, 1e-4]  # too small to count
         commit(no_figures, run, run, (0.5, 0.4, 0.6), alpha_by_block=frame)
-    assert alpha.differing_blocks() == ["`layers.0` 0.50 and `layers.19` 0.85 in SmolLM2, sums"]
+    assert alpha.differing_blocks() == ["`layers.0` 0.50 and `layers.19` 0.85 in SmolLM2 on sums"]
 
 
 def test_alpha_along_long_traces_is_stated_as_its_table_gives_it(alpha, no_figures):
@@ -232,7 +234,7 @@ def test_alpha_along_long_traces_is_stated_as_its_table_gives_it(alpha, no_figur
     ("ratios", "verdict"),
     [
         # The second is lower, but the first is surely below 1.
-        ([0.85, 1.0, 0.8], "**Nearly: a shift has 0.85 [0.75, 0.95] of the noise in SmolLM2, sums.**"),
+        ([0.85, 1.0, 0.8], "**Nearly: δ = −0.5 has 0.85 [0.75, 0.95] in SmolLM2 on sums.**"),
         ([0.95, 1.0, 0.8], "**Yes, as far as is resolved.**"),
     ],
 )
@@ -251,7 +253,7 @@ def test_a_shift_counts_by_intervals_for_all_values_at_once(findings, no_figures
     said = " ".join(findings.section_centre().split())
     assert verdict in said
     assert "0.05 [≤ −0.5, 0.2]" in said
-    assert "no best δ off 0 is resolved" in said
+    assert "the best δ is not shown to differ from 0." in said
 
 
 def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
@@ -261,8 +263,8 @@ def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
         frame = pd.DataFrame(row | {"matched_bias_share_low": [low], "matched_bias_share_high": [0.006]})
         commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=frame)
     said = findings.section_standardising()
-    assert "| SmolLM2, sums | not resolved | ≤ 0.006 |" in said
-    assert said.startswith("**Yes: a bias is resolved in Qwen-0.5B, MAWPS.**")
+    assert "| SmolLM2 on sums | not resolved | ≤ 0.006 |" in said
+    assert said.startswith("**Yes: a bias is resolved in Qwen-0.5B on MAWPS.**")
 
 
 def test_a_row_that_was_not_compared_is_not_called_unresolved(findings, runs, no_figures):
@@ -297,3 +299,29 @@ def test_runs_are_named_or_counted(runs):
     assert runs.one_of(["a", "b"], 4) == "a and b"
     assert runs.one_of(["a", "b", "c"], 4) == "3 of 4 runs"
     assert runs.one_of(["a", "b"], 2) == "all 2 runs"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [
+        (0.8, "**Yes, in SmolLM2 on sums.**"),
+        (1.0, "**Not measurably.**"),
+        (1.2, "**Not measurably; it raises the noise"),
+    ],
+)
+def test_whether_the_exponent_helps_follows_the_interval(findings, no_figures, ratio, verdict):
+    frame = pd.DataFrame(
+        {"estimator": [findings.FITTED], "group_size": [4], **with_ends("matched_ratio", [ratio], 0.1)}
+    )
+    commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6), variance=frame)
+    assert findings.section_exponent().startswith(verdict)
+
+
+def test_of_group_sizes_only_those_by_definition_are_left_out(findings, no_figures):
+    sizes = {"equivalent_group_size": [4.0, 3.0], "equivalent_group_size_low": [4.0, 2.5]}
+    frame = pd.DataFrame({"estimator": ["group_mean", "reinforce"], "group_size": 4, **sizes})
+    frame["equivalent_group_size_high"] = [4.0, 3.5]
+    commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6), equivalent_group_size=frame)
+    said = findings.section_group_size()
+    assert "| REINFORCE | 3.00 [2.50, 3.50] |" in said
+    assert "group mean" not in said
