@@ -263,11 +263,11 @@ CLAIMS = [
         "embedded_cap/sampling_max_new_tokens.png",
     ),
     Claim(
-        "Completions become longer over training (here: imitation, not reinforcement)",
+        "Completions become longer over reinforcement learning",
         "DeepSeek-AI 2025, 2501.12948",
-        lambda: of_sweep("embedded_training", "mean_length", 1, "tokens"),
-        "gradstats run embedded_training",
-        "embedded_training/policy_revision.png",
+        lambda: of_sweep("embedded_reinforced", "mean_length", 1, "tokens"),
+        "gradstats run embedded_reinforced",
+        "embedded_reinforced/policy_name.png",
     ),
 ]
 

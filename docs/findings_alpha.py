@@ -75,8 +75,8 @@ def section_alpha() -> str:
     rows, differing = [], []
     for run in committed():
         found = numbers(run.folder, "alpha") or {}
-        within, mean = (with_interval(found.get(key) or {}, "alpha") for key in ("within_prompt", "mean_scaling"))
-        rows.append((run.name, shown(alphas[run.name]), *(shown(one, "—") for one in (within, mean))))
+        within = with_interval(found.get("within_prompt") or {}, "alpha")
+        rows.append((run.name, shown(alphas[run.name]), shown(within, "—")))
         if excludes(difference := with_interval(found.get("within_between") or {}, "difference"), 0.0):
             differing.append(f"{run.name} (by {shown(difference)})")
     blocks = differing_blocks()
@@ -85,9 +85,8 @@ def section_alpha() -> str:
         (f"**No: in one model it differs between blocks, {blocks[0]}.** " if blocks else "**Not refuted.** ")
         + f"Runs have {alphas[low][0]:.2f} ({low}) to {alphas[high][0]:.2f} ({high}); {CLAIMED:g} lies outside the "
         f"interval in {one_of(excluded, len(alphas)) or 'no run'}. "
-        + (f"It differs between and within prompts in {' and '.join(differing)}. " if differing else "")
-        + temperature_phrase(),
-        rows_of(("run", "α", "α within prompts", "for length weights (mean ‖S‖²)"), rows),
+        + (f"It differs between and within prompts in {' and '.join(differing)}." if differing else ""),
+        rows_of(("run", "α", "α within prompts"), rows),
         f"Repeat: `gradstats alpha RUN`. {lengths_sentence()}",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length ({first.name})"),
     )
@@ -154,7 +153,7 @@ def section_metric() -> str:
     for found in sweeps.values():
         name, plain, adam = found[EUCLIDEAN].name, found[EUCLIDEAN].alpha, found[ADAM].alpha
         if plain[2] < adam[1] or adam[2] < plain[1]:
-            differing.append(f"{shown(plain)} in the Euclidean metric, {shown(adam)} in Adam's ({name})")
+            differing.append(f"{plain[0]:.2f} in the Euclidean, {adam[0]:.2f} in Adam's metric ({name})")
         turning += [f"{label} ({name})" for label in turned(found)]
         for metric, one in found.items():
             noise = (shown(one.noise.get(label), UNRESOLVED) for label in ("reinforce", "token_mean(loo=True)"))
@@ -185,21 +184,6 @@ def differing_blocks() -> list[str]:
         if gap > wider * (high["alpha"] - high["alpha_low"] + low["alpha_high"] - low["alpha"]):
             clear.append(f"`{low['block']}` {low['alpha']:.2f} and `{high['block']}` {high['alpha']:.2f} in {run.name}")
     return clear
-
-
-def temperature_phrase() -> str:
-    """State the largest difference of α between temperatures, where a sweep resolves one."""
-    said = []
-    for name, how in TEMPERATURES:
-        (one, other, difference, pairs), alphas = largest_difference(name)
-        if difference is None or not excludes(difference, 0.0):
-            continue
-        together = "" if excludes(widened(difference, simultaneous(pairs)), 0.0) else ", not for all pairs at once"
-        said.append(
-            f"The embedded policy {how} {other:g} has {alphas[other]:.2f}, at {one:g} {alphas[one]:.2f} "
-            f"(difference {shown(difference)}{together})."
-        )
-    return " ".join(said)
 
 
 def largest_difference(sweep: str) -> tuple[tuple[float, float, Triple | None, int], dict[float, float]]:

@@ -34,6 +34,7 @@ from findings_runs import (
     Run,
     answer,
     committed,
+    figure,
     first_figure,
     hours_of,
     lines,
@@ -68,9 +69,9 @@ COMPARED = (
 HEAD = """# Findings
 
 Relative noise is the number of samples for equal noise, relative to RLOO ([definitions](read_results.md)). Brackets are
-95 % intervals over prompts; a difference is stated only where its interval excludes zero;
-[details](findings_details.md) has what is not resolved. [The runs](#the-runs) are of Qwen2.5-Coder and SmolLM2, and of
-*embedded*, a policy of a million parameters that ships with the package.
+95 % intervals over prompts; a difference is stated only where its interval excludes zero
+([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and *embedded*, a policy of a
+million parameters.
 """
 DETAILS_HEAD = """# Findings: details
 
@@ -114,7 +115,6 @@ def section_runs() -> str:
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
                 f"{float(format(manifest['policy']['n_parameters'] / 1e6, '.3g')):g}",
-                f"{manifest['policy']['temperature']:g}",
                 f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
                 "—" if math.isnan(effective) else f"{effective:.0f}",
                 f"{means['mean_reward']:.2f}",
@@ -127,7 +127,6 @@ def section_runs() -> str:
     header = (
         "run",
         "10⁶ parameters",
-        "temperature",
         "prompts × completions",
         "effective prompts",
         "mean reward",
@@ -164,15 +163,14 @@ def section_noise() -> str:
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
     better = {label: [(name, ratio) for name, ratio in found if is_below(ratio)] for label, found in ratios.items()}
     gains = [
-        f"{in_words(label)} ({'; '.join(f'{shown(ratio)} in {name}' for name, ratio in found)})"
+        f"{in_words(label)} ({'; '.join(f'{ratio[0]:.2f} in {name}' for name, ratio in found)})"
         for label, found in better.items()
         if found
     ]
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**{'Hardly any fewer' if len(gains) < 2 else 'Some need fewer'} than RLOO: of the rows below, resolved below "
-        f"1 is {', '.join(gains) or 'none'}.** REINFORCE, without a baseline, needs more in "
-        f"{one_of(worse, len(runs)) or 'none'}."
+        f"**RLOO, nearly: of the rows below, resolved below 1 is {', '.join(gains) or 'none'}.** REINFORCE is "
+        f"noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
         rows_of(
@@ -313,11 +311,11 @@ def section_centre() -> str:
         gain = ("—", "—") if none else (number_alone(surest["value"]), shown(ratio))
         rows.append((run.name, lowest(found, points), *gain))
         off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
-        gains += [f"δ = {number_alone(surest['value'])} has {shown(ratio)} in {run.name}"] if is_below(ratio) else []
+        gains += [f"{ratio[0]:.2f} in {run.name}"] if is_below(ratio) else []
     return answer(
         (
             (
-                f"**Nearly: {', '.join(gains)}.**"
+                f"**Nearly: a shift has a noise of {', '.join(gains)}.**"
                 if gains
                 else f"**{'Nearly' if off else 'Yes'}, as far as is resolved.**"
             )
@@ -396,24 +394,65 @@ def section_mismatch() -> str:
     said += f"; {', '.join(higher).lower()} raises it" if higher else ""
     said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
     return answer(
-        f"**{'In part' if lower else 'Not measurably, in embedded'}.** On completions drawn in bfloat16, or by the "
+        f"**{'In part' if lower else 'Not measurably'}.** On completions of embedded drawn in bfloat16, or by the "
         f"checkpoint eight steps earlier, {said}",
         rows_of(
-            (
-                "RLOO, over that with the ratio",
-                *(f"{quantity}, {name}" for name in MISMATCHES.values() for quantity in ("noise", "bias")),
-            ),
+            ("noise, over RLOO with the ratio", *MISMATCHES.values()),
             [
-                (
-                    names[label],
-                    *(text for noise, bias in values for text in (shown(noise, UNRESOLVED), bounded_bias(bias))),
-                )
+                (names[label], *(shown(noise, UNRESOLVED) for noise, _ in values))
                 for label, values in found.items()
                 # As TIS, but for the third digit, and as no correction.
                 if label not in ("recipe:icepop", "recipe:mis", "recipe:worst_token_rs")
             ],
         ),
         "Repeat: `gradstats run embedded_mismatch`. Large models in servers of low precision are not measured.",
+    )
+
+
+#: Checkpoints of reinforcement learning, and what is followed along them: its column, row, and name in a table.
+TRAINING = "embedded_reinforced"
+FOLLOWED = (
+    ("mean_reward", RLOO, "mean reward"),
+    ("alpha", RLOO, "α"),
+    ("matched_ratio", "reinforce", "REINFORCE"),
+    ("noise_to_signal", RLOO, "critical batch of RLOO"),
+)
+
+
+def section_training() -> str:
+    """State what changes along reinforcement learning."""
+    frame, differences = table(TRAINING, "sweep"), table(TRAINING, "cell_differences")
+    if frame is None or differences is None:
+        return NO_RUN
+    cells = list(dict.fromkeys(frame["cell"]))
+    steps = [re.sub(r".*-", "", cell) for cell in cells]
+    paired = differences[(differences["cell"] == cells[-1]) & (differences["minus"] == cells[0])].set_index("quantity")
+    columns, changes = {}, {}
+    for column, label, name in FOLLOWED:
+        rows = [row for _, row in frame[frame["estimator"] == label].iterrows()]
+        # A critical batch that is not resolved has a lower end alone.
+        bounds = (f"≥ {float(format(row[f'{column}_low'], '.2g')):g}" for row in rows)
+        columns[name] = [shown(with_interval(row, column), bound) for row, bound in zip(rows, bounds, strict=True)]
+        first, last = rows[0], rows[-1]
+        apart = last[f"{column}_low"] > first[f"{column}_high"] or last[f"{column}_high"] < first[f"{column}_low"]
+        if column in paired.index:
+            apart = excludes(with_interval(paired.loc[column], "difference"), 0.0)
+        if apart:
+            changes[name] = " to ".join(re.sub(r" \[.*", "", columns[name][end]) for end in (0, -1))
+    reward = changes.pop("mean reward", "unresolved")
+    said = ", ".join(f"{name} from {change}" for name, change in changes.items())
+    others = [row for _, row in frame[~frame["estimator"].isin([RLOO, "reinforce"])].iterrows()]
+    below = [
+        f"{in_words(row['estimator'])} at step {steps[cells.index(row['cell'])]}"
+        for row in others
+        if is_below(with_interval(row, "matched_ratio"))
+    ]
+    return answer(
+        f"**{f'Yes: {said}' if changes else 'Not measurably'}.** The embedded policy learned by RLOO for {steps[-1]} "
+        f"steps (mean reward {reward}). Resolved below RLOO at any: {', '.join(below) or 'no estimator'}.",
+        rows_of(("step", *columns), zip(steps, *columns.values(), strict=True)),
+        f"Repeat: `python experiments/reinforce_embedded_policy.py`, `gradstats run {TRAINING}`.",
+        figure(TRAINING, "policy_name", "Along reinforcement learning (embedded)"),
     )
 
 
@@ -480,13 +519,14 @@ def costs() -> str:
 
 
 SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
-    ("Which estimator needs the fewest samples?", section_noise),
+    ("Which estimator is least noisy?", section_noise),
     ("Is α one number?", section_alpha),
     ("Does α depend on the metric?", section_metric),
-    ("Does plugging α into a baseline help?", section_exponent),
-    ("Is the mean of the group the right centre?", section_centre),
+    ("Does α make a better baseline?", section_exponent),
+    ("Is the group mean the right centre?", section_centre),
     ("Does standardising bias the gradient?", section_standardising),
-    ("Does a correction of the sampler's mismatch pay?", section_mismatch),
+    ("Do answers change along training?", section_training),
+    ("Does correcting a mismatch pay?", section_mismatch),
     ("How many tokens carry the energy?", section_concentration),
     ("Is the logit proxy good enough?", section_proxy),
 )

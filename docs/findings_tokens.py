@@ -8,7 +8,7 @@ from findings_runs import NO_RUN, RUNS, UNRESOLVED, Run, answer, figure, rows_of
 
 #: Proxies that need no gradient, and what the page calls them.
 PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π"}
-COUNTS = (1, 4, 16)
+COUNTS = (1, 16)
 
 
 def section_concentration() -> str:
@@ -94,6 +94,5 @@ def section_proxy() -> str:
         if rows
         else NO_RUN,
         rows_of(("run", "proxy", "rank correlation", "error factor", "OTB: proxy over energies"), rows),
-        "Repeat: `gradstats ask RUN tokens`.",
         first_token_figure("proxy", "Logit proxy against measured energy of tokens"),
     )

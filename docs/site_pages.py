@@ -48,7 +48,7 @@ OTHER_CAPTIONS = {
     "monitored": "What the monitor logs along a run of SGD on enumerated policies, with intervals, and exact values.",
     "optimal_baselines": "Published baselines against those of lowest variance, learned on other prompts.",
     "measurement_metric": "The sweep over metrics: α, and relative noise.",
-    "policy_revision": "The checkpoints of a training run: α, length, success, and relative noise.",
+    "policy_name": "Checkpoints of reinforcement learning: α, length, reward, critical batch, and relative noise.",
     "sampling_max_new_tokens": "The sweep over the cap on tokens: α, length, success, and relative noise.",
     "steps": "Steps to a reward against the batch, in prompts and in critical batches; open marks: tuned rates.",
     "sampling_temperature": "The sweep over temperature: α, length, success, and relative noise.",

@@ -127,8 +127,8 @@ def test_an_experiment_that_varies_settings_is_not_run_as_one(tmp_path):
         FileNotFoundError, match="there is no sweep file absent, and none of that name comes with the project"
     ):
         load_sweep("absent")
-    with pytest.raises(FileNotFoundError, match=r": did you mean embedded_training\?"):
-        load_sweep("embeded_training")
+    with pytest.raises(FileNotFoundError, match=r": did you mean embedded_mismatch\?"):
+        load_sweep("embeded_mismatch")
 
 
 @pytest.mark.parametrize("name", shipped_experiments(sweeps=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -76,7 +77,9 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
     assert verdict == "fails for α; fails for reinforce"
     assert "α 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00]; REINFORCE 0.80 [0.70, 0.90] and 1.30 [1.20, 1.40]" in number
     said = " ".join(alpha.section_metric().split())
-    assert said.startswith("**Yes: it is 0.50 [0.40, 0.60] in the Euclidean metric, 0.90 [0.80, 1.00] in Adam's (emb")
+    assert said.startswith(
+        "**Yes: it is 0.50 in the Euclidean, 0.90 in Adam's metric (embedded at 2–3 steps, 9 × 8).**"
+    )
     assert "turns for reinforce (embedded at 2–3 steps, 9 × 8)" in said
     assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 50% | 1.30 [1.20, 1.40] | not resolved |" in said
 
@@ -234,7 +237,7 @@ def test_alpha_along_long_traces_is_stated_as_its_table_gives_it(alpha, no_figur
     ("ratios", "verdict"),
     [
         # The second is lower, but the first is surely below 1.
-        ([0.85, 1.0, 0.8], "**Nearly: δ = −0.5 has 0.85 [0.75, 0.95] in SmolLM2 on sums.**"),
+        ([0.85, 1.0, 0.8], "**Nearly: a shift has a noise of 0.85 in SmolLM2 on sums.**"),
         ([0.95, 1.0, 0.8], "**Yes, as far as is resolved.**"),
     ],
 )
@@ -279,7 +282,7 @@ def test_a_row_that_was_not_compared_is_not_called_unresolved(findings, runs, no
     said = findings.section_noise()
     assert "| REINFORCE | not resolved |" in said
     assert "| GRPO advantage | — |" in said
-    assert "needs more in none" in " ".join(said.split())
+    assert "REINFORCE is noisier in none" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -325,3 +328,30 @@ def test_of_group_sizes_only_those_by_definition_are_left_out(findings, no_figur
     said = findings.section_group_size()
     assert "| REINFORCE | 3.00 [2.50, 3.50] |" in said
     assert "group mean" not in said
+
+
+def test_what_changes_along_training_follows_the_intervals(findings, no_figures):
+    assert findings.section_training() == findings.NO_RUN
+    (no_figures / "embedded_reinforced").mkdir()
+    rows, cells = [], ["name=checkpoint-0", "name=checkpoint-40"]
+    for cell, reward, alpha, noise, critical in zip(
+        cells, (0.5, 0.9), (0.5, 0.6), (1.5, 4.0), ((60.0, 50.0, 70.0), (np.nan, 223.6, np.inf)), strict=True
+    ):
+        for label in ("reinforce", "rloo", "grpo"):
+            values = {"mean_reward": reward, "alpha": alpha, "matched_ratio": noise if label == "reinforce" else 1.0}
+            entry = {"cell": cell, "estimator": label}
+            for name, value in values.items():
+                entry |= {name: value, f"{name}_low": value - 0.2, f"{name}_high": value + 0.2}
+            ends = ("noise_to_signal", "noise_to_signal_low", "noise_to_signal_high")
+            rows.append(entry | dict(zip(ends, critical, strict=True)))
+    pd.DataFrame(rows).to_csv(no_figures / "embedded_reinforced" / "sweep.csv", index=False)
+    paired = {"quantity": ["alpha", "mean_reward"], **with_ends("difference", [0.1, 0.4], 0.11)}
+    differences = pd.DataFrame({"cell": cells[1], "minus": cells[0], **paired})
+    differences.to_csv(no_figures / "embedded_reinforced" / "cell_differences.csv", index=False)
+    said = " ".join(findings.section_training().split())
+    # The paired difference of α holds 0; a critical batch without an upper end is above another one by its lower end.
+    assert said.startswith(
+        "**Yes: REINFORCE from 1.50 to 4.00, critical batch of RLOO from 60 to ≥ 220.** The embedded"
+    )
+    assert "for 40 steps (mean reward 0.50 to 0.90). Resolved below RLOO at any: no estimator." in said
+    assert "| 40 | 0.90 [0.70, 1.10] | 0.60 [0.40, 0.80] | 4.00 [3.80, 4.20] | ≥ 220 |" in said
