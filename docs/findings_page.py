@@ -414,8 +414,8 @@ TRAINING = "embedded_reinforced"
 FOLLOWED = (
     ("mean_reward", RLOO, "mean reward"),
     ("alpha", RLOO, "α"),
-    ("matched_ratio", "reinforce", "REINFORCE"),
-    ("noise_to_signal", RLOO, "critical batch of RLOO"),
+    ("matched_ratio", "reinforce", "noise of REINFORCE"),
+    ("noise_to_signal", RLOO, "critical batch"),
 )
 
 

@@ -351,7 +351,7 @@ def test_what_changes_along_training_follows_the_intervals(findings, no_figures)
     said = " ".join(findings.section_training().split())
     # The paired difference of α holds 0; a critical batch without an upper end is above another one by its lower end.
     assert said.startswith(
-        "**Yes: REINFORCE from 1.50 to 4.00, critical batch of RLOO from 60 to ≥ 220.** The embedded"
+        "**Yes: noise of REINFORCE from 1.50 to 4.00, critical batch from 60 to ≥ 220.** The embedded"
     )
     assert "for 40 steps (mean reward 0.50 to 0.90). Resolved below RLOO at any: no estimator." in said
     assert "| 40 | 0.90 [0.70, 1.10] | 0.60 [0.40, 0.80] | 4.00 [3.80, 4.20] | ≥ 220 |" in said
