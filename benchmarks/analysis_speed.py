@@ -87,8 +87,6 @@ def write_measurement(folder: Path, n_prompts: int, dimension: int) -> None:
 
 def measure(case: str, folder: Path, way: Way, frames: Path | None) -> dict[str, Any]:
     """Processor seconds and peak memory of one case."""
-    import resource
-
     from gradstats.measurement.measurement import read_measurement
     from gradstats.stats.variance import products
 
@@ -104,6 +102,9 @@ def measure(case: str, folder: Path, way: Way, frames: Path | None) -> dict[str,
     if frames is not None:
         frames.mkdir(parents=True, exist_ok=True)
         frame.to_pickle(frames / f"{case.replace(' ', '_')}.pkl")
+    status = Path(
+        "/proc/self/status"
+    ).read_text()  # getrusage begins with the peak of the process that started this one
     return {
         "case": case,
         "scores": way,
@@ -112,7 +113,7 @@ def measure(case: str, folder: Path, way: Way, frames: Path | None) -> dict[str,
         "cpu_seconds": seconds,
         "cpu_seconds_with_reading": time.process_time(),
         "sketches_mib": measured.sketches.nbytes / 2**20,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0,
+        "peak_mib": int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024.0,
         "machine": _machine(),
     }
 

@@ -36,6 +36,7 @@ from gradstats.stats.variance.inputs import (
     pooled,
     prepared_inputs,
     refuse_batch_level,
+    target_estimator,
     target_of,
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
@@ -310,12 +311,23 @@ def variances_by_length(
     pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged)
     bins = equal_count_bins(inputs.batch.lengths, n_bins)
     counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
-    pool.expect(prepared, inside_bins(pool.batch.lengths, bins), [target_of(pool, judged)])
+    inside = inside_bins(pool.batch.lengths, bins)
+    pool.expect([*prepared, *([] if judged.unusable else [target_estimator(judged, pool)])], inside)
+    for whole in prepared:
+        parts = [(part, target_of(pool, judged, part.same_part)) for part in _parts(whole, bins)]
+        pool.form([whole], [of_target for _, of_target in parts], inside)
+        for part, of_target in parts:
+            pool.form([part], [of_target])
     return LengthBinsOfSeveral(
         tuple(
             _split(inputs, pool, one, whole, bins, counts, judged) for one, whole in zip(chosen, prepared, strict=True)
         )
     )
+
+
+def _parts(whole: Weighting, bins: Int[np.ndarray, "bins ends"]) -> list[_OfLengths]:
+    """Return the parts of an estimator in each bin."""
+    return [_OfLengths(whole, float(low), float(high)) for low, high in bins]
 
 
 def _split(
@@ -328,7 +340,7 @@ def _split(
     judged: TargetChoice,
 ) -> LengthBins:
     """Compare the parts of one estimator; ``whole`` is the chosen one with what was prepared for it."""
-    parts = [_OfLengths(whole, float(low), float(high)) for low, high in bins]
+    parts = _parts(whole, bins)
     comparison, _ = compared(inputs, pool, parts, whole, judged)
     silent = None
     if all(row.kept_share.value == 0.0 for row in comparison.rows):

@@ -31,7 +31,14 @@ from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.estimates import KeptShare, kept_share
-from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, refuse_batch_level, target_of
+from gradstats.stats.variance.inputs import (
+    TargetChoice,
+    pooled,
+    prepared_inputs,
+    refuse_batch_level,
+    target_estimator,
+    target_of,
+)
 from gradstats.stats.variance.moments import (
     Groups,
     cross_signal_among,
@@ -41,6 +48,7 @@ from gradstats.stats.variance.moments import (
     split_into_groups,
 )
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
+from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
@@ -254,9 +262,11 @@ def variance_by_success(
     pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged)
     first = groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]
     ends, inside = binned(rates[first], 4 if bins is None else bins)
+    masks = [one[groups.prompt[groups.group]] for one in inside]
+    pool.expect([*prepared, *([] if judged.unusable else [target_estimator(judged, pool)])], masks)
     judge = target_of(pool, judged)
-    pool.expect(prepared, [one[groups.prompt[groups.group]] for one in inside], [judge])
-    if judge.moments is not None:
+    pool.form(prepared, [], masks)
+    if judge.moments is not None and isinstance(pool.scores, PooledProducts):
         of_prepared = [one.moments for one in map(pool.local, prepared) if one.moments is not None]
         form_among(of_prepared, judge.moments, [one for one in inside if one.sum() > 2])
     sizes, spread = groups.sizes, _with_spread(pool)

@@ -428,7 +428,7 @@ def target_of(
 
     Groups of one completion have no baseline: there it is the plain, or weighted, reward.
     """
-    estimator = _target_estimator(choice, pool)
+    estimator = target_estimator(choice, pool)
     if part is not None:
         estimator = part(estimator)
     if choice.unusable:
@@ -439,7 +439,8 @@ def target_of(
     return pool.targets[estimator.label]
 
 
-def _target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weighting:
+def target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weighting:
+    """Return the estimator whose expectation is the target."""
     if choice.kind == "importance":
         return recipes.get("rloo_is", advantage="rloo(off_policy=True, singleton=reward)")
     sizes = pool.groups.sizes

@@ -123,14 +123,25 @@ class PooledCompletions:
                 for mask in inside:
                     self.scores.means(np.where(mask, weights, 0.0))
 
-    def form(self, estimators: Sequence[Weighting], others: Sequence[Weighted]) -> None:
-        """Form the statistics of all these, and their products with others, before the first error is asked for."""
+    def form(
+        self,
+        estimators: Sequence[Weighting],
+        others: Sequence[Weighted],
+        masks: Sequence[Bool[np.ndarray, " n"]] = (),
+    ) -> None:
+        """Form the statistics of all these, and their products with others and with their own parts inside masks.
+
+        Done before the first error is asked for, large scores are read once for the errors of all.
+        """
         if not isinstance(self.scores, PooledProducts):
             return
         beside = [one.moments for one in others if one.moments is not None]
-        for moments in [found for one in estimators if (found := self.local(one).moments) is not None]:
-            for other in (moments, *beside):
-                cross_signal(moments, other)
+        for one in estimators:
+            whole, parts = self.with_parts(one, [part for mask in masks for part in (mask, ~mask)])
+            if whole.moments is not None:
+                inside = [part for part in parts[::2] if part is not None]
+                for other in (whole.moments, *beside, *inside):
+                    cross_signal(whole.moments, other)
 
     def local(self, estimator: Weighting) -> Weighted:
         """Estimate the moments of an estimator that stays within its group."""
@@ -230,7 +241,10 @@ class PooledCompletions:
             )
 
         if dealt:
-            return partial(self._batch_level_row, estimator, weighted, tuple(beside.values()), gradient_of)
+            others = tuple(beside.values())
+            return partial(
+                self._batch_level_row, estimator, weighted, others, self._closed(weighted.moments, others), gradient_of
+            )
         moments = weighted.moments
         assert moments is not None
         crosses = [cross_signal(moments, other, self.sketch_error) for other in beside.values()]
@@ -253,11 +267,12 @@ class PooledCompletions:
         estimator: Weighting,
         weighted: Weighted,
         others: tuple[PromptMoments, ...],
+        closed: list[Statistic],
         gradient_of: Callable[..., GradientStatistics],
     ) -> EstimatorVariance:
         """Estimate a batch-level row: all completions as one batch, and what dealt batches have beyond it."""
         size, rng = self.batch_prompts, np.random.default_rng(self.deal_seed)
-        fixed, closed = weighted.weights, self._closed(weighted.moments, others)
+        fixed = weighted.weights
         if weighted.moments is None:
             fixed = np.zeros_like(fixed)
 

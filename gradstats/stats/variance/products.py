@@ -31,6 +31,10 @@ FEWEST_NUMBERS = 2**24
 MOST_COMPLETIONS = 64
 #: Rows in which the same forms are 0 are multiplied without these, where they are so many.
 FEWEST_ALIKE = 256
+#: Forms whose products with scores are held at once.
+MOST_FORMS = 16
+#: Bytes of the coefficients of forms that wait to be multiplied together.
+MOST_PENDING_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -326,7 +330,10 @@ class Forms:
         if self._products is None:
             raise RuntimeError("the scores that errors are estimated from were released")
         self._pending.append((coefficients.astype(self._products.dtype), traces))
-        return SharedError(self, {len(self._covariance) + len(self._pending) - 1: 1.0})
+        added = SharedError(self, {len(self._covariance) + len(self._pending) - 1: 1.0})
+        if len(self._pending) * self._pending[0][0].nbytes > MOST_PENDING_BYTES:
+            self._evaluate()
+        return added
 
     def covariance(self, first: Mapping[int, float], second: Mapping[int, float]) -> float:
         """Return the covariance that the sketch adds to two combinations of forms."""
@@ -357,7 +364,7 @@ class Forms:
         found = np.zeros((len(self._slopes), len(new)))
         n_folds, n_directions, _ = self._slopes[0].shape
         for at in range(n_directions):
-            every = np.stack([one[:, at] for one in self._slopes]).astype(np.float64)
+            every = np.stack([one[:, at] for one in self._slopes], dtype=np.float64)
             total = every.sum(axis=1)
             if n_folds == 1:
                 found += total @ total[before:].T
@@ -373,20 +380,22 @@ class Forms:
         """Return the slopes of pending forms: one product of scores and coefficients for all that a row enters."""
         error = products.error
         assert error is not None
-        coefficients = np.stack([one for one, _ in self._pending])
-        n_forms, _, n_directions = coefficients.shape
+        coefficients = [one for one, _ in self._pending]
+        n_forms, n_directions = len(coefficients), coefficients[0].shape[1]
         dim, dtype = products.scores.shape[1], products.dtype
         slopes = np.empty((n_forms, len(products.prompts_of_folds), n_directions, dim), dtype=dtype)
         directions = (error.directions / error.dim).T
         for at, (_, traces) in enumerate(self._pending):
             slopes[at] = -traces[:, None, None] * directions
-        product = np.empty((n_forms * n_directions, dim), dtype=dtype)
-        for forms, rows in _rows_alike(np.any(coefficients != 0, axis=2)):
+        product = np.empty((min(n_forms, MOST_FORMS) * n_directions, dim), dtype=dtype)
+        for forms, rows in _rows_alike(np.stack([one.any(axis=1) for one in coefficients])):
             for fold, block, x in products.blocks(dtype, rows, MANY_BYTES):
-                stacked = coefficients[np.ix_(forms, block)].transpose(0, 2, 1).reshape(-1, len(block))
-                of_forms = np.matmul(stacked, x, out=product[: len(stacked)]).reshape(len(forms), n_directions, dim)
-                for form, values in zip(forms, of_forms, strict=True):
-                    slopes[form, fold] += values
+                for first in range(0, len(forms), MOST_FORMS):
+                    some = forms[first : first + MOST_FORMS]
+                    stacked = np.concatenate([coefficients[form][block].T for form in some])
+                    of_forms = np.matmul(stacked, x, out=product[: len(stacked)]).reshape(len(some), n_directions, dim)
+                    for form, values in zip(some, of_forms, strict=True):
+                        slopes[form, fold] += values
         return slopes
 
 

@@ -234,8 +234,27 @@ def test_errors_of_several_estimators_are_estimated_together(in_blocks, monkeypa
     assert len(found) == 4
     assert len(evaluated) == 1
     evaluated.clear()
-    variance_by_success(batch, LABELS[:1], scores, bins=2, scores_are_sketches=True)
-    assert len(evaluated) <= 3
+    quiet_compare(batch, [*LABELS[:2], "batch_mean"], scores, n_resamples=4, scores_are_sketches=True)
+    assert len(evaluated) == 1
+    read = counted(monkeypatch, ScoreProducts, "blocks")
+    # Sums and their products, then the errors, for the rows of each bin apart; restricted sums once more by success.
+    for question, most in ((variances_by_length, 7), (variance_by_success, 9)):
+        evaluated.clear()
+        read.clear()
+        question(batch, LABELS[:3], scores, scores_are_sketches=True)
+        assert len(evaluated) == 1, question
+        assert len(read) <= most, question
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_errors_do_not_wait_beyond_a_bound(in_blocks, monkeypatch):
+    in_blocks()
+    batch, scores = random_scores([8] * 60, 30, np.float64)
+    together = compare(batch, LABELS, scores, scores_are_sketches=True).to_frame()
+    evaluated = counted(monkeypatch, Forms, "_evaluate")
+    monkeypatch.setattr(products, "MOST_PENDING_BYTES", 0)
+    pd.testing.assert_frame_equal(compare(batch, LABELS, scores, scores_are_sketches=True).to_frame(), together)
+    assert len(evaluated) > 5
 
 
 def counted(monkeypatch, owner, name):
