@@ -95,6 +95,7 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 	@$(BIN)/gradstats run smollm2
 
 FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedded_temperature_scored_at_1 \
+	embedded_metric embedded_mismatch embedded_reinforced \
 	smollm2 qwen_mawps qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k
 QWEN := models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
@@ -106,15 +107,19 @@ data/%.jsonl:
 
 # The runs of docs/findings.md. Each goes on where it stopped; what needs no download comes first.
 findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the page
-	@$(PIP) --editable '.[gguf,tasks]'
+	@$(PIP) --editable '.[gguf,tasks,trl]'
 	@set -e; for run in embedded qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats run $$run; \
 		$(BIN)/gradstats ask runs/$$run curve "length_weighted(loo=True)" alpha=0:2:41; \
+		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
 	@set -e; for run in embedded_resolved smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
 	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats ask runs/$$run tokens; done
-	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 qwen_sampler; do $(BIN)/gradstats run $$sweep; done
+	@$(BIN)/python -P experiments/reinforce_embedded_policy.py
+	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 embedded_metric embedded_mismatch embedded_reinforced qwen_sampler; do \
+		$(BIN)/gradstats run $$sweep; \
+	done
 	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done
 	@$(BIN)/python docs/findings_page.py
 
