@@ -106,7 +106,7 @@ data/%.jsonl:
 	@echo "$@ is missing: docs/measure.md says where these problems come from and which columns the file has" >&2; exit 1
 
 # The runs of docs/findings.md. Each goes on where it stopped; what needs no download comes first.
-findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the page
+findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the pages
 	@$(PIP) --editable '.[gguf,tasks,trl]'
 	@set -e; for run in embedded qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats run $$run; \
@@ -122,6 +122,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	done
 	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done
 	@$(BIN)/python docs/findings_page.py
+	@$(BIN)/python docs/claims_page.py
 
 clean:  ## remove .venv and caches; keep runs/ and models/
 	@rm -rf $(VENV) .venv-verl site docs/generated docs/_static/mathjax .pytest_cache .ruff_cache .hypothesis
