@@ -135,9 +135,8 @@ def section_runs() -> str:
     )
     return answer(
         rows_of(header, rows),
-        f"These models have at most {largest} parameters, on problems of one kind each: they show what holds for "
-        f"them, and "
-        "do not decide for others. Qwen is Qwen2.5-Coder-Instruct, SmolLM2 the 135M-Instruct, both from 4-bit files, "
+        f"These models, of at most {largest} parameters, on problems of one kind each, do not decide for others. "
+        "Qwen is Qwen2.5-Coder-Instruct, SmolLM2 the 135M-Instruct, both from 4-bit files, "
         "dequantised. "
         + (
             f"In {one_of(few, len(rows))} fewer than {ENOUGH_PROMPTS} effective prompts carry the variance: "
