@@ -450,7 +450,7 @@ def section_training() -> str:
         f"**{f'Yes: {said}' if changes else 'Not measurably'}.** The embedded policy learned by RLOO for {steps[-1]} "
         f"steps (mean reward {reward}). Resolved below RLOO at any: {', '.join(below) or 'no estimator'}.",
         rows_of(("step", *columns), zip(steps, *columns.values(), strict=True)),
-        f"Repeat: `python experiments/reinforce_embedded_policy.py`, `gradstats run {TRAINING}`.",
+        f"It is one training. Repeat: `gradstats run {TRAINING}`.",
         figure(TRAINING, "policy_name", "Along reinforcement learning (embedded)"),
     )
 
