@@ -150,7 +150,7 @@ def of_metric() -> tuple[str, str]:
     turning = turned(found)
     return (
         OPEN if alike else f"{FAILS} for α"
-    ) + f"; {f'{FAILS} for ' + ', '.join(turning) if turning else 'no turn of a ranking is resolved'}", (
+    ) + f"; {f'{FAILS} for ' + ', '.join(turning) if turning else 'no change of ranking is resolved'}", (
         f"Euclidean and `{ADAM}`: α {shown(plain.alpha)} and {shown(adam.alpha)}; REINFORCE "
         f"{shown(plain.noise['reinforce'], OPEN)} and {shown(adam.noise['reinforce'], OPEN)}"
     )

@@ -162,7 +162,7 @@ def section_metric() -> str:
     return answer(
         f"**{'Yes: it is ' + '; '.join(differing) if differing else 'Not measurably'}.** Adam divides each coordinate "
         "by √v̂ + ε, here ε = 1e-5, so that parameters of usually small gradient count more. "
-        + (f"The ranking turns for {', '.join(turning)}." if turning else "No turn of a ranking is resolved."),
+        + (f"The ranking turns for {', '.join(turning)}." if turning else "No change of ranking is resolved."),
         rows_of(("run", "metric", "α", "‖S‖² in layers", "REINFORCE", "token mean, leave-one-out"), rows),
         "In embedded v̂ is that of its training by imitation; at ε = 1e-8 coordinates that training hardly reached hold "
         f"all of ‖S‖², and one prompt the variance. Repeat: `gradstats run {first}`.",

@@ -168,7 +168,7 @@ def section_noise() -> str:
     ]
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**RLOO, nearly: of the rows below, resolved below 1 is {', '.join(gains) or 'none'}.** REINFORCE is "
+        f"**RLOO, nearly: of the rows below, {', '.join(gains) or 'none'} is resolved below it.** REINFORCE is "
         f"noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
@@ -448,9 +448,9 @@ def section_training() -> str:
     ]
     return answer(
         f"**{f'Yes: {said}' if changes else 'Not measurably'}.** The embedded policy learned by RLOO for {steps[-1]} "
-        f"steps (mean reward {reward}). Resolved below RLOO at any: {', '.join(below) or 'no estimator'}.",
+        f"steps (mean reward {reward}). {', '.join(below) or 'No other'} is resolved below RLOO.",
         rows_of(("step", *columns), zip(steps, *columns.values(), strict=True)),
-        f"It is one training. Repeat: `gradstats run {TRAINING}`.",
+        f"This is one training run. Repeat: `gradstats run {TRAINING}`.",
         figure(TRAINING, "policy_name", "Along reinforcement learning (embedded)"),
     )
 

@@ -33,10 +33,10 @@ from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.inputs import (
     ComparisonInputs,
     TargetChoice,
+    expect_parts,
     pooled,
     prepared_inputs,
     refuse_batch_level,
-    target_estimator,
     target_of,
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
@@ -312,7 +312,7 @@ def variances_by_length(
     bins = equal_count_bins(inputs.batch.lengths, n_bins)
     counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
     inside = inside_bins(pool.batch.lengths, bins)
-    pool.expect([*prepared, *([] if judged.unusable else [target_estimator(judged, pool)])], inside)
+    expect_parts(pool, prepared, judged, inside)
     for whole in prepared:
         parts = [(part, target_of(pool, judged, part.same_part)) for part in _parts(whole, bins)]
         pool.form([whole], [of_target for _, of_target in parts], inside)

@@ -33,10 +33,10 @@ from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import (
     TargetChoice,
+    expect_parts,
     pooled,
     prepared_inputs,
     refuse_batch_level,
-    target_estimator,
     target_of,
 )
 from gradstats.stats.variance.moments import (
@@ -263,7 +263,7 @@ def variance_by_success(
     first = groups.rows[np.unique(groups.prompt[groups.group], return_index=True)[1]]
     ends, inside = binned(rates[first], 4 if bins is None else bins)
     masks = [one[groups.prompt[groups.group]] for one in inside]
-    pool.expect([*prepared, *([] if judged.unusable else [target_estimator(judged, pool)])], masks)
+    expect_parts(pool, prepared, judged, masks)
     judge = target_of(pool, judged)
     pool.form(prepared, [], masks)
     if judge.moments is not None and isinstance(pool.scores, PooledProducts):

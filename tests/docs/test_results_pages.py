@@ -86,11 +86,11 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
 
 def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, no_figures):
     commit_metrics(no_figures / "embedded_metric", (0.5, 0.6), (0.8, 1.3), 1.0)
-    assert claims.of_metric()[0] == "not resolved; no turn of a ranking is resolved"
+    assert claims.of_metric()[0] == "not resolved; no change of ranking is resolved"
     assert claims.of_metric()[1].endswith("REINFORCE 0.80 [0.70, 0.90] and not resolved")
     said = " ".join(alpha.section_metric().split())
     assert said.startswith("**Not measurably.**")
-    assert "No turn of a ranking is resolved." in said
+    assert "No change of ranking is resolved." in said
     assert "| Adam, ε = 1e-5 | 0.60 [0.50, 0.70] | 50% | not resolved | not resolved |" in said
 
 
@@ -353,5 +353,5 @@ def test_what_changes_along_training_follows_the_intervals(findings, no_figures)
     assert said.startswith(
         "**Yes: noise of REINFORCE from 1.50 to 4.00, critical batch from 60 to ≥ 220.** The embedded"
     )
-    assert "for 40 steps (mean reward 0.50 to 0.90). Resolved below RLOO at any: no estimator." in said
+    assert "for 40 steps (mean reward 0.50 to 0.90). No other is resolved below RLOO." in said
     assert "| 40 | 0.90 [0.70, 1.10] | 0.60 [0.40, 0.80] | 4.00 [3.80, 4.20] | ≥ 220 |" in said

@@ -428,7 +428,7 @@ def target_of(
 
     Groups of one completion have no baseline: there it is the plain, or weighted, reward.
     """
-    estimator = target_estimator(choice, pool)
+    estimator = _target_estimator(choice, pool)
     if part is not None:
         estimator = part(estimator)
     if choice.unusable:
@@ -439,8 +439,18 @@ def target_of(
     return pool.targets[estimator.label]
 
 
-def target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weighting:
-    """Return the estimator whose expectation is the target."""
+def expect_parts(
+    pool: PooledCompletions,
+    estimators: Sequence[Weighting],
+    choice: TargetChoice,
+    masks: Sequence[Bool[np.ndarray, " n"]],
+) -> None:
+    """Have large scores read once for the parts of estimators and of the target inside masks."""
+    target = [] if choice.unusable else [_target_estimator(choice, pool)]
+    pool.expect([*estimators, *target], masks)
+
+
+def _target_estimator(choice: TargetChoice, pool: PooledCompletions) -> Weighting:
     if choice.kind == "importance":
         return recipes.get("rloo_is", advantage="rloo(off_policy=True, singleton=reward)")
     sizes = pool.groups.sizes

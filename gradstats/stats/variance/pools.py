@@ -112,13 +112,12 @@ class PooledCompletions:
         self,
         estimators: Sequence[Weighting],
         masks: Sequence[Bool[np.ndarray, " n"]] = (),
-        others: Sequence[Weighted] = (),
     ) -> None:
         """Have large scores read once for the gradients of all these, their parts inside masks, and the rests."""
         if not isinstance(self.scores, PooledProducts):
             return
         inside = [True, *(part for mask in masks for part in (mask, ~mask))]
-        for weights in (*map(self.weights, estimators), *(one.weights for one in others)):
+        for weights in map(self.weights, estimators):
             if np.isfinite(weights).all():
                 for mask in inside:
                     self.scores.means(np.where(mask, weights, 0.0))
