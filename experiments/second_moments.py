@@ -17,6 +17,7 @@ from gradstats.config.experiment import VARY, experiment_of, settings_in
 def main(
     experiment: Path = Path("experiments/sweeps/qwen_metric.yaml"),
     prompts: int = 64,
+    completions: int = 4,
     prompts_per_batch: int = 4,
     out: Path = Path("models/qwen_second_moments.safetensors"),
 ) -> None:
@@ -25,6 +26,7 @@ def main(
     Args:
         experiment: whose policy, problems and sampler are taken.
         prompts: prompts beside those that the experiment measures.
+        completions: completions of each.
         prompts_per_batch: prompts of a batch whose gradient is squared.
         out: the file, a safetensors file.
     """
@@ -36,7 +38,8 @@ def main(
     more = gs.load_prompts(source.source, source.n + prompts, rng=source.seed, **source.settings)
     policy = gs.load_policy(settings.policy.name, **settings.policy.arguments())
     others = [one for one in more if one.prompt_id not in measured]
-    rollouts = gs.sample(policy, others, **sampling.arguments(), keep_in=out.with_suffix(""))
+    drawn = {"group_size": completions, "batch_size": sampling.batch_size // sampling.group_size * completions}
+    rollouts = gs.sample(policy, others, **(sampling.arguments() | drawn), keep_in=out.with_suffix(""))
     gs.estimate_second_moments(policy, rollouts, "rloo", prompts_per_batch=prompts_per_batch).save(out)
     print(out)
 
