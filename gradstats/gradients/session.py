@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
@@ -66,6 +66,7 @@ from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite,
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.outputs import differing_entry
 
 
 def as_reference(reference: object, policy: Policy) -> Policy:
@@ -116,6 +117,8 @@ class MeasuringSession:
     # prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk is measured, see
     # expect; None afterwards
     checked_later: tuple[str, int] | None = None
+    # whether one of the next chunk is compared instead: the self-check is that of an earlier session
+    checked_next: bool = False
     ranks: Ranks = field(default_factory=Ranks)
     # digests of the prompts from which the metric's second moments were estimated
     estimated_from: frozenset[str] = frozenset()
@@ -129,8 +132,13 @@ class MeasuringSession:
         *,
         reference_policy: object = None,
         metric: AdamMetric | None = None,
+        earlier: Mapping[str, object] | None = None,
     ) -> MeasuringSession:
-        """Resolve the settings and run the self-check on a few of the rollouts."""
+        """Resolve the settings and run the self-check on a few of the rollouts.
+
+        Where ``earlier``, the metadata of a measurement, agrees in everything that the self-check depends on (policy,
+        settings, device and versions), that check serves again, and one sequence of the first chunk alone is compared.
+        """
         policy = as_policy(policy)
         ranks = Ranks.of(policy.model)
         ranks.require_same(rollouts)
@@ -152,24 +160,8 @@ class MeasuringSession:
             refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
         recompute = RecomputeRule.of(policy, section.recompute, section.memory_gib, section.engine)
-        checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
-        chosen, check, results, passed_over = _choose_engine(section, checked)
-        if check.deviation_from_float32 is not None:
-            warnings.warn(
-                f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
-                "float32, on two sequences",
-                UserWarning,
-                stacklevel=3,
-            )
-        token_check = None
-        if tokens is not None and tokens.n_probes:
-            warn_of_other_attention(policy)
-            token_check = check_projections(policy, rollouts, selection, tokens.seed)
-        metadata = {
+        depends_on = {
             "policy": policy.describe(),
-            "engine": chosen,
-            "engines_passed_over": passed_over,
-            "experts_implementation": experts_implementation(policy.model, chosen),
             "params": section.params,
             "n_parameters": selection.n_parameters,
             "block_names": list(selection.block_names),
@@ -183,23 +175,40 @@ class MeasuringSession:
             "token_exact": section.token_exact,
             "token_seed": section.token_seed,
             "token_distribution": None if tokens is None else tokens.tangents.distribution,
-            "self_check": asdict(check),
-            "token_self_check": token_check,
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
+        if tokens is not None and tokens.n_probes:
+            warn_of_other_attention(policy)
+        checked, results = None, []
+        found = None if earlier is None else _earlier_checks(earlier, depends_on, section.engine)
+        if found is None:
+            checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
+            chosen, check, results, passed_over = _choose_engine(section, checked)
+            token_check = None
+            if tokens is not None and tokens.n_probes:
+                token_check = check_projections(policy, rollouts, selection, tokens.seed)
+            found = {
+                "engine": chosen,
+                "engines_passed_over": passed_over,
+                "experts_implementation": experts_implementation(policy.model, chosen),
+                "self_check": asdict(check),
+                "token_self_check": token_check,
+            }
+        _warn_of_checks(policy, found)
         session = cls(
             policy,
-            ENGINES[chosen],
+            ENGINES[found["engine"]],
             selection,
             sketch,
             reference,
             tokens,
             section.token_budget,
             section.memory_gib,
-            metadata,
+            depends_on | found,
             recompute,
             checked,
             results,
+            checked_next=checked is None,
             ranks=ranks,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
@@ -286,16 +295,17 @@ class MeasuringSession:
     def _check_later(
         self, rollouts: Rollouts, measured: MeasuredChunk, weightings: Sequence[Sequence[np.ndarray]]
     ) -> None:
-        """Compare the chosen sequence with a plain pass, where the chunk holds it."""
-        if self.checked_later is None:
-            return
+        """Compare a sequence with a plain pass: the chosen one where the chunk holds it, or one of the next chunk."""
         result, reference = measured.result, measured.reference
         rows = result.chunk.rows
-        named = [*zip(map(str, rollouts.prompt_id[rows]), map(int, rollouts.sample_id[rows]), strict=True)]
-        if self.checked_later not in named:
-            return
-        place = named.index(self.checked_later)
-        self.checked_later = None
+        if self.checked_next:
+            place = int(np.random.default_rng(len(rollouts)).integers(len(rows)))
+        else:
+            named = [*zip(map(str, rollouts.prompt_id[rows]), map(int, rollouts.sample_id[rows]), strict=True)]
+            if self.checked_later not in named:
+                return
+            place = named.index(self.checked_later)
+        self.checked_next, self.checked_later = False, None
         further = {}
         if reference is not None and self.reference is not None:
             exact = plain_tokens(self.reference, rollouts, int(result.chunk.rows[place]))["logprobs"]
@@ -405,10 +415,33 @@ def _choose_engine(
                 raise
             passed_over[name] = str(error)
         else:
-            for reason in passed_over.values():
-                warnings.warn(f'measuring with engine "{name}": {reason}', UserWarning, stacklevel=4)
             return name, check, results, passed_over
     raise AssertionError("the loop is the last engine, and either passes or raises")
+
+
+def _earlier_checks(
+    earlier: Mapping[str, object], depends_on: Mapping[str, object], engine: str
+) -> dict[str, Any] | None:
+    """Return what the self-check of an earlier measurement found; None where it says nothing of this one."""
+    names = ("engine", "engines_passed_over", "experts_implementation", "self_check", "token_self_check")
+    found = {name: earlier.get(name) for name in names}
+    if found["self_check"] is None or engine not in ("auto", found["engine"]):
+        return None
+    known = {name: earlier.get(name) for name in depends_on}
+    return found if differing_entry(known, depends_on) is None else None
+
+
+def _warn_of_checks(policy: Policy, found: Mapping[str, Any]) -> None:
+    """Say which engines failed, and what a model of low precision loses."""
+    for reason in found["engines_passed_over"].values():
+        warnings.warn(f'measuring with engine "{found["engine"]}": {reason}', UserWarning, stacklevel=4)
+    deviation = found["self_check"]["deviation_from_float32"]
+    if deviation is not None:
+        warnings.warn(
+            f"in {policy.dtype} squared norms deviate by up to {deviation:.1%} from those in float32, on two sequences",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
@@ -51,6 +51,7 @@ class MeasuringWork:
     revisions: dict[str, str | None]  # what names on the hub resolved to
     checked: Rollouts  # the completions that the self-check looks at
     checked_later: tuple[str, int]  # prompt_id and sample_id of one that it is repeated on
+    earlier: dict[str, Any] | None  # metadata of a finished shard, whose self-check serves again
     progress: bool  # let transformers show its own progress bars
 
     def open(self) -> MeasuringSession:
@@ -63,7 +64,9 @@ class MeasuringWork:
             recorded = self.checked.metadata.get("policy")
             refuse_other_policy(recorded, policy.digests, f"the rollouts of {self.path}", RESTORE)
         reference = reference_policy(self.experiment, self.revisions, self.progress)
-        session = MeasuringSession.open(policy, self.checked, self.section, reference_policy=reference)
+        session = MeasuringSession.open(
+            policy, self.checked, self.section, reference_policy=reference, earlier=self.earlier
+        )
         session.checked_later = self.checked_later
         return session
 
@@ -153,13 +156,15 @@ def _work(
     from gradstats.gradients.checks.self_check import checked_rows
     from gradstats.gradients.session import sequence_to_check
 
-    rollouts = Rollouts.concatenate(tables)
-    if done is not None and section.sketch_version is None:
-        version = shared_entry(shards.read_one(done), "sketch_version")
-        section = section.model_copy(update={"sketch_version": version})
+    rollouts, earlier = Rollouts.concatenate(tables), None
+    if done is not None:
+        measured = shards.read_one(done)
+        earlier = measured.metadata
+        if section.sketch_version is None:
+            section = section.model_copy(update={"sketch_version": shared_entry(measured, "sketch_version")})
     revisions = read_plan(run.rollouts).get("revisions", {})
     checked, later = rollouts.select(checked_rows(rollouts)), sequence_to_check(unmeasured)
-    return MeasuringWork(run.path, run.experiment, section, revisions, checked, later, progress)
+    return MeasuringWork(run.path, run.experiment, section, revisions, checked, later, earlier, progress)
 
 
 def _chosen_weightings(

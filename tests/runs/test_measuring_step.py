@@ -16,6 +16,7 @@ from gradstats.estimators import recipes, token_weightings
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.estimators.recipes.weightings import weighting_names
 from gradstats.gradients import MeasuringSession
+from gradstats.gradients.checks.self_check import CheckedSequences
 from gradstats.measurement.measurement import read_measurement
 from gradstats.policy.checkpoint import checkpoint_names
 from gradstats.rollouts.table import Rollouts
@@ -193,6 +194,7 @@ def test_only_the_missing_shard_is_measured_again(experiment, finished, tmp_path
     (run.measurement / "complete.json").unlink()
     measure, measured = MeasuringSession.measure, []
     monkeypatch.setattr("gradstats.gradients.session.default_sketch_version", lambda n_parameters: 2)
+    monkeypatch.setattr(CheckedSequences, "make", lambda *_: pytest.fail("the self-check is repeated"))
     monkeypatch.setattr(
         MeasuringSession, "measure", lambda self, table, *args: (measured.append(table), measure(self, table, *args))[1]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import types
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from gradstats.gradients.parameters import select_parameters
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.files import to_json
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -258,6 +260,71 @@ def test_the_sequence_that_is_checked_later_is_one_of_those_still_to_be_measured
     assert session.checked_later is not None
     session.measure(rollouts.select([2, 3]))
     assert session.checked_later is None
+
+
+@pytest.fixture
+def plain_rows(monkeypatch):
+    """Rows of the plain passes that the self-check makes, as they are made."""
+    rows = []
+
+    def counted(policy, rollouts, row, *given, **options):
+        rows.append(row)
+        return plain_pass(policy, rollouts, row, *given, **options)
+
+    monkeypatch.setattr("gradstats.gradients.checks.self_check.plain_pass", counted)
+    return rows
+
+
+def test_of_a_session_that_goes_on_one_sequence_of_its_first_chunk_is_compared(rollouts, plain_rows):
+    section = MeasurementSection(engine="ghost", sketch_dim=32, token_budget=24)
+    begun = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section).measure(rollouts)
+    earlier = json.loads(to_json(begun.metadata))
+    plain_rows.clear()
+    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=earlier)
+    assert plain_rows == []
+    assert session.metadata["self_check"] == begun.metadata["self_check"]
+    ends = []
+    session.measure(rollouts, lambda n_sequences, n_tokens: ends.append((n_sequences, len(plain_rows))))
+    assert len(ends) > 1
+    assert {n for _, n in ends} == {1}
+    session.measure(rollouts)
+    assert len(plain_rows) == 1
+
+    def wrong(*given):
+        result = ghost_engine(*given)
+        return replace(result, sq_norms_by_parameter=1.1 * result.sq_norms_by_parameter)
+
+    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=earlier)
+    session.engine = wrong
+    with pytest.raises(gradients.SelfCheckError, match=r"a later chunk \(sequence .* deviates by 1\.00e-01"):
+        session.measure(rollouts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [
+        ({"sketch_dim": 64}, {}),
+        ({"engine": "loop"}, {}),
+        ({}, {"versions": {"gradstats": "0.0.1"}}),
+        ({}, {"policy": {"name": "another"}}),
+        ({}, {"self_check": None}),
+    ],
+)
+def test_the_self_check_of_something_else_does_not_serve(rollouts, plain_rows, settings, recorded):
+    options = {"engine": "ghost", "sketch_dim": 32}
+    begun = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, MeasurementSection(**options))
+    plain_rows.clear()
+    section = MeasurementSection(**options | settings)
+    gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=begun.metadata | recorded)
+    assert len(plain_rows) == 3
+
+
+def test_warnings_of_a_self_check_are_repeated_where_it_serves_again(rollouts):
+    model, section = tiny_model("qwen2", dtype=torch.bfloat16), MeasurementSection(sketch_dim=None)
+    with pytest.warns(UserWarning, match="squared norms deviate by up to"):
+        begun = gradients.MeasuringSession.open(model, rollouts, section)
+    with pytest.warns(UserWarning, match="squared norms deviate by up to"):
+        gradients.MeasuringSession.open(model, rollouts, section, earlier=begun.metadata)
 
 
 @pytest.mark.parametrize("where", ["sketch", "recorded entropy"])
