@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -28,6 +28,7 @@ from gradstats.gradients.checks.self_check import (
     refuse_not_finite,
     refuse_unfit_forward,
     self_check,
+    two_rows,
 )
 from gradstats.gradients.distributed import GroupMemoryError, Ranks
 from gradstats.gradients.engines.experts import experts_implementation
@@ -117,7 +118,7 @@ class MeasuringSession:
     # prompt_id and sample_id of a sequence that is compared with a plain pass once more when its chunk is measured, see
     # expect; None afterwards
     checked_later: tuple[str, int] | None = None
-    # whether one of the next chunk is compared instead: the self-check is that of an earlier session
+    # whether one of the next chunk is compared as well: the self-check is that of an earlier session
     checked_next: bool = False
     ranks: Ranks = field(default_factory=Ranks)
     # digests of the prompts from which the metric's second moments were estimated
@@ -137,7 +138,8 @@ class MeasuringSession:
         """Resolve the settings and run the self-check on a few of the rollouts.
 
         Where ``earlier``, the metadata of a measurement, agrees in everything that the self-check depends on (policy,
-        settings, device and versions), that check serves again, and one sequence of the first chunk alone is compared.
+        settings, hardware, versions, and how long sequences are), that check serves again, and one sequence of the
+        first chunk is compared instead. Models that several ranks hold together are always checked.
         """
         policy = as_policy(policy)
         ranks = Ranks.of(policy.model)
@@ -160,8 +162,8 @@ class MeasuringSession:
             refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
         recompute = RecomputeRule.of(policy, section.recompute, section.memory_gib, section.engine)
-        depends_on = {
-            "policy": policy.describe(),
+        described = {"policy": policy.describe()}
+        settings = {
             "params": section.params,
             "n_parameters": selection.n_parameters,
             "block_names": list(selection.block_names),
@@ -175,36 +177,45 @@ class MeasuringSession:
             "token_exact": section.token_exact,
             "token_seed": section.token_seed,
             "token_distribution": None if tokens is None else tokens.tangents.distribution,
-            "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        if tokens is not None and tokens.n_probes:
-            warn_of_other_attention(policy)
+        versions = {"versions": {name: version(name) for name in ("gradstats", "torch", "transformers")}}
+        refuse_unfit_forward(policy, rollouts.select(two_rows(rollouts)[:1]))
         checked, results = None, []
-        found = None if earlier is None else _earlier_checks(earlier, depends_on, section.engine)
-        if found is None:
+        found = None if earlier is None else _earlier_check(earlier, described | settings | versions, section.engine)
+        if found is None or not found[1].serves(policy, int(rollouts.times.max()), recompute):
             checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
             chosen, check, results, passed_over = _choose_engine(section, checked)
-            token_check = None
-            if tokens is not None and tokens.n_probes:
-                token_check = check_projections(policy, rollouts, selection, tokens.seed)
-            found = {
-                "engine": chosen,
-                "engines_passed_over": passed_over,
-                "experts_implementation": experts_implementation(policy.model, chosen),
-                "self_check": asdict(check),
-                "token_self_check": token_check,
-            }
-        _warn_of_checks(policy, found)
+        else:
+            chosen, check, passed_over = found
+        for reason in passed_over.values():
+            warnings.warn(f'measuring with engine "{chosen}": {reason}', UserWarning, stacklevel=3)
+        if check.deviation_from_float32 is not None:
+            warnings.warn(
+                f"in {policy.dtype} squared norms deviate by up to {check.deviation_from_float32:.1%} from those in "
+                "float32, on two sequences",
+                UserWarning,
+                stacklevel=3,
+            )
+        token_check = None
+        if tokens is not None and tokens.n_probes:
+            warn_of_other_attention(policy)
+            token_check = check_projections(policy, rollouts, selection, tokens.seed)
+        of_engine = {
+            "engine": chosen,
+            "engines_passed_over": passed_over,
+            "experts_implementation": experts_implementation(policy.model, chosen),
+        }
+        of_checks = {"self_check": asdict(check), "token_self_check": token_check}
         session = cls(
             policy,
-            ENGINES[found["engine"]],
+            ENGINES[chosen],
             selection,
             sketch,
             reference,
             tokens,
             section.token_budget,
             section.memory_gib,
-            depends_on | found,
+            described | of_engine | settings | of_checks | versions,
             recompute,
             checked,
             results,
@@ -298,20 +309,22 @@ class MeasuringSession:
         """Compare a sequence with a plain pass: the chosen one where the chunk holds it, or one of the next chunk."""
         result, reference = measured.result, measured.reference
         rows = result.chunk.rows
-        if self.checked_next:
+        named = [*zip(map(str, rollouts.prompt_id[rows]), map(int, rollouts.sample_id[rows]), strict=True)]
+        if self.checked_later in named:
+            place = named.index(self.checked_later)
+            self.checked_later = None
+        elif self.checked_next:
             place = int(np.random.default_rng(len(rollouts)).integers(len(rows)))
         else:
-            named = [*zip(map(str, rollouts.prompt_id[rows]), map(int, rollouts.sample_id[rows]), strict=True)]
-            if self.checked_later not in named:
-                return
-            place = named.index(self.checked_later)
-        self.checked_next, self.checked_later = False, None
+            return
         further = {}
         if reference is not None and self.reference is not None:
             exact = plain_tokens(self.reference, rollouts, int(result.chunk.rows[place]))["logprobs"]
             further["ref_logprobs"] = (result.chunk.ragged(reference)[place], exact)
         plain = None if weightings or self.checked is None else self.checked.plain_of(rollouts, int(rows[place]))
-        check_result(self.policy, rollouts, result, place, self.selection, self.sketch, weightings, further, plain)
+        given = (result, place, self.selection, self.sketch, weightings, further, plain)
+        if check_result(self.policy, rollouts, *given):
+            self.checked_next = False
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0
@@ -419,29 +432,17 @@ def _choose_engine(
     raise AssertionError("the loop is the last engine, and either passes or raises")
 
 
-def _earlier_checks(
-    earlier: Mapping[str, object], depends_on: Mapping[str, object], engine: str
-) -> dict[str, Any] | None:
-    """Return what the self-check of an earlier measurement found; None where it says nothing of this one."""
-    names = ("engine", "engines_passed_over", "experts_implementation", "self_check", "token_self_check")
-    found = {name: earlier.get(name) for name in names}
-    if found["self_check"] is None or engine not in ("auto", found["engine"]):
-        return None
+def _earlier_check(
+    earlier: Mapping[str, Any], depends_on: Mapping[str, object], engine: str
+) -> tuple[str, SelfCheck, dict[str, str]] | None:
+    """Return engine, self-check and engines passed over of an earlier measurement, None where its settings differ."""
     known = {name: earlier.get(name) for name in depends_on}
-    return found if differing_entry(known, depends_on) is None else None
-
-
-def _warn_of_checks(policy: Policy, found: Mapping[str, Any]) -> None:
-    """Say which engines failed, and what a model of low precision loses."""
-    for reason in found["engines_passed_over"].values():
-        warnings.warn(f'measuring with engine "{found["engine"]}": {reason}', UserWarning, stacklevel=4)
-    deviation = found["self_check"]["deviation_from_float32"]
-    if deviation is not None:
-        warnings.warn(
-            f"in {policy.dtype} squared norms deviate by up to {deviation:.1%} from those in float32, on two sequences",
-            UserWarning,
-            stacklevel=4,
-        )
+    if engine not in ("auto", earlier.get("engine")) or differing_entry(known, depends_on) is not None:
+        return None
+    check = earlier.get("self_check") or {}
+    if check.keys() != {one.name for one in fields(SelfCheck)}:  # of an earlier release
+        return None
+    return earlier["engine"], SelfCheck(**check), dict(earlier["engines_passed_over"])
 
 
 def _check_vocabulary(policy: Policy, rollouts: Rollouts) -> None:

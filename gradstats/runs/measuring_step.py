@@ -131,8 +131,8 @@ def _measure(
     unmeasured = Rollouts.concatenate([tables[number] for number in missing])
     # Sketches by block are not counted: how many blocks there are is known only where the model is.
     require_space(run.measurement, measured_bytes(unmeasured, section))
-    # Shards of one measurement hold the same weightings and sketches: those of the first that was finished.
-    done = next(iter(shards.finished(len(tables))), None)
+    # Shards of one measurement hold the same weightings and sketches; the newest has the latest self-check.
+    done = max(shards.finished(len(tables)), key=lambda number: shards.path(number).stat().st_mtime, default=None)
     with run.executor.crew(_work(run, section, shards, done, tables, unmeasured, progress)) as crew:
         if done is None:
             names = _chosen_weightings(run, crew, tables, progress)

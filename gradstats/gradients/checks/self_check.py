@@ -232,6 +232,14 @@ class SelfCheck:
     # for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the dtype, without a tolerance);
     # None otherwise, and for a sharded model, which cannot be copied
     deviation_from_float32: float | None = None
+    longest: int = 0  # tokens of the longest sequence with a finite gradient
+    recomputed: bool = False  # whether the layers ran twice for the longest sequence
+    hardware: str = ""  # the GPU's name, or what instructions of the CPU torch uses
+
+    def serves(self, policy: Policy, longest: int, recompute: RecomputeRule) -> bool:
+        """Return whether the check says as much of another session with the same settings, up to so many tokens."""
+        here = (recompute(1, longest), hardware_of(policy))
+        return not is_sharded(policy.model) and longest <= self.longest and here == (self.recomputed, self.hardware)
 
 
 @dataclass(frozen=True)
@@ -256,10 +264,9 @@ class CheckedSequences:
         sketch: CountSketch | None,
         recompute: RecomputeRule,
     ) -> CheckedSequences:
-        """Make the plain passes, and check the forward pass and that the sketches keep inner products."""
+        """Make the plain passes, and check that the sketches keep inner products."""
         rows = two_rows(rollouts)
         longest = longest_row(rollouts)
-        refuse_unfit_forward(policy, rollouts.select(rows[:1]))
         with suitable_threads(policy):
             passes = {
                 row: plain_pass(
@@ -342,8 +349,20 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> tuple[Se
         TOLERANCES[checked.alone[0].dtype],
         deviations.TOLERANCES_OF_PARTS[checked.alone[0].dtype],
         checked.deviation_from_float32,
+        max(
+            (int(checked.rollouts.times[one.row]) for one in (*checked.padded, *checked.alone) if _is_finite(one)),
+            default=0,
+        ),
+        checked.recompute(1, int(checked.rollouts.times.max())),
+        hardware_of(policy),
     )
     return check, results
+
+
+def hardware_of(policy: Policy) -> str:
+    """Return the name of the policy's GPU, or what instructions of the CPU torch uses."""
+    device = policy.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
 
 
 def check_result(
@@ -356,15 +375,19 @@ def check_result(
     weightings: Sequence[Sequence[np.ndarray]] = (),
     further_tokens: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
     plain: PlainPass | None = None,
-) -> None:
-    """Compare one sequence of a measured chunk with a plain pass, which is made where it is not given."""
+) -> bool:
+    """Compare one sequence of a measured chunk with a plain pass, which is made where it is not given.
+
+    Returns:
+        Whether there was something to compare: the plain gradient is finite.
+    """
     row = int(result.chunk.rows[place])
     if plain is None:
         of_row = [weighting[row] for weighting in weightings]
         with suitable_threads(policy):
             plain = plain_pass(policy, rollouts, row, selection, sketch, of_row, result.chunk.recompute)
     if not _is_finite(plain):
-        return
+        return False
     found = [
         *deviations.of_norms(result, place, plain, selection, plain.dtype),
         *deviations.of_sketches(result, place, plain, plain.dtype),
@@ -374,6 +397,7 @@ def check_result(
         found += deviations.of_tokens({name: recorded}, {name: exact}, plain.dtype)
     named = f"{rollouts.prompt_id[row]}/{rollouts.sample_id[row]}"
     _refuse(found, f"a later chunk (sequence {named})", policy, _remedy(policy))
+    return True
 
 
 def refuse_not_finite(rollouts: Rollouts, result: ChunkResult) -> None:

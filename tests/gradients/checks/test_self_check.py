@@ -275,29 +275,56 @@ def plain_rows(monkeypatch):
     return rows
 
 
-def test_of_a_session_that_goes_on_one_sequence_of_its_first_chunk_is_compared(rollouts, plain_rows):
-    section = MeasurementSection(engine="ghost", sketch_dim=32, token_budget=24)
-    begun = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section).measure(rollouts)
-    earlier = json.loads(to_json(begun.metadata))
+def begun(rollouts: Rollouts, **settings) -> dict:
+    """The metadata of a measurement, as they are read from a file."""
+    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, MeasurementSection(**settings))
+    return json.loads(to_json(session.measure(rollouts).metadata))
+
+
+def test_of_a_session_that_goes_on_one_sequence_of_its_first_chunk_is_compared(plain_rows):
+    rng = np.random.default_rng(0)
+    completions = [rng.integers(2, 20, length).tolist() for length in (6, 6, 6, 15, 15, 15)]
+    rollouts = Rollouts.from_sequences([[3, 4]] * 6, completions, [0.0] * 6, list("aabbcc"))
+    settings = {"engine": "ghost", "sketch_dim": 32}
+    earlier = begun(rollouts, **settings)
     plain_rows.clear()
+    section = MeasurementSection(**settings)
     session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=earlier)
     assert plain_rows == []
-    assert session.metadata["self_check"] == begun.metadata["self_check"]
-    ends = []
-    session.measure(rollouts, lambda n_sequences, n_tokens: ends.append((n_sequences, len(plain_rows))))
-    assert len(ends) > 1
-    assert {n for _, n in ends} == {1}
+    assert session.metadata["self_check"] == earlier["self_check"]
+    session.checked_later = None
+    chunks = []
+    session.measure(rollouts, lambda n_sequences, n_tokens: chunks.append((n_sequences, len(plain_rows))))
+    assert len(chunks) > 1
+    assert chunks[0][0] > 1
+    assert {n for _, n in chunks} == {1}
+    session.expect(rollouts)  # a random sequence is compared whenever its chunk comes
     session.measure(rollouts)
-    assert len(plain_rows) == 1
+    assert len(plain_rows) == 2
 
     def wrong(*given):
         result = ghost_engine(*given)
         return replace(result, sq_norms_by_parameter=1.1 * result.sq_norms_by_parameter)
 
     session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=earlier)
-    session.engine = wrong
+    session.engine, session.checked_later = wrong, None
     with pytest.raises(gradients.SelfCheckError, match=r"a later chunk \(sequence .* deviates by 1\.00e-01"):
         session.measure(rollouts)
+
+
+def test_of_a_session_that_goes_on_the_next_chunk_is_compared_where_a_gradient_is_not_finite(monkeypatch, plain_rows):
+    rollouts = ragged_rollouts(4)
+    settings = {"engine": "ghost", "sketch_dim": None, "token_budget": 1}
+    earlier = begun(rollouts, **settings)
+    plain_rows.clear()
+    monkeypatch.setattr(
+        "gradstats.gradients.checks.self_check._is_finite", lambda plain: plain.row != int(np.argmin(rollouts.times))
+    )
+    section = MeasurementSection(**settings)
+    session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=earlier)
+    session.checked_later = None
+    session.measure(rollouts)
+    assert plain_rows == np.argsort(rollouts.times)[:2].tolist()
 
 
 @pytest.mark.parametrize(
@@ -305,26 +332,60 @@ def test_of_a_session_that_goes_on_one_sequence_of_its_first_chunk_is_compared(r
     [
         ({"sketch_dim": 64}, {}),
         ({"engine": "loop"}, {}),
+        ({"recompute": "on"}, {}),
         ({}, {"versions": {"gradstats": "0.0.1"}}),
         ({}, {"policy": {"name": "another"}}),
+        ({}, {"self_check": {"hardware": "another"}}),
+        ({}, {"self_check": {"longest": 21}}),
         ({}, {"self_check": None}),
     ],
 )
 def test_the_self_check_of_something_else_does_not_serve(rollouts, plain_rows, settings, recorded):
     options = {"engine": "ghost", "sketch_dim": 32}
-    begun = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, MeasurementSection(**options))
+    earlier = begun(rollouts, **options)
+    assert earlier["self_check"]["longest"] == 22
+    changed_entries = {
+        name: earlier[name] | value if name == "self_check" and value else value for name, value in recorded.items()
+    }
     plain_rows.clear()
     section = MeasurementSection(**options | settings)
-    gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=begun.metadata | recorded)
+    gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, section, earlier=earlier | changed_entries)
     assert len(plain_rows) == 3
 
 
-def test_warnings_of_a_self_check_are_repeated_where_it_serves_again(rollouts):
+def test_a_model_that_ranks_hold_together_is_always_checked(rollouts, plain_rows, monkeypatch):
+    """Ranks decide alone: one that checks while another does not would wait for it."""
+    earlier = begun(rollouts, engine="ghost")
+    plain_rows.clear()
+    monkeypatch.setattr("gradstats.gradients.checks.self_check.is_sharded", lambda model: True)
+    gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, MeasurementSection(engine="ghost"), earlier=earlier)
+    assert len(plain_rows) == 3
+
+
+def test_an_engine_that_was_passed_over_is_not_tried_again(rollouts, plain_rows, monkeypatch):
+    def broken(*given):
+        raise gradients.UnsupportedModuleError("no such layer")
+
+    monkeypatch.setitem(gradients.ENGINES, "ghost", broken)
+    with pytest.warns(UserWarning, match='measuring with engine "vmap": no such layer'):
+        earlier = begun(rollouts, sketch_dim=32)
+    plain_rows.clear()
+    with pytest.warns(UserWarning, match='measuring with engine "vmap": no such layer'):
+        session = gradients.MeasuringSession.open(
+            tiny_model("gpt2"), rollouts, MeasurementSection(sketch_dim=32), earlier=earlier
+        )
+    assert plain_rows == []
+    assert session.engine is gradients.ENGINES["vmap"]
+
+
+def test_what_low_precision_loses_is_said_again(rollouts, plain_rows):
     model, section = tiny_model("qwen2", dtype=torch.bfloat16), MeasurementSection(sketch_dim=None)
     with pytest.warns(UserWarning, match="squared norms deviate by up to"):
-        begun = gradients.MeasuringSession.open(model, rollouts, section)
+        first = gradients.MeasuringSession.open(model, rollouts, section)
+    plain_rows.clear()
     with pytest.warns(UserWarning, match="squared norms deviate by up to"):
-        gradients.MeasuringSession.open(model, rollouts, section, earlier=begun.metadata)
+        gradients.MeasuringSession.open(model, rollouts, section, earlier=first.metadata)
+    assert plain_rows == []
 
 
 @pytest.mark.parametrize("where", ["sketch", "recorded entropy"])
