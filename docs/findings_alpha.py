@@ -78,16 +78,17 @@ def section_alpha() -> str:
         within = with_interval(found.get("within_prompt") or {}, "alpha")
         rows.append((run.name, shown(alphas[run.name]), shown(within, "—")))
         if excludes(difference := with_interval(found.get("within_between") or {}, "difference"), 0.0):
-            differing.append(f"{run.name} (by {shown(difference)})")
+            larger = "between" if difference[0] > 0.0 else "within"
+            differing.append(f"larger {larger} prompts in {run.name} (by {shown(difference)})")
     blocks = differing_blocks()
     first = committed()[0]
     return answer(
         (f"**No: in one model it differs between blocks, {blocks[0]}.** " if blocks else "**Not refuted.** ")
         + f"Runs have {alphas[low][0]:.2f} ({low}) to {alphas[high][0]:.2f} ({high}); {CLAIMED:g} lies outside the "
         f"interval in {one_of(excluded, len(alphas)) or 'no run'}. "
-        + (f"It differs between and within prompts in {' and '.join(differing)}." if differing else ""),
+        + (f"It is {' and '.join(differing)}." if differing else ""),
         rows_of(("run", "α", "α within prompts"), rows),
-        f"Repeat: `gradstats alpha RUN`. {lengths_sentence()}",
+        f"{uncut_sentence()} Repeat: `gradstats alpha RUN`. {lengths_sentence()}",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length ({first.name})"),
     )
 
@@ -116,6 +117,7 @@ class InMetric(NamedTuple):
     alpha: Triple
     layers_share: float  # of the squared norms
     noise: dict[str, Triple | None]  # relative, of each estimator
+    critical: str  # batch, or its lower end
 
 
 def by_metric(sweep: str) -> dict[str, InMetric]:
@@ -134,7 +136,9 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
         noise = {str(label): with_interval(row, "matched_ratio") if known else None for label, row in rows.iterrows()}
         size = rows.loc[RLOO, "n_completions"] // rows.loc[RLOO, "n_prompts"]
         name = f"{METRIC_SWEEPS[sweep]}, {rows.loc[RLOO, 'n_prompts']} × {size}"
-        found[metric] = InMetric(name, alpha, float(layers["share_of_sq_norm"].sum()), noise)
+        low = f"≥ {float(format(rows.loc[RLOO, 'noise_to_signal_low'], '.2g')):g}"
+        critical = shown(with_interval(rows.loc[RLOO], "noise_to_signal"), low) if known else UNRESOLVED
+        found[metric] = InMetric(name, alpha, float(layers["share_of_sq_norm"].sum()), noise, critical)
     return found
 
 
@@ -153,17 +157,17 @@ def section_metric() -> str:
     for found in sweeps.values():
         name, plain, adam = found[EUCLIDEAN].name, found[EUCLIDEAN].alpha, found[ADAM].alpha
         if plain[2] < adam[1] or adam[2] < plain[1]:
-            differing.append(f"{plain[0]:.2f} in the Euclidean, {adam[0]:.2f} in Adam's metric ({name})")
+            differing.append(f"{shown(plain)} in the Euclidean, {shown(adam)} in Adam's metric ({name})")
         turning += [f"{label} ({name})" for label in turned(found)]
         for metric, one in found.items():
-            noise = (shown(one.noise.get(label), UNRESOLVED) for label in ("reinforce", "token_mean(loo=True)"))
-            rows.append((name, METRICS[metric], shown(one.alpha), f"{one.layers_share:.0%}", *noise))
+            noise = shown(one.noise.get("reinforce"), UNRESOLVED)
+            rows.append((name, METRICS[metric], shown(one.alpha), f"{one.layers_share:.0%}", noise, one.critical))
     first, one = next(iter(sweeps.items()))
     return answer(
         f"**{'Yes: it is ' + '; '.join(differing) if differing else 'Not measurably'}.** Adam divides each coordinate "
         "by √v̂ + ε, here ε = 1e-5, so that parameters of usually small gradient count more. "
         + (f"The ranking turns for {', '.join(turning)}." if turning else "No change of ranking is resolved."),
-        rows_of(("run", "metric", "α", "‖S‖² in layers", "REINFORCE", "token mean, leave-one-out"), rows),
+        rows_of(("run", "metric", "α", "‖S‖² in layers", "REINFORCE", "critical batch"), rows),
         "In embedded v̂ is that of its training by imitation; at ε = 1e-8 coordinates that training hardly reached hold "
         f"all of ‖S‖², and one prompt the variance. Repeat: `gradstats run {first}`.",
         figure(first, "alpha_by_block", f"α of each block of parameters in each metric ({one[EUCLIDEAN].name})"),
@@ -182,7 +186,8 @@ def differing_blocks() -> list[str]:
         low, high = blocks.loc[blocks["alpha"].idxmin()], blocks.loc[blocks["alpha"].idxmax()]
         gap = high["alpha"] - low["alpha"]
         if gap > wider * (high["alpha"] - high["alpha_low"] + low["alpha_high"] - low["alpha"]):
-            clear.append(f"`{low['block']}` {low['alpha']:.2f} and `{high['block']}` {high['alpha']:.2f} in {run.name}")
+            ends = (f"`{row['block']}` {shown(with_interval(row, 'alpha'))}" for row in (low, high))
+            clear.append(f"{' and '.join(ends)} in {run.name}")
     return clear
 
 
@@ -203,7 +208,8 @@ def details_of_alpha() -> str:
     """State the differences of α that the runs do not resolve, and those that qualify the ones they do."""
     return answer(
         *differences_of_models(),
-        *(part for part in (curvature_sentence(), uncut_sentence(), temperatures_sentence()) if part),
+        curvature_sentence(),
+        temperatures_sentence(),
         *sampler_parts(),
     )
 
@@ -261,12 +267,12 @@ def curvature_sentence() -> str:
     if not bent:
         return "No change of the slope with length is resolved."
     return (
-        f"The slope changes with length in {' and '.join(bent)}, by half its change per unit of log T: α is an average "
-        "there."
+        f"The line in log T is curved in {' and '.join(bent)}; half of this is added to α for each unit of log T, so "
+        "that α is an average there."
     )
 
 
-def uncut_sentence() -> str | None:
+def uncut_sentence() -> str:
     """State α without the completions that were cut off, where they are more than a twentieth."""
     said = []
     for run in committed():
@@ -274,7 +280,7 @@ def uncut_sentence() -> str | None:
         uncut = with_interval(found.get("without_truncated") or {}, "alpha")
         if uncut is not None and found["n_truncated"] > 0.05 * found["n"]:
             said.append(f"{run.name} {shown(uncut)} instead of {shown(with_interval(found, 'alpha'))}")
-    return f"Without completions that were cut off: {'; '.join(said)}." if said else None
+    return f"Without completions that were cut off: {'; '.join(said)}." if said else ""
 
 
 def temperatures_sentence() -> str:

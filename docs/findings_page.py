@@ -27,7 +27,6 @@ from committed_numbers import (
 from findings_alpha import details_of_alpha, section_alpha, section_metric
 from findings_runs import (
     GRPO,
-    MEMORY,
     NO_RUN,
     RLOO,
     UNRESOLVED,
@@ -63,19 +62,22 @@ COMPARED = (
     GRPO,
     "token_mean(loo=True)",
     WEIGHTED,
-    FITTED,
     "norm_weighted(loo=True)",
+    "asymmetric(delta=-0.1)",
+    "james_stein",
 )
+#: The run that compares most estimators, in place of the smaller one of the same policy and problems.
+ZOO = Run("embedded_zoo", "embedded, 240 × 8")
 HEAD = """# Findings
 
-Relative noise is the number of samples for equal noise, relative to RLOO ([definitions](read_results.md)). Brackets are
-95 % intervals over prompts; a difference is stated only where its interval excludes zero
+Relative noise is the number of samples for the noise of RLOO, as a multiple of RLOO's ([definitions](read_results.md)).
+Brackets are 95 % intervals over prompts; a difference is stated only where its interval excludes zero
 ([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and *embedded*, a policy of a
 million parameters.
 """
 DETAILS_HEAD = """# Findings: details
 
-What the runs of [findings](findings.md) do not resolve, what they cost, and what was not run.
+What the runs of [findings](findings.md) do not resolve.
 """
 
 
@@ -114,24 +116,22 @@ def section_runs() -> str:
         rows.append(
             (
                 f"[{run.name}](../figures/{run.folder}/manifest.json)",
-                f"{float(format(manifest['policy']['n_parameters'] / 1e6, '.3g')):g}",
                 f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}",
                 "—" if math.isnan(effective) else f"{effective:.0f}",
                 f"{means['mean_reward']:.2f}",
-                f"{means['mean_length']:.0f}",
-                f"{means['truncated_share']:.0%}",
+                f"{means['mean_length']:.0f} ({means['truncated_share']:.0%})",
+                f"{hours_of(manifest):.2f}",
             )
         )
     most = max(numbers(run.folder, "manifest")["policy"]["n_parameters"] for run in committed())
     largest = f"{most / 1e9:.2g} billion" if most > 1e8 else f"{most / 1e6:.2g} million"
     header = (
         "run",
-        "10⁶ parameters",
         "prompts × completions",
         "effective prompts",
         "mean reward",
-        "mean tokens",
-        "cut off",
+        "mean tokens (cut off)",
+        "hours",
     )
     return answer(
         rows_of(header, rows),
@@ -145,7 +145,9 @@ def section_runs() -> str:
             if few
             else ""
         ),
-        "`make findings` repeats the runs, and resumes what was interrupted.",
+        "Hours are of sampling and measuring on two cores. `make findings` repeats the runs, and resumes what was "
+        "interrupted.",
+        rows_of(("not measured", "command", "hours, computed"), unmeasured()),
     )
 
 
@@ -160,16 +162,16 @@ def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = compared()
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
-    better = {label: [(name, ratio) for name, ratio in found if is_below(ratio)] for label, found in ratios.items()}
     gains = [
-        f"{in_words(label)} ({'; '.join(f'{ratio[0]:.2f} in {name}' for name, ratio in found)})"
-        for label, found in better.items()
-        if found
+        f"{in_words(label)}, {shown(largest_groups(run, label))} in {run.name}"
+        for label in COMPARED
+        for run in runs
+        if is_surely_below(run, label)
     ]
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**RLOO, nearly: of the rows below, {', '.join(gains) or 'none'} is resolved below it.** REINFORCE is "
-        f"noisier in {one_of(worse, len(runs)) or 'none'}."
+        f"**RLOO, nearly. Below it, by intervals for all rows at once: {'; '.join(gains) or 'none'}.** "
+        f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
         rows_of(
@@ -186,8 +188,8 @@ def section_noise() -> str:
         else None,
         left_to_gain(),
         state_values(),
-        "The best constant and norm weights use what training does not know; — was not compared. Repeat: `gradstats "
-        "variance RUN`.",
+        "The best constant and norm weights are fitted to the gradients that are compared; — was not compared. Repeat: "
+        "`gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
     )
 
@@ -217,21 +219,27 @@ def state_values() -> str | None:
         return None
     vine, gae = map(shown, found.values())
     return (
-        f"Values of states, in another run of the embedded policy (`gradstats run embedded_zoo`): {vine} with "
-        f"Monte-Carlo "
-        f"values of prefixes, whose completions are not counted, and {gae} with a value head."
+        f"Values of states do better in {ZOO.name}: {vine} with Monte-Carlo values of prefixes, whose completions are "
+        f"not counted, and {gae} with a value head."
     )
 
 
 def compared() -> list[Run]:
     """Return the runs whose groups have several completions."""
-    frames = ((run, table(run.folder, "variance")) for run in committed())
+    runs = [run for run in committed() if run.folder != "embedded"]
+    frames = ((run, table(run.folder, "variance")) for run in (*runs, ZOO))
     return [run for run, frame in frames if frame is not None and frame["group_size"].max() > 1]
 
 
 def is_below(ratio: Triple | None) -> bool:
     """Return whether a relative noise is shown to lie below 1."""
     return ratio is not None and ratio[2] < 1.0
+
+
+def is_surely_below(run: Run, label: str) -> bool:
+    """Return whether an estimator is shown to lie below RLOO by intervals that hold for all rows of its run."""
+    row = of_largest_groups(run, label)
+    return row is not None and float(row.get("matched_ratio_simultaneous_high", math.inf)) < 1.0
 
 
 def absent(run: Run, label: str) -> str:
@@ -257,19 +265,27 @@ def section_exponent() -> str:
     rows, fitted, published = [], [], []
     for run in committed():
         at_fitted, at_published = (largest_groups(run, label) for label in (FITTED, WEIGHTED))
-        rows += [] if (curve := along(run, EXPONENT)) is None else [(run.name, lowest(*curve))]
+        curve = along(run, EXPONENT)
         fitted += [] if at_fitted is None else [(run.name, at_fitted)]
         published += [] if at_published is None else [(run.name, at_published)]
+        if curve is not None or at_fitted is not None:
+            best = "—" if curve is None else lowest(*curve)
+            rows.append((run.name, best, shown(at_fitted, "—")))
     lower, higher = (
-        [name for name, ratio in (*fitted, *published) if excludes(ratio, 1.0) and (ratio[0] < 1.0) == below]
+        [
+            f"{shown(ratio)} at {exponent} in {name}"
+            for exponent, ratios in (("α within prompts", fitted), ("α = 0.8", published))
+            for name, ratio in ratios
+            if excludes(ratio, 1.0) and (ratio[0] < 1.0) == below
+        ]
         for below in (True, False)
     )
-    said = f"Yes, in {', '.join(lower)}" if lower else "Not measurably"
-    said += f"; it raises the noise in {', '.join(higher)}" if higher else ""
+    said = f"Yes: {', '.join(lower)}" if lower else "Not measurably"
+    said += f"; it raises the noise, to {', '.join(higher)}" if higher else ""
     return answer(
-        f"**{said}.** With the own sample left out, length weights at α within prompts {verdict_of(fitted)}; at 0.8 "
-        f"they {verdict_of(published)}. {own_sample_included()}",
-        rows_of(("run", "best exponent"), rows),
+        f"**{said}.** With the own sample left out, length weights at α within prompts {verdict_of(fitted)}. "
+        f"{own_sample_included()}",
+        rows_of(("run", "best exponent", "noise at α within prompts"), rows),
         'Repeat: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`. The best exponent is chosen on '
         "the completions that are compared.",
         first_figure(EXPONENT, "Noise of the length-weighted baseline along its exponent"),
@@ -277,23 +293,31 @@ def section_exponent() -> str:
 
 
 def own_sample_included() -> str:
-    """State what the length weights do in the published form, in which the own sample is part of the baseline."""
+    """State what weights do in the published form, in which the own sample is part of the baseline."""
     said = []
     for run in committed():
-        ratio = largest_groups(run, OWN_SAMPLE)
-        share = largest_groups(run, OWN_SAMPLE, "matched_bias_share")
-        if ratio is not None and share is not None:
-            said.append(f"{shown(ratio)} with a bias of {shown(share)} ({run.name})")
-    return f"In the published form, own sample included, they have {'; '.join(said)}." if said else ""
+        of_run = []
+        for label in (OWN_SAMPLE, "norm_weighted", "token_mean"):
+            ratio, share = (largest_groups(run, label, name) for name in ("matched_ratio", "matched_bias_share"))
+            if ratio is not None and share is not None:
+                of_run.append(f"{in_words(label)} {shown(ratio)} with a bias of {bounded_bias(share)}")
+        said += [f"{run.name}: {', '.join(of_run)}"] if of_run else []
+    return f"Own sample included, as published, in {'; '.join(said)}." if said else ""
 
 
 def largest_groups(run: Run, label: str, column: str = "matched_ratio") -> Triple | None:
     """Return a quantity of an estimator in the largest groups of a run; None where it is not resolved."""
+    row = of_largest_groups(run, label)
+    return None if row is None else with_interval(row, column)
+
+
+def of_largest_groups(run: Run, label: str) -> pd.Series | None:
+    """Return the row of an estimator in the largest groups of a run; None where it was not compared."""
     frame = table(run.folder, "variance")
     if frame is None:
         return None
     chosen = frame[(frame["estimator"] == label) & (frame["group_size"] == frame["group_size"].max())]
-    return None if chosen.empty else with_interval(chosen.iloc[0], column)
+    return None if chosen.empty else chosen.iloc[0]
 
 
 def section_centre() -> str:
@@ -310,7 +334,7 @@ def section_centre() -> str:
         gain = ("—", "—") if none else (number_alone(surest["value"]), shown(ratio))
         rows.append((run.name, lowest(found, points), *gain))
         off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
-        gains += [f"{ratio[0]:.2f} in {run.name}"] if is_below(ratio) else []
+        gains += [f"{shown(ratio)} in {run.name}"] if is_below(ratio) else []
     return answer(
         (
             (
@@ -323,7 +347,7 @@ def section_centre() -> str:
         )
         if rows
         else NO_RUN,
-        rows_of(("run", "best δ", "surest δ", "noise there (interval for all δ)"), rows) if rows else None,
+        rows_of(("run", "best δ", "δ of lowest upper end", "noise there (interval for all δ)"), rows) if rows else None,
         'Repeat: `gradstats ask RUN curve "asymmetric(loo=True)" delta=-0.5:0.5:41`. It holds for the success rates of '
         "these prompts.",
         first_figure(SHIFT, "Noise along the shift of the centre"),
@@ -332,7 +356,7 @@ def section_centre() -> str:
 
 def section_standardising() -> str:
     """State whether division by the standard deviation of the group biases."""
-    rows, clear, costs = [], [], []
+    rows, clear, costs, bounds = [], [], [], []
     for run in committed():
         cosine, share, ratio = (
             largest_groups(run, GRPO, name) for name in ("cosine", "matched_bias_share", "matched_ratio")
@@ -342,7 +366,13 @@ def section_standardising() -> str:
         rows.append((run.name, at_least(cosine), bounded_bias(share)))
         costs.append((run.name, ratio))
         clear += [run.name] if share is not None and share[1] > 0.0 else []
-    turned = f"a bias is resolved in {one_of(clear, len(rows))}" if clear else "no bias is resolved where it is known"
+        bounds += [] if share is None else [share]
+    most = bounded_bias(max(bounds, key=lambda share: share[2], default=None))
+    turned = (
+        f"a bias is resolved in {one_of(clear, len(rows))}"
+        if clear
+        else f"no bias is resolved; it is {most} of the squared error"
+    )
     return answer(
         f"**{'Yes' if clear else 'Not measurably'}: {turned}.** Dividing by the standard deviation of the group "
         "weights easy and hard prompts more ([claims](claims.md)), which can turn the gradient. GRPO's weights "
@@ -350,7 +380,9 @@ def section_standardising() -> str:
         if rows
         else NO_RUN,
         rows_of(("run", "cosine", "bias"), rows),
-        "Bias is the share in the squared error of a batch of 128 prompts. Repeat: `gradstats variance RUN`.",
+        "The squared error is that of a batch of 128 prompts. In the other runs the signal is not resolved, and so no "
+        "bias. Repeat: `gradstats variance RUN`.",
+        figure("embedded_resolved", "variance_bias", "Noise and bias of each estimator (embedded at 2–3 steps)"),
     )
 
 
@@ -375,6 +407,7 @@ def section_mismatch() -> str:
     if frame is None:
         return NO_RUN
     names = {label: "no correction" if label == RLOO else in_words(label) for label in CORRECTIONS}
+    few = frame.loc[frame["n_effective_prompts"] < ENOUGH_PROMPTS]
     found: dict[str, list[tuple[Triple | None, Triple | None]]] = {}
     for label in CORRECTIONS:
         rows = [frame[(frame["estimator"] == label) & (frame["cell"] == cell)].iloc[0] for cell in MISMATCHES]
@@ -392,9 +425,12 @@ def section_mismatch() -> str:
     )
     said += f"; {', '.join(higher).lower()} raises it" if higher else ""
     said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
+    token_wise = zip(*(found[f"recipe:{name}"] for name in ("tis", "icepop", "mis")), strict=True)
+    unbound = [name for name, same in zip(MISMATCHES.values(), token_wise, strict=True) if len(set(same)) == 1]
+    of_tis = " and ".join(shown(noise, UNRESOLVED) for noise, _ in found["recipe:tis"])
     return answer(
-        f"**{'In part' if lower else 'Not measurably'}.** On completions of embedded drawn in bfloat16, or by the "
-        f"checkpoint eight steps earlier, {said}",
+        f"**{'In part' if lower else 'Not measurably'}: TIS has a noise of {of_tis}.** On completions of embedded "
+        f"drawn in bfloat16, or by the checkpoint eight steps earlier, {said}",
         rows_of(
             ("noise, over RLOO with the ratio", *MISMATCHES.values()),
             [
@@ -404,7 +440,14 @@ def section_mismatch() -> str:
                 if label not in ("recipe:icepop", "recipe:mis", "recipe:worst_token_rs")
             ],
         ),
-        "Repeat: `gradstats run embedded_mismatch`. Large models in servers of low precision are not measured.",
+        "".join(
+            f"{row['n_effective_prompts']:.0f} effective prompts carry {in_words(row['estimator']).lower()} "
+            f"{MISMATCHES[row['cell']]}. "
+            for _, row in few.iterrows()
+        )
+        + (f"No token reaches a bound of TIS or IcePop {' and '.join(unbound)}. " if unbound else "")
+        + "Repeat: `gradstats run embedded_mismatch`. Large models in servers of low precision are not measured.",
+        figure("embedded_mismatch", "cell", "Noise of each correction (embedded)"),
     )
 
 
@@ -438,17 +481,24 @@ def section_training() -> str:
             apart = excludes(with_interval(paired.loc[column], "difference"), 0.0)
         if apart:
             changes[name] = " to ".join(re.sub(r" \[.*", "", columns[name][end]) for end in (0, -1))
+            if column in paired.index and column != "mean_reward":
+                changes[name] += f" (by {shown(with_interval(paired.loc[column], 'difference'))}, paired)"
     reward = changes.pop("mean reward", "unresolved")
     said = ", ".join(f"{name} from {change}" for name, change in changes.items())
     others = [row for _, row in frame[~frame["estimator"].isin([RLOO, "reinforce"])].iterrows()]
-    below = [
-        f"{in_words(row['estimator'])} at step {steps[cells.index(row['cell'])]}"
-        for row in others
-        if is_below(with_interval(row, "matched_ratio"))
-    ]
+    below, above = {}, {}
+    for row in others:
+        for found, apart in (
+            (below, row["matched_ratio_simultaneous_high"] < 1.0),
+            (above, row["matched_ratio_simultaneous_low"] > 1.0),
+        ):
+            if apart:
+                found.setdefault(in_words(row["estimator"]), []).append(steps[cells.index(row["cell"])])
+    listed = ["; ".join(f"{name} (step {', '.join(at)})" for name, at in found.items()) for found in (below, above)]
     return answer(
         f"**{f'Yes: {said}' if changes else 'Not measurably'}.** The embedded policy learned by RLOO for {steps[-1]} "
-        f"steps (mean reward {reward}). {', '.join(below) or 'No other'} is resolved below RLOO.",
+        f"steps (mean reward {reward}). Below RLOO: {listed[0] or 'nothing'}. Above it, by intervals for all rows of a "
+        f"step at once: {listed[1] or 'nothing'}.",
         rows_of(("step", *columns), zip(steps, *columns.values(), strict=True)),
         f"This is one training run. Repeat: `gradstats run {TRAINING}`.",
         figure(TRAINING, "policy_name", "Along reinforcement learning (embedded)"),
@@ -494,27 +544,29 @@ def section_group_size() -> str:
     )
 
 
-def costs() -> str:
-    """State what the runs cost, and what was not run."""
-    rows = []
-    for run in committed():
-        manifest = numbers(run.folder, "manifest")
-        assert manifest is not None
-        rows.append((run.name, f"{hours_of(manifest):.2f}", MEMORY.get(run.folder, "—")))
-    manifest = numbers("qwen_1_5b", "manifest")
-    assert manifest is not None
-    seconds = sum(manifest["timings"][step] for step in ("sampling", "measuring")) / manifest["n_sequences"]
+def unmeasured() -> list[tuple[str, str, str]]:
+    """Return what no run measured, the command that would, and the hours on two cores.
+
+    Hours are those of a committed run, in proportion to the completions, their lengths and the model's parameters.
+    """
+    small, large = (numbers(name, "manifest") for name in ("qwen_mawps", "qwen_1_5b"))
+    if small is None or large is None:
+        return []
+    seconds = sum(large["timings"][step] for step in ("sampling", "measuring")) / large["n_sequences"]
     length = completion_means(read_results(committed_path("qwen_1_5b", ".")))["mean_length"]
     lengths = data.load("gloeckle2026")["length"]
-    hours = 30 * seconds * lengths.mean() / length / 3600
-    return answer(
-        rows_of(("run", "hours", "memory, GiB"), rows),
-        "Hours of sampling and measuring on two cores; 2 × means two parts of one thread each. Memory is the most "
-        "that the system counted for a process (GNU time).",
-        "No run used a GPU, weights in full precision, or the weights of the published points. Their setting, "
-        "`gradstats "
-        f"run alpha_r1_distill`, would take about {hours:.1f} hours on two cores, if time is proportional to length.",
-    )
+    published = 30 * seconds * lengths.mean() / length / 3600
+    seven = hours_of(small) * 7.6e9 / small["policy"]["n_parameters"]
+    return [
+        ("R1-Distill-Qwen-1.5B, as published", "`gradstats run alpha_r1_distill`", f"{published:.1f}"),
+        ("7B", "`gradstats run qwen_mawps --set policy.name=Qwen/Qwen2.5-7B-Instruct`", f"{seven:.0f}"),
+        ("CUDA", "`gradstats run qwen_mawps --set policy.device=cuda`", "—"),
+        (
+            "long traces on a GPU",
+            "`python -P experiments/alpha_over_lengths.py`, which takes CUDA where it is",
+            "—",
+        ),
+    ]
 
 
 SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
@@ -532,7 +584,6 @@ SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
 DETAILS_SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("α between models, lengths and samplers", details_of_alpha),
     ("What group size is each baseline worth?", section_group_size),
-    ("Costs, and what was not run", costs),
 )
 
 if __name__ == "__main__":

@@ -36,8 +36,6 @@ RUNS = (
     Run("embedded_resolved", "embedded at 2–3 steps"),
     Run("embedded", "embedded", "embedded_tokens"),
 )
-#: Folder → most memory of each process, GiB, as the system counted it.
-MEMORY = {"qwen_mawps": "2 × 7.6", "qwen_gsm8k": "2 × 7.5", "qwen_1_5b": "16.9", "qwen_mawps_tokens": "2 × 8.4"}
 GRPO, RLOO = "grpo", "rloo"
 
 
@@ -120,6 +118,9 @@ def verdict_of(ratios: Sequence[tuple[str, Triple | None]]) -> str:
         if names
     ]
     if rest := len(ratios) - len(below) - len(above):
-        others = "any run" if rest == len(ratios) else "the other run" if rest == 1 else f"the other {rest} runs"
+        clear_names = {name for name, _ in clear}
+        others = next(name for name, _ in ratios if name not in clear_names) if rest == 1 else f"the other {rest} runs"
+        if rest == len(ratios) > 1:
+            others = f"any of {rest} runs"
         said.append(f"change nothing that is resolved in {others}")
     return ", and ".join(said)

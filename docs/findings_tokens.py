@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
-from committed_numbers import Triple, numbers, shown, table, with_interval
+from committed_numbers import Triple, committed_path, numbers, shown, table, with_interval
 from findings_runs import NO_RUN, RUNS, UNRESOLVED, Run, answer, figure, rows_of, verdict_of
+
+from gradstats.report.saved_results import completion_means, read_results
 
 #: Proxies that need no gradient, and what the page calls them.
 PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π"}
@@ -14,14 +16,16 @@ COUNTS = (1, 16)
 def section_concentration() -> str:
     """State how many tokens carry the energy."""
     shares: dict[str, list[Triple | None]] = {}
-    sizes = {}
+    sizes, lengths = {}, []
     for run, frame in token_tables("concentration"):
         single = frame[frame["tokens_first"] == frame["tokens_last"]].set_index("tokens_first")
         shares[run.name] = [with_interval(single.loc[n], "share") if n in single.index else None for n in COUNTS]
         sizes[run.name] = f"{prompts_of(run)} × {group_size(run)}"
+        lengths.append(f"{completion_means(read_results(committed_path(run.tokens or '', '.')))['mean_length']:.0f}")
     return answer(
         f"**{'Few' if all(found[-1] and found[-1][1] > 0.5 for found in shares.values()) else 'Many'}: the heaviest 16 "
-        f"tokens of a completion hold {in_percent([found[-1] for found in shares.values()])} of it.** The energy is "
+        f"tokens of a completion hold {in_percent([found[-1] for found in shares.values()])} of it, of "
+        f"{' and '.join(lengths)} on average.** The energy is "
         f"Σ‖s_t‖²; the heaviest alone holds {in_percent([found[0] for found in shares.values()])}."
         if shares
         else NO_RUN,
@@ -72,11 +76,13 @@ def section_proxy() -> str:
     """State whether the logit proxy is good enough."""
     rows, verdicts = [], []
     ranks: list[float] = []
+    higher: list[bool] = []
     factors: list[float] = []
     for run, frame in token_tables("proxy_quality"):
         by_proxy = frame.set_index("proxy")
         ranks.append(float(by_proxy.loc["logit", "rank_correlation"]))
         factors.append(float(by_proxy.loc["logit", "factor"]))
+        higher.append(float(by_proxy.loc["surprisal", "rank_correlation_low"]) > ranks[-1])
         # With two completions a leave-one-out baseline has a single reward to weight: weights make no difference.
         compared = group_size(run) > 2
         for name, words in PROXIES.items():
@@ -86,13 +92,14 @@ def section_proxy() -> str:
             rows.append((run.name, words, correlation, factor, shown(otb, UNRESOLVED) if compared else "—"))
             verdicts += [(run.name, otb)] if compared and name == "logit" else []
     return answer(
-        f"**{'For ranks' if min(ranks) > 0.9 else 'Not even for ranks'}, "
-        f"{'not for' if max(factors) > 1.1 else 'and for'} "
-        f"sizes.** The logit proxy has a rank correlation of at least {min(ranks):.2f} with energies, and is off by "
-        f"a factor of {min(factors):.2f}–{max(factors):.2f} for a typical token. As "
-        f"weights of OTB, proxies in place of energies {verdict_of(verdicts)}."
+        f"**{'For ranks' if min(ranks) > 0.9 else 'Not even for ranks'} (correlation {min(ranks):.2f} or more), "
+        f"{'not for' if max(factors) > 1.1 else 'and for'} sizes (off by a factor of "
+        f"{min(factors):.2f}–{max(factors):.2f} for a typical token).** "
+        + ("−log π has a higher rank correlation. " if all(higher) else "")
+        + f"As weights of OTB, proxies in place of energies {verdict_of(verdicts)}."
         if rows
         else NO_RUN,
         rows_of(("run", "proxy", "rank correlation", "error factor", "OTB: proxy over energies"), rows),
+        "Repeat: `gradstats ask RUN tokens`.",
         first_token_figure("proxy", "Logit proxy against measured energy of tokens"),
     )

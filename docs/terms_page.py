@@ -11,11 +11,12 @@ from pathlib import Path
 from gradstats.report.glossary import TERMS
 
 PAGE = Path(__file__).with_name("read_results.md")
-#: Terms that the page explains where they are first used.
+#: Terms that the page explains where they are first used, and those of the field.
 EXPLAINED_ABOVE = (
     "relative noise, matched ratio", "bias, matched bias", "critical batch, noise-to-signal", "α, length exponent",
     "α within prompts", "best set", "clustered interval", "not resolved", "own-sample", "ratios of all rows",
-    "effective prompts", "tr Cov", "sketch", "score",
+    "effective prompts", "tr Cov", "sketch", "score", "baseline", "estimator", "group",
+    "importance ratio", "leave-one-out", "off-policy",
 )  # fmt: skip
 
 
