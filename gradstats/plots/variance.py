@@ -229,13 +229,15 @@ def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = 
         axis.set_major_locator(plt.MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10], min_n_ticks=min(2, most)))
         return
     decades = np.log10(right / left)
-    if decades < 0.7:
+    even = _linear_ticks(left, right, most)
+    # Two ticks alone look like those of a linear axis.
+    if decades < 0.3 or (decades < 0.7 and len(even) >= min(3, most)):
         axis.set_major_locator(plt.LogLocator(subs=(1.0,)))
-        axis.set_ticks(_linear_ticks(left, right, most))
+        axis.set_ticks(even)
         axis.set_minor_locator(plt.LogLocator(subs=()))
     else:
         coarse = (1.0,) if decades > 3 else (1.0, 3.0)
-        fine = (1.0, 2.0, 5.0) if decades > 1 or most < 5 else FINE
+        fine = (1.0, 2.0, 5.0) if decades > 1 or (most < 5 and decades > 0.7) else FINE
         subs = coarse if decades > 1.5 else fine
         axis.set_major_locator(plt.LogLocator(subs=subs, numticks=12 if decades <= 6 else most + 1))
     if decades > 6:

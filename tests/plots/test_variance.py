@@ -123,19 +123,21 @@ def test_rows_stand_from_top_to_bottom_and_lines_of_labels_take_height():
 
 
 @pytest.mark.parametrize(
-    ("limits", "ticks"),
+    ("limits", "most", "ticks"),
     [
-        ((0.9, 21.0), ["1", "2", "5", "10", "20"]),
-        ((0.9, 50.0), ["1", "3", "10", "30"]),
-        ((0.9, 1.35), ["0.9", "1", "1.1", "1.2", "1.3"]),
-        ((0.5, 5000.0), ["1", "10", "100", "1000"]),
+        ((0.9, 21.0), 5, ["1", "2", "5", "10", "20"]),
+        ((0.9, 50.0), 5, ["1", "3", "10", "30"]),
+        ((0.9, 1.35), 5, ["0.9", "1", "1.1", "1.2", "1.3"]),
+        ((0.5, 5000.0), 5, ["1", "10", "100", "1000"]),
+        # 50 and 100 alone would look like a linear axis
+        ((25.0, 110.0), 3, ["30", "50", "70", "100"]),
     ],
 )
-def test_ticks_of_a_log_axis_are_plain_numbers(limits, ticks):
+def test_ticks_of_a_log_axis_are_plain_numbers(limits, most, ticks):
     figure, ax = plt.subplots()
     ax.set_xscale("log")
     ax.set_xlim(*limits)
-    plain_ticks(ax, logarithmic=True)
+    plain_ticks(ax, logarithmic=True, most=most)
     figure.canvas.draw()
     shown = [label for label in ax.get_xticklabels() if limits[0] <= label.get_position()[0] <= limits[1]]
     assert [label.get_text() for label in shown] == ticks
