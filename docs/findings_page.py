@@ -39,9 +39,7 @@ from findings_runs import (
     lines,
     one_of,
     rows_of,
-    simultaneous,
     verdict_of,
-    widened,
 )
 from findings_tokens import section_concentration, section_proxy
 
@@ -512,35 +510,45 @@ def bounded_bias(share: Triple | None) -> str:
     return f"≤ {math.ceil(share[2] * 1e5) / 1e5:.2g}"
 
 
-def section_group_size() -> str:
-    """State what group size each baseline is worth."""
-    tables = {
-        run.name: frame for run in committed() if (frame := table(run.folder, "equivalent_group_size")) is not None
-    }
-    labels = list(dict.fromkeys(label for frame in tables.values() for label in frame["estimator"] if label != RLOO))
-    sizes = {name: frame["group_size"].max() for name, frame in tables.items()}
-    rows: list[tuple[str, ...]] = []
-    off: dict[str, list[str]] = {}
-    for label in labels:
-        cells = []
-        for name, frame in tables.items():
-            chosen = frame[(frame["estimator"] == label) & (frame["group_size"] == sizes[name])]
-            found = None if chosen.empty else with_interval(chosen.iloc[0], "equivalent_group_size")
-            cells.append("—" if chosen.empty else shown(found, UNRESOLVED))
-            if found is not None and excludes(widened(found, simultaneous(len(labels))), sizes[name]):
-                off.setdefault(name, []).append(in_words(label))
-        if not all(text in ("—", str(sizes[name])) for text, name in zip(cells, tables, strict=True)):  # by definition
-            rows.append((in_words(label), *cells))
+#: The measured size of a group, and others, of which those above are extrapolated.
+MEASURED_SIZE, OTHER_SIZES = 8, (2, 4, 16, 32)
+
+
+def section_completions() -> str:
+    """State which number of completions of a prompt has the least noise at equal tokens."""
+    found: dict[str, dict[int, Triple]] = {}
+    for run in compared():
+        frame = table(run.folder, "allocation")
+        if frame is None or MEASURED_SIZE not in set(frame["group_size"]):
+            continue
+        rows = frame[frame["estimator"] == RLOO].set_index("group_size")
+        noise = {size: with_interval(rows.loc[size], "relative_noise") for size in OTHER_SIZES if size in rows.index}
+        found[run.name] = {size: ratio for size, ratio in noise.items() if ratio is not None}
+    if not found:
+        return NO_RUN
+    said = []
+    for size in OTHER_SIZES:
+        ratios = {name: of_run[size] for name, of_run in found.items() if size in of_run}
+        apart = {name: shown(ratio) for name, ratio in ratios.items() if excludes(ratio, 1.0)}
+        if apart and len(apart) == len(ratios):
+            ends = [f"{end(ratio[0] for ratio in ratios.values()):.2f}" for end in (min, max)]
+            said.append(f"{size} have {ends[0]} to {ends[1]} times its noise in all {len(ratios)} runs")
+        elif apart:
+            said.append(f"{size} have {' and '.join(f'{ratio} in {name}' for name, ratio in apart.items())}")
+        else:
+            said.append(f"{size} differ in no run")
     return answer(
-        "The group size at which RLOO, at the same total of completions, is as noisy as each baseline with N "
-        "completions.",
-        rows_of(("baseline", *(f"{name}, N = {sizes[name]}" for name in tables)), rows if tables else []),
-        "Worth another size than N, by intervals that hold for all baselines of a run: "
-        + "; ".join(f"{', '.join(found)} ({name})" for name, found in off.items())
-        + "."
-        if off
-        else None,
-        "Repeat: `gradstats ask RUN group_sizes`.",
+        f"**About {MEASURED_SIZE}: at equal tokens, {'; '.join(said)}.**",
+        rows_of(
+            (f"noise of RLOO at equal tokens, over {MEASURED_SIZE} completions", *map(str, OTHER_SIZES)),
+            [
+                (name, *(shown(of_run[size], "—") if size in of_run else "—" for size in OTHER_SIZES))
+                for name, of_run in found.items()
+            ],
+        ),
+        "16 and 32 are extrapolated, for RLOO exactly. Tokens of prompts are not counted. Repeat: `gradstats ask RUN "
+        "allocation`.",
+        first_figure("allocation", "Noise at equal tokens against completions of a prompt"),
     )
 
 
@@ -571,6 +579,7 @@ def unmeasured() -> list[tuple[str, str, str]]:
 
 SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("Which estimator is least noisy?", section_noise),
+    ("How many completions of a prompt?", section_completions),
     ("Is α one number?", section_alpha),
     ("Does α depend on the metric?", section_metric),
     ("Does α make a better baseline?", section_exponent),
@@ -583,7 +592,6 @@ SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
 )
 DETAILS_SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("α between models, lengths and samplers", details_of_alpha),
-    ("What group size is each baseline worth?", section_group_size),
 )
 
 if __name__ == "__main__":

@@ -328,14 +328,18 @@ def test_whether_the_exponent_helps_follows_the_interval(findings, no_figures, r
     assert findings.section_exponent().startswith(verdict)
 
 
-def test_of_group_sizes_only_those_by_definition_are_left_out(findings, no_figures):
-    sizes = {"equivalent_group_size": [4.0, 3.0], "equivalent_group_size_low": [4.0, 2.5]}
-    frame = pd.DataFrame({"estimator": ["group_mean", "reinforce"], "group_size": 4, **sizes})
-    frame["equivalent_group_size_high"] = [4.0, 3.5]
-    commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6), equivalent_group_size=frame)
-    said = findings.section_group_size()
-    assert "| REINFORCE | 3.00 [2.50, 3.50] |" in said
-    assert "group mean" not in said
+def test_the_number_of_completions_is_judged_at_equal_tokens(findings, no_figures):
+    variance = pd.DataFrame({"estimator": ["rloo"], "group_size": [8], **with_ends("matched_ratio", [1.0], 0.0)})
+    for run, noise in (("smollm2", [1.6, 1.2, 1.0, 0.9, 0.7]), ("qwen_mawps", [1.8, 1.05, 1.0, 0.9, 1.0])):
+        sizes = {"estimator": "rloo", "group_size": [2, 4, 8, 16, 32]}
+        frame = pd.DataFrame(sizes | with_ends("relative_noise", noise, 0.1))
+        commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=variance, allocation=frame)
+    said = " ".join(findings.section_completions().split())
+    assert said.startswith(
+        "**About 8: at equal tokens, 2 have 1.60 to 1.80 times its noise in all 2 runs; 4 have 1.20 [1.10, 1.30] in "
+        "SmolLM2 on sums; 16 differ in no run; 32 have 0.70 [0.60, 0.80] in SmolLM2 on sums.**"
+    )
+    assert "| SmolLM2 on sums | 1.60 [1.50, 1.70] | 1.20 [1.10, 1.30] | 0.90 [0.80, 1.00] | 0.70 [0.60, 0.80] |" in said
 
 
 def test_what_changes_along_training_follows_the_intervals(findings, no_figures):
