@@ -546,7 +546,7 @@ def section_completions() -> str:
                 for name, of_run in found.items()
             ],
         ),
-        "16 and 32 are extrapolated, for RLOO exactly. Tokens of prompts are not counted. Repeat: `gradstats ask RUN "
+        "16 and 32 are extrapolated, exactly. Tokens of prompts are not counted. Repeat: `gradstats ask RUN "
         "allocation`.",
         first_figure("allocation", "Noise at equal tokens against completions of a prompt"),
     )

@@ -32,14 +32,16 @@ def main(
     """
     written = {name: value for name, value in settings_in(experiment).items() if name != VARY}
     settings = experiment_of(experiment, written)
-    source, sampling = settings.prompts, settings.sampling
+    source = settings.prompts
     assert source.n is not None
     measured = {one.prompt_id for one in gs.load_prompts(source.source, source.n, rng=source.seed, **source.settings)}
     more = gs.load_prompts(source.source, source.n + prompts, rng=source.seed, **source.settings)
     policy = gs.load_policy(settings.policy.name, **settings.policy.arguments())
     others = [one for one in more if one.prompt_id not in measured]
-    drawn = {"group_size": completions, "batch_size": sampling.batch_size // sampling.group_size * completions}
-    rollouts = gs.sample(policy, others, **(sampling.arguments() | drawn), keep_in=out.with_suffix(""))
+    prompts_together = settings.sampling.batch_size // settings.sampling.group_size
+    drawn = {"group_size": completions, "batch_size": prompts_together * completions}
+    sampling = settings.sampling.model_copy(update=drawn)
+    rollouts = gs.sample(policy, others, **sampling.arguments(), keep_in=out.with_suffix(""))
     gs.estimate_second_moments(policy, rollouts, "rloo", prompts_per_batch=prompts_per_batch).save(out)
     print(out)
 
