@@ -3,7 +3,8 @@
 Writes figures/engines/self_check.csv. Counted as the self-check is everything that happens before the first chunk is
 measured (opening the session: the plain passes over three sequences, the engine on them, the comparisons), and the
 plain pass over one more sequence of a later chunk. All are paid once a call, whatever the number of completions. Each
-row is a fresh process, so that whatever torch does once is counted as the self-check's.
+row is a fresh process, so that whatever torch does once is counted as the self-check's. ``resumed_cpu_seconds`` is what
+a call that goes on pays instead, which compares a sequence of its first chunk and one of a later chunk.
 
 The row "whole run" samples, measures and analyses the embedded policy as ``gradstats run embedded`` does. The others
 measure completions of random tokens about as long as the embedded policy's answers; what they say does not matter to
@@ -98,16 +99,22 @@ def _measuring(name: str, n: int) -> dict[str, float]:
     rollouts = _rollouts(lengths, policy.model.config.vocab_size, rng)
     some = np.sort(rng.permutation(n)[: MEASURED[name] or n])
     seconds = _timed_checks()
-    opened = MeasuringSession.open(policy, rollouts, MeasurementSection(engine="ghost"))
+    section = MeasurementSection(engine="ghost")
+    opened = MeasuringSession.open(policy, rollouts, section)
     opened.expect(rollouts.select(some))
     start = time.process_time()
-    opened.measure(rollouts.select(some))
+    measured = opened.measure(rollouts.select(some))
     opening, later = seconds
     measuring = time.process_time() - start - later
     measuring *= float((lengths + PROMPT_LENGTH).sum() / (lengths[some] + PROMPT_LENGTH).sum())
+    rest = rollouts.select(some[: len(some) // 5])
+    resumed = MeasuringSession.open(policy, rollouts, section, earlier=measured.metadata)
+    resumed.expect(rest)
+    resumed.measure(rest)
     return {
         "n_measured": len(some),
         "check_cpu_seconds": opening + later,
+        "resumed_cpu_seconds": sum(seconds[2:]),
         "cpu_seconds": opening + later + measuring,
     }
 
