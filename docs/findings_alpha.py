@@ -54,6 +54,9 @@ ARMS = {
 }
 #: Sweeps over metrics, the first committed one with the figure.
 METRIC_SWEEPS = {"qwen_metric": "Qwen-0.5B on MAWPS", "embedded_metric": "embedded at 2–3 steps"}
+#: Sweep over metrics → the run that measured its completions in the Euclidean metric, where the sweep does not.
+EUCLIDEAN_RUNS = {"qwen_metric": "qwen_mawps"}
+METRIC = "measurement.metric"
 EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
 METRICS = {EUCLIDEAN: "Euclidean", ADAM: "Adam, ε = 1e-5", "adam": "Adam, ε = 1e-8"}
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
@@ -125,10 +128,12 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
     frame, blocks = table(sweep, "sweep"), table(sweep, "blocks")
     if frame is None or blocks is None:
         return {}
+    if (run := EUCLIDEAN_RUNS.get(sweep)) is not None:
+        frame, blocks = (pd.concat(pair) for pair in zip(in_euclidean_metric(run), (frame, blocks), strict=True))
     found = {}
-    for metric in (name for name in METRICS if name in set(frame["measurement.metric"])):
-        rows = frame[frame["measurement.metric"] == metric].set_index("estimator")
-        layers = blocks[(blocks["measurement.metric"] == metric) & blocks["block"].str.startswith("layers.")]
+    for metric in (name for name in METRICS if name in set(frame[METRIC])):
+        rows = frame[frame[METRIC] == metric].set_index("estimator")
+        layers = blocks[(blocks[METRIC] == metric) & blocks["block"].str.startswith("layers.")]
         alpha = with_interval(rows.loc[RLOO], "alpha")
         assert alpha is not None
         # Where a single prompt carries the variance, no comparison says anything.
@@ -140,6 +145,19 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
         critical = shown(with_interval(rows.loc[RLOO], "noise_to_signal"), low) if known else UNRESOLVED
         found[metric] = InMetric(name, alpha, float(layers["share_of_sq_norm"].sum()), noise, critical)
     return found
+
+
+def in_euclidean_metric(run: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the estimators and the blocks of a run, as a sweep over metrics has them."""
+    rows, blocks = table(run, "variance"), table(run, "alpha_by_block")
+    alpha, manifest = numbers(run, "alpha"), numbers(run, "manifest")
+    assert rows is not None
+    assert blocks is not None
+    assert alpha is not None
+    assert manifest is not None
+    of_run = {name: alpha[name] for name in ("alpha", "alpha_low", "alpha_high")}
+    of_run |= {"n_prompts": manifest["n_prompts"], "n_completions": manifest["n_sequences"]}
+    return rows.assign(**of_run, **{METRIC: EUCLIDEAN}), blocks.assign(**{METRIC: EUCLIDEAN})
 
 
 def turned(found: dict[str, InMetric]) -> list[str]:
@@ -162,15 +180,18 @@ def section_metric() -> str:
         for metric, one in found.items():
             noise = shown(one.noise.get("reinforce"), UNRESOLVED)
             rows.append((name, METRICS[metric], shown(one.alpha), f"{one.layers_share:.0%}", noise, one.critical))
-    first, one = next(iter(sweeps.items()))
+    drawn = next((sweep for sweep in sweeps if sweep not in EUCLIDEAN_RUNS), "")
+    moments = "In embedded v̂ is that of its training by imitation"
+    if "qwen_metric" in sweeps:
+        moments += ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts"
     return answer(
         f"**{'Yes: it is ' + '; '.join(differing) if differing else 'Not measurably'}.** Adam divides each coordinate "
         "by √v̂ + ε, here ε = 1e-5, so that parameters of usually small gradient count more. "
         + (f"The ranking turns for {', '.join(turning)}." if turning else "No change of ranking is resolved."),
         rows_of(("run", "metric", "α", "‖S‖² in layers", "REINFORCE", "critical batch"), rows),
-        "In embedded v̂ is that of its training by imitation; at ε = 1e-8 coordinates that training hardly reached hold "
-        f"all of ‖S‖², and one prompt the variance. Repeat: `gradstats run {first}`.",
-        figure(first, "alpha_by_block", f"α of each block of parameters in each metric ({one[EUCLIDEAN].name})"),
+        f"{moments}. At ε = 1e-8 coordinates that training hardly reached hold all of ‖S‖² in embedded, and one prompt "
+        f"the variance. Repeat: {' and '.join(f'`gradstats run {sweep}`' for sweep in sweeps)}.",
+        figure(drawn, "alpha_by_block", f"α of each block of parameters in each metric ({METRIC_SWEEPS.get(drawn)})"),
     )
 
 

@@ -76,7 +76,7 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
     commit_metrics(no_figures / "embedded_metric", (0.5, 0.9), (0.8, 1.3), 90.0)
     verdict, number = claims.of_metric()
     assert verdict == "fails"
-    assert "α 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00]; REINFORCE 0.80 [0.70, 0.90] and 1.30 [1.20, 1.40]; the" in number
+    assert "α 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00], REINFORCE 0.80 [0.70, 0.90] and 1.30 [1.20, 1.40] (" in number
     assert number.endswith("the ranking turns for reinforce")
     said = " ".join(alpha.section_metric().split())
     assert said.startswith(
@@ -87,11 +87,33 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
     assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 50% | 1.30 [1.20, 1.40] | ≥ 40 |" in said
 
 
+def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measures(claims, alpha, no_figures):
+    """Of two sweeps the first has Adam's metric alone."""
+    commit_metrics(no_figures / "embedded_metric", (0.5, 0.9), (0.8, 1.3), 90.0)
+    commit_metrics(no_figures / "qwen_metric", (0.5, 0.7), (1.2, 1.3), 90.0)
+    for name in ("sweep", "blocks"):
+        frame = pd.read_csv(no_figures / "qwen_metric" / f"{name}.csv", index_col=0)
+        frame[frame["measurement.metric"] != "euclidean"].to_csv(no_figures / "qwen_metric" / f"{name}.csv")
+    noise = {"n_effective_prompts": 90.0, "noise_to_signal": 50.0, "noise_to_signal_low": 40.0}
+    noise |= {"noise_to_signal_high": 60.0, "group_size": 8}
+    variance = pd.DataFrame(
+        {"estimator": ["rloo", "reinforce"], **noise, **with_ends("matched_ratio", [1.0, 2.0], 0.1)}
+    )
+    blocks = pd.DataFrame({"block": ["layers.0", "head"], "share_of_sq_norm": [0.3, 0.7]})
+    commit(no_figures, "qwen_mawps", "one", (0.6, 0.55, 0.65), variance=variance, alpha_by_block=blocks)
+    found = alpha.by_metric("qwen_metric")
+    assert (found["euclidean"].name, found["euclidean"].alpha) == ("Qwen-0.5B on MAWPS, 4 × 2", (0.6, 0.55, 0.65))
+    said = " ".join(alpha.section_metric().split())
+    assert "| Euclidean | 0.600 [0.550, 0.650] | 30% | 2.00 [1.90, 2.10] | 50 [40, 60] |" in said
+    assert "Repeat: `gradstats run qwen_metric` and `gradstats run embedded_metric`." in said
+    assert claims.of_metric()[1].startswith("Euclidean and `adam(eps=1e-5)`: α 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80]")
+
+
 def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, no_figures):
     commit_metrics(no_figures / "embedded_metric", (0.5, 0.6), (0.8, 1.3), 1.0)
     assert claims.of_metric()[0] == "not resolved"
     assert claims.of_metric()[1].endswith(
-        "REINFORCE 0.80 [0.70, 0.90] and not resolved; no change of ranking is resolved"
+        "REINFORCE 0.80 [0.70, 0.90] and not resolved (embedded at 2–3 steps, 9 × 8); no change of ranking is resolved"
     )
     said = " ".join(alpha.section_metric().split())
     assert said.startswith("**Not measurably.**")
