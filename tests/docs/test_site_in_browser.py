@@ -72,7 +72,7 @@ def open_at(browser, url: str, width: int):
     [
         ("optimal token baseline", "gradstats.estimators.otb.html"),
         ("gs.measure", "gradstats.measure.html"),
-        ("critical batch size", "docs/measure.html"),
+        ("critical batch size", "gradstats.analyses.batch_size.html"),
         ("length_weighted", "gradstats.estimators.length_weighted.html"),
     ],
 )
