@@ -224,7 +224,7 @@ def mean_square_gradients(
 ) -> dict[str, Tensor]:
     r"""Return :math:`\frac1J \sum_j g_j^2` of each parameter, :math:`g_j = \sum_{i \in j} \sum_t w_{i,t} s_{i,t}`.
 
-    It takes one ordinary backward pass of each chunk, and the memory of two more gradients.
+    It takes one ordinary backward pass of each chunk, and the memory of three more gradients.
     """
     held = whole_parameters(policy.model, selection)
     recompute = RecomputeRule(policy, memory_gib=memory_gib)
@@ -246,6 +246,7 @@ def mean_square_gradients(
                 parts = torch.autograd.grad(logprobs, list(held.values()), chunk.weights[1], materialize_grads=True)
             for name, part in zip(held, parts, strict=True):
                 gradient[name] += part
+            del parts, part  # before the next chunk makes its own
             finished(len(of_chunk), chunk.n_tokens)
         for name, values in gradient.items():
             if not bool(torch.isfinite(values).all()):
