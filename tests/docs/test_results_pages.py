@@ -106,7 +106,9 @@ def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measu
     said = " ".join(alpha.section_metric().split())
     assert "| Euclidean | 0.600 [0.550, 0.650] | 30% | 2.00 [1.90, 2.10] | 50 [40, 60] |" in said
     assert "Repeat: `gradstats run qwen_metric` and `gradstats run embedded_metric`." in said
-    assert claims.of_metric()[1].startswith("Euclidean and `adam(eps=1e-5)`: α 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80]")
+    assert claims.of_metric()[1].startswith(
+        "Euclidean and `adam(eps=1e-5)`: α 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80]"
+    )
 
 
 def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, no_figures):
@@ -312,6 +314,20 @@ def test_a_row_that_was_not_compared_is_not_called_unresolved(findings, runs, no
     assert "| REINFORCE | not resolved |" in said
     assert "| GRPO advantage | — |" in said
     assert "REINFORCE is noisier in none" in " ".join(said.split())
+
+
+def test_below_rloo_counts_by_intervals_for_all_rows_at_once(findings, no_figures):
+    frame = pd.DataFrame(
+        {
+            "estimator": ["token_mean(loo=True)", "norm_weighted(loo=True)", "rloo"],
+            "group_size": 4,
+            **with_ends("matched_ratio", [0.9, 0.9, 1.0], 0.05),
+            "matched_ratio_simultaneous_high": [0.98, 1.02, 1.0],
+        }
+    )
+    commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6), variance=frame)
+    said = " ".join(findings.section_noise().split())
+    assert "at once: token mean, leave-one-out, 0.900 [0.850, 0.950] in SmolLM2 on sums.**" in said
 
 
 @pytest.mark.parametrize(
