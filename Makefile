@@ -103,7 +103,7 @@ models/qwen2.5-coder-%b-instruct-q4_k_m.gguf: | $(VENV)/.base
 	@$(BIN)/hf download Qwen/Qwen2.5-Coder-$*B-Instruct-GGUF $(@F) --local-dir $(@D)
 
 data/%.jsonl:
-	@echo "$@ is missing: docs/measure.md says where these problems come from and which columns the file has" >&2; exit 1
+	@echo "$@ is missing: experiments/qwen_mawps.yaml and qwen_gsm8k.yaml say where these problems come from and which columns the file has" >&2; exit 1
 
 # The runs of docs/findings.md. Each goes on where it stopped; what needs no download comes first.
 findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the pages
