@@ -163,7 +163,7 @@ def in_euclidean_metric(run: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 def turned(found: dict[str, InMetric]) -> list[str]:
     """Return the estimators on one side of RLOO in the Euclidean metric and on the other in Adam's."""
     plain, adam = found[EUCLIDEAN].noise, found[ADAM].noise
-    return [label for label in plain if side(plain[label]) * side(adam[label]) < 0]
+    return [label for label in plain if label in adam and side(plain[label]) * side(adam[label]) < 0]
 
 
 def section_metric() -> str:
@@ -172,25 +172,35 @@ def section_metric() -> str:
     if not sweeps:
         return NO_RUN
     rows, differing, turning = [], [], []
-    for found in sweeps.values():
+    for sweep, found in sweeps.items():
         name, plain, adam = found[EUCLIDEAN].name, found[EUCLIDEAN].alpha, found[ADAM].alpha
         if plain[2] < adam[1] or adam[2] < plain[1]:
-            differing.append(f"{shown(plain)} in the Euclidean, {shown(adam)} in Adam's metric ({name})")
+            differing.append(f"{shown(plain)} and {shown(adam)} in {name}")
         turning += [f"{label} ({name})" for label in turned(found)]
         for metric, one in found.items():
             noise = shown(one.noise.get("reinforce"), UNRESOLVED)
-            rows.append((name, METRICS[metric], shown(one.alpha), f"{one.layers_share:.0%}", noise, one.critical))
+            rows.append(
+                (
+                    METRIC_SWEEPS[sweep],
+                    METRICS[metric],
+                    shown(one.alpha),
+                    f"{one.layers_share:.0%}",
+                    noise,
+                    one.critical,
+                )
+            )
     drawn = next((sweep for sweep in sweeps if sweep not in EUCLIDEAN_RUNS), "")
     moments = "In embedded v̂ is that of its training by imitation"
     if "qwen_metric" in sweeps:
         moments += ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts"
+    said = f"Yes: in the Euclidean and in Adam's it is {'; '.join(differing)}" if differing else "Not measurably"
     return answer(
-        f"**{'Yes: it is ' + '; '.join(differing) if differing else 'Not measurably'}.** Adam divides each coordinate "
+        f"**{said}.** Adam divides each coordinate "
         "by √v̂ + ε, here ε = 1e-5, so that parameters of usually small gradient count more. "
         + (f"The ranking turns for {', '.join(turning)}." if turning else "No change of ranking is resolved."),
         rows_of(("run", "metric", "α", "‖S‖² in layers", "REINFORCE", "critical batch"), rows),
         f"{moments}. At ε = 1e-8 coordinates that training hardly reached hold all of ‖S‖² in embedded, and one prompt "
-        f"the variance. Repeat: {' and '.join(f'`gradstats run {sweep}`' for sweep in sweeps)}.",
+        f"the variance. Repeat: {', '.join(f'`gradstats run {sweep}`' for sweep in sweeps)}.",
         figure(drawn, "alpha_by_block", f"α of each block of parameters in each metric ({METRIC_SWEEPS.get(drawn)})"),
     )
 

@@ -80,8 +80,8 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
     assert number.endswith("the ranking turns for reinforce")
     said = " ".join(alpha.section_metric().split())
     assert said.startswith(
-        "**Yes: it is 0.50 [0.40, 0.60] in the Euclidean, 0.90 [0.80, 1.00] in Adam's metric (embedded at 2–3 steps, "
-        "9 × 8).**"
+        "**Yes: in the Euclidean and in Adam's it is 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00] in embedded at 2–3 steps, "
+        "9 × 8.**"
     )
     assert "turns for reinforce (embedded at 2–3 steps, 9 × 8)" in said
     assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 50% | 1.30 [1.20, 1.40] | ≥ 40 |" in said
@@ -97,7 +97,7 @@ def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measu
     noise = {"n_effective_prompts": 90.0, "noise_to_signal": 50.0, "noise_to_signal_low": 40.0}
     noise |= {"noise_to_signal_high": 60.0, "group_size": 8}
     variance = pd.DataFrame(
-        {"estimator": ["rloo", "reinforce"], **noise, **with_ends("matched_ratio", [1.0, 2.0], 0.1)}
+        {"estimator": ["rloo", "reinforce", "dr_grpo"], **noise, **with_ends("matched_ratio", [1.0, 2.0, 1.0], 0.1)}
     )
     blocks = pd.DataFrame({"block": ["layers.0", "head"], "share_of_sq_norm": [0.3, 0.7]})
     commit(no_figures, "qwen_mawps", "one", (0.6, 0.55, 0.65), variance=variance, alpha_by_block=blocks)
@@ -105,7 +105,7 @@ def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measu
     assert (found["euclidean"].name, found["euclidean"].alpha) == ("Qwen-0.5B on MAWPS, 4 × 2", (0.6, 0.55, 0.65))
     said = " ".join(alpha.section_metric().split())
     assert "| Euclidean | 0.600 [0.550, 0.650] | 30% | 2.00 [1.90, 2.10] | 50 [40, 60] |" in said
-    assert "Repeat: `gradstats run qwen_metric` and `gradstats run embedded_metric`." in said
+    assert "Repeat: `gradstats run qwen_metric`, `gradstats run embedded_metric`." in said
     assert claims.of_metric()[1].startswith(
         "Euclidean and `adam(eps=1e-5)`: α 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80]"
     )
