@@ -91,7 +91,7 @@ def section_alpha() -> str:
         f"interval in {one_of(excluded, len(alphas)) or 'no run'}. "
         + (f"It is {' and '.join(differing)}." if differing else ""),
         rows_of(("run", "α", "α within prompts"), rows),
-        f"{uncut_sentence()} Repeat: `gradstats alpha RUN`. {lengths_sentence()}",
+        f"Repeat: `gradstats alpha RUN`. {lengths_sentence()}",
         figure(first.folder, "length_scaling", f"Squared norm of the score against length ({first.name})"),
     )
 
@@ -240,6 +240,7 @@ def details_of_alpha() -> str:
     return answer(
         *differences_of_models(),
         curvature_sentence(),
+        uncut_sentence(),
         temperatures_sentence(),
         *sampler_parts(),
     )

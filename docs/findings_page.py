@@ -129,7 +129,7 @@ def section_runs() -> str:
         "effective prompts",
         "mean reward",
         "mean tokens (cut off)",
-        "hours",
+        "hours on two cores",
     )
     return answer(
         rows_of(header, rows),
@@ -143,8 +143,7 @@ def section_runs() -> str:
             if few
             else ""
         ),
-        "Hours are of sampling and measuring on two cores. `make findings` repeats the runs, and resumes what was "
-        "interrupted.",
+        "`make findings` repeats the runs.",
         rows_of(("not measured", "command", "hours, computed"), unmeasured()),
     )
 
@@ -281,8 +280,7 @@ def section_exponent() -> str:
     said = f"Yes: {', '.join(lower)}" if lower else "Not measurably"
     said += f"; it raises the noise, to {', '.join(higher)}" if higher else ""
     return answer(
-        f"**{said}.** With the own sample left out, length weights at α within prompts {verdict_of(fitted)}. "
-        f"{own_sample_included()}",
+        f"**{said}.** {own_sample_included()}",
         rows_of(("run", "best exponent", "noise at α within prompts"), rows),
         'Repeat: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`. The best exponent is chosen on '
         "the completions that are compared.",
