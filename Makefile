@@ -95,7 +95,7 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 	@$(BIN)/gradstats run smollm2
 
 FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedded_temperature_scored_at_1 \
-	embedded_metric embedded_mismatch embedded_reinforced \
+	embedded_metric embedded_mismatch embedded_reinforced embedded_zoo \
 	smollm2 qwen_mawps qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k
 QWEN := models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
@@ -114,7 +114,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
-	@set -e; for run in embedded_resolved smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
+	@set -e; for run in embedded_resolved embedded_zoo smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
 	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats ask runs/$$run tokens; done
 	@$(BIN)/python -P experiments/reinforce_embedded_policy.py
 	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 embedded_metric embedded_mismatch embedded_reinforced qwen_sampler; do \

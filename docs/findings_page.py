@@ -569,7 +569,7 @@ def unmeasured() -> list[tuple[str, str, str]]:
         ("CUDA", "`gradstats run qwen_mawps --set policy.device=cuda`", "—"),
         (
             "long traces on a GPU",
-            "`python -P experiments/alpha_over_lengths.py`, which takes CUDA where it is",
+            "`python -P experiments/alpha_over_lengths.py`, which takes CUDA where there is one",
             "—",
         ),
     ]

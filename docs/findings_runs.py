@@ -117,10 +117,7 @@ def verdict_of(ratios: Sequence[tuple[str, Triple | None]]) -> str:
         for verb, names in (("lower", below), ("raise", above))
         if names
     ]
-    if rest := len(ratios) - len(below) - len(above):
-        clear_names = {name for name, _ in clear}
-        others = next(name for name, _ in ratios if name not in clear_names) if rest == 1 else f"the other {rest} runs"
-        if rest == len(ratios) > 1:
-            others = f"any of {rest} runs"
-        said.append(f"change nothing that is resolved in {others}")
+    if rest := [name for name, ratio in ratios if not excludes(ratio, 1.0)]:
+        others = f"any of {len(rest)} runs" if len(rest) == len(ratios) else f"the other {len(rest)} runs"
+        said.append(f"change nothing that is resolved in {rest[0] if len(rest) == 1 else others}")
     return ", and ".join(said)

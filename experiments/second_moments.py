@@ -19,7 +19,6 @@ def main(
     prompts: int = 64,
     completions: int = 4,
     prompts_per_batch: int = 4,
-    token_budget: int = 1024,
     out: Path = Path("models/qwen_second_moments.safetensors"),
 ) -> None:
     """Estimate second moments and write them.
@@ -29,7 +28,6 @@ def main(
         prompts: prompts beside those that the experiment measures.
         completions: completions of each.
         prompts_per_batch: prompts of a batch whose gradient is squared.
-        token_budget: most tokens that go through the model at once.
         out: the file, a safetensors file.
     """
     written = {name: value for name, value in settings_in(experiment).items() if name != VARY}
@@ -44,10 +42,7 @@ def main(
     drawn = {"group_size": completions, "batch_size": prompts_together * completions}
     sampling = settings.sampling.model_copy(update=drawn)
     rollouts = gs.sample(policy, others, **sampling.arguments(), keep_in=out.with_suffix(""))
-    moments = gs.estimate_second_moments(
-        policy, rollouts, "rloo", prompts_per_batch=prompts_per_batch, token_budget=token_budget
-    )
-    moments.save(out)
+    gs.estimate_second_moments(policy, rollouts, "rloo", prompts_per_batch=prompts_per_batch).save(out)
     print(out)
 
 

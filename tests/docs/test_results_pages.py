@@ -134,6 +134,30 @@ def test_a_correction_is_judged_by_every_cell(claims, no_figures, ratios, verdic
 
 
 @pytest.mark.parametrize(
+    ("worth", "verdict"),
+    [((4.0, 3.5, 5.0), "fails"), ((40.0, 33.0, 50.0), "holds"), ((20.0, 4.0, 40.0), "not resolved")],
+)
+def test_the_token_baseline_is_judged_by_the_size_that_it_is_worth(claims, no_figures, worth, verdict):
+    (no_figures / "embedded_zoo").mkdir()
+    ends = (f"equivalent_group_size{end}" for end in ("", "_low", "_high"))
+    row = {"estimator": "otb(loo=True)", "group_size": 4} | dict(zip(ends, worth, strict=True))
+    pd.DataFrame([row]).to_csv(no_figures / "embedded_zoo" / "equivalent_group_size.csv", index=False)
+    assert claims.of_token_baseline()[0] == verdict
+
+
+@pytest.mark.parametrize(("long", "verdict"), [(80.0, "not resolved"), (120.0, "holds"), (40.0, "fails")])
+def test_the_horizon_is_judged_where_few_completions_are_cut_off(claims, no_figures, long, verdict):
+    (no_figures / "embedded_cap").mkdir()
+    frame = pd.DataFrame({"estimator": "rloo", "sampling.max_new_tokens": [50, 100, 400]})
+    frame = frame.assign(truncated_share=[0.7, 0.08, 0.0], **with_ends("trace_cov", [10.0, 75.0, long], 10.0))
+    frame.to_csv(no_figures / "embedded_cap" / "sweep.csv", index=False)
+    found, number = claims.of_horizon()
+    assert found == verdict
+    assert number.startswith("tr Cov 75 [65, 85] at 100 tokens")
+    assert number.endswith("10 [0, 20] at 50, which cuts off 70%")
+
+
+@pytest.mark.parametrize(
     ("triple", "text"),
     [
         ((0.574, 0.473, 0.676), "0.57 [0.47, 0.68]"),
