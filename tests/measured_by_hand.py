@@ -35,7 +35,7 @@ def measured_by_hand(n=5, seed=0, tokens=True, blocks=True) -> Measurement:
         sketches,
         *(ragged() for _ in range(4)),
         metadata={"sketch_dim": 8, "engine": "by hand"},
-        weighted={"half": WeightedGradients(*gradients())},
+        weighted={"half": WeightedGradients(*gradients(), ragged())},
         sketches_by_block=by_block,
         **(scores if tokens else {}),
     )
@@ -50,6 +50,8 @@ def assert_identical(one: Measurement, other: Measurement) -> None:
         pd.testing.assert_frame_equal(gradients.sq_norms_by_block, other.weighted[name].sq_norms_by_block)
         np.testing.assert_array_equal(gradients.sketches, other.weighted[name].sketches)
         _assert_same_blocks(gradients.sketches_by_block, other.weighted[name].sketches_by_block)
+        for row, same in zip(gradients.weights, other.weighted[name].weights, strict=True):
+            np.testing.assert_array_equal(row, same)
     fields, others = (each.per_token_fields() | each.heavy_fields() for each in (one, other))
     assert list(fields) == list(others)
     for name, rows in fields.items():

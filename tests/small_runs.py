@@ -65,6 +65,15 @@ def sampled_and_measured(experiment: Experiment, path) -> Measurement:
     return read_measurement(run.measurement)
 
 
+def even(completion, problem):
+    """Whether the number of characters is even."""
+    return float(len(completion) % 2 == 0)
+
+
+def odd(completion, problem):
+    return 1.0 - even(completion, problem)
+
+
 def vowels(completion, problem):
     """Reward 1 if the completion contains a vowel."""
     return float(any(letter in "aeiou" for letter in completion))

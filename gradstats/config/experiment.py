@@ -165,6 +165,13 @@ class Experiment(Section):
         return name
 
     @property
+    def is_off_policy(self) -> bool:
+        """Whether ratios of the scored policy and the sampler are meant to vary, or to count."""
+        drawn_at = self.sampling.temperature or self.policy.temperature
+        changed = bool(self.behaviour_policy) or drawn_at != self.policy.temperature
+        return changed or self.variance.target == "importance"
+
+    @property
     def sampling_policy(self) -> PolicySection:
         """The policy that draws the completions."""
         return PolicySection(**(self.policy.model_dump() | self.behaviour_policy))

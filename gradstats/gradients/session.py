@@ -291,7 +291,7 @@ class MeasuringSession:
                 continue
             # Outside the handler, whose traceback would keep the tensors alive that did not fit.
             plan = self._plan(rollouts, np.concatenate(plan), len(weightings))
-        return self._collect(rollouts, measured, list(weightings))
+        return self._collect(rollouts, measured, weightings)
 
     def _run(self, chunk: Chunk, known: Sequence[ChunkResult]) -> tuple[ChunkResult, TokenResult | None]:
         if self.tokens is None:
@@ -361,7 +361,9 @@ class MeasuringSession:
         if self.policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _collect(self, rollouts: Rollouts, measured: Sequence[MeasuredChunk], weightings: Sequence[str]) -> Measurement:
+    def _collect(
+        self, rollouts: Rollouts, measured: Sequence[MeasuredChunk], weightings: Mapping[str, list[np.ndarray]]
+    ) -> Measurement:
         """Put chunk results back into the order of the rollouts; leave out gradients that are not finite."""
         results = [one.result for one in measured]
         token_results = [one.tokens for one in measured if one.tokens is not None]
@@ -395,7 +397,10 @@ class MeasuringSession:
             rollouts.select(rows[kept]),
             **parts[0],
             **ragged,
-            weighted={name: WeightedGradients(**part) for name, part in zip(weightings, parts[1:], strict=True)},
+            weighted={
+                name: WeightedGradients(**part, weights=[weights[row] for row in rows[kept]])
+                for (name, weights), part in zip(weightings.items(), parts[1:], strict=True)
+            },
             metadata=self.metadata | {"not_finite": lost},
         )
 

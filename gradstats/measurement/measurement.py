@@ -114,6 +114,8 @@ class WeightedGradients:
     sketches: np.ndarray | None
     # (N, blocks, sketch_dim), those of each block, which sum to sketches; or None
     sketches_by_block: np.ndarray | None = None
+    # for each sequence its (T_i,) weights w_t; None for the scores themselves, and where they were not kept
+    weights: list[np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.sq_norms_by_block)
@@ -130,8 +132,11 @@ class WeightedGradients:
     def select(self, rows: np.ndarray) -> WeightedGradients:
         """Return the sequences at the given positions, in that order."""
         table = self.sq_norms_by_block.iloc[rows].reset_index(drop=True)
-        sketches = (None if values is None else values[rows] for values in (self.sketches, self.sketches_by_block))
-        return WeightedGradients(table, *sketches)
+        whole, by_block = (
+            None if values is None else values[rows] for values in (self.sketches, self.sketches_by_block)
+        )
+        weights = None if self.weights is None else [self.weights[row] for row in rows]
+        return WeightedGradients(table, whole, by_block, weights)
 
     def of_block(self, block: str) -> WeightedGradients:
         """Return the gradients with respect to the parameters of one block alone."""
@@ -152,6 +157,9 @@ class WeightedGradients:
             pd.concat([shard.sq_norms_by_block for shard in shards], ignore_index=True),
             stacked([shard.sketches for shard in shards]),
             stacked([shard.sketches_by_block for shard in shards]),
+            None
+            if any(shard.weights is None for shard in shards)
+            else [row for shard in shards for row in shard.weights or ()],
         )
 
 
@@ -477,6 +485,8 @@ class Measurement:
                 tensors[f"{prefix}sketches"] = gradients.sketches
             if gradients.sketches_by_block is not None:
                 tensors[f"{prefix}sketches_by_block"] = gradients.sketches_by_block
+            if gradients.weights is not None:
+                tensors[f"{prefix}weights"] = np.concatenate(gradients.weights)
         # safetensors writes an array's memory as it is laid out: a transposed array would be read back scrambled.
         tensors = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         with atomic_path(folder, replace_folder=True) as partial:
@@ -691,7 +701,9 @@ def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
 def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], rollouts: Rollouts) -> Measurement:
     def gradients(prefix: str) -> WeightedGradients:
         norms = pd.DataFrame(tensors[f"{prefix}sq_norms_by_block"], columns=described["block_names"])
-        return WeightedGradients(norms, tensors.get(f"{prefix}sketches"), tensors.get(f"{prefix}sketches_by_block"))
+        sketches = tensors.get(f"{prefix}sketches"), tensors.get(f"{prefix}sketches_by_block")
+        name = f"{prefix}weights"
+        return WeightedGradients(norms, *sketches, _rows(tensors, [name], lengths)[name] if name in tensors else None)
 
     lengths = [len(tokens) for tokens in rollouts.frame["completion_tokens"]]
     measured = gradients("")

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gradstats.rollouts.schema import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest, file_digest
 from gradstats.system.late import np, pa, pd
-from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard
+from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard, shard_path
 
 #: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.
 FITTED = "fitted.parquet"
@@ -81,13 +82,13 @@ def digest_of_state_values(folder: Path) -> str | None:
     return digest([[path.name, file_digest(path)] for path in files]) if files else None
 
 
-def stored_values(folder: Path, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
-    """Return the state values of a run's completions by the field that holds them.
+def stored_values(folder: Path, rollouts: Rollouts, number: int | None = None) -> dict[str, list[np.ndarray]]:
+    """Return the state values of a run's completions, or of one shard's, by the field that holds them.
 
     A warning says why some are left out; there are none where the run made none.
     """
     found: dict[str, list[np.ndarray]] = {}
-    for name, read in (("fitted_values", _fitted), ("values", _of_prefixes)):
+    for name, read in (("fitted_values", _fitted), ("values", partial(_of_prefixes, number=number))):
         try:
             stored = read(folder)
             if stored is not None:
@@ -106,7 +107,10 @@ def _fitted(folder: Path) -> StateValues | None:
     return read_state_values(folder / FITTED) if (folder / FITTED).exists() else None
 
 
-def _of_prefixes(folder: Path) -> StateValues | None:
+def _of_prefixes(folder: Path, number: int | None) -> StateValues | None:
+    if number is not None:  # others may be missing
+        path = shard_path(folder, number, ".parquet")
+        return read_state_values(path) if path.exists() else None
     try:
         planned = planned_shards(folder, ".parquet")
     except IncompleteRunError as error:

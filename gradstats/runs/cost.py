@@ -126,13 +126,8 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     longest = _longest_rollouts(plan, cap)
     engine = _engine_name(experiment.measurement, policy, selection)
     possible = possible_weightings(experiment)
-    n_weightings = len(possible.off_policy)
-    off_policy = (
-        bool(experiment.behaviour_policy)
-        or plan.settings.temperature != experiment.policy.temperature
-        or experiment.variance.target == "importance"
-    )
-    measured = n_weightings if off_policy else len(possible.always)
+    n_weightings = len(possible.of_any_ratios)
+    measured = n_weightings if experiment.is_off_policy else len(possible.of_equal_ratios)
     chunks = plan_chunks(
         longest,
         policy,

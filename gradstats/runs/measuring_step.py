@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
+from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry
+from gradstats.measurement.state_values import stored_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.executors.local import Crew, ask
@@ -28,6 +30,8 @@ from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from gradstats.gradients.session import MeasuringSession
 
 
@@ -77,10 +81,12 @@ class MeasureShard:
 
     rollouts: Rollouts
     names: tuple[str, ...]  # the further weightings
+    values: dict[str, list[np.ndarray]]  # state values by field, where weightings are advantages from these
 
     def __call__(self, session: MeasuringSession, report: Report) -> Measurement:
         """Return the measurement."""
-        return session.measure(self.rollouts, report.chunk, weightings_of(session, self.rollouts, self.names))
+        weightings = weightings_of(session, self.rollouts, self.names, self.values)
+        return session.measure(self.rollouts, report.chunk, weightings)
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,13 @@ def _measure(
         run.tracking.begin()
         n_sequences = sum(map(len, tables))
         with progress_bar("measuring", n_sequences, done=n_sequences - len(unmeasured), shown=progress) as report:
-            shards.write_all(crew.work(missing, lambda number: MeasureShard(tables[number], names), report))
+            needs_values = any(map(is_of_estimator, names))
+
+            def part(number: int) -> MeasureShard:
+                values = stored_values(run.values, tables[number], number) if needs_values else {}
+                return MeasureShard(tables[number], names, values)
+
+            shards.write_all(crew.work(missing, part, report))
 
 
 def _work(

@@ -15,7 +15,7 @@ from gradstats.config.options import adam_section, estimate_section
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.estimators.batch import COLUMN, how_to_get
 from gradstats.estimators.ratios import along_completions
-from gradstats.estimators.recipes.weightings import weighting_names
+from gradstats.estimators.recipes.weightings import own_advantages, weighting_names
 from gradstats.prompts.load import generates, required
 from gradstats.rewards.grading import Grader
 
@@ -209,9 +209,9 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
                 f"{one.label} needs {' and '.join(missing)}, which this run will not measure, so its row will be NaN "
                 f"({remedies})"
             )
-        elif "values" in one.needs and (reason := _wrong_values(experiment, one)):
+        elif "values" in one.needs and (reason := wrong_values(experiment, one)):
             yield f"{reason}; the row of {one.label} will be NaN"
-        elif not experiment.measurement.token_probes and _weights_tokens(one):
+        elif not experiment.measurement.token_probes and _weights_tokens(one, experiment.is_off_policy):
             threshold = ", or give the mask a threshold in nats" if _masks_by_share(one) else ""
             yield (
                 f"{one.label} weights each token, and this run measures whole completions, so its row will be NaN: "
@@ -223,7 +223,7 @@ def _masks_by_share(one: Estimator | Recipe) -> bool:
     return isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
 
 
-def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
+def wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
     """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
     batch, section = _trial_batch(), experiment.values
     assert batch.values is not None
@@ -239,13 +239,16 @@ def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None
     return None
 
 
-def _weights_tokens(one: Estimator | Recipe) -> bool:
+def _weights_tokens(one: Estimator | Recipe, off_policy: bool) -> bool:
     """Return whether weights differ along a completion in a way that depends on the batch, so that no run measures them
-    as further weightings; those of ReMax with a terminal reward do not differ.
+    as further weightings; those of ReMax with a terminal reward do not differ. Advantages from state values are
+    measured for ratios of 1.
     """
     advantage = one.advantage if isinstance(one, Recipe) else one
     if not advantage.definition.checked:
         return advantage.level == "token"
+    if own_advantages(one):
+        return off_policy and isinstance(one, Recipe) and one.ratio.name != "none"
     if isinstance(one, Recipe) and weighting_names(one):
         return False
     return along_completions(one, _trial_batch().with_fields(old_logprobs=None)).level == "token"

@@ -13,6 +13,7 @@ from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan
 from gradstats.runs.regrading import read_regradings
 from gradstats.runs.sampling_step import behaviour_policy, experiment_policy, experiment_problems
+from gradstats.runs.weightings import possible_weightings
 from gradstats.system.files import FORMAT, digest, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
@@ -26,10 +27,14 @@ _OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")
 
 
 def make_values(run: RunDirectory, progress: bool) -> None:
-    """Make the state values that the experiment asks for and that are not there yet."""
+    """Make the state values that the experiment asks for and that are not there yet.
+
+    One of several parts fits the head, where measuring needs its values; else whoever analyses the run does.
+    """
     section = run.experiment.values
-    if section.fitted:
-        fit_head(run, progress)
+    if section.fitted and (run.part is None or possible_weightings(run.experiment).advantages):
+        with run.alone():
+            fit_head(run, progress)
     if section.monte_carlo:
         continue_prefixes(run, progress)
 

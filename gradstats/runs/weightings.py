@@ -14,8 +14,9 @@ from gradstats.config.experiment import Experiment
 from gradstats.config.options import Target
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, largest_chi_squared
-from gradstats.estimators.recipes.weightings import weighting_names, weightings_by_name
+from gradstats.estimators.recipes.weightings import is_of_estimator, own_advantages, weighting_names, weightings_by_name
 from gradstats.rollouts.table import Rollouts
+from gradstats.runs.validate import wrong_values
 from gradstats.stats.variance.inputs import recorded_differences
 
 if TYPE_CHECKING:
@@ -58,6 +59,15 @@ class ScoredTokens:
 
 
 @dataclass(frozen=True)
+class Valued:
+    """Rollouts with the values of their states, which is what advantages depend on."""
+
+    rollouts: Rollouts
+    values: list[np.ndarray] | None = None  # means of further completions
+    fitted_values: list[np.ndarray] | None = None  # of a fitted head
+
+
+@dataclass(frozen=True)
 class PossibleWeightings:
     """The names of weightings that the estimators of an experiment may need, each in a fixed order."""
 
@@ -65,6 +75,18 @@ class PossibleWeightings:
     # those of them that vary along a completion where every ratio is 1 as well: of a mask by entropy, and of a KL term
     # in the loss
     always: tuple[str, ...] = ()
+    # advantages of tokens from state values, which are measured where no probes are
+    advantages: tuple[str, ...] = ()
+
+    @property
+    def of_equal_ratios(self) -> tuple[str, ...]:
+        """Those that are measured where every ratio is 1."""
+        return (*self.always, *self.advantages)
+
+    @property
+    def of_any_ratios(self) -> tuple[str, ...]:
+        """Those that are measured where ratios vary."""
+        return (*self.off_policy, *self.advantages)
 
 
 def possible_weightings(experiment: Experiment) -> PossibleWeightings:
@@ -73,7 +95,12 @@ def possible_weightings(experiment: Experiment) -> PossibleWeightings:
     chosen = [estimators.get(label) for label in (*section.estimators, section.reference)]
     recipes = [one for one in chosen if isinstance(one, Recipe) and one.level == "token"]
     available = [one for one in recipes if "ref_logprobs" not in one.needs or experiment.reference_policy]
-    return PossibleWeightings(_names(available), _names(one for one in available if _varies_on_policy(one)))
+    advantages: tuple[str, ...] = ()
+    if not experiment.measurement.token_probes:
+        own = (advantage for one in chosen if (advantage := own_advantages(one)))
+        advantages = tuple(one.composition for one in dict.fromkeys(own) if wrong_values(experiment, one) is None)
+    on_policy = _names(one for one in available if _varies_on_policy(one))
+    return PossibleWeightings(_names(available), on_policy, advantages)
 
 
 def _varies_on_policy(recipe: Recipe) -> bool:
@@ -98,17 +125,17 @@ def needed_weightings(
     completions exceeds :data:`gradstats.estimators.ratios.NEGLIGIBLE_CHI_SQUARED`; else it takes every ratio as 1.
     """
     if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
-        return possible.always
+        return possible.of_equal_ratios
     recorded = (recorded_differences(ScoredTokens(table, [], [], metadata)) for table in tables)
     if target == "importance" or (target == "auto" and any(recorded)):
-        return possible.off_policy
+        return possible.of_any_ratios
     found: list[float] = []
     for spread in spreads:
         found.append(spread)
         # The sum is rounded once, so that it only grows, in whichever order the shards are scored.
         if math.fsum(found) > NEGLIGIBLE_CHI_SQUARED * sum(map(len, tables)):
-            return possible.off_policy
-    return possible.always
+            return possible.of_any_ratios
+    return possible.of_equal_ratios
 
 
 def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
@@ -117,15 +144,21 @@ def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
 
 
 def weightings_of(
-    session: MeasuringSession, rollouts: Rollouts, names: Iterable[str]
+    session: MeasuringSession,
+    rollouts: Rollouts,
+    names: Iterable[str],
+    values: Mapping[str, list[np.ndarray]] | None = None,
 ) -> dict[str, list[np.ndarray]] | None:
-    """Return the weightings of some completions, by name, one weight per token; None where none is needed."""
+    """Return the weightings of some completions, by name, one weight per token; None where none is needed.
+
+    ``values`` are the state values of the completions, by field, for those that are advantages.
+    """
     names = tuple(names)
-    if not names:
-        return None
-    batch = ScoredTokens.of(session, rollouts).batch()
+    advantages = tuple(name for name in names if is_of_estimator(name))
+    found: dict[str, np.ndarray] = {}
+    if others := tuple(name for name in names if name not in advantages):
+        found |= weightings_by_name(others, ScoredTokens.of(session, rollouts).batch())
+    if advantages:  # which take no forward pass
+        found |= weightings_by_name(advantages, Batch.from_measurement(Valued(rollouts, **(values or {}))))
     widths = [len(mask) for mask in rollouts.masks]
-    return {
-        name: [row[:width] for row, width in zip(values, widths, strict=True)]
-        for name, values in weightings_by_name(names, batch).items()
-    }
+    return {name: [row[:width] for row, width in zip(found[name], widths, strict=True)] for name in names} or None

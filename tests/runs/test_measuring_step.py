@@ -67,6 +67,20 @@ def test_a_kl_term_in_the_loss_needs_its_weightings_in_any_case():
     assert possible_weightings(without_kl) == PossibleWeightings(CLIP)
 
 
+def test_advantages_from_state_values_are_measured_where_there_are_values_and_no_probes():
+    labels = ("rloo", "gae(lam=1.0)", "recipe:ppo", "vine", "gae(lam=0.9)", "gae(whiten=True)", "otb")
+    fitted = {"values": {"fitted": True}}
+    possible = possible_weightings(experiment(*labels, **fitted))
+    assert possible.advantages == ("gae", "gae(lam=0.9)")  # the advantage of PPO's recipe is the first
+    assert possible.of_equal_ratios == possible.of_any_ratios == possible.advantages
+    both = possible_weightings(experiment(*labels, values={"fitted": True, "monte_carlo": 2}))
+    assert both.advantages == ("gae", "vine", "gae(lam=0.9)")
+    assert possible_weightings(experiment(*labels)).advantages == ()
+    assert possible_weightings(experiment(*labels, **fitted, measurement={"token_probes": 4})).advantages == ()
+    beside = possible_weightings(experiment("gae", "recipe:grpo", **fitted))
+    assert (beside.of_equal_ratios, beside.of_any_ratios) == (("gae",), (*CLIP, "gae"))
+
+
 @pytest.fixture(scope="module")
 def stale():
     """Completions of an earlier checkpoint and of the final weights, to be scored by the latter."""

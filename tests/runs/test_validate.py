@@ -99,6 +99,7 @@ def test_every_estimator_can_be_tried():
 
 #: Token scores, and the six prompts that five folds of a value head need.
 PROBED = {"measurement": {"token_probes": 8}, "prompts": {"source": "embedded", "n": 6}}
+FITTED = {"values": {"fitted": True}, "prompts": {"source": "embedded", "n": 6}}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,9 @@ PROBED = {"measurement": {"token_probes": 8}, "prompts": {"source": "embedded", 
         ("vine", {"values": {"fitted": True}, **PROBED}, "only values of a fitted head.* the row of vine will be NaN"),
         ("recipe:ppo", {"values": {"fitted": True}, **PROBED}, None),
         ("vine", {"values": {"monte_carlo": 2}, **PROBED}, None),
-        ("vine", {"values": {"monte_carlo": 2}}, "vine weights each token"),
+        ("vine", {"values": {"monte_carlo": 2}}, None),
+        ("recipe:ppo", FITTED, None),
+        ("recipe:ppo", {"behaviour_policy": {"revision": "step-1000"}, **FITTED}, "ppo weights each"),
     ],
 )
 def test_inputs_that_a_run_will_not_measure_are_warned_of(label, settings, message):

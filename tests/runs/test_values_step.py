@@ -9,13 +9,15 @@ import pytest
 from command_line import run as command
 from killed_runs import contents, kill_and_resume
 
+import gradstats as gs
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import ExecutionSection
+from gradstats.estimators import Batch
 from gradstats.measurement.measurement import read_measurement
 from gradstats.measurement.state_values import FITTED, read_state_values
 from gradstats.report.saved_results import added_tables
-from gradstats.runs.directory import RunDirectory
-from gradstats.runs.pipeline import regrade_run, run_experiment
+from gradstats.runs.directory import RunDirectory, RunPart
+from gradstats.runs.pipeline import regrade_run, run_experiment, run_part
 from gradstats.runs.values_step import make_values
 
 
@@ -117,6 +119,59 @@ def test_what_was_made_from_other_values_is_removed(run, monkeypatch, capsys):
 def test_a_run_keeps_its_reference_and_its_sampler(run):
     with pytest.raises(ValueError, match=r"was made with reference_policy\.revision='step-1000', not None"):
         RunDirectory.open(run, experiment(reference_policy={}))
+
+
+@pytest.fixture(scope="module")
+def without_probes(tmp_path_factory):
+    """A run that measures the advantages from its values."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    estimators = ["rloo", "gae(lam=0.9)", "vine", "recipe:ppo"]
+    given = experiment(
+        measurement={"token_probes": 0, "token_exact": 24},
+        sampling={"max_new_tokens": 24, "reward": "small_runs:even"},
+        reference_policy={},
+        variance={"estimators": estimators},
+    )
+    return path, given, run_experiment(given, path, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_measures_advantages_from_state_values_without_probes(without_probes):
+    path, given, result = without_probes
+    frame = result.comparison.to_frame().set_index("estimator")
+    measured = read_measurement(path / "measurement")
+    assert list(measured.weighted) == ["gae(lam=0.9)", "vine", "gae"]
+    batch = Batch.from_measurement(measured)
+    tokens = np.zeros((*batch.mask.shape, measured.heavy_sketches[0].shape[1]))
+    for row, places, sketches in zip(tokens, measured.heavy_positions, measured.heavy_sketches, strict=True):
+        row[places] = sketches
+    exact = gs.compare(batch, given.variance.estimators, scores=tokens, scores_are_sketches=True).to_frame()
+    np.testing.assert_allclose(frame["trace_cov"], exact.set_index("estimator")["trace_cov"], rtol=0.05)
+    assert frame["trace_cov"].is_unique
+
+
+def test_advantages_of_other_rewards_are_not_compared(without_probes, tmp_path):
+    path, given, _ = without_probes
+    run = shutil.copytree(path, tmp_path / "run")
+    regrade_run(run, "small_runs:odd", progress=False)
+    again = given.model_copy(update={"sampling": given.sampling.model_copy(update={"reward": "small_runs:odd"})})
+    result = run_experiment(again, run, progress=False)
+    assert any(
+        "advantages of gae" in note and "are not those that were measured" in note for note in result.run.remarks
+    )
+    rows = result.comparison.to_frame().set_index("estimator")["trace_cov"]
+    # With 1 - R in place of R Monte-Carlo advantages change their sign alone, and those of the fitted head do not.
+    assert rows.isna().tolist() == [False, True, False, True]
+
+
+def test_one_of_several_parts_fits_the_head_before_they_measure(without_probes, tmp_path, monkeypatch):
+    path, given, _ = without_probes
+    monkeypatch.setattr("gradstats.runs.directory._GRACE", 0.0)
+    for number in (2, 1, 2):  # the second has nothing to measure until the first has sampled
+        run_part(given, tmp_path / "run", RunPart(number, 2), progress=False)
+    whole, parts = (read_measurement(folder / "measurement") for folder in (path, tmp_path / "run"))
+    for one, other in zip(whole.weighted["gae"].weights, parts.weighted["gae"].weights, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

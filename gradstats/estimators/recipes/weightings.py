@@ -1,4 +1,4 @@
-r"""Recipes whose token weights vary along a completion, as combinations of weightings that no advantage enters.
+r"""Estimators whose weights vary along a completion, as combinations of measured weightings of its tokens.
 
 A clip weights a token by a function of its ratio and of the sign of the advantage alone (a correction by one for both
 signs). With an advantage :math:`A_i`
@@ -10,17 +10,23 @@ for each completion, the gradient of completion i is therefore
 with :math:`c_i^± = (±A_i)_+·(±1)` times the aggregation's factor, and k the KL term of the loss. The sums are measured
 once (``gradstats.measure(token_weights=…)``), whatever the rewards, the group size and the estimator; every recipe of
 the same clip shares them.
+
+Advantages from state values, those of GAE or VinePPO, depend on nothing but the completion itself: there
+:math:`\sum_t A_{i,t} s_{i,t}` is measured as one weighting under the advantage's name. It holds for these rewards and
+values, and for ratios of 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from gradstats.config.options import read_label
 from gradstats.estimators.batch import Batch, MeasuredCompletions
 from gradstats.estimators.by_label import get
-from gradstats.estimators.estimator import Level, Weighting, Wrapped
-from gradstats.estimators.recipes.components import Kind, kind_of
+from gradstats.estimators.estimator import Estimator, Level, Weighting, Wrapped
+from gradstats.estimators.recipes.components import COMPONENTS, Kind, kind_of
 from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
 from gradstats.system.late import Float, np
 
@@ -31,6 +37,16 @@ def _measurable(recipe: Recipe) -> bool:
     """
     fixed = recipe.mask.definition.fixed(recipe.mask.parameters) and recipe.ratio.definition.proportional
     return recipe.advantage.level != "token" and fixed
+
+
+def own_advantages(estimator: Weighting) -> Estimator | None:
+    """Return the advantage of each token of an estimator where it depends on the rewards and the state values of its
+    own completion alone, as those of ``gae``, ``vine`` and ``recipe:ppo``; else None.
+    """
+    advantage = estimator.advantage if isinstance(estimator, Recipe) else estimator
+    if not isinstance(advantage, Estimator) or advantage.level != "token" or advantage.across_groups:
+        return None
+    return advantage if advantage.definition.checked and set(advantage.needs) == {"values"} else None
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
@@ -53,10 +69,20 @@ def weighting_names(recipe: Recipe) -> tuple[str, ...]:
     return (*recipe.pattern_names, *of_kl)
 
 
+def is_of_estimator(name: str) -> bool:
+    """Return whether a weighting holds the weights of the estimator of that name, and not a ratio's or a KL term's."""
+    if name.endswith(SIGNS) or BESIDE in name:
+        return False
+    return read_label(name)[0] not in COMPONENTS["kl"]
+
+
 def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
     """Return the weightings of some names of :func:`weighting_names`, whichever recipes combine them."""
     found: dict[str, np.ndarray] = {}
     for name in names:
+        if is_of_estimator(name):
+            found[name] = np.where(batch.mask, get(name).weights(batch), 0.0)
+            continue
         of_ratio = name.endswith(SIGNS)
         pattern, *others = (name[: -len(SIGNS[0])] if of_ratio else name).split(BESIDE)
         parts: dict[Kind, str] = {kind_of(label): label for label in others}
@@ -67,33 +93,45 @@ def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np
 
 
 def token_weightings(
-    estimators: Sequence[str | Weighting], measured: MeasuredCompletions
+    estimators: Sequence[str | Weighting],
+    measured: MeasuredCompletions,
+    values: Sequence[Float[np.ndarray, "_"]] | None = None,
 ) -> dict[str, list[np.ndarray]]:
-    """Return the further weightings that recipes need, for ``gradstats.measure(token_weights=…)``.
+    """Return the further weightings that estimators need, for ``gradstats.measure(token_weights=…)``.
 
     Args:
-        estimators: labels or recipes; estimators that need none are passed over.
+        estimators: labels, estimators or recipes; those that need none are passed over.
         measured: a measurement of the same rollouts, whose log-probabilities give the ratios.
+        values: for each completion the value of the state before each of its tokens, for ``gae``, ``vine`` and
+            ``recipe:ppo``; those of the measurement by default.
 
     Returns:
         Name → for each completion one weight per token.
 
     Raises:
-        ValueError: when the measurement lacks log-probabilities that a recipe needs.
+        ValueError: when the measurement lacks log-probabilities or state values that an estimator needs.
     """
-    batch = Batch.from_measurement(measured)
+    batch = Batch.from_measurement(measured, **({} if values is None else {"values": values}))
     widths = [len(mask) for mask in measured.rollouts.masks]
     found: dict[str, list[np.ndarray]] = {}
-    for recipe in (get(estimator) for estimator in estimators):
-        if isinstance(recipe, Recipe) and recipe.level == "token":
-            for name, values in weightings(recipe, batch).items():
-                found[name] = [row[:width] for row, width in zip(values, widths, strict=True)]
+    for one in (get(estimator) for estimator in estimators):
+        needed: dict[str, np.ndarray] = {}
+        if advantage := own_advantages(one):
+            batch.require(advantage.needs, one.label)
+            needed = weightings_by_name([advantage.composition], batch)
+        elif isinstance(one, Recipe) and one.level == "token":
+            needed = weightings(one, batch)
+        for name, padded in needed.items():
+            found[name] = [row[:width] for row, width in zip(padded, widths, strict=True)]
     return found
 
 
+Combining = TypeVar("Combining", bound=Weighting, covariant=True)
+
+
 @dataclass(frozen=True)
-class ByWeightings(Wrapped[Recipe]):
-    """A recipe that combines measured weightings, where ``weights`` are one coefficient for each of them."""
+class Combination(Wrapped[Combining]):
+    """An estimator that combines measured weightings, where ``weights`` are one coefficient for each of them."""
 
     # The weightings of the comparison, in order.
     names: tuple[str, ...]
@@ -102,6 +140,44 @@ class ByWeightings(Wrapped[Recipe]):
     def level(self) -> Level:
         """``"token"``: weights are (N, weightings)."""
         return "token"
+
+
+#: Prefix of a batch's column that holds the token weights of a measured weighting, (N, T).
+MEASURED_WEIGHTS = "measured weights: "
+# Relative difference of weights that counts as rounding: measured and compared in other batches.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class ByOwnWeights(Combination[Weighting]):
+    """An estimator whose advantage of each token was measured as a weighting: it multiplies that of each completion."""
+
+    own: str  # the name of that weighting
+
+    def weights(self, batch: Batch) -> Float[np.ndarray, "n weightings"]:
+        r"""Return :math:`c_i = \langle w_i, m_i\rangle/\lVert m_i\rVert^2` for weights w and measured ones m.
+
+        Raises:
+            ValueError: when w is no multiple of m: with other rewards or state values, or ratios that are not 1.
+        """
+        wanted = np.where(batch.mask, self.estimator.weights(batch), 0.0)
+        measured = batch.columns[MEASURED_WEIGHTS + self.own]
+        squares = np.einsum("nt,nt->n", measured, measured)
+        factors = np.einsum("nt,nt->n", wanted, measured) / np.where(squares > 0.0, squares, 1.0)
+        rest = np.abs(wanted - factors[:, None] * measured).max(axis=1)
+        if (rest > _ROUNDING * np.abs(wanted).max(axis=1)).any():
+            raise ValueError(
+                f"the advantages of {self.label} are not those that were measured as {self.own}: rewards, state values "
+                "or ratios differ; measure again, in another run directory"
+            )
+        coefficients = np.zeros((len(factors), len(self.names)))
+        coefficients[:, self.names.index(self.own)] = factors
+        return coefficients
+
+
+@dataclass(frozen=True)
+class ByWeightings(Combination[Recipe]):
+    """A recipe that combines weightings by ratios and KL terms."""
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n weightings"]:
         """Return the coefficient of each weighting in the gradient of each completion."""

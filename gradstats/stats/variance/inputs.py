@@ -29,7 +29,15 @@ from gradstats.estimators.ratios import (
     sequence_log_ratios,
     without_negligible_ratios,
 )
-from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings_by_name
+from gradstats.estimators.recipes.weightings import (
+    MEASURED_WEIGHTS,
+    ByOwnWeights,
+    ByWeightings,
+    Combination,
+    own_advantages,
+    weighting_names,
+    weightings_by_name,
+)
 from gradstats.measurement.measurement import NO_SKETCHES, Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
@@ -173,9 +181,35 @@ class ComparisonInputs:
             if isinstance(one, Recipe) and one.level == "token" and (names := weighting_names(one))
             if all(name in self.weighted for name in names)
         }
-        combined = tuple(dict.fromkeys(name for names in known.values() for name in names))
-        replaced = [ByWeightings(cast(Recipe, one), combined) if id(one) in known else one for one in chosen]
-        return replace(self, combined=combined), replaced
+        own = {id(one): name for one in chosen if (name := self._measured_advantage(one)) is not None}
+        combined = tuple(dict.fromkeys([*(name for names in known.values() for name in names), *own.values()]))
+        replaced = [
+            ByWeightings(cast(Recipe, one), combined)
+            if id(one) in known
+            else ByOwnWeights(one, combined, own[id(one)])
+            if id(one) in own
+            else one
+            for one in chosen
+        ]
+        columns = {MEASURED_WEIGHTS + name: self._token_weights(name) for name in own.values()}
+        batch = self.batch.with_fields(columns={**self.batch.columns, **columns}) if columns else self.batch
+        return replace(self, batch=batch, combined=combined), replaced
+
+    def _measured_advantage(self, one: Weighting) -> str | None:
+        """Return the name of the weighting that holds an estimator's advantages of tokens; None where none does."""
+        advantage = own_advantages(one)
+        # Probes give the same, and beside them all weights are formed from token scores.
+        if advantage is None or self.probed is not None or not all(map(self.batch.has, one.needs)):
+            return None
+        name = advantage.composition
+        return name if name in self.weighted and self.weighted[name].weights is not None else None
+
+    def _token_weights(self, name: str) -> Float[np.ndarray, "n t"]:
+        rows, padded = self.weighted[name].weights, np.zeros(self.batch.mask.shape)
+        assert rows is not None
+        for row, weights in zip(padded, rows, strict=True):
+            row[: len(weights)] = weights
+        return padded
 
     def with_fitted_exponents(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
         """Fit exponents that estimators take from the other prompts, once and on all of these.
@@ -203,7 +237,7 @@ class ComparisonInputs:
         if self.scores.ndim == 3 or self.probed is not None:
             return
         for one in weightings:
-            if one.level == "token" and not isinstance(one, ByWeightings):
+            if one.level == "token" and not isinstance(one, Combination):
                 self.batch.require(one.needs, one.label)
                 raise ValueError(_unknown_token_scores(one, self.batch))
 
@@ -212,7 +246,7 @@ class ComparisonInputs:
     ) -> ComparisonInputs:
         """Return the gradients with respect to one block; the estimators' weights remain those of the whole."""
         for one in estimators:
-            if one.level == "token" and not isinstance(one, ByWeightings):
+            if one.level == "token" and not isinstance(one, Combination):
                 raise ValueError(
                     f"{one.label} weights each token, whose scores are not kept by block: leave it out of a comparison "
                     "by block"
@@ -324,7 +358,14 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
             f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured); a run does so for "
             "the estimators of its experiment file"
         )
-    return f"{sentence}: pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
+    known = "pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
+    if own_advantages(estimator):
+        return (
+            f"{sentence}: measure with token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], "
+            f"measured, values), as a run does for the estimators of its experiment file where they were there before "
+            f"it measured; or {known}"
+        )
+    return f"{sentence}: {known}"
 
 
 def comparison_inputs(
@@ -495,7 +536,7 @@ def reasons_against(
             from_probes = ("token_energy", "token_cross") if inputs.probed else ()
             inputs.batch.require([need for need in estimator.needs if need not in from_probes], estimator.label)
             inputs.refuse_unknown_token_scores([estimator])
-            _refuse_failing(original, inputs.batch)
+            _refuse_failing(estimator if isinstance(estimator, ByOwnWeights) else original, inputs.batch)
         except ValueError as error:
             reasons.append(str(error))
         else:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting, Wrapped
-from gradstats.estimators.recipes.weightings import ByWeightings
+from gradstats.estimators.recipes.weightings import Combination
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.estimates import Beside, GradientStatistics
 from gradstats.stats.variance.moments import (
@@ -103,7 +103,7 @@ class PooledCompletions:
         """Return what the estimator's weights apply to."""
         # A part, such as that of some lengths, weights what the whole does.
         whole = estimator.estimator if isinstance(estimator, Wrapped) and hasattr(estimator, "same_part") else estimator
-        if isinstance(whole, ByWeightings):
+        if isinstance(whole, Combination):
             assert self.scores.combined is not None
             return self.scores.combined
         return self.scores

@@ -7,9 +7,16 @@ from hypothesis import assume, given
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
-from gradstats.estimators import Batch, Recipe, recipes
+from gradstats.estimators import Batch, Recipe, get, recipes
 from gradstats.estimators.recipes.named import RECIPES
-from gradstats.estimators.recipes.weightings import ByWeightings, weighting_names, weightings, weightings_by_name
+from gradstats.estimators.recipes.weightings import (
+    ByWeightings,
+    is_of_estimator,
+    own_advantages,
+    weighting_names,
+    weightings,
+    weightings_by_name,
+)
 
 
 def test_weights_by_hand():
@@ -269,3 +276,14 @@ def test_clips_of_the_same_widths_share_their_weightings():
 def test_an_advantage_of_each_token_or_a_mask_by_quantiles_leaves_nothing_to_measure_once():
     assert weighting_names(recipes.get("ppo")) == weighting_names(recipes.get("dapo_top_entropy")) == ()
     assert weightings(Recipe("otb", ratio="token_clip"), Batch([1], [1], ["a"])) == {}
+
+
+def test_which_estimators_have_advantages_of_their_own_completion_alone():
+    own = {label: own_advantages(get(label)) for label in ("gae", "vine", "recipe:ppo", "recipe:ppo(advantage=vine)")}
+    assert {label: None if one is None else one.composition for label, one in own.items()} == {
+        "gae": "gae", "vine": "vine", "recipe:ppo": "gae", "recipe:ppo(advantage=vine)": "vine"
+    }  # fmt: skip
+    others = ("rloo", "otb", "gae(whiten=True)", "recipe:grpo", "recipe:grpo(kl=in_loss)", "remax", "causal_optimal")
+    assert [label for label in others if own_advantages(get(label))] == []
+    names = ("gae(lam=0.9)", "vine", "token_clip[+]", "in_loss", "in_loss(beta=0.5)", "in_loss · top_entropy")
+    assert [name for name in names if is_of_estimator(name)] == ["gae(lam=0.9)", "vine"]

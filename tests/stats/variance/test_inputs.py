@@ -24,6 +24,7 @@ from gradstats.stats.variance.inputs import (
     pools_by_size,
     prepared_inputs,
     projection_on_target,
+    reasons_against,
     recorded_differences,
     refuse_unusable_ratios,
     uses_ratios,
@@ -152,6 +153,65 @@ def test_measured_weightings_give_what_token_scores_give(label, group_size):
     again = r"χ² .* is [\d.]+\): measure again with token_weights=.*token_weightings\(\['reci"
     with pytest.raises(ValueError, match=again):
         quiet_compare(measured, [label])
+
+
+def on_policy_measurement(labels: list[str]):
+    """Completions with state values that the advantages of some estimators were measured with, and token scores."""
+    scored, _ = policy_pair()
+    rng = np.random.default_rng(4)
+    rows = rng.choice(len(scored.rewards), 160, p=scored.probabilities)
+    widths, tokens = scored.lengths[rows], scored.token_scores[rows]
+    measured = SimpleNamespace(
+        rollouts=rollouts_of(widths, scored.rewards[rows]),
+        lengths=widths,
+        sq_norms=scored.sq_norms[rows],
+        sketches=scored.sequence_scores[rows],
+        values=[rng.random(width) for width in widths],
+    )
+    measured.weighted = {}
+    for name, weights in est.token_weightings(labels, measured).items():
+        padded = np.stack([np.pad(row, (0, tokens.shape[1] - len(row))) for row in weights])
+        vectors = np.einsum("nt,ntd->nd", padded, tokens)
+        squares = pd.DataFrame({"all": (vectors**2).sum(axis=1)})
+        measured.weighted[name] = WeightedGradients(squares, vectors, None, weights)
+    return measured, tokens
+
+
+OF_VALUES = ["gae", "gae(lam=0.5)", "recipe:ppo", "vine(k=2)"]
+
+
+@pytest.mark.parametrize("group_size", [2, 4])
+@pytest.mark.parametrize("label", OF_VALUES)
+def test_measured_advantages_from_state_values_give_what_token_scores_give(label, group_size):
+    measured, tokens = on_policy_measurement(OF_VALUES)
+    assert list(measured.weighted) == ["gae", "gae(lam=0.5)", "vine(k=2)"]
+    options = {"group_size": group_size, "n_resamples": 4}
+    combined = quiet_compare(measured, [label, "rloo"], scores_are_sketches=False, **options).to_frame()
+    batch = Batch.from_measurement(measured)
+    exact = quiet_compare(batch, [label, "rloo"], tokens[:, : batch.mask.shape[1]], **options).to_frame()
+    for column in ("trace_cov", "trace_cov_low", "signal_sq", "matched_ratio", "matched_bias_share", "cosine"):
+        np.testing.assert_allclose(combined[column], exact[column], rtol=1e-8)
+
+
+def test_advantages_that_were_measured_with_other_values_or_rewards_are_refused():
+    measured, _ = on_policy_measurement(["gae"])
+    with pytest.raises(ValueError, match=r"gae\(lam=0.5\) weights each token.*token_weightings\(\['gae"):
+        quiet_compare(measured, ["gae(lam=0.5)"])
+    others = [row + 0.1 for row in measured.values]
+    again = "advantages of gae are not those that were measured as gae: rewards, state values or ratios differ; measure"
+    with pytest.raises(ValueError, match=again):
+        quiet_compare(measured, ["gae"], values=others)
+    assert again in str(reasons_against(replace_values(measured, others), [est.get("gae")], "on_policy"))
+    measured.rollouts = rollouts_of(measured.lengths, 1.0 - measured.rollouts.rewards)
+    with pytest.raises(ValueError, match=again):
+        quiet_compare(measured, ["gae"])
+    measured.weighted["gae"] = replace(measured.weighted["gae"], weights=None)  # of a version that did not keep them
+    with pytest.raises(ValueError, match="only scores of whole completions are known"):
+        quiet_compare(measured, ["gae"])
+
+
+def replace_values(measured, values):
+    return SimpleNamespace(**{**vars(measured), "values": values})
 
 
 def with_probes(measured, tokens, n_heavy):
