@@ -159,7 +159,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         memory,
         disk / GIB,
         n_weightings,
-        off_policy,
+        experiment.is_off_policy,
         len(possible.always),
         _fitting_seconds(policy, longest) if experiment.values.fitted else 0.0,
         per_step * cap * math.ceil(continuations),

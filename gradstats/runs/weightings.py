@@ -14,7 +14,13 @@ from gradstats.config.experiment import Experiment
 from gradstats.config.options import Target
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, largest_chi_squared
-from gradstats.estimators.recipes.weightings import is_of_estimator, own_advantages, weighting_names, weightings_by_name
+from gradstats.estimators.recipes.weightings import (
+    Unmeasured,
+    is_of_estimator,
+    own_advantages,
+    weighting_names,
+    weightings_by_name,
+)
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.validate import wrong_values
 from gradstats.stats.variance.inputs import recorded_differences
@@ -56,15 +62,6 @@ class ScoredTokens:
     def batch(self) -> Batch:
         """Return the batch of everything that is known before the gradients are measured."""
         return Batch.from_measurement(self)
-
-
-@dataclass(frozen=True)
-class Valued:
-    """Rollouts with the values of their states, which is what advantages depend on."""
-
-    rollouts: Rollouts
-    values: list[np.ndarray] | None = None  # means of further completions
-    fitted_values: list[np.ndarray] | None = None  # of a fitted head
 
 
 @dataclass(frozen=True)
@@ -159,6 +156,6 @@ def weightings_of(
     if others := tuple(name for name in names if name not in advantages):
         found |= weightings_by_name(others, ScoredTokens.of(session, rollouts).batch())
     if advantages:  # which take no forward pass
-        found |= weightings_by_name(advantages, Batch.from_measurement(Valued(rollouts, **(values or {}))))
+        found |= weightings_by_name(advantages, Batch.from_measurement(Unmeasured(rollouts, **(values or {}))))
     widths = [len(mask) for mask in rollouts.masks]
     return {name: [row[:width] for row, width in zip(found[name], widths, strict=True)] for name in names} or None

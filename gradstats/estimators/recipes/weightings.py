@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gradstats.config.options import read_label
-from gradstats.estimators.batch import Batch, MeasuredCompletions
+from gradstats.estimators.batch import Batch, CompletionTable, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Estimator, Level, Weighting, Wrapped
 from gradstats.estimators.recipes.components import COMPONENTS, Kind, kind_of
@@ -92,16 +92,26 @@ def weightings_by_name(names: Iterable[str], batch: Batch) -> dict[str, Float[np
     return found
 
 
+@dataclass(frozen=True)
+class Unmeasured:
+    """Completions with nothing but the values of their states, as advantages depend on them."""
+
+    rollouts: CompletionTable
+    values: Sequence[Float[np.ndarray, "_"]] | None = None  # means of further completions, or given
+    fitted_values: Sequence[Float[np.ndarray, "_"]] | None = None  # of a fitted head
+
+
 def token_weightings(
     estimators: Sequence[str | Weighting],
-    measured: MeasuredCompletions,
+    measured: MeasuredCompletions | CompletionTable,
     values: Sequence[Float[np.ndarray, "_"]] | None = None,
 ) -> dict[str, list[np.ndarray]]:
     """Return the further weightings that estimators need, for ``gradstats.measure(token_weights=…)``.
 
     Args:
         estimators: labels, estimators or recipes; those that need none are passed over.
-        measured: a measurement of the same rollouts, whose log-probabilities give the ratios.
+        measured: a measurement of the same rollouts, whose log-probabilities give the ratios; advantages from state
+            values need no more than the rollouts.
         values: for each completion the value of the state before each of its tokens, for ``gae``, ``vine`` and
             ``recipe:ppo``; those of the measurement by default.
 
@@ -111,8 +121,9 @@ def token_weightings(
     Raises:
         ValueError: when the measurement lacks log-probabilities or state values that an estimator needs.
     """
-    batch = Batch.from_measurement(measured, **({} if values is None else {"values": values}))
-    widths = [len(mask) for mask in measured.rollouts.masks]
+    known = measured if isinstance(measured, MeasuredCompletions) else Unmeasured(measured)
+    batch = Batch.from_measurement(known, **({} if values is None else {"values": values}))
+    widths = [len(mask) for mask in known.rollouts.masks]
     found: dict[str, list[np.ndarray]] = {}
     for one in (get(estimator) for estimator in estimators):
         needed: dict[str, np.ndarray] = {}

@@ -185,6 +185,12 @@ OF_VALUES = ["gae", "gae(lam=0.5)", "recipe:ppo", "vine(k=2)"]
 def test_measured_advantages_from_state_values_give_what_token_scores_give(label, group_size):
     measured, tokens = on_policy_measurement(OF_VALUES)
     assert list(measured.weighted) == ["gae", "gae(lam=0.5)", "vine(k=2)"]
+    for row, same in zip(
+        measured.weighted["gae"].weights,
+        est.token_weightings(["gae"], measured.rollouts, measured.values)["gae"],
+        strict=True,
+    ):
+        np.testing.assert_array_equal(row, same)
     options = {"group_size": group_size, "n_resamples": 4}
     combined = quiet_compare(measured, [label, "rloo"], scores_are_sketches=False, **options).to_frame()
     batch = Batch.from_measurement(measured)
