@@ -96,7 +96,7 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 
 FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedded_temperature_scored_at_1 \
 	embedded_metric embedded_mismatch embedded_reinforced embedded_zoo \
-	smollm2 qwen_mawps qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k
+	smollm2 qwen_mawps qwen_metric qwen_mismatch qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k
 QWEN := models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
 models/qwen2.5-coder-%b-instruct-q4_k_m.gguf: | $(VENV)/.base
@@ -117,7 +117,13 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	@set -e; for run in embedded_resolved embedded_zoo smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
 	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats ask runs/$$run tokens; done
 	@$(BIN)/python -P experiments/reinforce_embedded_policy.py
-	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 embedded_metric embedded_mismatch embedded_reinforced qwen_sampler; do \
+	@test -e models/qwen_second_moments.safetensors || $(BIN)/python -P experiments/second_moments.py
+	@set -e; for kind in int8 fp8 int4; do \
+		test -d models/embedded-$$kind || $(BIN)/python -P experiments/quantised_copy.py --policy embedded --kind $$kind --out models/embedded-$$kind; \
+	done
+	@test -d models/qwen-fp8 || $(BIN)/python -P experiments/quantised_copy.py --policy $(firstword $(QWEN)) --kind fp8 --out models/qwen-fp8
+	@$(BIN)/gradstats run qwen_mismatch
+	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 embedded_metric embedded_mismatch embedded_reinforced qwen_metric qwen_sampler; do \
 		$(BIN)/gradstats run $$sweep; \
 	done
 	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done

@@ -24,6 +24,7 @@ from committed_numbers import (
     with_interval,
 )
 from findings_alpha import ADAM, CLAIMED, EUCLIDEAN, METRIC_SWEEPS, by_metric, exponents, turned
+from findings_mismatch import mismatches
 from findings_tokens import token_tables
 
 from gradstats import estimators as est
@@ -171,14 +172,16 @@ def of_metric() -> tuple[str, str]:
 
 def of_correction() -> tuple[str, str]:
     """State what truncated ratios of tokens do to the noise where sampler and trainer differ."""
-    frame = table("embedded_mismatch", "sweep")
-    if frame is None:
+    found = {
+        one.name: triple
+        for one in mismatches()
+        if (triple := with_interval(one.rows.loc["recipe:tis"], "matched_ratio")) is not None
+    }
+    if not found:
         return OPEN, NOT_RUN
-    rows = frame[frame["estimator"] == "recipe:tis"].set_index("cell")
-    found = {name: with_interval(rows.loc[name], "matched_ratio") for name in rows.index}
     verdicts = {below_one(triple) for triple in found.values()}
     return verdicts.pop() if len(verdicts) == 1 else OPEN, "; ".join(
-        f"{shown(triple, OPEN)} at {name}" for name, triple in found.items()
+        f"{shown(triple, OPEN)} {name}" for name, triple in found.items()
     )
 
 

@@ -118,7 +118,7 @@ class InMetric(NamedTuple):
 
     name: str  # of the run
     alpha: Triple
-    layers_share: float  # of the squared norms
+    layers: pd.DataFrame  # α of each layer and its share of the squared norms, by block
     noise: dict[str, Triple | None]  # relative, of each estimator
     critical: str  # batch, or its lower end
 
@@ -133,7 +133,7 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
     found = {}
     for metric in (name for name in METRICS if name in set(frame[METRIC])):
         rows = frame[frame[METRIC] == metric].set_index("estimator")
-        layers = blocks[(blocks[METRIC] == metric) & blocks["block"].str.startswith("layers.")]
+        layers = blocks[(blocks[METRIC] == metric) & blocks["block"].str.startswith("layers.")].set_index("block")
         alpha = with_interval(rows.loc[RLOO], "alpha")
         assert alpha is not None
         # Where a single prompt carries the variance, no comparison says anything.
@@ -143,7 +143,7 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
         name = f"{METRIC_SWEEPS[sweep]}, {rows.loc[RLOO, 'n_prompts']} × {size}"
         low = f"≥ {float(format(rows.loc[RLOO, 'noise_to_signal_low'], '.2g')):g}"
         critical = shown(with_interval(rows.loc[RLOO], "noise_to_signal"), low) if known else UNRESOLVED
-        found[metric] = InMetric(name, alpha, float(layers["share_of_sq_norm"].sum()), noise, critical)
+        found[metric] = InMetric(name, alpha, layers, noise, critical)
     return found
 
 
@@ -171,21 +171,27 @@ def section_metric() -> str:
     sweeps = {sweep: found for sweep in METRIC_SWEEPS if (found := by_metric(sweep))}
     if not sweeps:
         return NO_RUN
-    rows, differing, turning = [], [], []
+    rows, differing, layers, turning = [], [], [], []
     for sweep, found in sweeps.items():
-        name, plain, adam = found[EUCLIDEAN].name, found[EUCLIDEAN].alpha, found[ADAM].alpha
-        if plain[2] < adam[1] or adam[2] < plain[1]:
-            differing.append(f"{shown(plain)} and {shown(adam)} in {name}")
-        turning += [f"{label} ({name})" for label in turned(found)]
+        euclidean, adam = found[EUCLIDEAN], found[ADAM]
+        if euclidean.alpha[2] < adam.alpha[1] or adam.alpha[2] < euclidean.alpha[1]:
+            differing.append(f"{shown(euclidean.alpha)} and {shown(adam.alpha)} in {euclidean.name}")
+        of_layers = euclidean.layers.join(adam.layers.add_suffix("_adam"))
+        layers += [
+            f"{block} ({METRIC_SWEEPS[sweep]})"
+            for block, row in of_layers.iterrows()
+            if row["alpha_high"] < row["alpha_low_adam"] or row["alpha_high_adam"] < row["alpha_low"]
+        ]
+        turning += [f"{label} ({euclidean.name})" for label in turned(found)]
         for metric, one in found.items():
-            noise = shown(one.noise.get("reinforce"), UNRESOLVED)
+            alphas = one.layers["alpha"]
             rows.append(
                 (
                     METRIC_SWEEPS[sweep],
                     METRICS[metric],
                     shown(one.alpha),
-                    f"{one.layers_share:.0%}",
-                    noise,
+                    f"{alphas.median():.2f} ({alphas.min():.2f}–{alphas.max():.2f})",
+                    f"{one.layers['share_of_sq_norm'].sum():.0%}",
                     one.critical,
                 )
             )
@@ -195,12 +201,12 @@ def section_metric() -> str:
         moments += ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts"
     said = f"Yes: in the Euclidean and in Adam's it is {'; '.join(differing)}" if differing else "Not measurably"
     return answer(
-        f"**{said}.** Adam divides each coordinate "
-        "by √v̂ + ε, here ε = 1e-5, so that parameters of usually small gradient count more. "
+        f"**{said}.** Adam divides each coordinate by √v̂ + ε, here ε = 1e-5, which changes the weight of the blocks; "
+        + (f"α itself differs in {', '.join(layers)}. " if layers else "α of no layer is shown to differ. ")
         + (f"The ranking turns for {', '.join(turning)}." if turning else "No change of ranking is resolved."),
-        rows_of(("run", "metric", "α", "‖S‖² in layers", "REINFORCE", "critical batch"), rows),
-        f"{moments}. At ε = 1e-8 coordinates that training hardly reached hold all of ‖S‖² in embedded, and one prompt "
-        f"the variance. Repeat: {', '.join(f'`gradstats run {sweep}`' for sweep in sweeps)}.",
+        rows_of(("run", "metric", "α", "α of layers, median (range)", "‖S‖² in layers", "critical batch"), rows),
+        f"{moments}. Where layers hold nothing, tokens that v̂ hardly saw hold ‖S‖², by embedding and head. Repeat: "
+        f"{', '.join(f'`gradstats run {sweep}`' for sweep in sweeps)}.",
         figure(drawn, "alpha_by_block", f"α of each block of parameters in each metric ({METRIC_SWEEPS.get(drawn)})"),
     )
 

@@ -25,6 +25,7 @@ from committed_numbers import (
     with_interval,
 )
 from findings_alpha import details_of_alpha, section_alpha, section_metric
+from findings_mismatch import section_mismatch
 from findings_runs import (
     GRPO,
     NO_RUN,
@@ -36,6 +37,7 @@ from findings_runs import (
     figure,
     first_figure,
     hours_of,
+    is_below,
     lines,
     one_of,
     rows_of,
@@ -228,11 +230,6 @@ def compared() -> list[Run]:
     return [run for run, frame in frames if frame is not None and frame["group_size"].max() > 1]
 
 
-def is_below(ratio: Triple | None) -> bool:
-    """Return whether a relative noise is shown to lie below 1."""
-    return ratio is not None and ratio[2] < 1.0
-
-
 def is_surely_below(run: Run, label: str) -> bool:
     """Return whether an estimator is shown to lie below RLOO by intervals that hold for all rows of its run."""
     row = of_largest_groups(run, label)
@@ -387,64 +384,6 @@ def at_least(cosine: Triple | None) -> str:
     if cosine is None or cosine[2] < 1.0:
         return shown(cosine, UNRESOLVED)
     return f"≥ {math.floor(cosine[1] * 1e4) / 1e4:.4g}"
-
-
-#: The cells of the sweep over samplers, and how the page names them.
-MISMATCHES = {"dtype=bfloat16": "in bfloat16", "revision=step-5492": "eight steps earlier"}
-CORRECTIONS = (
-    RLOO,
-    *(f"recipe:{name}" for name in ("tis", "icepop", "mis", "sequence_tis", "geo_rs", "worst_token_rs")),
-)
-
-
-def section_mismatch() -> str:
-    """State what corrections of the mismatch of sampler and scored policy do to noise and bias."""
-    frame = table("embedded_mismatch", "sweep")
-    if frame is None:
-        return NO_RUN
-    names = {label: "no correction" if label == RLOO else in_words(label) for label in CORRECTIONS}
-    few = frame.loc[frame["n_effective_prompts"] < ENOUGH_PROMPTS]
-    found: dict[str, list[tuple[Triple | None, Triple | None]]] = {}
-    for label in CORRECTIONS:
-        rows = [frame[(frame["estimator"] == label) & (frame["cell"] == cell)].iloc[0] for cell in MISMATCHES]
-        found[label] = [(with_interval(row, "matched_ratio"), with_interval(row, "matched_bias_share")) for row in rows]
-    lower, higher, biased = (
-        [names[label] for label, values in found.items() if any(holds(noise, bias) for noise, bias in values)]
-        for holds in (
-            lambda noise, bias: is_below(noise),
-            lambda noise, bias: noise is not None and noise[1] > 1.0,
-            lambda noise, bias: bias is not None and bias[1] > 0.0,
-        )
-    )
-    said = (
-        f"{', '.join(lower) or 'nothing'} lowers the noise of the plain ratio of whole completions, which is unbiased"
-    )
-    said += f"; {', '.join(higher).lower()} raises it" if higher else ""
-    said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
-    token_wise = zip(*(found[f"recipe:{name}"] for name in ("tis", "icepop", "mis")), strict=True)
-    unbound = [name for name, same in zip(MISMATCHES.values(), token_wise, strict=True) if len(set(same)) == 1]
-    of_tis = " and ".join(shown(noise, UNRESOLVED) for noise, _ in found["recipe:tis"])
-    return answer(
-        f"**{'In part' if lower else 'Not measurably'}: TIS has a noise of {of_tis}.** On completions of embedded "
-        f"drawn in bfloat16, or by the checkpoint eight steps earlier, {said}",
-        rows_of(
-            ("noise, over RLOO with the ratio", *MISMATCHES.values()),
-            [
-                (names[label], *(shown(noise, UNRESOLVED) for noise, _ in values))
-                for label, values in found.items()
-                # As TIS, but for the third digit, and as no correction.
-                if label not in ("recipe:icepop", "recipe:mis", "recipe:worst_token_rs")
-            ],
-        ),
-        "".join(
-            f"{row['n_effective_prompts']:.0f} effective prompts carry {in_words(row['estimator']).lower()} "
-            f"{MISMATCHES[row['cell']]}. "
-            for _, row in few.iterrows()
-        )
-        + (f"No token reaches a bound of TIS or IcePop {' and '.join(unbound)}. " if unbound else "")
-        + "Repeat: `gradstats run embedded_mismatch`. Large models in servers of low precision are not measured.",
-        figure("embedded_mismatch", "cell", "Noise of each correction (embedded)"),
-    )
 
 
 #: Checkpoints of reinforcement learning, and what is followed along them: its column, row, and name in a table.

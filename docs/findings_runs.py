@@ -80,6 +80,11 @@ def first_figure(name: str, caption: str, beside: str | None = None) -> str:
     return next((drawn for run in runs if (drawn := figure(run.folder, name, f"{caption} ({run.name})"))), "")
 
 
+def is_below(ratio: Triple | None) -> bool:
+    """Return whether a relative noise is shown to lie below 1."""
+    return ratio is not None and ratio[2] < 1.0
+
+
 def apart(one: Triple, other: Triple) -> Triple:
     """Return the difference of two numbers from independent runs: half-widths of the intervals add in quadrature."""
     difference = one[0] - other[0]

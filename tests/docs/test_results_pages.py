@@ -17,6 +17,11 @@ def claims(docs_module):
     return docs_module("claims_page")
 
 
+@pytest.fixture
+def mismatch(docs_module):
+    return docs_module("findings_mismatch")
+
+
 def test_the_page_is_current(claims):
     assert claims.render() == (DOCS / "claims.md").read_text(encoding="utf-8"), "run: python docs/claims_page.py"
 
@@ -65,8 +70,9 @@ def commit_metrics(folder: Path, alphas: tuple[float, float], ratios: tuple[floa
             for name, value in (("alpha", alpha), ("matched_ratio", matched)):
                 entry |= {name: value, f"{name}_low": value - 0.1, f"{name}_high": value + 0.1}
             rows.append(entry)
-        for block, share in (("layers.0", 0.2), ("layers.1", 0.3), ("head", 0.5)):
-            blocks.append({"measurement.metric": metric, "block": block, "share_of_sq_norm": share})
+        for block, share, shift in (("layers.0", 0.2, 0.0), ("layers.1", 0.3, 0.04), ("head", 0.5, 1.0)):
+            entry = {"measurement.metric": metric, "block": block, "share_of_sq_norm": share}
+            blocks.append(entry | {name: ends[0] for name, ends in with_ends("alpha", [alpha + shift], 0.1).items()})
     folder.mkdir()
     pd.DataFrame(rows).to_csv(folder / "sweep.csv")
     pd.DataFrame(blocks).to_csv(folder / "blocks.csv")
@@ -84,7 +90,9 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
         "9 × 8.**"
     )
     assert "turns for reinforce (embedded at 2–3 steps, 9 × 8)" in said
-    assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 50% | 1.30 [1.20, 1.40] | ≥ 40 |" in said
+    assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 0.92 (0.90–0.94) | 50% | ≥ 40 |" in said
+    both = "layers.0 (embedded at 2–3 steps), layers.1 (embedded at 2–3 steps)"
+    assert f"α itself differs in {both}." in said
 
 
 def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measures(claims, alpha, no_figures):
@@ -99,12 +107,14 @@ def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measu
     variance = pd.DataFrame(
         {"estimator": ["rloo", "reinforce", "dr_grpo"], **noise, **with_ends("matched_ratio", [1.0, 2.0, 1.0], 0.1)}
     )
-    blocks = pd.DataFrame({"block": ["layers.0", "head"], "share_of_sq_norm": [0.3, 0.7]})
+    blocks = pd.DataFrame(
+        {"block": ["layers.0", "head"], "share_of_sq_norm": [0.3, 0.7], **with_ends("alpha", [0.6, 0.6], 0.1)}
+    )
     commit(no_figures, "qwen_mawps", "one", (0.6, 0.55, 0.65), variance=variance, alpha_by_block=blocks)
     found = alpha.by_metric("qwen_metric")
     assert (found["euclidean"].name, found["euclidean"].alpha) == ("Qwen-0.5B on MAWPS, 4 × 2", (0.6, 0.55, 0.65))
     said = " ".join(alpha.section_metric().split())
-    assert "| Euclidean | 0.600 [0.550, 0.650] | 30% | 2.00 [1.90, 2.10] | 50 [40, 60] |" in said
+    assert "| Euclidean | 0.600 [0.550, 0.650] | 0.60 (0.60–0.60) | 30% | 50 [40, 60] |" in said
     assert "Repeat: `gradstats run qwen_metric`, `gradstats run embedded_metric`." in said
     assert claims.of_metric()[1].startswith(
         "Euclidean and `adam(eps=1e-5)`: α 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80]"
@@ -120,17 +130,52 @@ def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, n
     said = " ".join(alpha.section_metric().split())
     assert said.startswith("**Not measurably.**")
     assert "No change of ranking is resolved." in said
-    assert "| Adam, ε = 1e-5 | 0.60 [0.50, 0.70] | 50% | not resolved | not resolved |" in said
+    assert "| Adam, ε = 1e-5 | 0.60 [0.50, 0.70] | 0.62 (0.60–0.64) | 50% | not resolved |" in said
+    assert "α of no layer is shown to differ." in said
 
 
 @pytest.mark.parametrize(
     ("ratios", "verdict"), [((0.8, 0.7), "holds"), ((0.8, 1.0), "not resolved"), ((1.2, 1.3), "fails")]
 )
-def test_a_correction_is_judged_by_every_cell(claims, no_figures, ratios, verdict):
-    (no_figures / "embedded_mismatch").mkdir()
-    frame = pd.DataFrame({"cell": ["a", "b"], "estimator": "recipe:tis", **with_ends("matched_ratio", [*ratios], 0.1)})
-    frame.to_csv(no_figures / "embedded_mismatch" / "sweep.csv", index=False)
+def test_a_correction_is_judged_by_every_cell(claims, mismatch, no_figures, ratios, verdict):
+    commit_mismatches(no_figures, mismatch.MISMATCHES, ratios)
     assert claims.of_correction()[0] == verdict
+
+
+def commit_mismatches(figures, settings, ratios):
+    """Two cells of a sweep and a run: of the two ratios the first belongs to the first cell, the other to the rest."""
+    quantities = [{"quantity": "effective_sample_size", "estimate": 36.0}]
+    for number, (folder, cell, _) in enumerate((settings[0], settings[3], settings[4])):
+        (figures / folder).mkdir(exist_ok=True)
+        centres = [ratios[min(number, 1)], 1.0]
+        frame = pd.DataFrame({"estimator": ["recipe:tis", "rloo"], **with_ends("matched_ratio", centres, 0.1)})
+        frame = frame.assign(n_effective_prompts=90.0, **with_ends("matched_bias_share", [0.1, 0.3], 0.2))
+        quantiles = [{"token_ratio": 0.4}, {"token_ratio": 1.5 + number}]
+        gap = {"sampler_gap": {"quantities": quantities, "quantiles": quantiles}, "n_sequences": 40}
+        if not cell:
+            frame.to_csv(figures / folder / "variance.csv", index=False)
+            (figures / folder / "manifest.json").write_text(json.dumps(gap))
+            continue
+        known = figures / folder / "sweep.csv"
+        frames = [pd.read_csv(known)] if known.exists() else []
+        pd.concat([*frames, frame.assign(cell=cell)]).to_csv(known, index=False)
+        manifest = figures / folder / "manifest.json"
+        cells = json.loads(manifest.read_text())["cells"] if manifest.exists() else {}
+        manifest.write_text(json.dumps({"cells": cells | {cell: gap}}))
+
+
+def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
+    commit_mismatches(no_figures, mismatch.MISMATCHES, (0.8, 1.3))
+    said = " ".join(mismatch.section_mismatch().split())
+    assert said.startswith(
+        "**In part: TIS has a noise of 0.80 [0.70, 0.90] to 1.30 [1.20, 1.40].** By intervals, TIS ("
+    )
+    assert (
+        "TIS (bfloat16) below the plain ratio of whole completions, which is unbiased; TIS (8 steps earlier, " in said
+    )
+    assert "Qwen-0.5B, FP8 weights) above; biased: no correction." in said
+    assert "| effective completions | 90% | 90% | 90% |" in said
+    assert "No ratio of a token reaches TIS's bound of 2 in bfloat16." in said
 
 
 @pytest.mark.parametrize(

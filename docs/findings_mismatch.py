@@ -1,0 +1,111 @@
+"""What findings.md says of a mismatch between the sampler and the scored policy: its corrections, noise and bias."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+from committed_numbers import Triple, numbers, shown, table, with_interval
+from findings_runs import NO_RUN, RLOO, UNRESOLVED, answer, figure, is_below, rows_of
+
+from gradstats.estimators.display_names import in_words
+from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
+
+
+class Mismatch(NamedTuple):
+    """One way in which the sampler differed from the scored policy."""
+
+    name: str
+    rows: pd.DataFrame  # of the estimators, by label
+    effective: float  # share of the completions, by the ratios
+    largest: float  # ratio of a token
+
+
+#: Folder and cell of a run, and how the page names the difference.
+MISMATCHES = (
+    ("embedded_mismatch", "dtype=bfloat16", "bfloat16"),
+    ("embedded_mismatch", "name=models_embedded-fp8", "FP8 weights"),
+    ("embedded_mismatch", "name=models_embedded-int4", "INT4 weights"),
+    ("embedded_mismatch", "revision=step-5492", "8 steps earlier"),
+    ("qwen_mismatch", "", "Qwen-0.5B, FP8 weights"),
+)
+CORRECTIONS = (
+    RLOO,
+    *(f"recipe:{name}" for name in ("tis", "icepop", "mis", "sequence_tis", "geo_rs", "worst_token_rs")),
+)
+#: At which TIS truncates the ratio of a token.
+BOUND = 2.0
+#: As TIS, but for the third digit, and as no correction.
+LIKE_OTHERS = ("recipe:icepop", "recipe:mis", "recipe:worst_token_rs")
+
+
+def mismatches() -> list[Mismatch]:
+    """Return the committed ones."""
+    found = []
+    for folder, cell, name in MISMATCHES:
+        frame, manifest = table(folder, "sweep" if cell else "variance"), numbers(folder, "manifest")
+        if frame is None or manifest is None:
+            continue
+        if cell:
+            frame, manifest = frame[frame["cell"] == cell], manifest["cells"].get(cell)
+        if manifest is None or frame.empty:
+            continue
+        gap = {one["quantity"]: one["estimate"] for one in manifest["sampler_gap"]["quantities"]}
+        effective = gap["effective_sample_size"] / manifest["n_sequences"]
+        largest = max(one["token_ratio"] for one in manifest["sampler_gap"]["quantiles"])
+        found.append(Mismatch(name, frame.set_index("estimator"), effective, largest))
+    return found
+
+
+def section_mismatch() -> str:
+    """State what corrections of the mismatch of sampler and scored policy do to noise and bias."""
+    if not (settings := mismatches()):
+        return NO_RUN
+    names = {label: "no correction" if label == RLOO else in_words(label) for label in CORRECTIONS}
+
+    def of(label: str, quantity: str) -> list[Triple | None]:
+        return [with_interval(one.rows.loc[label], quantity) if label in one.rows.index else None for one in settings]
+
+    noise = {label: of(label, "matched_ratio") for label in CORRECTIONS}
+    biases = {label: of(label, "matched_bias_share") for label in CORRECTIONS}
+    lower, higher = (
+        [
+            f"{names[label]} ({', '.join(where)})"
+            for label, values in noise.items()
+            if label not in LIKE_OTHERS
+            and (where := [one.name for one, value in zip(settings, values, strict=True) if holds(value)])
+        ]
+        for holds in (is_below, lambda value: value is not None and value[1] > 1.0)
+    )
+    biased = [names[label] for label, values in biases.items() if any(one is not None and one[1] > 0 for one in values)]
+    said = f"{'; '.join(lower)} below" if lower else "nothing is below"
+    said += f" the plain ratio of whole completions, which is unbiased; {'; '.join(higher) or 'nothing'} above"
+    said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
+    known = [value for value in noise["recipe:tis"] if value is not None]
+    ends = " to ".join(shown(extreme(known, key=lambda value: value[0])) for extreme in (min, max))
+    unbound = [one.name for one in settings if one.largest < BOUND]
+    few = [
+        f"{row['n_effective_prompts']:.0f} effective prompts carry {in_words(str(label)).lower()} ({one.name})"
+        for one in settings
+        for label, row in one.rows.iterrows()
+        if row["n_effective_prompts"] < ENOUGH_PROMPTS and label != RLOO
+    ]
+    return answer(
+        f"**{'In part' if lower else 'Not measurably'}: TIS has a noise of {ends}.** By intervals, {said}",
+        rows_of(
+            ("noise, over RLOO with the ratio", *(one.name for one in settings)),
+            [
+                ("effective completions", *(f"{one.effective:.0%}" for one in settings)),
+                *(
+                    (names[label], *(shown(value, UNRESOLVED) for value in values))
+                    for label, values in noise.items()
+                    if label not in LIKE_OTHERS
+                ),
+            ],
+        ),
+        "Completions are drawn in bfloat16, with rounded weights, or by an earlier checkpoint. "
+        + (f"No ratio of a token reaches TIS's bound of {BOUND:g} in {', '.join(unbound)}. " if unbound else "")
+        + (f"{'; '.join(few)}. " if few else "")
+        + "Repeat: `gradstats run embedded_mismatch`, `gradstats run qwen_mismatch`. Larger models are not measured.",
+        figure("embedded_mismatch", "cell", "Noise of each correction (embedded)"),
+    )
