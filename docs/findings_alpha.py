@@ -276,7 +276,11 @@ def differences_of_models() -> tuple[str, ...]:
             ("difference of α", "estimate"),
             [
                 (f"{' − '.join(SAME_PROBLEMS)}, paired", shown((same.difference, *same.confidence_interval()))),
-                *((f"{one} − {other}", shown(difference)) for (one, other), difference in differences.items()),
+                *(
+                    (f"{one} − {other}", shown(difference))
+                    for (one, other), difference in differences.items()
+                    if other == PUBLISHED or excludes(difference, 0.0)
+                ),
             ],
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,17 @@ class StateValues:
         """Stack the values of several shards, with the metadata of the first."""
         completions = pd.concat([shard.completions for shard in shards], ignore_index=True)
         return cls(completions, [row for shard in shards for row in shard.values], shards[0].metadata)
+
+    def with_earlier(self, earlier: StateValues) -> StateValues:
+        """Return the earlier values of completions that had some, unless one of them has another reward now."""
+        place = {tuple(key): row for row, key in enumerate(self.completions[_KEY].itertuples(index=False))}
+        rows = [place.get(tuple(key)) for key in earlier.completions[_KEY].itertuples(index=False)]
+        rewards = self.completions["reward"].to_numpy()
+        kept = {row: number for number, row in enumerate(rows) if row is not None}
+        if any(rewards[row] != earlier.completions["reward"].iloc[number] for row, number in kept.items()):
+            return self
+        values = [earlier.values[kept[row]] if row in kept else own for row, own in enumerate(self.values)]
+        return replace(self, values=values)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write one file, whole or not at all, with its checksum."""

@@ -40,12 +40,17 @@ def make_values(run: RunDirectory, progress: bool) -> None:
 
 
 def fit_head(run: RunDirectory, progress: bool) -> None:
-    """Fit the value head to all completions, unless it was fitted to just these and their rewards."""
+    """Fit the value head to all completions, unless it was fitted to just these and their rewards.
+
+    In a run that has grown, completions keep their values where advantages from these are measured: their head was
+    fitted to other prompts as well.
+    """
     section, rollouts, path = run.experiment.values, read_rollouts(run.rollouts), run.values / FITTED
     settings = {"n_folds": section.n_folds, "tokens_per_completion": section.tokens_per_completion}
     fitted_to = [read_origin(run.rollouts), rollouts.prompt_id.tolist(), rollouts.sample_id.tolist()]
     made_from = digest([settings, *fitted_to, rollouts.rewards.tolist()])
-    if path.exists() and read_state_values(path).metadata.get("made_from") == made_from:
+    earlier = read_state_values(path) if path.exists() else None
+    if earlier is not None and earlier.metadata.get("made_from") == made_from:
         return
     from gradstats.values import fit_values
 
@@ -61,7 +66,11 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
             progress=progress,
         )
         about = {**settings, "made_from": made_from, "policy": policy.describe(), "penalties": list(fitted.penalties)}
-        StateValues.of(rollouts, fitted.values, about).to_parquet(path)
+        values = StateValues.of(rollouts, fitted.values, about)
+        same = earlier is not None and all(earlier.metadata.get(name) == value for name, value in settings.items())
+        if earlier is not None and same and possible_weightings(run.experiment).advantages:
+            values = values.with_earlier(earlier)
+        values.to_parquet(path)
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,24 @@ def test_advantages_of_other_rewards_are_not_compared(without_probes, tmp_path):
     assert rows.isna().tolist() == [False, True, False, True]
 
 
+def test_a_run_that_grows_keeps_the_advantages_that_it_has_measured(without_probes, tmp_path):
+    path, given, before = without_probes
+    run = shutil.copytree(path, tmp_path / "run")
+    grown = given.model_copy(update={"prompts": given.prompts.model_copy(update={"n": 7})})
+    result = run_experiment(grown, run, progress=False)
+    assert np.isfinite(result.comparison.to_frame()["trace_cov"]).all()
+    rows = [
+        row for row, key in enumerate(result.measured.rollouts.prompt_id) if key in before.measured.rollouts.prompt_id
+    ]
+    assert len(rows) == len(before.measured) < len(result.measured)
+    for row, known in zip(result.measured.select(rows).fitted_values, before.measured.fitted_values, strict=True):
+        np.testing.assert_array_equal(row, known)
+    # Other settings of the head, or other rewards, fit all values anew.
+    other = grown.model_copy(update={"values": given.values.model_copy(update={"tokens_per_completion": 2})})
+    again = run_experiment(other, run, progress=False)
+    assert again.comparison.to_frame().set_index("estimator")["trace_cov"].isna().tolist() == [False, True, False, True]
+
+
 def test_one_of_several_parts_fits_the_head_before_they_measure(without_probes, tmp_path, monkeypatch):
     path, given, _ = without_probes
     monkeypatch.setattr("gradstats.runs.directory._GRACE", 0.0)
