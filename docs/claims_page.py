@@ -175,7 +175,7 @@ def of_correction() -> tuple[str, str]:
     found = {
         one.name: triple
         for one in mismatches()
-        if (triple := with_interval(one.rows.loc["recipe:tis"], "matched_ratio")) is not None
+        if one.carried and (triple := with_interval(one.rows.loc["recipe:tis"], "matched_ratio")) is not None
     }
     if not found:
         return OPEN, NOT_RUN

@@ -16,9 +16,15 @@ class Mismatch(NamedTuple):
     """One way in which the sampler differed from the scored policy."""
 
     name: str
+    folder: str
     rows: pd.DataFrame  # of the estimators, by label
     effective: float  # share of the completions, by the ratios
     largest: float  # ratio of a token
+
+    @property
+    def carried(self) -> bool:
+        """Whether more than a single prompt carries the variance of what is compared with."""
+        return bool(self.rows.loc[REFERENCE, "n_effective_prompts"] > 2.0)
 
 
 #: Folder and cell of a run, and how the page names the difference.
@@ -33,6 +39,8 @@ CORRECTIONS = (
     RLOO,
     *(f"recipe:{name}" for name in ("tis", "icepop", "mis", "sequence_tis", "geo_rs", "worst_token_rs")),
 )
+#: RLOO with the ratio of whole completions.
+REFERENCE = "recipe:rloo_is"
 #: At which TIS truncates the ratio of a token.
 BOUND = 2.0
 #: As TIS, but for the third digit, and as no correction.
@@ -53,7 +61,7 @@ def mismatches() -> list[Mismatch]:
         gap = {one["quantity"]: one["estimate"] for one in manifest["sampler_gap"]["quantities"]}
         effective = gap["effective_sample_size"] / manifest["n_sequences"]
         largest = max(one["token_ratio"] for one in manifest["sampler_gap"]["quantiles"])
-        found.append(Mismatch(name, frame.set_index("estimator"), effective, largest))
+        found.append(Mismatch(name, folder, frame.set_index("estimator"), effective, largest))
     return found
 
 
@@ -64,7 +72,11 @@ def section_mismatch() -> str:
     names = {label: "no correction" if label == RLOO else in_words(label) for label in CORRECTIONS}
 
     def of(label: str, quantity: str) -> list[Triple | None]:
-        return [with_interval(one.rows.loc[label], quantity) if label in one.rows.index else None for one in settings]
+        known = [label in one.rows.index and one.carried for one in settings]
+        return [
+            with_interval(one.rows.loc[label], quantity) if has else None
+            for one, has in zip(settings, known, strict=True)
+        ]
 
     noise = {label: of(label, "matched_ratio") for label in CORRECTIONS}
     biases = {label: of(label, "matched_bias_share") for label in CORRECTIONS}
@@ -82,16 +94,19 @@ def section_mismatch() -> str:
     said += f" the plain ratio of whole completions, which is unbiased; {'; '.join(higher) or 'nothing'} above"
     said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
     known = [value for value in noise["recipe:tis"] if value is not None]
-    ends = " to ".join(shown(extreme(known, key=lambda value: value[0])) for extreme in (min, max))
+    ends = " to ".join(shown(extreme(known, key=lambda value: value[0])) for extreme in (min, max)) if known else ""
+    folders = dict.fromkeys(one.folder for one in settings)
     unbound = [one.name for one in settings if one.largest < BOUND]
     few = [
-        f"{row['n_effective_prompts']:.0f} effective prompts carry {in_words(str(label)).lower()} ({one.name})"
+        f"{row['n_effective_prompts']:.0f} effective prompts carry {names[label].lower()} ({one.name})"
         for one in settings
         for label, row in one.rows.iterrows()
-        if row["n_effective_prompts"] < ENOUGH_PROMPTS and label != RLOO
+        if label in names and label not in LIKE_OTHERS and one.carried and row["n_effective_prompts"] < ENOUGH_PROMPTS
     ]
+    few += [f"one prompt carries the ratio of completions ({one.name})" for one in settings if not one.carried]
     return answer(
-        f"**{'In part' if lower else 'Not measurably'}: TIS has a noise of {ends}.** By intervals, {said}",
+        f"**{'In part' if lower else 'Not measurably'}: TIS has a noise of {ends or UNRESOLVED}.** "
+        f"By intervals, {said}",
         rows_of(
             ("noise, over RLOO with the ratio", *(one.name for one in settings)),
             [
@@ -106,6 +121,6 @@ def section_mismatch() -> str:
         "Completions are drawn in bfloat16, with rounded weights, or by an earlier checkpoint. "
         + (f"No ratio of a token reaches TIS's bound of {BOUND:g} in {', '.join(unbound)}. " if unbound else "")
         + (f"{'; '.join(few)}. " if few else "")
-        + "Repeat: `gradstats run embedded_mismatch`, `gradstats run qwen_mismatch`. Larger models are not measured.",
+        + f"Repeat: {', '.join(f'`gradstats run {folder}`' for folder in folders)}. Larger models are not measured.",
         figure("embedded_mismatch", "cell", "Noise of each correction (embedded)"),
     )

@@ -71,7 +71,7 @@ def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
     """Return the settings that take several values, without those that another one decides.
 
     Of several that always change together, the first that all cells state is returned. Where each of them alone joins
-    no two cells, as in a list of cells that differ in several settings, or some cells do not state the only one, it is
+    no two cells, as in a list of cells that differ in several settings, or none is stated by all cells, it is
     ``["cell"]``, the column that names them.
     """
     several = [name for name in varied if len(set(_texts(frame, name))) > 1]
@@ -85,7 +85,7 @@ def varying_settings(frame: pd.DataFrame, varied: Sequence[str]) -> list[str]:
             if at != place
         )
     ]
-    if len(found) == 1 and bool(frame[found[0]].isna().any()):
+    if found and all(bool(frame[name].isna().any()) for name in found):
         return [CELL]
     joined = any(_joins_cells(frame, name, [other for other in found if other != name]) for name in found)
     return found if joined or not found else [CELL]

@@ -142,14 +142,15 @@ def test_a_correction_is_judged_by_every_cell(claims, mismatch, no_figures, rati
     assert claims.of_correction()[0] == verdict
 
 
-def commit_mismatches(figures, settings, ratios):
+def commit_mismatches(figures, settings, ratios, effective=90.0):
     """Two cells of a sweep and a run: of the two ratios the first belongs to the first cell, the other to the rest."""
     quantities = [{"quantity": "effective_sample_size", "estimate": 36.0}]
     for number, (folder, cell, _) in enumerate((settings[0], settings[3], settings[4])):
         (figures / folder).mkdir(exist_ok=True)
-        centres = [ratios[min(number, 1)], 1.0]
-        frame = pd.DataFrame({"estimator": ["recipe:tis", "rloo"], **with_ends("matched_ratio", centres, 0.1)})
-        frame = frame.assign(n_effective_prompts=90.0, **with_ends("matched_bias_share", [0.1, 0.3], 0.2))
+        centres = [ratios[min(number, 1)], 1.0, 1.0]
+        labels = ["recipe:tis", "rloo", "recipe:rloo_is"]
+        frame = pd.DataFrame({"estimator": labels, **with_ends("matched_ratio", centres, 0.1)})
+        frame = frame.assign(n_effective_prompts=effective, **with_ends("matched_bias_share", [0.1, 0.3, 0.0], 0.2))
         quantiles = [{"token_ratio": 0.4}, {"token_ratio": 1.5 + number}]
         gap = {"sampler_gap": {"quantities": quantities, "quantiles": quantiles}, "n_sequences": 40}
         if not cell:
@@ -176,6 +177,14 @@ def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
     assert "Qwen-0.5B, FP8 weights) above; biased: no correction." in said
     assert "| effective completions | 90% | 90% | 90% |" in said
     assert "No ratio of a token reaches TIS's bound of 2 in bfloat16." in said
+
+
+def test_where_one_prompt_carries_the_ratio_nothing_is_compared(claims, mismatch, no_figures):
+    commit_mismatches(no_figures, mismatch.MISMATCHES, (0.8, 0.8), effective=1.2)
+    assert claims.of_correction() == ("not resolved", "not run")
+    said = " ".join(mismatch.section_mismatch().split())
+    assert "| TIS | not resolved | not resolved | not resolved |" in said
+    assert "one prompt carries the ratio of completions (bfloat16)" in said
 
 
 @pytest.mark.parametrize(
