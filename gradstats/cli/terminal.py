@@ -386,13 +386,13 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
     ):
         table.add_row(label, value)
     console.print(table)
-    if cost.n_weightings:
-        among = "are included" if cost.off_policy else "would come on top if sampler and scorer turned out to differ"
-        if cost.n_always and not cost.off_policy:
-            among = f"{among}, but for {cost.n_always} that are needed in any case and are included"
+    included = cost.n_weightings if cost.off_policy else cost.n_always
+    if included:
+        show_sentence(f"further weightings of each completion that the estimators need are included: {included}")
+    if cost.n_weightings > included:
         show_sentence(
-            f"the recipes need {cost.n_weightings} further weightings of each completion where ratios vary, which "
-            f"{among}"
+            f"{cost.n_weightings - included} further weightings of each completion would come on top if sampler and "
+            "scorer turned out to differ"
         )
     if cost.prefix_seconds:
         show_sentence(

@@ -92,8 +92,9 @@ class Experiment(Section):
 
     ``policy``, ``behaviour_policy``, ``reference_policy``, ``prompts``, ``sampling`` and ``measurement`` decide what is
     sampled and measured and are fixed for a run directory, except that ``prompts.n`` and ``sampling.group_size`` may
-    grow. ``values`` may be added to a finished run. ``execution`` changes nothing of what is found. The other sections
-    may change from one call to the next, since they only re-read what was measured.
+    grow. ``values`` may be added to a finished run, but not the advantages that are measured with them. ``execution``
+    changes nothing of what is found. The other sections may change from one call to the next, since they only re-read
+    what was measured.
     """
 
     title: ClassVar[str] = "an experiment"

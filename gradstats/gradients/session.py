@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from gradstats.config.sections import MeasurementSection
+from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.gradients.attention import (
     own_precision,
     refuse_long_sequences,
@@ -398,7 +399,10 @@ class MeasuringSession:
             **parts[0],
             **ragged,
             weighted={
-                name: WeightedGradients(**part, weights=[weights[row] for row in rows[kept]])
+                # Those of ratios and KL terms follow from the measurement itself.
+                name: WeightedGradients(
+                    **part, weights=[weights[row] for row in rows[kept]] if is_of_estimator(name) else None
+                )
                 for (name, weights), part in zip(weightings.items(), parts[1:], strict=True)
             },
             metadata=self.metadata | {"not_finite": lost},

@@ -247,7 +247,10 @@ class Measurement:
         n = len(self.rollouts)
         whole = self._present(("sq_norms_by_block", "sketches", "sketches_by_block"))
         counts = {name: len(rows) for name, rows in (self.per_token_fields() | whole | self.heavy_fields()).items()}
-        counts |= {f"weighted[{name!r}]": len(gradients) for name, gradients in self.weighted.items()}
+        for name, gradients in self.weighted.items():
+            counts[f"weighted[{name!r}]"] = len(gradients)
+            if gradients.weights is not None:
+                counts[f"weighted[{name!r}].weights"] = len(gradients.weights)
         for name, count in counts.items():
             if count != n:
                 raise ValueError(f"the measurement's {name} has {count} rows for {n} rollouts")

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,14 @@ from gradstats.rollouts.schema import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest, file_digest
 from gradstats.system.late import np, pa, pd
-from gradstats.system.shards import PLAN, IncompleteRunError, planned_shards, refuse_foreign_shard, shard_path
+from gradstats.system.shards import (
+    PLAN,
+    IncompleteRunError,
+    Shards,
+    planned_shards,
+    read_origin,
+    refuse_foreign_shard,
+)
 
 #: The file of the values of a fitted head; those of prefixes lie in numbered shards beside it.
 FITTED = "fitted.parquet"
@@ -93,13 +99,13 @@ def digest_of_state_values(folder: Path) -> str | None:
     return digest([[path.name, file_digest(path)] for path in files]) if files else None
 
 
-def stored_values(folder: Path, rollouts: Rollouts, number: int | None = None) -> dict[str, list[np.ndarray]]:
-    """Return the state values of a run's completions, or of one shard's, by the field that holds them.
+def stored_values(folder: Path, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
+    """Return the state values of a run's completions by the field that holds them.
 
     A warning says why some are left out; there are none where the run made none.
     """
     found: dict[str, list[np.ndarray]] = {}
-    for name, read in (("fitted_values", _fitted), ("values", partial(_of_prefixes, number=number))):
+    for name, read in (("fitted_values", _fitted), ("values", _of_prefixes)):
         try:
             stored = read(folder)
             if stored is not None:
@@ -114,14 +120,27 @@ def stored_values(folder: Path, rollouts: Rollouts, number: int | None = None) -
     return found
 
 
+class StoredValues:
+    """The state values of a run, read shard by shard; those of a fitted head lie in one file, which is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fitted = _fitted(folder)
+        self._of_prefixes = Shards(folder, ".parquet", read_state_values, StateValues.to_parquet, read_origin(folder))
+
+    def of_shard(self, number: int, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
+        """Return those of the completions of a shard by the field that holds them."""
+        found = {} if self._fitted is None else {"fitted_values": self._fitted}
+        if self._of_prefixes.path(number).exists():
+            found["values"] = self._of_prefixes.read_one(number)
+        return {name: values.for_rollouts(rollouts) for name, values in found.items()}
+
+
 def _fitted(folder: Path) -> StateValues | None:
     return read_state_values(folder / FITTED) if (folder / FITTED).exists() else None
 
 
-def _of_prefixes(folder: Path, number: int | None) -> StateValues | None:
-    if number is not None:  # others may be missing
-        path = shard_path(folder, number, ".parquet")
-        return read_state_values(path) if path.exists() else None
+def _of_prefixes(folder: Path) -> StateValues | None:
     try:
         planned = planned_shards(folder, ".parquet")
     except IncompleteRunError as error:

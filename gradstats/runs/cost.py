@@ -65,7 +65,7 @@ class CostEstimate:
         memory_gib: the peak while completions are measured, estimated: libraries, weights, activations, logits,
             gradients and sketches; or while they are sampled, where the key–value cache is larger.
         disk_gib: rollouts, sketches, token statistics and token scores.
-        n_weightings: further token weightings that the recipes need where their ratios vary.
+        n_weightings: further token weightings that the estimators need where ratios vary.
         off_policy: whether the settings make them vary, so that time and disk include the weightings.
         n_always: those of them that are needed, and included, on-policy as well.
         fitting_seconds: forward passes for the hidden states of a value head; 0 without one.
@@ -148,6 +148,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     continuations = experiment.values.monte_carlo * plan.n_completions / experiment.values.batch_size
     disk = bytes_of_sequences(cap, plan.n_completions, experiment.measurement, n_blocks)
     disk += measured * plan.n_completions * 4 * (experiment.measurement.sketch_dim or 0) * (1 + n_blocks)
+    disk += len(possible.advantages) * plan.n_completions * cap * 8  # their token weights are kept
     return CostEstimate(
         len(plan.problems),
         plan.n_completions,
@@ -160,7 +161,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         disk / GIB,
         n_weightings,
         experiment.is_off_policy,
-        len(possible.always),
+        len(possible.of_equal_ratios),
         _fitting_seconds(policy, longest) if experiment.values.fitted else 0.0,
         per_step * cap * math.ceil(continuations),
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry
-from gradstats.measurement.state_values import stored_values
+from gradstats.measurement.state_values import StoredValues
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.executors.local import Crew, ask
 from gradstats.runs.growth import RESTORE, read_plan, settings_digest
 from gradstats.runs.sampling_step import experiment_policy, reference_policy
 from gradstats.runs.weightings import (
+    advantages_of,
     needed_weightings,
     possible_weightings,
     spread_of_ratios,
@@ -30,8 +34,6 @@ from gradstats.system.progress import Report, progress_bar
 from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from gradstats.gradients.session import MeasuringSession
 
 
@@ -43,6 +45,23 @@ def missing_measurements(run: RunDirectory) -> list[int]:
 def is_measured(run: RunDirectory) -> bool:
     """Return whether every shard of a run has been measured."""
     return not missing_measurements(run)
+
+
+def measures_advantages(run: RunDirectory) -> bool:
+    """Return whether a run measures advantages from state values, which have to be made before.
+
+    A warning names those that its finished shards lack: they were measured before these were asked for.
+    """
+    wanted, shards = possible_weightings(run.experiment).advantages, _shards(run)
+    finished = shards.finished(n_planned(read_plan(run.rollouts), run.rollouts / PLAN)) if wanted else []
+    if finished and (lacking := [name for name in wanted if name not in shards.read_one(finished[0]).weighted]):
+        warnings.warn(
+            f"{run.path} has been measured without the advantages of {', '.join(lacking)}, whose rows will be NaN: "
+            "choose another directory (--out)",
+            UserWarning,
+            stacklevel=2,
+        )
+    return bool(wanted)
 
 
 @dataclass(frozen=True)
@@ -144,16 +163,32 @@ def _measure(
             names = _chosen_weightings(run, crew, tables, progress)
         else:
             names = tuple(shards.read_one(done).weighted)
+        values = StoredValues(run.values) if any(map(is_of_estimator, names)) else None
+        if values is not None and done is not None:
+            _refuse_other_advantages(run, shards.read_one(done), tables[done], values.of_shard(done, tables[done]))
         run.tracking.begin()
         n_sequences = sum(map(len, tables))
         with progress_bar("measuring", n_sequences, done=n_sequences - len(unmeasured), shown=progress) as report:
-            needs_values = any(map(is_of_estimator, names))
 
             def part(number: int) -> MeasureShard:
-                values = stored_values(run.values, tables[number], number) if needs_values else {}
-                return MeasureShard(tables[number], names, values)
+                table = tables[number]
+                return MeasureShard(table, names, {} if values is None else values.of_shard(number, table))
 
             shards.write_all(crew.work(missing, part, report))
+
+
+def _refuse_other_advantages(
+    run: RunDirectory, measured: Measurement, rollouts: Rollouts, values: dict[str, list[np.ndarray]]
+) -> None:
+    """Refuse to go on where advantages of a finished shard were those of other rewards or values."""
+    for name, rows in advantages_of(rollouts, filter(is_of_estimator, measured.weighted), values).items():
+        known = measured.weighted[name].weights
+        if known is not None and not all(map(np.array_equal, rows, known)):
+            raise ValueError(
+                f"the rewards or state values of {run.path} have changed since {name} was measured on its first "
+                "completions: put back the earlier settings (values, sampling.reward), or choose another directory "
+                "(--out)"
+            )
 
 
 def _work(

@@ -17,12 +17,12 @@ from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart, remov
 from gradstats.runs.executors.choice import executor_of
 from gradstats.runs.executors.local import Executor
 from gradstats.runs.growth import read_plan
-from gradstats.runs.measuring_step import is_measured, measure_shards, missing_measurements
+from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages, missing_measurements
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, missing_rollouts, n_planned_shards, sample_shards
 from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
-from gradstats.runs.values_step import make_values
+from gradstats.runs.values_step import continue_prefixes, make_values, make_values_in_parts
 from gradstats.system.lock import only_writer, part_alone, part_writer
 from gradstats.system.outputs import refuse_links, refuse_occupied
 from gradstats.system.progress import progress_bar
@@ -57,8 +57,9 @@ def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor)
     run.executor = executor.counted_apart()
     with Tracking.of(experiment, path) as run.tracking:
         sample_shards(run, progress)
-        make_values(run, progress)  # first: measured weightings may be advantages from them
-        measure_shards(run, progress)
+        steps = (measure_shards, make_values)
+        for step in reversed(steps) if measures_advantages(run) else steps:
+            step(run, progress)
         result = analyse(run, progress)
         _log(result)
     return result
@@ -112,9 +113,12 @@ def _run_part(experiment: Experiment, path: Path, part: RunPart, progress: bool,
         sample_shards(run, progress)
         with progress_bar("waiting", 1, shown=False) as report:
             drawn = part.wait_for(path, lambda: missing_rollouts(run), report.say)
+        if drawn and measures_advantages(run):
+            drawn = make_values_in_parts(run, progress)
         if drawn:
-            make_values(run, progress)
             measure_shards(run, progress)
+            if experiment.values.monte_carlo:
+                continue_prefixes(run, progress)
     finally:
         executed = executor.describe() if executor.spent.n_parts else None
         part.write_record(path, run.timings, run.remarks, executed)

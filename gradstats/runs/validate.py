@@ -15,7 +15,7 @@ from gradstats.config.options import adam_section, estimate_section
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.estimators.batch import COLUMN, how_to_get
 from gradstats.estimators.ratios import along_completions
-from gradstats.estimators.recipes.weightings import own_advantages, weighting_names
+from gradstats.estimators.recipes.weightings import advantage_of_values, own_advantages, weighting_names
 from gradstats.prompts.load import generates, required
 from gradstats.rewards.grading import Grader
 
@@ -209,9 +209,9 @@ def _not_measured(experiment: Experiment, chosen: Iterable[Estimator | Recipe]) 
                 f"{one.label} needs {' and '.join(missing)}, which this run will not measure, so its row will be NaN "
                 f"({remedies})"
             )
-        elif "values" in one.needs and (reason := wrong_values(experiment, one)):
+        elif "values" in one.needs and (reason := _wrong_values(experiment, one)):
             yield f"{reason}; the row of {one.label} will be NaN"
-        elif not experiment.measurement.token_probes and _weights_tokens(one, experiment.is_off_policy):
+        elif not experiment.measurement.token_probes and _weights_tokens(one, experiment):
             threshold = ", or give the mask a threshold in nats" if _masks_by_share(one) else ""
             yield (
                 f"{one.label} weights each token, and this run measures whole completions, so its row will be NaN: "
@@ -223,15 +223,22 @@ def _masks_by_share(one: Estimator | Recipe) -> bool:
     return isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
 
 
-def wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
-    """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
+def trial_batch_of(experiment: Experiment) -> Batch:
+    """Return a small batch with the kinds of state values that a run makes; ratios vary where they are meant to."""
     batch, section = _trial_batch(), experiment.values
     assert batch.values is not None
     inside_steps = np.arange(batch.mask.shape[1]) > 0  # values of prefixes are known where steps begin
-    of_prefixes = np.where(inside_steps, np.nan, batch.values)
-    batch = batch.with_fields(
-        values=of_prefixes if section.monte_carlo else None, fitted_values=batch.values if section.fitted else None
+    return batch.with_fields(
+        old_logprobs=batch.old_logprobs if experiment.is_off_policy else None,
+        ref_logprobs=batch.ref_logprobs if experiment.reference_policy else None,
+        values=np.where(inside_steps, np.nan, batch.values) if section.monte_carlo else None,
+        fitted_values=batch.values if section.fitted else None,
     )
+
+
+def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
+    """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
+    batch = trial_batch_of(experiment)
     try:
         one.weights(batch)
     except ValueError as error:
@@ -239,16 +246,15 @@ def wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
     return None
 
 
-def _weights_tokens(one: Estimator | Recipe, off_policy: bool) -> bool:
+def _weights_tokens(one: Estimator | Recipe, experiment: Experiment) -> bool:
     """Return whether weights differ along a completion in a way that depends on the batch, so that no run measures them
-    as further weightings; those of ReMax with a terminal reward do not differ. Advantages from state values are
-    measured for ratios of 1.
+    as further weightings; those of ReMax with a terminal reward do not differ.
     """
     advantage = one.advantage if isinstance(one, Recipe) else one
     if not advantage.definition.checked:
         return advantage.level == "token"
-    if own_advantages(one):
-        return off_policy and isinstance(one, Recipe) and one.ratio.name != "none"
+    if advantage_of_values(one):
+        return own_advantages(one, trial_batch_of(experiment)) is None
     if isinstance(one, Recipe) and weighting_names(one):
         return False
     return along_completions(one, _trial_batch().with_fields(old_logprobs=None)).level == "token"

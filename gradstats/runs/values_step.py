@@ -27,16 +27,46 @@ _OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")
 
 
 def make_values(run: RunDirectory, progress: bool) -> None:
-    """Make the state values that the experiment asks for and that are not there yet.
-
-    One of several parts fits the head, where measuring needs its values; else whoever analyses the run does.
-    """
+    """Make the state values that the experiment asks for and that are not there yet."""
     section = run.experiment.values
-    if section.fitted and (run.part is None or possible_weightings(run.experiment).advantages):
-        with run.alone():
-            fit_head(run, progress)
+    if section.fitted:
+        fit_head(run, progress)
     if section.monte_carlo:
         continue_prefixes(run, progress)
+
+
+def make_values_in_parts(run: RunDirectory, progress: bool) -> bool:
+    """Make the values that a part of a run measures advantages from; the part of the first shard fits the head.
+
+    Returns:
+        Whether they are there: the others wait for the head, as long as that part is running or may start.
+    """
+    section = run.experiment.values
+    if section.monte_carlo:
+        continue_prefixes(run, progress)
+    if not section.fitted:
+        return True
+    if run.part is None or run.own([0]):
+        fit_head(run, progress)
+        return True
+    made_from, path = _made_from(run, read_rollouts(run.rollouts)), run.values / FITTED
+
+    def missing() -> list[int]:
+        return [] if path.exists() and read_state_values(path).metadata.get("made_from") == made_from else [0]
+
+    with progress_bar("waiting", 1, shown=False) as report:
+        return run.part.wait_for(run.path, missing, report.say)
+
+
+def _made_from(run: RunDirectory, rollouts: Rollouts) -> str:
+    """Return the digest of what the values of a fitted head depend on."""
+    fitted_to = [read_origin(run.rollouts), rollouts.prompt_id.tolist(), rollouts.sample_id.tolist()]
+    return digest([_settings_of_head(run), *fitted_to, rollouts.rewards.tolist()])
+
+
+def _settings_of_head(run: RunDirectory) -> dict[str, int]:
+    section = run.experiment.values
+    return {"n_folds": section.n_folds, "tokens_per_completion": section.tokens_per_completion}
 
 
 def fit_head(run: RunDirectory, progress: bool) -> None:
@@ -45,10 +75,8 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
     In a run that has grown, completions keep their values where advantages from these are measured: their head was
     fitted to other prompts as well.
     """
-    section, rollouts, path = run.experiment.values, read_rollouts(run.rollouts), run.values / FITTED
-    settings = {"n_folds": section.n_folds, "tokens_per_completion": section.tokens_per_completion}
-    fitted_to = [read_origin(run.rollouts), rollouts.prompt_id.tolist(), rollouts.sample_id.tolist()]
-    made_from = digest([settings, *fitted_to, rollouts.rewards.tolist()])
+    settings, rollouts, path = _settings_of_head(run), read_rollouts(run.rollouts), run.values / FITTED
+    made_from = _made_from(run, rollouts)
     earlier = read_state_values(path) if path.exists() else None
     if earlier is not None and earlier.metadata.get("made_from") == made_from:
         return
@@ -60,8 +88,8 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
         fitted = fit_values(
             policy,
             rollouts,
-            n_folds=section.n_folds,
-            tokens_per_completion=section.tokens_per_completion,
+            n_folds=settings["n_folds"],
+            tokens_per_completion=settings["tokens_per_completion"],
             token_budget=budget,
             progress=progress,
         )

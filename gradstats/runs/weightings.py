@@ -18,11 +18,12 @@ from gradstats.estimators.recipes.weightings import (
     Unmeasured,
     is_of_estimator,
     own_advantages,
+    own_name,
     weighting_names,
     weightings_by_name,
 )
 from gradstats.rollouts.table import Rollouts
-from gradstats.runs.validate import wrong_values
+from gradstats.runs.validate import trial_batch_of
 from gradstats.stats.variance.inputs import recorded_differences
 
 if TYPE_CHECKING:
@@ -94,8 +95,9 @@ def possible_weightings(experiment: Experiment) -> PossibleWeightings:
     available = [one for one in recipes if "ref_logprobs" not in one.needs or experiment.reference_policy]
     advantages: tuple[str, ...] = ()
     if not experiment.measurement.token_probes:
-        own = (advantage for one in chosen if (advantage := own_advantages(one)))
-        advantages = tuple(one.composition for one in dict.fromkeys(own) if wrong_values(experiment, one) is None)
+        batch = trial_batch_of(experiment)
+        own = (advantage for one in chosen if (advantage := own_advantages(one, batch)))
+        advantages = tuple(own_name(advantage) for advantage in dict.fromkeys(own))
     on_policy = _names(one for one in available if _varies_on_policy(one))
     return PossibleWeightings(_names(available), on_policy, advantages)
 
@@ -151,11 +153,23 @@ def weightings_of(
     ``values`` are the state values of the completions, by field, for those that are advantages.
     """
     names = tuple(names)
-    advantages = tuple(name for name in names if is_of_estimator(name))
-    found: dict[str, np.ndarray] = {}
-    if others := tuple(name for name in names if name not in advantages):
-        found |= weightings_by_name(others, ScoredTokens.of(session, rollouts).batch())
-    if advantages:  # which take no forward pass
-        found |= weightings_by_name(advantages, Batch.from_measurement(Unmeasured(rollouts, **(values or {}))))
+    found: dict[str, list[np.ndarray]] = {}
+    if others := tuple(name for name in names if not is_of_estimator(name)):
+        found |= _ragged(rollouts, weightings_by_name(others, ScoredTokens.of(session, rollouts).batch()))
+    found |= advantages_of(rollouts, filter(is_of_estimator, names), values or {})
+    return {name: found[name] for name in names} or None
+
+
+def advantages_of(
+    rollouts: Rollouts, names: Iterable[str], values: Mapping[str, list[np.ndarray]]
+) -> dict[str, list[np.ndarray]]:
+    """Return advantages from state values, by name, one weight per token; no policy takes part."""
+    if not (names := tuple(names)):
+        return {}
+    batch = Batch.from_measurement(Unmeasured(rollouts, **values))
+    return _ragged(rollouts, weightings_by_name(names, batch))
+
+
+def _ragged(rollouts: Rollouts, padded: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
     widths = [len(mask) for mask in rollouts.masks]
-    return {name: [row[:width] for row, width in zip(found[name], widths, strict=True)] for name in names} or None
+    return {name: [row[:width] for row, width in zip(rows, widths, strict=True)] for name, rows in padded.items()}

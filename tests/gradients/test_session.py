@@ -67,14 +67,18 @@ def test_sequences_without_a_finite_gradient_are_named_and_left_out(monkeypatch)
     rollouts = ragged_rollouts(5)
     # Not one of the sequences that the self-check passes over.
     poisoned = changed(ghost_engine, lambda norms, chunk: np.where((chunk.rows == 2)[:, None], np.nan, norms))
-    clean = gradients.measure(tiny_model("qwen2"), rollouts, sketch_dim=32, progress=False)
+    weights = [np.full(len(mask), float(row)) for row, mask in enumerate(rollouts.masks)]
+    settings = {"sketch_dim": 32, "token_weights": weights, "progress": False}
+    clean = gradients.measure(tiny_model("qwen2"), rollouts, **settings)
     monkeypatch.setitem(gradients.ENGINES, "ghost", poisoned)
     with pytest.warns(RuntimeWarning, match=r"1 of 5 sequences have a gradient that is not finite \(p1/0\)"):
-        measured = gradients.measure(tiny_model("qwen2"), rollouts, sketch_dim=32, progress=False)
+        measured = gradients.measure(tiny_model("qwen2"), rollouts, **settings)
     kept = [0, 1, 3, 4]
     np.testing.assert_allclose(measured.sq_norms, clean.sq_norms[kept])
     np.testing.assert_allclose(measured.sketches, clean.sketches[kept])
     assert measured.metadata["not_finite"] == [["p1", 0]]
+    np.testing.assert_allclose(measured.weighted["weighted"].sketches, clean.weighted["weighted"].sketches[kept])
+    assert [row.max() for row in measured.weighted["weighted"].weights] == kept
     assert [len(values) for values in measured.logprobs] == [len(clean.logprobs[row]) for row in kept]
 
 

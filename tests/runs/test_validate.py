@@ -125,6 +125,7 @@ FITTED = {"values": {"fitted": True}, "prompts": {"source": "embedded", "n": 6}}
         ("vine", {"values": {"monte_carlo": 2}, **PROBED}, None),
         ("vine", {"values": {"monte_carlo": 2}}, None),
         ("recipe:ppo", FITTED, None),
+        ("recipe:ppo(kl=in_reward)", {"reference_policy": {"revision": "step-1000"}, **FITTED}, r"in_reward\) weights"),
         ("recipe:ppo", {"behaviour_policy": {"revision": "step-1000"}, **FITTED}, "ppo weights each"),
     ],
 )

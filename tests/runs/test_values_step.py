@@ -156,12 +156,44 @@ def test_advantages_of_other_rewards_are_not_compared(without_probes, tmp_path):
     regrade_run(run, "small_runs:odd", progress=False)
     again = given.model_copy(update={"sampling": given.sampling.model_copy(update={"reward": "small_runs:odd"})})
     result = run_experiment(again, run, progress=False)
-    assert any(
-        "advantages of gae" in note and "are not those that were measured" in note for note in result.run.remarks
-    )
+    assert any("weights of gae(lam=0.9) are no multiple of the advantages" in note for note in result.run.remarks)
     rows = result.comparison.to_frame().set_index("estimator")["trace_cov"]
     # With 1 - R in place of R Monte-Carlo advantages change their sign alone, and those of the fitted head do not.
     assert rows.isna().tolist() == [False, True, False, True]
+
+
+def test_a_part_without_the_first_shard_waits_for_the_head(without_probes, tmp_path, monkeypatch):
+    _, given, _ = without_probes
+    monkeypatch.setattr("gradstats.runs.directory._GRACE", 0.0)
+    for number in (1, 2):
+        run_part(given, tmp_path / "run", RunPart(number, 2), progress=False)
+    (tmp_path / "run" / "values" / FITTED).unlink(missing_ok=True)
+    for shard in (tmp_path / "run" / "measurement").glob("shard-*"):
+        shutil.rmtree(shard)
+    monkeypatch.setattr("gradstats.values.fit_values", None)  # the second part does not fit
+    assert run_part(given, tmp_path / "run", RunPart(2, 2), progress=False).n_measured == 0
+
+
+def test_other_values_are_refused_before_more_is_measured(without_probes, tmp_path):
+    path, given, _ = without_probes
+    run = shutil.copytree(path, tmp_path / "run")
+    shutil.rmtree(run / "measurement" / "shard-00001")
+    other = given.model_copy(update={"values": given.values.model_copy(update={"tokens_per_completion": 2})})
+    with pytest.raises(ValueError, match=r"state values of .*run have changed since gae.* was measured.*: put back"):
+        run_experiment(other, run, progress=False)
+    assert np.isfinite(run_experiment(given, run, progress=False).comparison.to_frame()["trace_cov"]).all()
+
+
+def test_advantages_that_a_finished_run_lacks_are_named_at_once(without_probes, tmp_path):
+    path, given, _ = without_probes
+    run = shutil.copytree(path, tmp_path / "run")
+    more = given.model_copy(
+        update={"variance": given.variance.model_copy(update={"estimators": ["rloo", "gae(lam=0.5)", "vine"]})}
+    )
+    with pytest.warns(
+        UserWarning, match=r"has been measured without the advantages of gae\(lam=0.5\), whose rows will"
+    ):
+        run_experiment(more, run, progress=False)
 
 
 def test_a_run_that_grows_keeps_the_advantages_that_it_has_measured(without_probes, tmp_path):
@@ -185,8 +217,10 @@ def test_a_run_that_grows_keeps_the_advantages_that_it_has_measured(without_prob
 def test_one_of_several_parts_fits_the_head_before_they_measure(without_probes, tmp_path, monkeypatch):
     path, given, _ = without_probes
     monkeypatch.setattr("gradstats.runs.directory._GRACE", 0.0)
-    for number in (2, 1, 2):  # the second has nothing to measure until the first has sampled
+    for number in (1, 2, 1):  # neither measures until both have sampled
         run_part(given, tmp_path / "run", RunPart(number, 2), progress=False)
+    monkeypatch.setattr("gradstats.values.fit_values", None)  # not called again
+    assert run_part(given, tmp_path / "run", RunPart(2, 2), progress=False).n_measured == 1
     whole, parts = (read_measurement(folder / "measurement") for folder in (path, tmp_path / "run"))
     for one, other in zip(whole.weighted["gae"].weights, parts.weighted["gae"].weights, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -39,14 +39,52 @@ def _measurable(recipe: Recipe) -> bool:
     return recipe.advantage.level != "token" and fixed
 
 
-def own_advantages(estimator: Weighting) -> Estimator | None:
+#: Prefix of a batch's column that holds the token weights of a measured weighting, (N, T).
+MEASURED_WEIGHTS = "measured weights: "
+# Relative difference of weights that counts as rounding: measured and compared in other batches.
+_ROUNDING = 1e-9
+
+
+def advantage_of_values(estimator: Weighting) -> Estimator | None:
     """Return the advantage of each token of an estimator where it depends on the rewards and the state values of its
-    own completion alone, as those of ``gae``, ``vine`` and ``recipe:ppo``; else None.
+    own completion alone, as that of ``gae``, ``vine`` and ``recipe:ppo``; else None.
     """
     advantage = estimator.advantage if isinstance(estimator, Recipe) else estimator
     if not isinstance(advantage, Estimator) or advantage.level != "token" or advantage.across_groups:
         return None
     return advantage if advantage.definition.checked and set(advantage.needs) == {"values"} else None
+
+
+def own_advantages(estimator: Weighting, batch: Batch) -> Estimator | None:
+    """Return such an advantage where the weights on a batch are a multiple of it for each completion; else None.
+
+    Those of ``recipe:ppo`` are where every ratio is 1, and no KL term or other reward enters.
+    """
+    advantage = advantage_of_values(estimator)
+    if advantage is None or not all(map(batch.has, estimator.needs)):
+        return None
+    try:
+        own = np.where(batch.mask, advantage.weights(batch), 0.0)
+        return None if own_factors(estimator, batch, own) is None else advantage
+    except ValueError:  # state values of another kind
+        return None
+
+
+def own_factors(estimator: Weighting, batch: Batch, own: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n"] | None:
+    r"""Return :math:`c_i` with :math:`w_{i,t} = c_i A_{i,t}` at every token; None where there is none."""
+    wanted = estimator.weights(batch)
+    wanted = np.where(batch.mask, wanted if wanted.ndim == 2 else wanted[:, None], 0.0)
+    squares = np.einsum("nt,nt->n", own, own)
+    factors = np.einsum("nt,nt->n", wanted, own) / np.where(squares > 0.0, squares, 1.0)
+    rest = np.abs(wanted - factors[:, None] * own).max(axis=1)
+    return None if (rest > _ROUNDING * np.abs(wanted).max(axis=1)).any() else factors
+
+
+def own_name(advantage: Estimator) -> str:
+    """Return the name under which such an advantage is measured: its label, with parameters in full."""
+    if get(advantage.composition) == advantage:
+        return advantage.composition
+    return f"{advantage.name}({', '.join(f'{name}={value!r}' for name, value in advantage.parameters.items())})"
 
 
 def weightings(recipe: Recipe, batch: Batch) -> dict[str, Float[np.ndarray, "n t"]]:
@@ -127,10 +165,16 @@ def token_weightings(
     found: dict[str, list[np.ndarray]] = {}
     for one in (get(estimator) for estimator in estimators):
         needed: dict[str, np.ndarray] = {}
-        if advantage := own_advantages(one):
-            batch.require(advantage.needs, one.label)
-            needed = weightings_by_name([advantage.composition], batch)
+        if advantage := advantage_of_values(one):
+            batch.require(one.needs, one.label)
+            needed = weightings_by_name([own_name(advantage)], batch)
         elif isinstance(one, Recipe) and one.level == "token":
+            if known is not measured:
+                raise ValueError(
+                    f"{one.label} weights tokens by their log-probabilities: pass a measurement of the rollouts, which "
+                    "has those of the scored policy"
+                )
+            batch.require(one.needs, one.label)
             needed = weightings(one, batch)
         for name, padded in needed.items():
             found[name] = [row[:width] for row, width in zip(padded, widths, strict=True)]
@@ -153,12 +197,6 @@ class Combination(Wrapped[Combining]):
         return "token"
 
 
-#: Prefix of a batch's column that holds the token weights of a measured weighting, (N, T).
-MEASURED_WEIGHTS = "measured weights: "
-# Relative difference of weights that counts as rounding: measured and compared in other batches.
-_ROUNDING = 1e-9
-
-
 @dataclass(frozen=True)
 class ByOwnWeights(Combination[Weighting]):
     """An estimator whose advantage of each token was measured as a weighting: it multiplies that of each completion."""
@@ -171,15 +209,12 @@ class ByOwnWeights(Combination[Weighting]):
         Raises:
             ValueError: when w is no multiple of m: with other rewards or state values, or ratios that are not 1.
         """
-        wanted = np.where(batch.mask, self.estimator.weights(batch), 0.0)
-        measured = batch.columns[MEASURED_WEIGHTS + self.own]
-        squares = np.einsum("nt,nt->n", measured, measured)
-        factors = np.einsum("nt,nt->n", wanted, measured) / np.where(squares > 0.0, squares, 1.0)
-        rest = np.abs(wanted - factors[:, None] * measured).max(axis=1)
-        if (rest > _ROUNDING * np.abs(wanted).max(axis=1)).any():
+        factors = own_factors(self.estimator, batch, batch.columns[MEASURED_WEIGHTS + self.own])
+        if factors is None:
             raise ValueError(
-                f"the advantages of {self.label} are not those that were measured as {self.own}: rewards, state values "
-                "or ratios differ; measure again, in another run directory"
+                f"the weights of {self.label} are no multiple of the advantages that were measured as {self.own}: "
+                "rewards or state values have changed since (measure again, in another run directory), or ratios, a KL "
+                "term or a reward by length enter (measure with token_probes=…)"
             )
         coefficients = np.zeros((len(factors), len(self.names)))
         coefficients[:, self.names.index(self.own)] = factors

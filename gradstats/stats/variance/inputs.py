@@ -34,7 +34,8 @@ from gradstats.estimators.recipes.weightings import (
     ByOwnWeights,
     ByWeightings,
     Combination,
-    own_advantages,
+    advantage_of_values,
+    own_name,
     weighting_names,
     weightings_by_name,
 )
@@ -197,11 +198,11 @@ class ComparisonInputs:
 
     def _measured_advantage(self, one: Weighting) -> str | None:
         """Return the name of the weighting that holds an estimator's advantages of tokens; None where none does."""
-        advantage = own_advantages(one)
-        # Probes give the same, and beside them all weights are formed from token scores.
+        advantage = advantage_of_values(one)
+        # Beside probes all weights are formed from token scores.
         if advantage is None or self.probed is not None or not all(map(self.batch.has, one.needs)):
             return None
-        name = advantage.composition
+        name = own_name(advantage)
         return name if name in self.weighted and self.weighted[name].weights is not None else None
 
     def _token_weights(self, name: str) -> Float[np.ndarray, "n t"]:
@@ -359,11 +360,11 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
             "the estimators of its experiment file"
         )
     known = "pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
-    if own_advantages(estimator):
+    if advantage_of_values(estimator):
         return (
             f"{sentence}: measure with token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], "
-            f"measured, values), as a run does for the estimators of its experiment file where they were there before "
-            f"it measured; or {known}"
+            f"rollouts, values), as a run does for the estimators of its experiment file where they were there before "
+            f"it measured (else in another run directory); or {known}"
         )
     return f"{sentence}: {known}"
 

@@ -344,7 +344,7 @@ class Scores:
 class CombinedScores:
     """Gradients of n completions under each of K weightings of their tokens, in the coordinates of ``Scores.vectors``.
 
-    The coefficients of :class:`gradstats.estimators.recipes.weightings.ByWeightings` apply to them.
+    The coefficients of a :class:`gradstats.estimators.recipes.weightings.Combination` apply to them.
     """
 
     vectors: Float[np.ndarray, "n k d"]

@@ -13,10 +13,12 @@ from gradstats.estimators.recipes.weightings import (
     ByWeightings,
     is_of_estimator,
     own_advantages,
+    own_name,
     weighting_names,
     weightings,
     weightings_by_name,
 )
+from gradstats.rollouts.table import Rollouts
 
 
 def test_weights_by_hand():
@@ -278,12 +280,48 @@ def test_an_advantage_of_each_token_or_a_mask_by_quantiles_leaves_nothing_to_mea
     assert weightings(Recipe("otb", ratio="token_clip"), Batch([1], [1], ["a"])) == {}
 
 
+def with_values(old_logprobs=None):
+    """Two prompts of two completions with state values, and ratios where they are given."""
+    rng = np.random.default_rng(0)
+    logprobs = -rng.random((4, 3))
+    old = None if old_logprobs is None else logprobs + old_logprobs * rng.normal(size=(4, 3))
+    return Batch(
+        [1, 0, 0, 1], [3, 2, 3, 1], [0, 0, 1, 1], values=rng.random((4, 3)), logprobs=logprobs, old_logprobs=old,
+        ref_logprobs=logprobs - 0.1, entropy=-logprobs,
+    )  # fmt: skip
+
+
 def test_which_estimators_have_advantages_of_their_own_completion_alone():
-    own = {label: own_advantages(get(label)) for label in ("gae", "vine", "recipe:ppo", "recipe:ppo(advantage=vine)")}
-    assert {label: None if one is None else one.composition for label, one in own.items()} == {
-        "gae": "gae", "vine": "vine", "recipe:ppo": "gae", "recipe:ppo(advantage=vine)": "vine"
-    }  # fmt: skip
-    others = ("rloo", "otb", "gae(whiten=True)", "recipe:grpo", "recipe:grpo(kl=in_loss)", "remax", "causal_optimal")
-    assert [label for label in others if own_advantages(get(label))] == []
-    names = ("gae(lam=0.9)", "vine", "token_clip[+]", "in_loss", "in_loss(beta=0.5)", "in_loss · top_entropy")
-    assert [name for name in names if is_of_estimator(name)] == ["gae(lam=0.9)", "vine"]
+    def names(labels, batch):
+        found = (own_advantages(get(label), batch) for label in labels)
+        return [None if one is None else own_name(one) for one in found]
+
+    of_values = ("gae", "gae(lam=0.5)", "vine", "recipe:ppo", "recipe:ppo(advantage=vine)")
+    assert names(of_values, with_values()) == ["gae", "gae(lam=0.5)", "vine", "gae", "vine"]
+    assert names(of_values, with_values(0.3)) == ["gae", "gae(lam=0.5)", "vine", None, None]  # the ratios of PPO vary
+    assert names(of_values, Batch([1, 0], [1, 1], [0, 0])) == [None] * 5  # without values
+    others = ("rloo", "otb", "gae(whiten=True)", "recipe:grpo", "remax", "causal_optimal")
+    others += tuple(
+        f"recipe:ppo({one})" for one in ("kl=in_reward", "kl=in_loss(beta=0.5)", "mask=top_entropy(threshold=0.5)")
+    )
+    assert names(others, with_values()) == [None] * len(others)
+    held = ("gae(lam=0.9)", "vine", "token_clip[+]", "in_loss", "in_loss(beta=0.5)", "in_loss · top_entropy")
+    assert [name for name in held if is_of_estimator(name)] == ["gae(lam=0.9)", "vine"]
+
+
+def test_parameters_that_a_label_rounds_are_measured_as_they_are():
+    exact = get("gae", lam=0.99993333)
+    assert exact.composition == "gae(lam=0.999933)"
+    assert get(own_name(exact)) == exact
+    assert own_name(get("gae(lam=0.9)")) == "gae(lam=0.9)"
+
+
+def test_weightings_of_ratios_are_not_made_from_rollouts_alone():
+    rollouts = Rollouts.from_sequences(
+        [[1], [1]], [[1, 2], [3]], [1.0, 0.0], ["p", "p"], sampler_logprobs=[[-1, -1], [-1]]
+    )
+    assert list(est.token_weightings(["gae", "rloo"], rollouts, [np.ones(2), np.ones(1)])) == ["gae"]
+    with pytest.raises(ValueError, match="recipe:grpo weights tokens by their log-probabilities: pass a measurement"):
+        est.token_weightings(["recipe:grpo"], rollouts)
+    with pytest.raises(ValueError, match="values"):
+        est.token_weightings(["gae"], rollouts)
