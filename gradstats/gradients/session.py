@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 
 from gradstats.config.sections import MeasurementSection
-from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.gradients.attention import (
     own_precision,
     refuse_long_sequences,
@@ -399,10 +398,7 @@ class MeasuringSession:
             **parts[0],
             **ragged,
             weighted={
-                # Those of ratios and KL terms follow from the measurement itself.
-                name: WeightedGradients(
-                    **part, weights=[weights[row] for row in rows[kept]] if is_of_estimator(name) else None
-                )
+                name: WeightedGradients(**part, weights=[weights[row] for row in rows[kept]])
                 for (name, weights), part in zip(weightings.items(), parts[1:], strict=True)
             },
             metadata=self.metadata | {"not_finite": lost},

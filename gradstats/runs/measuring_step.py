@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,13 @@ class MeasureShard:
     def __call__(self, session: MeasuringSession, report: Report) -> Measurement:
         """Return the measurement."""
         weightings = weightings_of(session, self.rollouts, self.names, self.values)
-        return session.measure(self.rollouts, report.chunk, weightings)
+        measured = session.measure(self.rollouts, report.chunk, weightings)
+        # Weights of ratios and KL terms follow from the measurement itself.
+        weighted = {
+            name: gradients if is_of_estimator(name) else replace(gradients, weights=None)
+            for name, gradients in measured.weighted.items()
+        }
+        return replace(measured, weighted=weighted)
 
 
 @dataclass(frozen=True)
