@@ -102,6 +102,8 @@ def test_a_setting_that_another_one_decides_is_none_of_its_own():
     assert [text.get_text() for text in legend.get_texts()] == ["GRPO advantage"]
     apart = frame_of([{"cell": name, "dtype": dtype, "revision": revision} for name, dtype, revision in CELLS_APART])
     assert varying_settings(apart, ["dtype", "revision"]) == ["cell"]
+    several = frame_of([{"dtype": "bfloat16"}, {"name": "a"}, {"name": "b"}, {"revision": "step-1"}])
+    assert varying_settings(several, ["dtype", "name", "revision"]) == ["cell"]
     grid = frame_of([{"a.x": x, "b.y": y} for x in (1, 2) for y in (1, 2)])
     assert varying_settings(grid, ["a.x", "b.y"]) == ["a.x", "b.y"]
 
