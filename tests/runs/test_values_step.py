@@ -156,7 +156,7 @@ def test_advantages_of_other_rewards_are_not_compared(without_probes, tmp_path):
     regrade_run(run, "small_runs:odd", progress=False)
     again = given.model_copy(update={"sampling": given.sampling.model_copy(update={"reward": "small_runs:odd"})})
     result = run_experiment(again, run, progress=False)
-    assert any("weights of gae(lam=0.9) are no multiple of the advantages" in note for note in result.run.remarks)
+    assert any("weights of gae(lam=0.9) are not multiples of the advantages" in note for note in result.run.remarks)
     rows = result.comparison.to_frame().set_index("estimator")["trace_cov"]
     # With 1 - R in place of R Monte-Carlo advantages change their sign alone, and those of the fitted head do not.
     assert rows.isna().tolist() == [False, True, False, True]

@@ -212,7 +212,7 @@ class ByOwnWeights(Combination[Weighting]):
         factors = own_factors(self.estimator, batch, batch.columns[MEASURED_WEIGHTS + self.own])
         if factors is None:
             raise ValueError(
-                f"the weights of {self.label} are no multiple of the advantages that were measured as {self.own}: "
+                f"the weights of {self.label} are not multiples of the advantages that were measured as {self.own}: "
                 "rewards or state values have changed since (measure again, in another run directory), or ratios, a KL "
                 "term or a reward by length enter (measure with token_probes=…)"
             )

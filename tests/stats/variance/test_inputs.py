@@ -200,7 +200,7 @@ def test_advantages_that_were_measured_with_other_values_or_rewards_are_refused(
     with pytest.raises(ValueError, match=r"gae\(lam=0.5\) weights each token.*token_weightings\(\['gae"):
         quiet_compare(measured, ["gae(lam=0.5)"])
     others = [row + 0.1 for row in measured.values]
-    again = "weights of gae are no multiple of the advantages that were measured as gae: rewards or state values have"
+    again = "weights of gae are not multiples of the advantages that were measured as gae: rewards or state values have"
     with pytest.raises(ValueError, match=again):
         quiet_compare(measured, ["gae"], values=others)
     assert again in str(reasons_against(replace_values(measured, others), [est.get("gae")], "on_policy"))
