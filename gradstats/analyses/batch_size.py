@@ -305,7 +305,7 @@ def batch_size(
         why_not_judged(judged),
         about_target(judged),
         *warnings_about(pool, found, chosen),
-        *remarks_about(pool, found),
+        *remarks_about(pool, found, chosen),
     ]
     if any(one.across_groups for one in chosen) and dealt < round(n_groups):
         notes.append(f"batch-level estimators are dealt batches of {dealt} prompts, a quarter of those measured")

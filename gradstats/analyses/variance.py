@@ -680,7 +680,7 @@ def compared(
         metric=inputs.metric,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         target=judged,
-        notes=tuple(remarks_about(pool, rows)),
+        notes=tuple(remarks_about(pool, rows, estimators)),
         differences=(pairwise_differences([row.at_matched_signal for row in rows]),),
         prompt_labels=(pool.prompt_labels,),
     )

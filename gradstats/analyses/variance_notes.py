@@ -10,6 +10,7 @@ from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
+from gradstats.estimators.recipes.weightings import advantage_of_values
 from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import with_ends
 from gradstats.stats.ratios import RatioSpread
@@ -124,9 +125,14 @@ def _about_negative_rewards(batch: Batch) -> str:
 
 def _rewarded(estimator: Weighting, batch: Batch) -> Batch:
     """Return the batch with the rewards that an estimator, or the recipe behind it, computes advantages from."""
+    own = _unwrapped(estimator)
+    return own.rewarded(batch) if isinstance(own, Recipe) else batch
+
+
+def _unwrapped(estimator: Weighting) -> Weighting:
     while isinstance(estimator, Wrapped):
         estimator = estimator.estimator
-    return estimator.rewarded(batch) if isinstance(estimator, Recipe) else batch
+    return estimator
 
 
 def _about_signal(unresolved: Sequence[EstimatorVariance], named: str, n_prompts: int) -> str:
@@ -163,7 +169,9 @@ def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> 
     )
 
 
-def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
+def remarks_about(
+    pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
+) -> list[str]:
     """Return how the table was made, where that is not the plain case."""
     notes = []
     groups = pool.groups
@@ -211,6 +219,7 @@ def remarks_about(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) ->
     notes += _about_deals(pool, [row for row in rows if row.n_deals is not None])
     notes += _about_clipping(pool, [row for row in rows if np.isfinite(row.clipped_share)])
     notes += _about_heavy_tails(pool, rows)
+    notes += _about_further_completions(pool.batch, estimators)
     probed = pool.scores.probed
     if probed is not None:
         notes.append(
@@ -255,6 +264,28 @@ def _about_clipping(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) 
         f"{sketched}, which changes {shares} of the batches. tr Cov, bias and cosine are those of clipped gradients; "
         "ratios are to the reference without clipping"
     ]
+
+
+def _about_further_completions(batch: Batch, estimators: Sequence[Weighting]) -> list[str]:
+    """Say how many tokens the completions behind Monte-Carlo values take, of the same policy from the same states.
+
+    A completion from a state is expected to be as long as what followed it; from a prompt, as its completions.
+    """
+    notes = []
+    for estimator in estimators:
+        advantage = advantage_of_values(_unwrapped(estimator))
+        if advantage is None or advantage.name != "vine" or batch.values is None:
+            continue
+        left = batch.lengths[:, None] - np.cumsum(batch.mask, axis=1) + 1
+        inside = batch.mask & np.isfinite(batch.values) & (left < batch.lengths[:, None])
+        of_prompts = np.bincount(batch.group_index, batch.lengths) / batch.group_sizes
+        tokens = left[inside].sum() + of_prompts.sum()
+        times = advantage.parameters["k"] * tokens / batch.lengths.sum()
+        notes.append(
+            f"the completions behind the values of {estimator.label} are not counted: they take about {times:.1f} times "
+            "the tokens of those compared"
+        )
+    return notes
 
 
 def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:

@@ -195,6 +195,27 @@ def test_measured_advantages_from_state_values_give_what_token_scores_give(label
         np.testing.assert_allclose(combined[column], exact[column], rtol=1e-8)
 
 
+def test_the_completions_behind_values_of_steps_are_counted_beside_the_noise():
+    measured, tokens = on_policy_measurement(["vine(k=2)"])
+    for row in measured.values:
+        row[1:-1:2] = np.nan
+    batch = Batch.from_measurement(measured)
+    left = sum(width - at for row, width in zip(measured.values, measured.lengths, strict=True) for at in at_steps(row))
+    frame = pd.DataFrame({"prompt": measured.rollouts.prompt_id, "length": measured.lengths})
+    times = 2 * (left + frame.groupby("prompt")["length"].mean().sum()) / frame["length"].sum()
+    said = [
+        " ".join(quiet_compare(batch, labels, tokens[:, : batch.mask.shape[1]]).notes)
+        for labels in (["rloo"], ["rloo", "vine(k=2)"])
+    ]
+    assert f"vine(k=2) are not counted: they take about {times:.1f} times the tokens of those compared" in said[1]
+    assert "are not counted" not in said[0]
+
+
+def at_steps(values):
+    """Return where steps begin, but for the first, which all completions of a prompt share."""
+    return [at for at in np.flatnonzero(np.isfinite(values)).tolist() if at > 0]
+
+
 def test_advantages_that_were_measured_with_other_values_or_rewards_are_refused():
     measured, _ = on_policy_measurement(["gae"])
     with pytest.raises(ValueError, match=r"gae\(lam=0.5\) weights each token.*token_weightings\(\['gae"):
