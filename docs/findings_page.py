@@ -25,6 +25,7 @@ from committed_numbers import (
     with_interval,
 )
 from findings_alpha import details_of_alpha, section_alpha, section_metric
+from findings_gain import ZOO, section_left, section_values
 from findings_mismatch import section_mismatch
 from findings_runs import (
     GRPO,
@@ -59,15 +60,18 @@ FITTED = "length_weighted(alpha=within_prompt, loo=True)"
 COMPARED = (
     "reinforce",
     "constant(b=optimal)",
-    GRPO,
+    "batch_mean(loo=True)",
+    "james_stein",
+    "asymmetric(delta=-0.1, loo=True)",
     "token_mean(loo=True)",
     WEIGHTED,
     "norm_weighted(loo=True)",
-    "asymmetric(delta=-0.1)",
-    "james_stein",
+    GRPO,
+    "recipe:gspo",
+    "recipe:dapo",
 )
-#: The run that compares most estimators, in place of the smaller one of the same policy and problems.
-ZOO = Run("embedded_zoo", "embedded, 240 × 8")
+#: Methods that are the same estimator where every ratio is 1.
+SAME_ON_POLICY = {"recipe:gspo": "GRPO, GSPO", "recipe:dapo": "DAPO, CISPO"}
 HEAD = """# Findings
 
 Relative noise is the number of samples for the noise of RLOO, as a multiple of RLOO's ([definitions](read_results.md)).
@@ -177,7 +181,7 @@ def section_noise() -> str:
             ("relative noise", *(run.name for run in runs)),
             [
                 (
-                    in_words(label),
+                    SAME_ON_POLICY.get(label, in_words(label)),
                     *(shown(ratio, absent(run, label)) for run, (_, ratio) in zip(runs, found, strict=True)),
                 )
                 for label, found in ratios.items()
@@ -185,49 +189,17 @@ def section_noise() -> str:
         )
         if runs
         else None,
-        left_to_gain(),
-        state_values(),
         "The best constant and norm weights are fitted to the gradients that are compared; — was not compared. Repeat: "
         "`gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
     )
 
 
-def left_to_gain() -> str | None:
-    """State the relative noise of the best learned baseline."""
-    said = []
-    for run in committed():
-        frame = table(run.folder, "tables/optimal_baselines")
-        if frame is None:
-            continue
-        row = frame[frame["estimator"] == RLOO].iloc[0]
-        ends = (row[f"ratio_to_learned{end}"] for end in ("", "_simultaneous_high", "_simultaneous_low"))
-        said.append(f"{shown(tuple(1.0 / end for end in ends))} in {run.name}")
-    if not said:
-        return None
-    return (
-        "The best of three baselines whose exponent, shift or mixture is learned on the other prompts has "
-        f"{'; '.join(said)}, by intervals for all at once (`gradstats ask RUN optimal_baselines`)."
-    )
-
-
-def state_values() -> str | None:
-    """State what values of states do, which cost completions or a value head."""
-    found = {label: cell("embedded_zoo", "variance", label, "matched_ratio") for label in ("vine(k=4)", "gae")}
-    if None in found.values():
-        return None
-    vine, gae = map(shown, found.values())
-    return (
-        f"Values of states do better in {ZOO.name}: {vine} with Monte-Carlo values of prefixes, whose completions are "
-        f"not counted, and {gae} with a value head."
-    )
-
-
 def compared() -> list[Run]:
-    """Return the runs whose groups have several completions."""
+    """Return the runs whose groups have 8 completions or more."""
     runs = [run for run in committed() if run.folder != "embedded"]
     frames = ((run, table(run.folder, "variance")) for run in (*runs, ZOO))
-    return [run for run, frame in frames if frame is not None and frame["group_size"].max() > 1]
+    return [run for run, frame in frames if frame is not None and frame["group_size"].max() >= MEASURED_SIZE]
 
 
 def is_surely_below(run: Run, label: str) -> bool:
@@ -516,6 +488,8 @@ def unmeasured() -> list[tuple[str, str, str]]:
 
 SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("Which estimator is least noisy?", section_noise),
+    ("How much is left to gain?", section_left),
+    ("Do values of states pay?", section_values),
     ("How many completions of a prompt?", section_completions),
     ("Is α one number?", section_alpha),
     ("Does α depend on the metric?", section_metric),

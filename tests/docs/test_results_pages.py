@@ -9,6 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import gradstats as gs
+from gradstats.config.experiment import find_experiment, load_experiment
+from gradstats.values.monte_carlo import step_starts
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -282,14 +286,41 @@ def test_the_page_begins_with_the_answer_of_each_section(findings, monkeypatch):
     assert second == "Open?\n\nNo run.\n\n| a |\n"
 
 
-def test_what_is_left_to_gain_is_relative_to_rloo(findings, no_figures):
+def test_what_is_left_to_gain_is_relative_to_rloo(docs_module, no_figures):
     commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6))
-    rows = pd.DataFrame({"estimator": ["learned shift", "rloo"]})
+    rows = pd.DataFrame({"estimator": ["learned shift", "rloo"], "kind": ["learned", "published"]})
     for end, value in zip(("", "_simultaneous_low", "_simultaneous_high"), (1.25, 1.0, 2.0), strict=True):
-        rows[f"ratio_to_learned{end}"] = [9.0, value]
+        rows[f"ratio_to_learned{end}"] = [1.0, value]
+    for end, value in zip(("", "_low", "_high"), (1.25, 1.0, 2.5), strict=True):
+        rows[f"matched_ratio{end}"] = [9.0, value]
     rows.to_csv(no_figures / "smollm2" / "tables" / "optimal_baselines.csv", index=False)
-    said = " ".join(findings.left_to_gain().split())
-    assert "has 0.80 [0.50, 1.00] in SmolLM2 on sums, by intervals for all at once" in said
+    said = docs_module("findings_gain").section_left()
+    assert said.startswith("**At most 50.0 % in SmolLM2 on sums; resolved is nothing.**")
+    assert "| SmolLM2 on sums | shift | 0.80 [0.50, 1.00] | 0.80 [0.40, 1.00] | 50.0 % |" in said
+
+
+def test_values_of_prefixes_are_said_with_what_their_completions_cost(docs_module, no_figures):
+    gain = docs_module("findings_gain")
+    columns = ("estimator", "matched_ratio", "matched_ratio_low", "matched_ratio_high")
+    rows = [("gae", 0.8, 0.7, 0.9), ("recipe:ppo", 0.7, 0.5, 0.9), ("vine(k=4)", 0.5, 0.4, 0.6)]
+    (no_figures / "embedded_zoo").mkdir()
+    pd.DataFrame(rows, columns=columns).to_csv(no_figures / "embedded_zoo" / "variance.csv", index=False)
+    said = " ".join(gain.section_values().split())
+    assert "0.50 [0.40, 0.60], but take 5.6 times the tokens of the completions: at equal tokens 3.3 times" in said
+    assert "| embedded, 240 × 8 | 0.80 [0.70, 0.90] | 0.70 [0.50, 0.90] | 0.50 [0.40, 0.60] |" in said
+
+
+@pytest.mark.slow  # a minute
+def test_the_tokens_behind_values_of_prefixes_are_those_of_the_run_s_settings(docs_module):
+    chosen = load_experiment(find_experiment("embedded_zoo"))
+    problems = gs.load_prompts("embedded", chosen.prompts.n, rng=chosen.prompts.seed)[:40]
+    policy = gs.load_policy("embedded")
+    tokens = gs.sample(policy, problems, **chosen.sampling.arguments(), progress=False).tokens("completion_tokens")
+    starts = [step_starts(policy, row.tolist(), chosen.values.steps)[1:] for row in tokens]
+    left = sum(len(row) - start for row, of_row in zip(tokens, starts, strict=True) for start in of_row)
+    total = sum(map(len, tokens))
+    times = chosen.values.monte_carlo * (left / total + 1 / chosen.sampling.group_size)
+    assert docs_module("findings_gain").TOKENS_OF_VALUES == pytest.approx(times, rel=0.1)
 
 
 def test_no_question_is_answered_without_a_run(findings, alpha, runs, no_figures):
