@@ -124,7 +124,7 @@ def section_runs() -> str:
                 "—" if math.isnan(effective) else f"{effective:.0f}",
                 f"{means['mean_reward']:.2f}",
                 f"{means['mean_length']:.0f} ({means['truncated_share']:.0%})",
-                f"{hours_of(manifest):.2f}",
+                hours_of(manifest),
             )
         )
     most = max(numbers(run.folder, "manifest")["policy"]["n_parameters"] for run in committed())
@@ -466,14 +466,15 @@ def unmeasured() -> list[tuple[str, str, str]]:
 
     Hours are those of a committed run, in proportion to the completions, their lengths and the model's parameters.
     """
-    small, large = (numbers(name, "manifest") for name in ("qwen_mawps", "qwen_1_5b"))
-    if small is None or large is None:
+    run, repeated = (numbers(name, "manifest") for name in ("qwen_1_5b", "qwen_mawps"))
+    if run is None or repeated is None:
         return []
-    seconds = sum(large["timings"][step] for step in ("sampling", "measuring")) / large["n_sequences"]
-    length = completion_means(read_results(committed_path("qwen_1_5b", ".")))["mean_length"]
-    lengths = data.load("gloeckle2026")["length"]
-    published = 30 * seconds * lengths.mean() / length / 3600
-    seven = hours_of(small) * 7.6e9 / small["policy"]["n_parameters"]
+    length, of_repeated = (
+        completion_means(read_results(committed_path(name, ".")))["mean_length"] for name in ("qwen_1_5b", "qwen_mawps")
+    )
+    hours_of_token = (run["timings"]["sampling"] + run["timings"]["measuring"]) / run["n_sequences"] / length / 3600
+    published = 30 * data.load("gloeckle2026")["length"].mean() * hours_of_token
+    seven = repeated["n_sequences"] * of_repeated * hours_of_token * 7.6e9 / run["policy"]["n_parameters"]
     return [
         ("R1-Distill-Qwen-1.5B, as published", "`gradstats run alpha_r1_distill`", f"{published:.1f}"),
         ("7B", "`gradstats run qwen_mawps --set policy.name=Qwen/Qwen2.5-7B-Instruct`", f"{seven:.0f}"),

@@ -44,10 +44,15 @@ def committed() -> list[Run]:
     return [run for run in RUNS if run.committed]
 
 
-def hours_of(manifest: Mapping[str, Any]) -> float:
-    """Return the hours of sampling and measuring; parts of a run were made at the same time."""
+def hours_of(manifest: Mapping[str, Any]) -> str:
+    """Write the hours of sampling and measuring, a lower bound where a step that was interrupted left no record.
+
+    Parts of a run were made at the same time.
+    """
+    steps = ("sampling", "measuring")
     calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
-    return max(sum(timings[step] for step in ("sampling", "measuring")) for timings in calls) / 3600
+    hours = max(sum(timings.get(step, 0.0) for step in steps) for timings in calls) / 3600
+    return f"{'' if all(step in timings for timings in calls for step in steps) else '≥ '}{hours:.2f}"
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
