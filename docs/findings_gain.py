@@ -16,7 +16,6 @@ from findings_runs import (
     first_figure,
     is_below,
     rows_of,
-    verdict_of,
 )
 
 #: The run that compares most estimators.
@@ -59,7 +58,9 @@ def section_left() -> str:
     return answer(
         f"**At most {bounds}; resolved is {said}.** The best of three baselines that are learned for each prompt on the "
         "other prompts: the exponent of length weights, a shift of the mean, a mixture of the means of group and batch.",
-        rows_of(("run", "best learned", "its noise, over RLOO", "norm weights (oracle)", "left to gain, at most"), rows),
+        rows_of(
+            ("run", "best learned", "its noise, over RLOO", "norm weights (oracle)", "left to gain, at most"), rows
+        ),
         "Intervals hold for all baselines of a run at once. Baselines of other forms are not bounded. Repeat: `gradstats "
         "ask RUN optimal_baselines`.",
         first_figure("optimal_baselines", "Published baselines against learned ones"),

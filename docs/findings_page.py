@@ -16,7 +16,6 @@ from committed_numbers import (
     OWN_SAMPLE,
     WEIGHTED,
     Triple,
-    cell,
     committed_path,
     excludes,
     numbers,

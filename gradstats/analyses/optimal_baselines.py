@@ -150,11 +150,12 @@ def learned_shift(pool: PooledCompletions) -> LearnedBaseline:
 
 
 def learned_mixture(pool: PooledCompletions) -> LearnedBaseline:
-    r"""Return the mixture of three leave-one-out means that has the lowest variance on the other prompts.
+    r"""Return the shifted mixture of three leave-one-out means that has the lowest variance on the other prompts.
 
-    The baseline is :math:`\sum_k p_k b_k` with shares :math:`p_k ≥ 0` that sum to 1 of the mean of the group's other
+    The baseline is :math:`\sum_k p_k b_k + δ` with shares :math:`p_k ≥ 0` that sum to 1 of the mean of the group's other
     completions, the same weighted by length, and the mean over the completions of all other prompts. The variance
-    without prompt m is :math:`p^T Q p`, known from the three means and their halves in pairs.
+    without prompt m is a quadratic form of p and δ, known from the three means, the shift alone, and their halves in
+    pairs.
     """
     batch, prompts = pool.batch, _prompts(pool)
     sums = np.bincount(prompts, weights=batch.rewards)
@@ -163,20 +164,33 @@ def learned_mixture(pool: PooledCompletions) -> LearnedBaseline:
     sizes = batch.group_sizes[batch.group_index]
     beside = np.where(sizes == 1, 0.0, (batch.rewards - of_others[prompts]) / sizes)
     plain, by_length = (one.weights(batch) for one in (families.rloo(), families.token_mean(loo=True)))
-    means = np.stack([plain, by_length, beside])
-    n_means = len(means)
-    form = np.empty((pool.groups.n_prompts, n_means, n_means))
-    for at in range(n_means):
-        form[:, at, at] = variance_with(pool, means[at]).replicates
-    for first, second in combinations(range(n_means), 2):
-        half = variance_with(pool, (means[first] + means[second]) / 2.0).replicates
+    unit = float(np.abs(batch.rewards).max()) or 1.0
+    parts = np.stack([plain, by_length, beside, np.where(sizes == 1, 0.0, -unit / sizes)])
+    n_parts = len(parts)
+    form = np.empty((pool.groups.n_prompts, n_parts, n_parts))
+    for at in range(n_parts):
+        form[:, at, at] = variance_with(pool, parts[at]).replicates
+    for first, second in combinations(range(n_parts), 2):
+        half = variance_with(pool, (parts[first] + parts[second]) / 2.0).replicates
         form[:, first, second] = form[:, second, first] = (
             2.0 * half - (form[:, first, first] + form[:, second, second]) / 2
         )
-    chosen = lowest_shares(form)
+    chosen = lowest_shifted_shares(form)
+    weights = np.einsum("nk,kn->n", chosen[prompts], parts)
     return LearnedBaseline(
-        "learned mixture", ("group", "token", "batch"), chosen, np.einsum("nk,kn->n", chosen[prompts], means)
+        "learned mixture", ("group", "token", "batch", "shift"), chosen * [1.0, 1.0, 1.0, unit], weights
     )
+
+
+def lowest_shifted_shares(form: Float[np.ndarray, "m k k"]) -> Float[np.ndarray, "m k"]:
+    """Return the shares p ≥ 0, Σp = 1, and last the δ of either sign, at which each quadratic form is lowest.
+
+    At its lowest δ = −qᵀp/c the form [[Q, q], [qᵀ, c]] is pᵀ(Q − qqᵀ/c)p.
+    """
+    of_shift, curvature = form[:, :-1, -1], form[:, -1, -1]
+    per_share = np.divide(of_shift, curvature[:, None], out=np.zeros_like(of_shift), where=curvature[:, None] > 0)
+    shares = lowest_shares(form[:, :-1, :-1] - per_share[:, :, None] * of_shift[:, None, :])
+    return np.column_stack([shares, -(per_share * shares).sum(axis=1)])
 
 
 def lowest_shares(form: Float[np.ndarray, "m k k"]) -> Float[np.ndarray, "m k"]:
@@ -309,8 +323,8 @@ def optimal_baselines(
     r"""Find the most that a cheap baseline could gain here, and how far published ones are from it.
 
     Three baselines are learned: the exponent of length weights, a constant shift of the leave-one-out mean, and the
-    mixture of three leave-one-out means (of the group, of the group weighted by length, of all other prompts). Each
-    prompt's parameters minimise the variance of the gradient on all *other* prompts,
+    shifted mixture of three leave-one-out means (of the group, of the group weighted by length, of all other prompts).
+    Each prompt's parameters minimise the variance of the gradient on all *other* prompts,
     :math:`\hat β_m = \arg\min_β V_{(m)}(β)` with :math:`V_{(m)} = \mathrm{tr\,Cov}` without prompt m, so that the
     choice costs no bias:
     they do not depend on the prompt's own completions. Beside them stand published baselines and the oracle

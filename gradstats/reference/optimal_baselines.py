@@ -100,12 +100,13 @@ def exact_optimal_shift(policy: EnumeratedPolicy, group_size: int) -> ExactOptim
 
 @dataclass(frozen=True)
 class MixtureOfMeans:
-    r"""The baseline :math:`\sum_k p_k b_k` of a group's leave-one-out means, plain and by length, and of a constant.
+    r"""The baseline :math:`\sum_k p_k b_k + δ` of a group's leave-one-out means, plain and by length, and of a constant.
 
-    The shares p sum to 1; the constant stands for the mean reward of all other prompts.
+    The shares p sum to 1; the constant stands for the mean reward of all other prompts. The last parameter is the shift
+    δ.
     """
 
-    shares: Float[np.ndarray, "3"] = field(compare=False)
+    parameters: Float[np.ndarray, "4"] = field(compare=False)
     constant: float
 
     name = label = "mixture"
@@ -121,16 +122,18 @@ class MixtureOfMeans:
     def weights(self, batch: Batch) -> Float[np.ndarray, " n"]:
         """Return the weights (R − b)/N."""
         plain, by_length = (one.weights(batch) for one in (families.rloo(), families.token_mean(loo=True)))
-        beside = (batch.rewards - self.constant) / batch.group_sizes[batch.group_index]
-        return np.asarray(self.shares) @ np.stack([plain, by_length, beside])
+        sizes = batch.group_sizes[batch.group_index]
+        return np.asarray(self.parameters) @ np.stack(
+            [plain, by_length, (batch.rewards - self.constant) / sizes, -1.0 / sizes]
+        )
 
 
 def exact_optimal_mixture(policy: EnumeratedPolicy, group_size: int, n_prompts: int | None = None) -> ExactOptimum:
-    r"""Find the best mixture of the leave-one-out means of the group, of the group by length, and of all other prompts.
+    r"""Find the best shifted mixture of the leave-one-out means of the group, of the group by length, and of all others.
 
-    The variance of a batch of M prompts, times M, is the quadratic form :math:`p^T Q p` of the shares. The mean of the
+    The variance of a batch of M prompts, times M, is a quadratic form of the shares p and the shift δ. The mean of the
     M−1 other prompts is independent of the own group and has the expectation E[R]: with the constant E[R] in its place
-    Q is known from the enumeration of groups, and its deviation from E[R] adds to the entry of that mean alone
+    the form is known from the enumeration of groups, and its deviation from E[R] adds to the entry of that mean alone
 
     .. math:: \frac{E‖\bar S‖² \, \mathrm{Var}(\bar R)}{M-1} + \frac{‖∇J‖²}{N²(M-1)},
 
@@ -150,20 +153,23 @@ def exact_optimal_mixture(policy: EnumeratedPolicy, group_size: int, n_prompts: 
     form = mixture_form(policy, group_size)
     if n_prompts is not None:
         form[2, 2] += _deviation_of_others(policy, group_size) / (n_prompts - 1)
-    shares = lowest_on_simplex(form)
-    names = ("group", "token", "batch")
-    return ExactOptimum("mixture", dict(zip(names, map(float, shares), strict=True)), float(shares @ form @ shares))
+    # For given shares the lowest shift is −qᵀp/c, which leaves the form Q − qqᵀ/c of the shares.
+    of_shift, curvature = form[:3, 3], form[3, 3]
+    shares = lowest_on_simplex(form[:3, :3] - np.outer(of_shift, of_shift) / curvature)
+    found = np.append(shares, -(of_shift @ shares) / curvature)
+    names = ("group", "token", "batch", "shift")
+    return ExactOptimum("mixture", dict(zip(names, map(float, found), strict=True)), float(found @ form @ found))
 
 
-def mixture_form(policy: EnumeratedPolicy, group_size: int) -> Float[np.ndarray, "3 3"]:
-    """Return Q of the variance pᵀQp of a group's gradient, with E[R] for the mean of all other prompts."""
-    mean, unit = float(policy.probabilities @ policy.rewards), np.eye(3)
+def mixture_form(policy: EnumeratedPolicy, group_size: int) -> Float[np.ndarray, "4 4"]:
+    """Return the form of the variance of a group's gradient, with E[R] for the mean of all other prompts."""
+    mean, unit = float(policy.probabilities @ policy.rewards), np.eye(4)
 
-    def variance(shares: Float[np.ndarray, "3"]) -> float:
-        return policy.moments(MixtureOfMeans(shares, mean), group_size).trace_cov
+    def variance(parameters: Float[np.ndarray, "4"]) -> float:
+        return policy.moments(MixtureOfMeans(parameters, mean), group_size).trace_cov
 
     form = np.diag([variance(one) for one in unit])
-    for first, second in combinations(range(3), 2):
+    for first, second in combinations(range(4), 2):
         half = variance((unit[first] + unit[second]) / 2.0)
         form[first, second] = form[second, first] = 2.0 * half - (form[first, first] + form[second, second]) / 2.0
     return form
@@ -213,7 +219,7 @@ def exact_optimal_baselines(
     Example:
         >>> policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=3, rng=0)
         >>> [(one.label, sorted(one.parameters)) for one in exact_optimal_baselines(policy, group_size=3)]
-        [('exponent', ['alpha']), ('shift', ['delta']), ('mixture', ['batch', 'group', 'token'])]
+        [('exponent', ['alpha']), ('shift', ['delta']), ('mixture', ['batch', 'group', 'shift', 'token'])]
     """
     mixture = exact_optimal_mixture(policy, group_size, n_prompts)
     exponent = exact_minimiser(policy, "length_weighted(loo=True)", "alpha", EXPONENTS, group_size)

@@ -20,6 +20,7 @@ from gradstats.analyses.optimal_baselines import (
     learned_mixture,
     learned_shift,
     lowest_shares,
+    lowest_shifted_shares,
     optimal_baselines,
     variance_with,
 )
@@ -78,6 +79,28 @@ def test_shares_are_the_lowest_of_a_grid():
     assert len({tuple(share > 0) for share in shares}) > 2  # corners, edges and the inside occur
 
 
+def test_shares_and_shift_are_the_lowest_of_a_search():
+    rng = np.random.default_rng(1)
+    roots = rng.normal(size=(8, 4, 4))
+    forms = roots @ roots.transpose(0, 2, 1)
+    for form, found in zip(forms, lowest_shifted_shares(forms), strict=True):
+        assert (found[:3] >= 0).all()
+        assert found[:3].sum() == pytest.approx(1.0)
+        steps = [(i / 50, j / 50, 1 - (i + j) / 50) for i in range(51) for j in range(51 - i)]
+        tried = np.array([[*shares, delta] for shares in steps for delta in np.linspace(-3, 3, 61)])
+        assert found @ form @ found <= np.einsum("ni,ij,nj->n", tried, form, tried).min() + 1e-12
+    # Where no score is left, nothing is shifted.
+    without = np.pad(forms[:, :3, :3], ((0, 0), (0, 1), (0, 1)))
+    np.testing.assert_array_equal(lowest_shifted_shares(without)[:, 3], 0.0)
+
+
+def test_a_mixture_is_learned_in_units_of_the_rewards():
+    batch, scores = correlated_batch(40, 4)
+    one, large = (learned_mixture(pool_of(batch.with_fields(rewards=by * batch.rewards), scores)) for by in (1, 8))
+    np.testing.assert_allclose(large.parameters, one.parameters * [1, 1, 1, 8], rtol=1e-6)
+    np.testing.assert_allclose(large.given, 8 * one.given, rtol=1e-6)
+
+
 def test_what_is_learned_is_near_the_exact_optimum_of_an_enumerated_policy():
     policy = EnumeratedPolicy(vocabulary=3, max_length=3, dimension=5, n_prompts=6, rng=2)
     size = 3
@@ -91,9 +114,9 @@ def test_what_is_learned_is_near_the_exact_optimum_of_an_enumerated_policy():
     assert learned_shift(pool).parameters.mean() == pytest.approx(shift.parameters["delta"], abs=0.03)
 
     form = mixture_form(policy, size)
-    assert mixture.trace_cov < form.diagonal().min()  # a mixture is better than each of its parts
-    shares = learned_mixture(pool).parameters.mean(axis=0)
-    assert shares @ form @ shares == pytest.approx(mixture.trace_cov, rel=0.01)
+    assert mixture.trace_cov < form.diagonal()[:3].min()  # a mixture is better than each of its means
+    found = learned_mixture(pool).parameters.mean(axis=0)
+    assert found @ form @ found == pytest.approx(mixture.trace_cov, rel=0.01)
 
     alpha = float(learned_exponent(pool).parameters.mean())
     assert exact(est.length_weighted(alpha=alpha, loo=True)) == pytest.approx(exponent.trace_cov, rel=0.01)

@@ -26,6 +26,10 @@ def softmax(logits):
     return np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
 
 
+def shifted(at):
+    return np.append(softmax(np.append(at[:2], 0.0)), at[2])
+
+
 def test_no_other_parameters_have_a_lower_variance(policy):
     size = 3
     exponent, shift, mixture = exact_optimal_baselines(policy, size)
@@ -34,7 +38,7 @@ def test_no_other_parameters_have_a_lower_variance(policy):
     for found, family, start in (
         (exponent, lambda at: est.length_weighted(alpha=float(at[0]), loo=True), [0.5]),
         (shift, lambda at: est.asymmetric(delta=float(at[0]), loo=True), [0.0]),
-        (mixture, lambda at: MixtureOfMeans(softmax(np.append(at, 0.0)), mean), [0.0, 0.0]),
+        (mixture, lambda at: MixtureOfMeans(shifted(at), mean), [0.0, 0.0, 0.0]),
     ):
         lowest = optimize.minimize(
             lambda at, family=family: policy.moments(family(at), size).trace_cov,
@@ -45,14 +49,15 @@ def test_no_other_parameters_have_a_lower_variance(policy):
         assert found.trace_cov == pytest.approx(lowest.fun, rel=1e-7)
         if len(start) == 1:
             assert next(iter(found.parameters.values())) == pytest.approx(lowest.x[0], abs=1e-4)
-    assert sum(mixture.parameters.values()) == pytest.approx(1.0)
+    assert sum(mixture.parameters.values()) - mixture.parameters["shift"] == pytest.approx(1.0)
+    assert mixture.trace_cov < shift.trace_cov
 
 
 @dataclass
 class OverBatches:
-    """The mixture with the mean reward of all other groups of the batch, written out."""
+    """The shifted mixture with the mean reward of all other groups of the batch, written out."""
 
-    shares: np.ndarray
+    parameters: np.ndarray
     name = label = "mixture over batches"
     level, needs, across_groups = "sequence", (), True
 
@@ -63,7 +68,7 @@ class OverBatches:
         sizes = batch.group_sizes[batch.group_index]
         others = np.array([batch.rewards[batch.group_index != own].mean() for own in batch.group_index])
         parts = [est.rloo().weights(batch), est.token_mean(loo=True).weights(batch), (batch.rewards - others) / sizes]
-        return self.shares @ np.stack(parts)
+        return self.parameters[:3] @ np.stack(parts) - self.parameters[3] / sizes
 
 
 @pytest.mark.parametrize(("size", "n_prompts"), [(3, 2), (2, 3)])
@@ -74,28 +79,28 @@ def test_the_mean_of_other_prompts_is_that_of_enumerated_batches(size, n_prompts
         reward=lambda prompt, tokens: float(rewards[8 * prompt + sum(2**at * one for at, one in enumerate(tokens))]),
     )  # fmt: skip
 
-    def of_batches(shares):
-        return n_prompts * policy.batch_moments(OverBatches(shares), size, n_prompts).trace_cov
+    def of_batches(parameters):
+        return n_prompts * policy.batch_moments(OverBatches(parameters), size, n_prompts).trace_cov
 
     best = exact_optimal_mixture(policy, size, n_prompts)
-    shares = np.array(list(best.parameters.values()))
-    assert best.trace_cov == pytest.approx(of_batches(shares), rel=1e-10)
-    assert best.trace_cov <= min(of_batches(one) for one in np.eye(3)) + 1e-12
-    for one in (np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.3, 0.5])):
-        nearby = 0.9 * shares + 0.1 * one
+    found = np.array(list(best.parameters.values()))
+    assert best.trace_cov == pytest.approx(of_batches(found), rel=1e-10)
+    assert best.trace_cov <= min(of_batches(one) for one in np.eye(4)[:3]) + 1e-12
+    for one in ([0.0, 0.0, 1.0, 0.0], [0.2, 0.3, 0.5, 0.1], [0.2, 0.3, 0.5, -0.1]):
+        nearby = 0.9 * found + 0.1 * np.array(one)
         assert of_batches(nearby) >= best.trace_cov - 1e-12
     endless = exact_optimal_mixture(policy, size)
     assert exact_optimal_mixture(policy, size, 10**9).trace_cov == pytest.approx(endless.trace_cov, rel=1e-6)
 
 
 def test_the_form_of_a_mixture_is_its_variance(policy):
-    form, shares = mixture_form(policy, 3), np.array([0.5, 0.2, 0.3])
+    form, parameters = mixture_form(policy, 3), np.array([0.5, 0.2, 0.3, -0.1])
     mean = float(policy.probabilities @ policy.rewards)
-    direct = policy.moments(MixtureOfMeans(shares, mean), 3)
-    assert shares @ form @ shares == pytest.approx(direct.trace_cov, rel=1e-10)
+    direct = policy.moments(MixtureOfMeans(parameters, mean), 3)
+    assert parameters @ form @ parameters == pytest.approx(direct.trace_cov, rel=1e-10)
     np.testing.assert_allclose(direct.bias, 0.0, atol=1e-12)
-    assert MixtureOfMeans(shares, mean).expected_scale(3) == 1.0
-    assert MixtureOfMeans(shares, mean).expected_scale(1) is None
+    assert MixtureOfMeans(parameters, mean).expected_scale(3) == 1.0
+    assert MixtureOfMeans(parameters, mean).expected_scale(1) is None
 
 
 def test_lowest_on_a_simplex_is_the_lowest_of_a_grid():
