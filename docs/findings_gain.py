@@ -26,6 +26,8 @@ WITH_VALUES = (ZOO, Run("qwen_values", "Qwen-0.5B on MAWPS"))
 #: completions of every second sentence, and of every prompt, each expected to be as long as what followed.
 TOKENS_OF_VALUES = 5.6
 LEARNED = "tables/optimal_baselines"
+#: A gain that the page calls little.
+SMALL = 0.1
 
 
 def section_left() -> str:
@@ -53,16 +55,16 @@ def section_left() -> str:
     if not rows:
         return NO_RUN
     gains = [f"{shown(noise)} in {name}" for name, noise in least.items() if is_below(noise)]
-    said = f"{'; '.join(gains)}" if gains else "nothing"
+    most = max(1.0 - noise[1] for noise in least.values())
     bounds = ", ".join(f"{at_most(noise)} in {name}" for name, noise in least.items())
     return answer(
-        f"**At most {bounds}; resolved is {said}.** The best of three baselines that are learned for each prompt on the "
-        "other prompts: the exponent of length weights, a shift of the mean, a mixture of the means of group and batch.",
-        rows_of(
-            ("run", "best learned", "its noise, over RLOO", "norm weights (oracle)", "left to gain, at most"), rows
-        ),
-        "Intervals hold for all baselines of a run at once. Baselines of other forms are not bounded. Repeat: `gradstats "
-        "ask RUN optimal_baselines`.",
+        f"**{'Little' if most < SMALL else 'Something'}, without values of states: at most {bounds}.** This is by the "
+        "best of three baselines learned for each prompt on the other prompts: the exponent of length weights, a shift "
+        "of the group's mean, and a shifted mixture of means of group and batch. Resolved: "
+        f"{'; '.join(gains) or 'nothing'}.",
+        rows_of(("run", "best learned", "noise", "norm weights (oracle)", "left to gain, at most"), rows),
+        "Intervals hold for all baselines of a run at once; baselines of other forms are not bounded. Repeat: "
+        "`gradstats ask RUN optimal_baselines`.",
         first_figure("optimal_baselines", "Published baselines against learned ones"),
     )
 
@@ -95,8 +97,8 @@ def section_values() -> str:
     cost = (
         ""
         if vine is None
-        else f" Monte-Carlo values have {shown(vine)}, but take {TOKENS_OF_VALUES:g} times the tokens of the completions: at "
-        f"equal tokens {vine[0] * (1 + TOKENS_OF_VALUES):.1f} times the noise of RLOO."
+        else f" Monte-Carlo values have {shown(vine)}, but take {TOKENS_OF_VALUES:g} times the tokens of the "
+        f"completions: at equal tokens {vine[0] * (1 + TOKENS_OF_VALUES):.1f} times the noise of RLOO."
     )
     found = "; ".join(f"{shown(value, UNRESOLVED)} in {name}" for name, value in heads)
     return answer(
@@ -105,8 +107,8 @@ def section_values() -> str:
             ("noise, over RLOO", "fitted head (GAE, λ = 1)", "PPO", "Monte-Carlo values (VinePPO)"),
             [(name, *(shown(value, "—") for value in values)) for name, values in noise.items()],
         ),
-        "The head is linear in the last hidden states, and costs one forward pass. Repeat: `gradstats run qwen_values`, "
-        "`gradstats run embedded_zoo`.",
+        "The head is linear in the last hidden states, and costs one forward pass. Repeat: `gradstats run "
+        "qwen_values`, `gradstats run embedded_zoo`.",
         figure("qwen_values", "variance", "Noise with a value head (Qwen-0.5B on MAWPS)")
         or figure("embedded_zoo", "variance", "Noise of each estimator (embedded, 240 × 8)"),
     )

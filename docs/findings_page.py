@@ -164,15 +164,13 @@ def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = compared()
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
-    gains = [
-        f"{in_words(label)}, {shown(largest_groups(run, label))} in {run.name}"
-        for label in COMPARED
-        for run in runs
-        if is_surely_below(run, label)
-    ]
+    below = [(run.name, lowest_of(run)) for run in runs]
+    none = [name for name, found in below if found is None]
+    gains = [f"in {name} {found}" for name, found in below if found is not None]
+    gains = [f"nothing is below it in {' or '.join(none)}", *gains] if none else gains
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**RLOO, nearly. Below it, by intervals for all rows at once: {'; '.join(gains) or 'none'}.** "
+        f"**RLOO, nearly: {'; '.join(gains)}.** This is by intervals for all rows of a run at once. "
         f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
@@ -180,7 +178,7 @@ def section_noise() -> str:
             ("relative noise", *(run.name for run in runs)),
             [
                 (
-                    SAME_ON_POLICY.get(label, in_words(label)),
+                    named(label),
                     *(shown(ratio, absent(run, label)) for run, (_, ratio) in zip(runs, found, strict=True)),
                 )
                 for label, found in ratios.items()
@@ -188,8 +186,8 @@ def section_noise() -> str:
         )
         if runs
         else None,
-        "The best constant and norm weights are fitted to the gradients that are compared; — was not compared. Repeat: "
-        "`gradstats variance RUN`.",
+        "On-policy Dr. GRPO is a multiple of RLOO. The best constant and norm weights are fitted to the gradients that "
+        f"are compared; — was not compared. {to_resolve(runs)}Repeat: `gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
     )
 
@@ -201,10 +199,30 @@ def compared() -> list[Run]:
     return [run for run, frame in frames if frame is not None and frame["group_size"].max() >= MEASURED_SIZE]
 
 
-def is_surely_below(run: Run, label: str) -> bool:
-    """Return whether an estimator is shown to lie below RLOO by intervals that hold for all rows of its run."""
-    row = of_largest_groups(run, label)
-    return row is not None and float(row.get("matched_ratio_simultaneous_high", math.inf)) < 1.0
+def lowest_of(run: Run) -> str | None:
+    """State what is shown to lie below RLOO by intervals that hold for all rows of its run; None where nothing is."""
+    rows = [(label, of_largest_groups(run, label)) for label in COMPARED]
+    below = [
+        (float(row["matched_ratio"]), label)
+        for label, row in rows
+        if row is not None and float(row.get("matched_ratio_simultaneous_high", math.inf)) < 1.0
+    ]
+    if not below:
+        return None
+    _, lowest_label = min(below)
+    more = {1: "", 2: ", another lies below"}.get(len(below), f", {len(below) - 1} others lie below")
+    return f"{named(lowest_label)} has {shown(largest_groups(run, lowest_label))}{more}"
+
+
+def to_resolve(runs: list[Run]) -> str:
+    """State how many prompts would resolve every row of the first run, where one is not."""
+    needed = (numbers(runs[0].folder, "variance") or {}).get("prompts_to_resolve") if runs else None
+    return f"All rows of {runs[0].name} would take about {needed:,} prompts like these. " if needed else ""
+
+
+def named(label: str) -> str:
+    """Return what the table calls an estimator."""
+    return SAME_ON_POLICY.get(label, in_words(label))
 
 
 def absent(run: Run, label: str) -> str:

@@ -152,8 +152,8 @@ def learned_shift(pool: PooledCompletions) -> LearnedBaseline:
 def learned_mixture(pool: PooledCompletions) -> LearnedBaseline:
     r"""Return the shifted mixture of three leave-one-out means that has the lowest variance on the other prompts.
 
-    The baseline is :math:`\sum_k p_k b_k + δ` with shares :math:`p_k ≥ 0` that sum to 1 of the mean of the group's other
-    completions, the same weighted by length, and the mean over the completions of all other prompts. The variance
+    The baseline is :math:`\sum_k p_k b_k + δ` with shares :math:`p_k ≥ 0` that sum to 1 of the mean of the group's
+    other completions, the same weighted by length, and the mean over the completions of all other prompts. The variance
     without prompt m is a quadratic form of p and δ, known from the three means, the shift alone, and their halves in
     pairs.
     """

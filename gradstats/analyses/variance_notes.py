@@ -282,8 +282,8 @@ def _about_further_completions(batch: Batch, estimators: Sequence[Weighting]) ->
         tokens = left[inside].sum() + of_prompts.sum()
         times = advantage.parameters["k"] * tokens / batch.lengths.sum()
         notes.append(
-            f"the completions behind the values of {estimator.label} are not counted: they take about {times:.1f} times "
-            "the tokens of those compared"
+            f"the completions behind the values of {estimator.label} are not counted: they take about {times:.1f} "
+            "times the tokens of those compared"
         )
     return notes
 

@@ -100,10 +100,10 @@ def exact_optimal_shift(policy: EnumeratedPolicy, group_size: int) -> ExactOptim
 
 @dataclass(frozen=True)
 class MixtureOfMeans:
-    r"""The baseline :math:`\sum_k p_k b_k + δ` of a group's leave-one-out means, plain and by length, and of a constant.
+    r"""The baseline :math:`\sum_k p_k b_k + δ` of leave-one-out means, plain and by length, and of a constant.
 
-    The shares p sum to 1; the constant stands for the mean reward of all other prompts. The last parameter is the shift
-    δ.
+    The shares p sum to 1; the constant stands for the mean reward of all other prompts. The shift δ is the last of the
+    parameters.
     """
 
     parameters: Float[np.ndarray, "4"] = field(compare=False)
@@ -129,7 +129,7 @@ class MixtureOfMeans:
 
 
 def exact_optimal_mixture(policy: EnumeratedPolicy, group_size: int, n_prompts: int | None = None) -> ExactOptimum:
-    r"""Find the best shifted mixture of the leave-one-out means of the group, of the group by length, and of all others.
+    r"""Find the best shifted mixture of leave-one-out means: of the group, by length, and of all other prompts.
 
     The variance of a batch of M prompts, times M, is a quadratic form of the shares p and the shift δ. The mean of the
     M−1 other prompts is independent of the own group and has the expectation E[R]: with the constant E[R] in its place

@@ -286,6 +286,32 @@ def test_the_page_begins_with_the_answer_of_each_section(findings, monkeypatch):
     assert second == "Open?\n\nNo run.\n\n| a |\n"
 
 
+def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures):
+    columns = {
+        "estimator": ["rloo", "reinforce", "james_stein", "recipe:gspo", "batch_mean(loo=True)"],
+        "group_size": 8,
+    }
+    ratios = with_ends("matched_ratio", [1.0, 2.0, 0.8, 0.9, 0.7], 0.05)
+    for run, high in (("qwen_mawps", 1.01), ("embedded_resolved", 0.99)):
+        wide = {"matched_ratio_simultaneous_high": [1.0, 2.2, high, high, 1.2]}
+        commit(no_figures, run, "one", (0.6, 0.55, 0.65), variance=pd.DataFrame({**columns, **ratios, **wide}))
+    (no_figures / "qwen_mawps" / "variance.json").write_text(json.dumps({"prompts_to_resolve": 1706}))
+    said = " ".join(findings.section_noise().split())
+    assert said.startswith(
+        "**RLOO, nearly: nothing is below it in Qwen-0.5B on MAWPS; in embedded at 2–3 steps James–Stein has 0.800 "
+        "[0.750, 0.850], another lies below.** This is by intervals for all rows of a run at once. REINFORCE is noisier "
+        "in all 2 runs."
+    )
+    assert "All rows of Qwen-0.5B on MAWPS would take about 1,706 prompts like these." in said
+    assert "| GRPO, GSPO | 0.900 [0.850, 0.950] | 0.900 [0.850, 0.950] |" in said
+
+
+def test_hours_of_a_run_are_a_lower_bound_where_a_step_left_no_record(runs):
+    parts = [{"timings": {"sampling": 1800.0, "measuring": 3600.0}}, {"timings": {"measuring": 4500.0}}]
+    assert runs.hours_of({"parts": parts, "timings": {}}) == "≥ 1.50"
+    assert runs.hours_of({"timings": {"sampling": 900.0, "measuring": 900.0, "analysis": 9.0}}) == "0.50"
+
+
 def test_what_is_left_to_gain_is_relative_to_rloo(docs_module, no_figures):
     commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6))
     rows = pd.DataFrame({"estimator": ["learned shift", "rloo"], "kind": ["learned", "published"]})
@@ -295,7 +321,7 @@ def test_what_is_left_to_gain_is_relative_to_rloo(docs_module, no_figures):
         rows[f"matched_ratio{end}"] = [9.0, value]
     rows.to_csv(no_figures / "smollm2" / "tables" / "optimal_baselines.csv", index=False)
     said = docs_module("findings_gain").section_left()
-    assert said.startswith("**At most 50.0 % in SmolLM2 on sums; resolved is nothing.**")
+    assert said.startswith("**Something, without values of states: at most 50.0 % in SmolLM2 on sums.**")
     assert "| SmolLM2 on sums | shift | 0.80 [0.50, 1.00] | 0.80 [0.40, 1.00] | 50.0 % |" in said
 
 
