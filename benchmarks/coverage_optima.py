@@ -1,8 +1,7 @@
 """How often 95 % intervals hold exact optima, allocations and scales of enumerated policies.
 
 Three parts: the lowest point of a curve and what optimal baselines state; the noise of an allocation of tokens; the
-scales of bins of success rates. Writes figures/statistics/coverage_optima.csv and the table of optima in
-docs/statistics.md from it.
+scales of bins of success rates. Writes figures/statistics/coverage_optima.csv.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import tyro
 import gradstats as gs
 from gradstats import estimators as est
 from gradstats.reference import EnumeratedPolicy, exact_minimiser, exact_optimal_baselines
-from gradstats.system.files import atomic_path, write_csv
+from gradstats.system.files import write_csv
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "figures" / "statistics" / "coverage_optima.csv"
@@ -212,51 +211,15 @@ def coverage(part: str, n_prompts: int, replications: int, seed: int = 0) -> pd.
     return pd.DataFrame(rows)
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """Return the coverage of one or several parts as a table, a column for each number of prompts."""
-    sizes = sorted(table["n_prompts"].unique())
-    lines = ["| interval | of | exact | " + " | ".join(f"{size} prompts" for size in sizes) + " |"]
-    lines.append("|" + "---|" * (3 + len(sizes)))
-    for key, rows in table.groupby(["quantity", "estimator"], sort=False):
-        quantity, estimator = cast("tuple[str, str]", key)
-        cells = []
-        for size in sizes:
-            row = rows[rows["n_prompts"] == size].iloc[0]
-            unknown = "" if row["known"] == 1 else f" ({row['known']:.0%} known)"
-            cells.append(f"{row['coverage']:.3f}{unknown}" if np.isfinite(row["coverage"]) else "–")
-        exact = rows["exact"].iloc[0]
-        lines.append(f"| `{quantity}` | `{estimator}` | {exact:.3g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-#: Parts that each page shows.
-PAGES = {
-    "statistics.md": {"coverage_optima": ("optima",)},
-}
-
-
-def with_tables(page: str, name: str, table: pd.DataFrame) -> str:
-    """Return a page of docs with the tables of this simulation in their places."""
-    for mark, parts in PAGES[name].items():
-        rows = pd.DataFrame(table[table["part"].isin(parts)])
-        if rows.empty:  # not simulated yet
-            continue
-        before, rest = page.split(f"<!-- {mark} -->\n")
-        after = rest.split(f"<!-- /{mark} -->")[1]
-        page = f"{before}<!-- {mark} -->\n{markdown(rows)}\n<!-- /{mark} -->{after}"
-    return page
-
-
-def main(parts: tuple[str, ...] = tuple(PARTS), replications: int = 400, only_pages: bool = False) -> None:
-    """Simulate, write the table and fill it into the pages of docs/.
+def main(parts: tuple[str, ...] = tuple(PARTS), replications: int = 400) -> None:
+    """Simulate and write the table.
 
     Args:
         parts: optima, allocation, scales; rows of the others stay as they are.
         replications: data sets of each size.
-        only_pages: only write the tables of the pages again.
     """
     table = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame()
-    for part in () if only_pages else parts:
+    for part in parts:
         new = [coverage(part, n_prompts, replications) for n_prompts in PARTS[part][1]]
         kept = table[table["part"] != part] if len(table) else table
         table = pd.concat([kept, *new], ignore_index=True)
@@ -264,10 +227,6 @@ def main(parts: tuple[str, ...] = tuple(PARTS), replications: int = 400, only_pa
         order = {name: at for at, name in enumerate(PARTS)}
         table = table.iloc[np.argsort([order[one] for one in table["part"]], kind="stable")].reset_index(drop=True)
         write_csv(TABLE, table)
-    for name in PAGES:
-        path = ROOT / "docs" / name
-        with atomic_path(path) as partial:
-            partial.write_text(with_tables(path.read_text(encoding="utf-8"), name, table), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Run ``python benchmarks/coverage_page.py`` after one of the benchmarks that writ
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import pandas as pd
 
@@ -16,10 +15,10 @@ FOLDER = Path(__file__).parents[1] / "figures" / "statistics"
 PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
 #: Coverage outside is printed in bold.
 BAND = (0.92, 0.98)
+#: The population of the file whose rows the page sums up in words.
+LIGHTEST = "lognormal, sd 0.8"
 #: Rows whose batches are dealt, where few prompts carry the variance.
 BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
-#: Quantities that compare an estimator with the reference or the target.
-RELATIVE = ("ratio", "matched_ratio", "cosine", "bias_share", "matched_bias_share")
 
 
 def alpha_table(table: pd.DataFrame) -> str:
@@ -41,26 +40,6 @@ def alpha_table(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def variance_table(table: pd.DataFrame) -> str:
-    """The range over estimators of each quantity's coverage, by completions per group and prompts, as Markdown."""
-    # Multiples of the reference have an exact ratio, and are judged against a multiple of themselves.
-    cell = ["estimator", "group_size", "n_prompts"]
-    exact = table.loc[(table["quantity"] == "ratio") & (table["coverage"] == 1.0), cell].apply(tuple, axis=1)
-    relative = table["quantity"].isin(RELATIVE)
-    table = table.loc[~(relative & table[cell].apply(tuple, axis=1).isin(exact))]
-    quantities = list(dict.fromkeys(table["quantity"]))
-    lines = [
-        "| completions per group | prompts | " + " | ".join(f"`{quantity}`" for quantity in quantities) + " |",
-        "|---|---|" + "---|" * len(quantities),
-    ]
-    for key, rows in table.groupby(["group_size", "n_prompts"], sort=False):
-        size, prompts = cast("tuple[int, int]", key)
-        ranges = rows.groupby("quantity")["coverage"].agg(["min", "max"])
-        cells = [f"{_marked(ranges.loc[q, 'min'])}–{_marked(ranges.loc[q, 'max'])}" for q in quantities]
-        lines.append(f"| {size} | {prompts} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def heavy_tails_table(table: pd.DataFrame) -> str:
     """The range over estimators of each quantity's coverage, by population and number of prompts, as Markdown."""
     table = table.assign(coverage=table["covered"] / table["data_sets"])
@@ -76,7 +55,8 @@ def heavy_tails_table(table: pd.DataFrame) -> str:
         f"| population | prompts | effective prompts | {' | '.join(columns)} |",
         "|---|---|---|" + "---|" * len(columns),
     ]
-    for (prompts, population), rows in shown.groupby(["n_prompts", "population"], sort=False):
+    heavy = shown.loc[shown["population"] != LIGHTEST]
+    for (prompts, population), rows in heavy.groupby(["n_prompts", "population"], sort=False):
         cells = [
             _range(rows.loc[(rows["quantity"] == quantity) & (across.loc[rows.index] == batch_level), "coverage"])
             for quantity, batch_level in columns.values()
@@ -115,7 +95,6 @@ def page_with_tables(page: str) -> str:
     """The page with each table between its markers."""
     tables = {
         "coverage_alpha": alpha_table,
-        "coverage_variance": variance_table,
         "coverage_heavy_tails": heavy_tails_table,
         "coverage_off_policy": off_policy_table,
     }

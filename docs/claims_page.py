@@ -106,6 +106,18 @@ def of_standardising() -> tuple[str, str]:
     )
 
 
+def of_lengths() -> tuple[str, str]:
+    """State what division of each completion by its own length does, as in GRPO and GSPO as published."""
+    share, cosine, ratio = (
+        cell("embedded_resolved", "variance", "recipe:gspo", name, 8)
+        for name in ("matched_bias_share", "cosine", "matched_ratio")
+    )
+    if share is None:
+        return OPEN, NOT_RUN
+    verdict = HOLDS if share[1] > 0 else OPEN
+    return verdict, f"bias {shown(share)} of the squared error, cosine {shown(cosine)}; noise {shown(ratio)}"
+
+
 def std_factor(success: float, group_size: int = 8) -> float:
     """Return the factor by which GRPO's standard deviation changes the gradient of prompts of one success rate."""
     theta = np.array([np.log(success / (1.0 - success))])
@@ -246,6 +258,13 @@ CLAIMS = [
         of_standardising,
         "gradstats ask RUN success_bins rloo grpo",
         "embedded_resolved/success_shares.png",
+    ),
+    Claim(
+        "Dividing each completion by its length biases the gradient",
+        "Liu et al. 2025, 2503.20783",
+        of_lengths,
+        "gradstats variance RUN --estimators recipe:gspo rloo",
+        "embedded_resolved/variance_bias.png",
     ),
     Claim(
         "The logit proxy $1 - 2\\pi + \\sum\\pi^2$ stands for the energy of a token",

@@ -93,8 +93,8 @@ def fixed_baselines(policy: EnumeratedPolicy) -> pd.DataFrame:
 def to_markdown(frame: pd.DataFrame) -> str:
     """Format a frame as a Markdown table, with numbers to three decimals."""
     cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False)]
-    rows = [list(frame.columns), ["---"] * frame.shape[1], *cells]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    header, *rows = ("| " + " | ".join(row) + " |" for row in (list(frame.columns), *cells))
+    return "\n".join([header, "|" + "---|" * frame.shape[1], *rows])
 
 
 def _cell(value: object) -> str:

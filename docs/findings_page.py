@@ -41,7 +41,6 @@ from findings_runs import (
     lines,
     one_of,
     rows_of,
-    verdict_of,
 )
 from findings_tokens import section_concentration, section_proxy
 
@@ -61,7 +60,6 @@ COMPARED = (
     "constant(b=optimal)",
     "batch_mean(loo=True)",
     "james_stein",
-    "asymmetric(delta=-0.1, loo=True)",
     "token_mean(loo=True)",
     WEIGHTED,
     "norm_weighted(loo=True)",
@@ -337,31 +335,28 @@ def section_centre() -> str:
 
 
 def section_standardising() -> str:
-    """State whether division by the standard deviation of the group biases."""
-    rows, clear, costs, bounds = [], [], [], []
-    for run in committed():
-        cosine, share, ratio = (
-            largest_groups(run, GRPO, name) for name in ("cosine", "matched_bias_share", "matched_ratio")
-        )
-        if (cosine, share, ratio) == (None, None, None):
-            continue
-        rows.append((run.name, at_least(cosine), bounded_bias(share)))
-        costs.append((run.name, ratio))
-        clear += [run.name] if share is not None and share[1] > 0.0 else []
-        bounds += [] if share is None else [share]
-    most = bounded_bias(max(bounds, key=lambda share: share[2], default=None))
-    turned = (
-        f"a bias is resolved in {one_of(clear, len(rows))}"
-        if clear
-        else f"no bias is resolved; it is {most} of the squared error"
-    )
+    """State whether division by the group's standard deviation, or by lengths, biases the gradient."""
+    rows, said, biased = [], [], False
+    for label in (GRPO, *SAME_ON_POLICY):
+        clear, bounds = [], []
+        for run in committed():
+            cosine, share = (largest_groups(run, label, name) for name in ("cosine", "matched_bias_share"))
+            if (cosine, share) == (None, None):
+                continue
+            rows.append((named(label), run.name, at_least(cosine), bounded_bias(share)))
+            clear += [f"{shown(share)} in {run.name}"] if share is not None and share[1] > 0.0 else []
+            bounds += [] if share is None else [share]
+        biased |= bool(clear)
+        most = bounded_bias(max(bounds, key=lambda share: share[2], default=None))
+        said += [f"{named(label)} {', '.join(clear) or f'none that is resolved, {most}'}"] if bounds else []
     return answer(
-        f"**{'Yes' if clear else 'Not measurably'}: {turned}.** Dividing by the standard deviation of the group "
-        "weights easy and hard prompts more ([claims](claims.md)), which can turn the gradient. GRPO's weights "
-        f"{verdict_of(costs)}."
+        f"**{'Some do' if biased else 'Not measurably'}; as a share of the squared error: {'; '.join(said)}.** The "
+        "GRPO advantage divides by the standard deviation of the group, which weights easy and hard prompts more "
+        "([claims](claims.md)); GRPO and GSPO as published divide by each completion's length too, DAPO and CISPO by "
+        "that of the batch."
         if rows
         else NO_RUN,
-        rows_of(("run", "cosine", "bias"), rows),
+        rows_of(("estimator", "run", "cosine", "bias"), rows),
         "The squared error is that of a batch of 128 prompts. In the other runs the signal is not resolved, and so no "
         "bias. Repeat: `gradstats variance RUN`.",
         figure("embedded_resolved", "variance_bias", "Noise and bias of each estimator (embedded at 2–3 steps)"),
@@ -513,7 +508,7 @@ SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("Does α depend on the metric?", section_metric),
     ("Does α make a better baseline?", section_exponent),
     ("Is the group mean the right centre?", section_centre),
-    ("Does standardising bias the gradient?", section_standardising),
+    ("Do published weights bias the gradient?", section_standardising),
     ("Do answers change along training?", section_training),
     ("Does correcting a mismatch pay?", section_mismatch),
     ("How many tokens carry the energy?", section_concentration),
