@@ -353,7 +353,7 @@ def section_standardising() -> str:
         f"**{'Some do' if biased else 'Not measurably'}; as a share of the squared error: {'; '.join(said)}.** The "
         "GRPO advantage divides by the standard deviation of the group, which weights easy and hard prompts more "
         "([claims](claims.md)); GRPO and GSPO as published divide by each completion's length too, DAPO and CISPO by "
-        "that of the batch."
+        "the tokens of the group."
         if rows
         else NO_RUN,
         rows_of(("estimator", "run", "cosine", "bias"), rows),

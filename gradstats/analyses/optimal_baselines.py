@@ -32,6 +32,8 @@ from gradstats.system.late import Float, Int, interpolate, np, npt, pd
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
 EXPONENTS = tuple(0.1 * step - 1.0 for step in range(31))
 _STEPS_OF_LEARNED_BASELINES = 16
+# Difference of variances, relative to the largest of a form, that counts as rounding.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -197,10 +199,13 @@ def lowest_shares(form: Float[np.ndarray, "m k k"]) -> Float[np.ndarray, "m k"]:
     """Return the shares p ≥ 0, Σp = 1, at which each quadratic form pᵀQp is lowest.
 
     For every set of shares that may differ from 0 the lowest point on their plane is Q⁻¹1, scaled; the lowest of those
-    that are not negative is the answer.
+    that are not negative is the answer. Of several that are equal but for rounding it is that of the fewest and first
+    shares.
     """
     m, k = form.shape[:2]
     best, shares = np.full(m, np.inf), np.zeros((m, k))
+    shares[:, 0] = 1.0
+    rounding = _ROUNDING * np.abs(form).max(axis=(1, 2))
     for size in range(1, k + 1):
         for kept in map(list, combinations(range(k), size)):
             inner = form[:, kept][:, :, kept]
@@ -208,7 +213,7 @@ def lowest_shares(form: Float[np.ndarray, "m k k"]) -> Float[np.ndarray, "m k"]:
             total = solved.sum(axis=1, keepdims=True)
             found = np.divide(solved, total, out=np.full_like(solved, np.nan), where=total != 0)
             value = np.einsum("mi,mij,mj->m", found, inner, found)
-            better = (found >= 0).all(axis=1) & (value < best)
+            better = (found >= 0).all(axis=1) & (value < best - np.where(np.isinf(best), 0.0, rounding))
             best[better] = value[better]
             shares[better] = 0.0
             shares[np.ix_(better, kept)] = found[better]

@@ -269,7 +269,7 @@ def _about_clipping(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) 
 def _about_further_completions(batch: Batch, estimators: Sequence[Weighting]) -> list[str]:
     """Say how many tokens the completions behind Monte-Carlo values take, of the same policy from the same states.
 
-    A completion from a state is expected to be as long as what followed it; from a prompt, as its completions.
+    A completion from a state is expected to be as long as what followed it; from a prompt, as those of the group.
     """
     notes = []
     for estimator in estimators:
@@ -282,8 +282,8 @@ def _about_further_completions(batch: Batch, estimators: Sequence[Weighting]) ->
         tokens = left[inside].sum() + of_prompts.sum()
         times = advantage.parameters["k"] * tokens / batch.lengths.sum()
         notes.append(
-            f"the completions behind the values of {estimator.label} are not counted: they take about {times:.1f} "
-            "times the tokens of those compared"
+            f"the completions behind the values of {estimator.label} are not counted: "
+            f"{advantage.parameters['k']} from each state take about {times:.1f} times the tokens of those compared"
         )
     return notes
 

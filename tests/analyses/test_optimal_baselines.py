@@ -89,6 +89,10 @@ def test_shares_and_shift_are_the_lowest_of_a_search():
         steps = [(i / 50, j / 50, 1 - (i + j) / 50) for i in range(51) for j in range(51 - i)]
         tried = np.array([[*shares, delta] for shares in steps for delta in np.linspace(-3, 3, 61)])
         assert found @ form @ found <= np.einsum("ni,ij,nj->n", tried, form, tried).min() + 1e-12
+    # What makes no difference is left as the mean of the group alone.
+    flat = np.ones((2, 4, 4))
+    flat[1] = np.diag([0.0, 0.0, 0.0, 1.0])
+    np.testing.assert_array_equal(lowest_shifted_shares(flat)[:, :3], [[1, 0, 0], [1, 0, 0]])
     # Where no score is left, nothing is shifted.
     without = np.pad(forms[:, :3, :3], ((0, 0), (0, 1), (0, 1)))
     np.testing.assert_array_equal(lowest_shifted_shares(without)[:, 3], 0.0)

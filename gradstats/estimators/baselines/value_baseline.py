@@ -84,8 +84,8 @@ def vine(batch: Batch, k: int = 9) -> Float[np.ndarray, "n t"]:
 
     Args:
         batch: the completions, with ``values`` at least at each one's first counted token.
-        k: the number of completions averaged in each value. It appears in the label only: the variance depends
-            on it, the formula does not.
+        k: the number of completions averaged in each value, for the label and for what a comparison says of their
+            cost: the variance depends on it, the formula does not.
 
     Raises:
         ValueError: when a completion's first counted token has no value, or only values of a fitted head are known.
