@@ -24,6 +24,7 @@ from committed_numbers import (
     with_interval,
 )
 from findings_alpha import ADAM, CLAIMED, EUCLIDEAN, METRIC_SWEEPS, by_metric, exponents, turned
+from findings_gain import TOKENS_OF_VALUES
 from findings_mismatch import mismatches
 from findings_tokens import token_tables
 
@@ -57,6 +58,10 @@ def below_one(triple: Triple | None) -> str:
     if triple is None or not excludes(triple, 1.0):
         return OPEN
     return HOLDS if triple[0] < 1.0 else FAILS
+
+
+#: RLOO's advantages, each completion divided by its length.
+BY_LENGTH = "recipe:custom(advantage=rloo, aggregation=sequence_mean)"
 
 
 def of_exponent() -> tuple[str, str]:
@@ -107,15 +112,18 @@ def of_standardising() -> tuple[str, str]:
 
 
 def of_lengths() -> tuple[str, str]:
-    """State what division of each completion by its own length does, as in GRPO and GSPO as published."""
+    """State what division of each completion by its own length does, without and with the standard deviation."""
     share, cosine, ratio = (
-        cell("embedded_resolved", "variance", "recipe:gspo", name, 8)
+        cell("embedded_resolved", "variance", BY_LENGTH, name, 8)
         for name in ("matched_bias_share", "cosine", "matched_ratio")
     )
+    published = cell("embedded_resolved", "variance", "recipe:gspo", "matched_bias_share", 8)
     if share is None:
         return OPEN, NOT_RUN
-    verdict = HOLDS if share[1] > 0 else OPEN
-    return verdict, f"bias {shown(share)} of the squared error, cosine {shown(cosine)}; noise {shown(ratio)}"
+    return HOLDS if share[1] > 0 else OPEN, (
+        f"bias {shown(share)} of the squared error, cosine {shown(cosine)}; noise {shown(ratio)}; "
+        f"as in GRPO and GSPO, bias {shown(published)}"
+    )
 
 
 def std_factor(success: float, group_size: int = 8) -> float:
@@ -160,7 +168,7 @@ def of_values() -> tuple[str, str]:
     explained = None if critic is None else with_interval(critic.iloc[0], "explained_variance")
     better = vine is not None and gae is not None and vine[2] < gae[1]
     return HOLDS if better else OPEN, (
-        f"`vine(k=4)` {shown(vine)}, its completions not counted, `gae` {shown(gae)}; "
+        f"`vine(k=4)` {shown(vine)}, for {TOKENS_OF_VALUES:g} times the tokens more; `gae` {shown(gae)}; "
         f"the head explains {shown(explained)} of the variance of values"
     )
 
@@ -263,7 +271,7 @@ CLAIMS = [
         "Dividing each completion by its length biases the gradient",
         "Liu et al. 2025, 2503.20783",
         of_lengths,
-        "gradstats variance RUN --estimators recipe:gspo rloo",
+        f'gradstats variance RUN --estimators "{BY_LENGTH}" rloo',
         "embedded_resolved/variance_bias.png",
     ),
     Claim(

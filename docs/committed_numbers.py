@@ -49,6 +49,13 @@ def with_interval(row: Mapping[str, Any] | pd.Series, column: str) -> Triple | N
     return None if value is None or pd.isna(value) else (value, row[f"{column}_low"], row[f"{column}_high"])
 
 
+def for_all_rows(row: Mapping[str, Any] | pd.Series, column: str) -> Triple | None:
+    """Return a value of a row with the interval that holds for all rows of its table at once; None where unknown."""
+    value = row.get(column)
+    ends = [row.get(f"{column}_simultaneous_{end}") for end in ("low", "high")]
+    return None if any(one is None or pd.isna(one) for one in (value, *ends)) else (value, *ends)
+
+
 def cell(run: str, name: str, label: str, column: str, group_size: int | None = None) -> Triple | None:
     """Return an estimator's value with the ends of its interval; None where it is not committed or not resolved."""
     frame = table(run, name)

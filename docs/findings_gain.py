@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from committed_numbers import Triple, cell, shown, table, with_interval
+from committed_numbers import Triple, for_all_rows, shown, table
 from findings_runs import (
     NO_RUN,
     RLOO,
@@ -26,13 +26,11 @@ WITH_VALUES = (ZOO, Run("qwen_values", "Qwen-0.5B on MAWPS"))
 #: completions of every second sentence, and of every prompt, each expected to be as long as what followed.
 TOKENS_OF_VALUES = 5.6
 LEARNED = "tables/optimal_baselines"
-#: A gain that the page calls little.
-SMALL = 0.1
 
 
 def section_left() -> str:
-    """State how much a baseline without values of states could still gain."""
-    rows, least = [], {}
+    """State how much baselines gain that are learned on the other prompts, and at most."""
+    rows, gains = [], []
     for run in committed():
         frame = table(run.folder, LEARNED)
         if frame is None:
@@ -40,75 +38,79 @@ def section_left() -> str:
         learned = frame[frame["kind"] == "learned"]
         best = learned.loc[learned["ratio_to_learned"].idxmin()]
         base = frame[frame["estimator"] == RLOO].iloc[0]
-        noise = inverse(with_ends(base, "ratio_to_learned", "_simultaneous"))
-        least[run.name] = noise
-        oracle = with_interval(base, "matched_ratio")
-        rows.append(
-            (
-                run.name,
-                f"{best['estimator'].removeprefix('learned ')}",
-                shown(noise),
-                UNRESOLVED if oracle is None else shown(inverse(oracle)),
-                at_most(noise),
-            )
-        )
-    if not rows:
-        return NO_RUN
-    gains = [f"{shown(noise)} in {name}" for name, noise in least.items() if is_below(noise)]
-    most = max(1.0 - noise[1] for noise in least.values())
-    bounds = ", ".join(f"{at_most(noise)} in {name}" for name, noise in least.items())
+        noise, oracle = (inverse(for_all_rows(base, column)) for column in ("ratio_to_learned", "ratio"))
+        rows.append((run.name, best["estimator"].removeprefix("learned "), shown(noise), shown(oracle), at_most(noise)))
+        gains.append(f"{gain(noise) if is_below(noise) else 'at most ' + at_most(noise)} in {run.name}")
     return answer(
-        f"**{'Little' if most < SMALL else 'Something'}, without values of states: at most {bounds}.** This is by the "
-        "best of three baselines learned for each prompt on the other prompts: the exponent of length weights, a shift "
-        "of the group's mean, and a shifted mixture of means of group and batch. Resolved: "
-        f"{'; '.join(gains) or 'nothing'}.",
-        rows_of(("run", "best learned", "noise", "norm weights (oracle)", "left to gain, at most"), rows),
-        "Intervals hold for all baselines of a run at once; baselines of other forms are not bounded. Repeat: "
-        "`gradstats ask RUN optimal_baselines`.",
+        f"**By learning on other prompts, without values of states: {', '.join(gains)}.** This is the best of three "
+        "baselines: the exponent of length weights, a shift of the group's mean, and a shifted mixture of means of "
+        "group and batch."
+        if rows
+        else NO_RUN,
+        rows_of(("run", "best learned", "noise", "norm weights (oracle)", "gain, at most"), rows) if rows else None,
+        "Intervals hold for all baselines of a run at once, and take what was learned as given; other forms are not "
+        "bounded. Repeat: `gradstats ask RUN optimal_baselines`.",
         first_figure("optimal_baselines", "Published baselines against learned ones"),
     )
 
 
 def at_most(noise: Triple) -> str:
-    """Write the largest gain that the interval of a relative noise allows."""
-    return f"{100 * max(1.0 - noise[1], 0.0):.1f} %"
+    """Write the largest gain that the interval of a relative noise allows, rounded up."""
+    return f"{math.ceil(1000 * max(1.0 - noise[1], 0.0)) / 10:.1f} %"
 
 
-def with_ends(row, column: str, which: str) -> Triple:
-    """Return a value of a row with the ends of one of its intervals."""
-    return row[column], row[f"{column}{which}_low"], row[f"{column}{which}_high"]
+def gain(noise: Triple) -> str:
+    """Write what a relative noise gains, with its interval."""
+    return " ".join([shown(tuple(100 * (1.0 - end) for end in (noise[0], noise[2], noise[1]))), "%"])
 
 
-def inverse(ratio: Triple) -> Triple:
+def inverse(ratio: Triple | None) -> Triple:
     """Return the inverse of a ratio with its interval."""
-    value, low, high = ratio
+    value, low, high = ratio or (math.nan, math.nan, math.nan)
     return 1.0 / value, 1.0 / high, 1.0 / low if low > 0 else math.inf
 
 
 def section_values() -> str:
     """State whether values of states do better than RLOO, with what they cost."""
     labels = ("gae", "recipe:ppo", "vine(k=4)")
-    runs = [run for run in WITH_VALUES if table(run.folder, "variance") is not None]
-    noise = {run.name: [cell(run.folder, "variance", label, "matched_ratio") for label in labels] for run in runs}
-    if not runs:
-        return NO_RUN
-    heads = [(name, found[0]) for name, found in noise.items()]
+    noise = {run.name: [of_all_rows(run, label) for label in labels] for run in WITH_VALUES if has_values(run)}
+    heads = "; ".join(f"{shown(found[0], UNRESOLVED)} in {name}" for name, found in noise.items())
     vine = noise.get(ZOO.name, [None] * 3)[2]
-    cost = (
-        ""
-        if vine is None
-        else f" Monte-Carlo values have {shown(vine)}, but take {TOKENS_OF_VALUES:g} times the tokens of the "
-        f"completions: at equal tokens {vine[0] * (1 + TOKENS_OF_VALUES):.1f} times the noise of RLOO."
-    )
-    found = "; ".join(f"{shown(value, UNRESOLVED)} in {name}" for name, value in heads)
     return answer(
-        f"**A value head fitted to other prompts: {found}.**{cost}",
+        f"**A value head fitted to other prompts has a noise of {heads}.** {cost_of_prefixes(vine)}"
+        if noise
+        else NO_RUN,
         rows_of(
             ("noise, over RLOO", "fitted head (GAE, λ = 1)", "PPO", "Monte-Carlo values (VinePPO)"),
             [(name, *(shown(value, "—") for value in values)) for name, values in noise.items()],
-        ),
-        "The head is linear in the last hidden states, and costs one forward pass. Repeat: `gradstats run "
-        "qwen_values`, `gradstats run embedded_zoo`.",
+        )
+        if noise
+        else None,
+        "Intervals hold for all rows of a run at once. The head is linear in the last hidden states, and costs one "
+        "forward pass. Repeat: `gradstats run qwen_values`, `gradstats run embedded_zoo`.",
         figure("qwen_values", "variance", "Noise with a value head (Qwen-0.5B on MAWPS)")
         or figure("embedded_zoo", "variance", "Noise of each estimator (embedded, 240 × 8)"),
+    )
+
+
+def has_values(run: Run) -> bool:
+    """Return whether a run with values of states has been committed."""
+    return table(run.folder, "variance") is not None
+
+
+def of_all_rows(run: Run, label: str) -> Triple | None:
+    """Return the relative noise of an estimator with the interval that holds for all rows of the run."""
+    frame = table(run.folder, "variance")
+    rows = None if frame is None else frame[frame["estimator"] == label]
+    return None if rows is None or rows.empty else for_all_rows(rows.iloc[0], "matched_ratio")
+
+
+def cost_of_prefixes(noise: Triple | None) -> str:
+    """State what Monte-Carlo values of prefixes do to the noise, and with the tokens of their completions."""
+    if noise is None:
+        return ""
+    equal = tuple((1.0 + TOKENS_OF_VALUES) * end for end in noise)
+    return (
+        f"Monte-Carlo values of every second sentence have {shown(noise)}, but their completions, four of each, take "
+        f"{TOKENS_OF_VALUES:g} times the tokens: at equal tokens drawn {shown(equal)} times the noise of RLOO."
     )

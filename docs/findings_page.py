@@ -18,6 +18,7 @@ from committed_numbers import (
     Triple,
     committed_path,
     excludes,
+    for_all_rows,
     numbers,
     shown,
     table,
@@ -60,6 +61,7 @@ COMPARED = (
     "constant(b=optimal)",
     "batch_mean(loo=True)",
     "james_stein",
+    "asymmetric(delta=-0.1, loo=True)",
     "token_mean(loo=True)",
     WEIGHTED,
     "norm_weighted(loo=True)",
@@ -67,8 +69,10 @@ COMPARED = (
     "recipe:gspo",
     "recipe:dapo",
 )
-#: Methods that are the same estimator where every ratio is 1.
+#: Methods that are the same estimator where every ratio is 1 and there is no KL term.
 SAME_ON_POLICY = {"recipe:gspo": "GRPO, GSPO", "recipe:dapo": "DAPO, CISPO"}
+#: Rows that are unbiased and not fitted to the gradients that are compared.
+UNBIASED = COMPARED[2:7]
 HEAD = """# Findings
 
 Relative noise is the number of samples for the noise of RLOO, as a multiple of RLOO's ([definitions](read_results.md)).
@@ -162,13 +166,13 @@ def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = compared()
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
-    below = [(run.name, lowest_of(run)) for run in runs]
-    none = [name for name, found in below if found is None]
-    gains = [f"in {name} {found}" for name, found in below if found is not None]
-    gains = [f"nothing is below it in {' or '.join(none)}", *gains] if none else gains
+    below = {run.name: surely_below(run) for run in runs}
+    none = [name for name, found in below.items() if not found]
+    gains = [f"nothing in {' or '.join(none)}"] if none else []
+    gains += [f"{', '.join(found)} in {name}" for name, found in below.items() if found]
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**RLOO, nearly: {'; '.join(gains)}.** This is by intervals for all rows of a run at once. "
+        f"**RLOO, nearly. Of unbiased rows, below it by intervals for all rows of a run: {'; '.join(gains)}.** "
         f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
@@ -184,8 +188,9 @@ def section_noise() -> str:
         )
         if runs
         else None,
-        "On-policy Dr. GRPO is a multiple of RLOO. The best constant and norm weights are fitted to the gradients that "
-        f"are compared; — was not compared. {to_resolve(runs)}Repeat: `gradstats variance RUN`.",
+        "The table's intervals hold for one row; — was not compared. The best constant and norm weights are fitted to "
+        "the gradients that are compared. On-policy Dr. GRPO is a multiple of RLOO, and GRPO (without its KL term) is "
+        f"GSPO. {to_resolve(runs)}Repeat: `gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
     )
 
@@ -197,25 +202,18 @@ def compared() -> list[Run]:
     return [run for run, frame in frames if frame is not None and frame["group_size"].max() >= MEASURED_SIZE]
 
 
-def lowest_of(run: Run) -> str | None:
-    """State what is shown to lie below RLOO by intervals that hold for all rows of its run; None where nothing is."""
-    rows = [(label, of_largest_groups(run, label)) for label in COMPARED]
-    below = [
-        (float(row["matched_ratio"]), label)
-        for label, row in rows
-        if row is not None and float(row.get("matched_ratio_simultaneous_high", math.inf)) < 1.0
-    ]
-    if not below:
-        return None
-    _, lowest_label = min(below)
-    more = {1: "", 2: ", another lies below"}.get(len(below), f", {len(below) - 1} others lie below")
-    return f"{named(lowest_label)} has {shown(largest_groups(run, lowest_label))}{more}"
+def surely_below(run: Run) -> list[str]:
+    """Return the unbiased rows that lie below RLOO by intervals that hold for all rows of the run, lowest first."""
+    rows = {label: of_largest_groups(run, label) for label in UNBIASED}
+    found = {label: None if row is None else for_all_rows(row, "matched_ratio") for label, row in rows.items()}
+    known = {label: ratio for label, ratio in found.items() if ratio is not None and is_below(ratio)}
+    return [f"{named(label)} {shown(known[label])}" for label in sorted(known, key=lambda label: known[label][0])]
 
 
 def to_resolve(runs: list[Run]) -> str:
-    """State how many prompts would resolve every row of the first run, where one is not."""
+    """State how many prompts would give every row of the first run a value, where one has none."""
     needed = (numbers(runs[0].folder, "variance") or {}).get("prompts_to_resolve") if runs else None
-    return f"All rows of {runs[0].name} would take about {needed:,} prompts like these. " if needed else ""
+    return f"Values for all rows of {runs[0].name} take an estimated {needed:,} prompts. " if needed else ""
 
 
 def named(label: str) -> str:
@@ -334,31 +332,43 @@ def section_centre() -> str:
     )
 
 
-def section_standardising() -> str:
-    """State whether division by the group's standard deviation, or by lengths, biases the gradient."""
-    rows, said, biased = [], [], False
-    for label in (GRPO, *SAME_ON_POLICY):
+#: What weights divide by, beside the mean that they subtract.
+DIVIDED_BY = {
+    "recipe:custom(advantage=rloo, aggregation=sequence_mean)": "each completion's length",
+    "recipe:custom(advantage=rloo, aggregation=token_mean)": "the tokens of the group",
+    GRPO: "the standard deviation of the group",
+    "recipe:gspo": "deviation and length (GRPO, GSPO)",
+    "recipe:dapo": "deviation and tokens (DAPO, CISPO)",
+}
+
+
+def section_division() -> str:
+    """State whether division by lengths, or by the group's standard deviation, biases the gradient."""
+    rows, said, none, cost = [], [], [], ""
+    for label, name in DIVIDED_BY.items():
         clear, bounds = [], []
-        for run in committed():
-            cosine, share = (largest_groups(run, label, name) for name in ("cosine", "matched_bias_share"))
+        for run in (*committed(), ZOO):
+            cosine, share, ratio = (
+                largest_groups(run, label, column) for column in ("cosine", "matched_bias_share", "matched_ratio")
+            )
             if (cosine, share) == (None, None):
                 continue
-            rows.append((named(label), run.name, at_least(cosine), bounded_bias(share)))
+            rows.append((name, run.name, at_least(cosine), bounded_bias(share)))
             clear += [f"{shown(share)} in {run.name}"] if share is not None and share[1] > 0.0 else []
             bounds += [] if share is None else [share]
-        biased |= bool(clear)
-        most = bounded_bias(max(bounds, key=lambda share: share[2], default=None))
-        said += [f"{named(label)} {', '.join(clear) or f'none that is resolved, {most}'}"] if bounds else []
+            if label == "recipe:gspo" and share is not None and ratio is not None and share[1] > 0.0:
+                # Noise n and share b of the bias make n/(1 − b) of RLOO's squared error.
+                cost = f"With it the squared error of GRPO, GSPO is {ratio[0] / (1.0 - share[0]):.2f} of RLOO's there. "
+        said += [f"{name} {', '.join(clear)}"] if clear else []
+        none += [f"{name} {bounded_bias(max(bounds, key=lambda one: one[2]))}"] if bounds and not clear else []
     return answer(
-        f"**{'Some do' if biased else 'Not measurably'}; as a share of the squared error: {'; '.join(said)}.** The "
-        "GRPO advantage divides by the standard deviation of the group, which weights easy and hard prompts more "
-        "([claims](claims.md)); GRPO and GSPO as published divide by each completion's length too, DAPO and CISPO by "
-        "the tokens of the group."
+        f"**{'Some do' if said else 'Not measurably'}, as a share of the squared error of 128 prompts: "
+        f"{'; '.join(said) or 'none is resolved'}.** Not resolved: {'; '.join(none) or 'none'}."
         if rows
         else NO_RUN,
-        rows_of(("estimator", "run", "cosine", "bias"), rows),
-        "The squared error is that of a batch of 128 prompts. In the other runs the signal is not resolved, and so no "
-        "bias. Repeat: `gradstats variance RUN`.",
+        rows_of(("divided by", "run", "cosine", "bias"), rows),
+        f"{cost}In other runs the signal is not resolved, or these were not compared. "
+        "Repeat: `gradstats variance RUN`.",
         figure("embedded_resolved", "variance_bias", "Noise and bias of each estimator (embedded at 2–3 steps)"),
     )
 
@@ -508,7 +518,7 @@ SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("Does α depend on the metric?", section_metric),
     ("Does α make a better baseline?", section_exponent),
     ("Is the group mean the right centre?", section_centre),
-    ("Do published weights bias the gradient?", section_standardising),
+    ("Do divisors bias the gradient?", section_division),
     ("Do answers change along training?", section_training),
     ("Does correcting a mismatch pay?", section_mismatch),
     ("How many tokens carry the energy?", section_concentration),

@@ -293,16 +293,15 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     }
     ratios = with_ends("matched_ratio", [1.0, 2.0, 0.8, 0.9, 0.7], 0.05)
     for run, high in (("qwen_mawps", 1.01), ("embedded_resolved", 0.99)):
-        wide = {"matched_ratio_simultaneous_high": [1.0, 2.2, high, high, 1.2]}
+        wide = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": [1.0, 2.2, high, 0.99, 1.2]}
         commit(no_figures, run, "one", (0.6, 0.55, 0.65), variance=pd.DataFrame({**columns, **ratios, **wide}))
     (no_figures / "qwen_mawps" / "variance.json").write_text(json.dumps({"prompts_to_resolve": 1706}))
     said = " ".join(findings.section_noise().split())
     assert said.startswith(
-        "**RLOO, nearly: nothing is below it in Qwen-0.5B on MAWPS; in embedded at 2–3 steps James–Stein has 0.800 "
-        "[0.750, 0.850], another lies below.** This is by intervals for all rows of a run at once. REINFORCE is "
-        "noisier in all 2 runs."
+        "**RLOO, nearly. Of unbiased rows, below it by intervals for all rows of a run: nothing in Qwen-0.5B on MAWPS; "
+        "James–Stein 0.80 [0.60, 0.99] in embedded at 2–3 steps.** REINFORCE is noisier in all 2 runs."
     )
-    assert "All rows of Qwen-0.5B on MAWPS would take about 1,706 prompts like these." in said
+    assert "Values for all rows of Qwen-0.5B on MAWPS take an estimated 1,706 prompts." in said
     assert "| GRPO, GSPO | 0.900 [0.850, 0.950] | 0.900 [0.850, 0.950] |" in said
 
 
@@ -312,28 +311,50 @@ def test_hours_of_a_run_are_a_lower_bound_where_a_step_left_no_record(runs):
     assert runs.hours_of({"timings": {"sampling": 900.0, "measuring": 900.0, "analysis": 9.0}}) == "0.50"
 
 
-def test_what_is_left_to_gain_is_relative_to_rloo(docs_module, no_figures):
+@pytest.mark.parametrize(
+    ("high", "verdict"),
+    [(2.0, "at most 50.0 % in SmolLM2 on sums"), (1.0, "20 [0, 33] % in SmolLM2 on sums")],
+)
+def test_what_is_left_to_gain_is_relative_to_rloo(docs_module, no_figures, high, verdict):
     commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6))
     rows = pd.DataFrame({"estimator": ["learned shift", "rloo"], "kind": ["learned", "published"]})
-    for end, value in zip(("", "_simultaneous_low", "_simultaneous_high"), (1.25, 1.0, 2.0), strict=True):
+    low, most = (0.9, 2.0) if high == 2.0 else (1.001, 1.5)
+    for end, value in zip(("", "_simultaneous_low", "_simultaneous_high"), (1.25, low, most), strict=True):
         rows[f"ratio_to_learned{end}"] = [1.0, value]
-    for end, value in zip(("", "_low", "_high"), (1.25, 1.0, 2.5), strict=True):
-        rows[f"matched_ratio{end}"] = [9.0, value]
+        rows[f"ratio{end}"] = [9.0, value]
     rows.to_csv(no_figures / "smollm2" / "tables" / "optimal_baselines.csv", index=False)
-    said = docs_module("findings_gain").section_left()
-    assert said.startswith("**Something, without values of states: at most 50.0 % in SmolLM2 on sums.**")
-    assert "| SmolLM2 on sums | shift | 0.80 [0.50, 1.00] | 0.80 [0.40, 1.00] | 50.0 % |" in said
+    said = " ".join(docs_module("findings_gain").section_left().split())
+    assert said.startswith(f"**By learning on other prompts, without values of states: {verdict}.**")
+    assert (
+        f"| SmolLM2 on sums | shift | 0.80 [{1 / most:.2f}, {1 / low:.2f}] | 0.80 [{1 / most:.2f}, {1 / low:.2f}] | "
+        in said
+    )
 
 
 def test_values_of_prefixes_are_said_with_what_their_completions_cost(docs_module, no_figures):
     gain = docs_module("findings_gain")
-    columns = ("estimator", "matched_ratio", "matched_ratio_low", "matched_ratio_high")
+    columns = ("estimator", "matched_ratio", "matched_ratio_simultaneous_low", "matched_ratio_simultaneous_high")
     rows = [("gae", 0.8, 0.7, 0.9), ("recipe:ppo", 0.7, 0.5, 0.9), ("vine(k=4)", 0.5, 0.4, 0.6)]
     (no_figures / "embedded_zoo").mkdir()
     pd.DataFrame(rows, columns=columns).to_csv(no_figures / "embedded_zoo" / "variance.csv", index=False)
     said = " ".join(gain.section_values().split())
-    assert "0.50 [0.40, 0.60], but take 5.6 times the tokens of the completions: at equal tokens 3.3 times" in said
+    assert "have 0.50 [0.40, 0.60], but their completions, four of each, take 5.6 times the tokens" in said
+    assert "at equal tokens drawn 3.30 [2.64, 3.96] times the noise of RLOO." in said
     assert "| embedded, 240 × 8 | 0.80 [0.70, 0.90] | 0.70 [0.50, 0.90] | 0.50 [0.40, 0.60] |" in said
+
+
+def test_the_claim_on_lengths_is_that_of_lengths_alone(claims, no_figures):
+    assert claims.of_lengths() == ("not resolved", "not run")
+    labels = [claims.BY_LENGTH, "recipe:gspo"]
+    frame = pd.DataFrame({"estimator": labels, "group_size": 8, **with_ends("matched_ratio", [0.9, 0.8], 0.1)})
+    (no_figures / "embedded_resolved").mkdir()
+    for low, verdict in ((0.03, "holds"), (0.0, "not resolved")):
+        share = {"matched_bias_share": [0.04, 0.05], "matched_bias_share_low": low, "matched_bias_share_high": 0.06}
+        cosine = with_ends("cosine", [0.98, 0.97], 0.01)
+        frame.assign(**share, **cosine).to_csv(no_figures / "embedded_resolved" / "variance.csv", index=False)
+        found, number = claims.of_lengths()
+        assert found == verdict
+        assert number.startswith(f"bias 0.040 [{low:.3f}, 0.060] of the squared error, cosine 0.980 [0.970, 0.990]; ")
 
 
 @pytest.mark.slow  # a minute
@@ -431,10 +452,11 @@ def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
     for run, low in (("smollm2", 0.0), ("qwen_mawps", 0.001)):
         frame = pd.DataFrame(row | {"matched_bias_share_low": [low], "matched_bias_share_high": [0.006]})
         commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=frame)
-    said = findings.section_standardising()
-    assert "| GRPO advantage | SmolLM2 on sums | not resolved | ≤ 0.006 |" in said
-    assert " ".join(said.split()).startswith(
-        "**Some do; as a share of the squared error: GRPO advantage −0.004 [0.001, 0.006] in Qwen-0.5B on MAWPS.**"
+    said = " ".join(findings.section_division().split())
+    assert "| the standard deviation of the group | SmolLM2 on sums | not resolved | ≤ 0.006 |" in said
+    assert said.startswith(
+        "**Some do, as a share of the squared error of 128 prompts: the standard deviation of the group −0.0040 "
+        "[0.0010, 0.0060] in Qwen-0.5B on MAWPS.** Not resolved: none."
     )
 
 

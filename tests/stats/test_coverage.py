@@ -77,6 +77,8 @@ def test_intervals_of_variances_cover(group_size, n_prompts):
 
 def test_the_tables_of_the_page_are_those_of_the_files():
     page = page_of_tables.PAGE.read_text(encoding="utf-8")
+    heavy = pd.read_csv(simulation.FOLDER / "coverage_heavy_tails.csv").query("population == @page_of_tables.LIGHTEST")
+    assert f"{(heavy['covered'] / heavy['data_sets']).min():.2f}–1.00; with 100 prompts" in page
     assert page_of_tables.page_with_tables(page) == page
     assert "| `cluster` (default) |" in page
 
