@@ -108,13 +108,13 @@ data/%.jsonl:
 # The runs of docs/findings.md. Each goes on where it stopped; what needs no download comes first.
 findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) data/mawps_singleop.jsonl data/gsm8k_test.jsonl  ## repeat the runs of docs/findings.md (hours; resumes), and write the pages
 	@$(PIP) --editable '.[gguf,tasks,trl]'
-	@set -e; for run in embedded qwen_mawps qwen_gsm8k; do \
+	@set -e; for run in embedded embedded_resolved qwen_mawps qwen_gsm8k; do \
 		$(BIN)/gradstats run $$run; \
 		$(BIN)/gradstats ask runs/$$run curve "length_weighted(loo=True)" alpha=0:2:41; \
 		$(BIN)/gradstats ask runs/$$run optimal_baselines; \
 		$(BIN)/gradstats ask runs/$$run curve "asymmetric(loo=True)" delta=-0.5:0.5:41; \
 	done
-	@set -e; for run in embedded_resolved embedded_zoo smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
+	@set -e; for run in embedded_zoo smollm2 qwen_1_5b; do $(BIN)/gradstats run $$run; done
 	@set -e; for run in embedded_tokens qwen_mawps_tokens; do $(BIN)/gradstats run $$run; $(BIN)/gradstats ask runs/$$run tokens; done
 	@$(BIN)/python -P experiments/reinforce_embedded_policy.py
 	@test -e models/qwen_second_moments.safetensors || $(BIN)/python -P experiments/second_moments.py

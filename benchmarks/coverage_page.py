@@ -27,9 +27,8 @@ def alpha_table(table: pd.DataFrame) -> str:
         "| | method | `cluster` (default) | `t` | `hc3` |",
         "|---|---|---|---|---|",
     ]
-    shown = table.loc[table["method"] != "ppml"]
-    # With one slope the others are as with two.
-    shown = shown.loc[(shown["scenario"] != "prompts repeat, one slope") | shown["method"].isin(["gls", "mundlak"])]
+    shown = table.loc[~table["method"].isin(["ppml", "theil_sen"])]
+    shown = shown.loc[shown["scenario"] != "prompts repeat, one slope"]
     for scenario, method in shown[["scenario", "method"]].drop_duplicates().to_numpy().tolist():
         rows = shown.query("scenario == @scenario and method == @method").sort_values("n")
         cells = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pandas as pd
 from committed_numbers import Triple, numbers, shown, table, with_interval
@@ -16,7 +17,6 @@ class Mismatch(NamedTuple):
     """One way in which the sampler differed from the scored policy."""
 
     name: str
-    folder: str
     rows: pd.DataFrame  # of the estimators, by label
     effective: float  # share of the completions, by the ratios
     largest: float  # ratio of a token
@@ -27,14 +27,16 @@ class Mismatch(NamedTuple):
         return bool(self.rows.loc[REFERENCE, "n_effective_prompts"] > 2.0)
 
 
-#: Folder and cell of a run, and how the page names the difference.
-MISMATCHES = (
-    ("embedded_mismatch", "dtype=bfloat16", "bfloat16"),
-    ("embedded_mismatch", "name=models_embedded-fp8", "FP8 weights"),
-    ("embedded_mismatch", "name=models_embedded-int4", "INT4 weights"),
-    ("embedded_mismatch", "revision=step-5492", "8 steps earlier"),
-    ("qwen_mismatch", "", "Qwen-0.5B, FP8 weights"),
-)
+SWEEP = "embedded_mismatch"
+#: The cells of the sweep, and how the page names the difference.
+MISMATCHES = {
+    "dtype=bfloat16": "bfloat16",
+    "name=models_embedded-fp8": "FP8 weights",
+    "name=models_embedded-int4": "INT4 weights",
+    "revision=step-5492": "8 steps earlier",
+}
+#: A mismatch of a larger model, whose plain ratio too few prompts carry to compare anything with it.
+LARGER = "qwen_mismatch"
 CORRECTIONS = (
     RLOO,
     *(f"recipe:{name}" for name in ("tis", "icepop", "mis", "sequence_tis", "geo_rs", "worst_token_rs")),
@@ -49,20 +51,42 @@ LIKE_OTHERS = ("recipe:icepop", "recipe:mis", "recipe:worst_token_rs")
 
 def mismatches() -> list[Mismatch]:
     """Return the committed ones."""
+    frame, manifest = table(SWEEP, "sweep"), numbers(SWEEP, "manifest")
+    if frame is None or manifest is None:
+        return []
     found = []
-    for folder, cell, name in MISMATCHES:
-        frame, manifest = table(folder, "sweep" if cell else "variance"), numbers(folder, "manifest")
-        if frame is None or manifest is None:
+    for cell, name in MISMATCHES.items():
+        rows, about = frame[frame["cell"] == cell], manifest["cells"].get(cell)
+        if about is None or rows.empty:
             continue
-        if cell:
-            frame, manifest = frame[frame["cell"] == cell], manifest["cells"].get(cell)
-        if manifest is None or frame.empty:
-            continue
-        gap = {one["quantity"]: one["estimate"] for one in manifest["sampler_gap"]["quantities"]}
-        effective = gap["effective_sample_size"] / manifest["n_sequences"]
-        largest = max(one["token_ratio"] for one in manifest["sampler_gap"]["quantiles"])
-        found.append(Mismatch(name, folder, frame.set_index("estimator"), effective, largest))
+        largest = max(one["token_ratio"] for one in about["sampler_gap"]["quantiles"])
+        found.append(Mismatch(name, rows.set_index("estimator"), effective_share(about), largest))
     return found
+
+
+def effective_share(manifest: Mapping[str, Any]) -> float:
+    """Return the effective completions of a run, by the ratios, as a share of all."""
+    gap = {one["quantity"]: one["estimate"] for one in manifest["sampler_gap"]["quantities"]}
+    return gap["effective_sample_size"] / manifest["n_sequences"]
+
+
+def on_a_larger_model() -> str:
+    """State what the mismatch is on a larger model, and what corrections do to the variance without one."""
+    frame, manifest = table(LARGER, "variance"), numbers(LARGER, "manifest")
+    if frame is None or manifest is None:
+        return "Larger models are not measured."
+    rows = frame.set_index("estimator")
+    over = [
+        f"{shown(with_interval(rows.loc[label], 'ratio'))} with {in_words(label)}"
+        for label in CORRECTIONS
+        if label in rows.index and label != RLOO
+    ]
+    return (
+        f"In Qwen-0.5B on MAWPS, {manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}, FP8 "
+        f"weights leave {effective_share(manifest):.0%} of the completions effective, and "
+        f"{rows.loc[REFERENCE, 'n_effective_prompts']:.0f} effective prompts carry the plain ratio: nothing can be "
+        f"compared with it. Over no correction the raw variance is {', '.join(over)} (`gradstats run {LARGER}`)."
+    )
 
 
 def section_mismatch() -> str:
@@ -95,7 +119,6 @@ def section_mismatch() -> str:
     said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
     known = [value for value in noise["recipe:tis"] if value is not None]
     ends = " to ".join(shown(extreme(known, key=lambda value: value[0])) for extreme in (min, max)) if known else ""
-    folders = dict.fromkeys(one.folder for one in settings)
     unbound = [one.name for one in settings if one.largest < BOUND]
     few = [
         f"{row['n_effective_prompts']:.0f} effective prompts carry {names[label].lower()} ({one.name})"
@@ -118,9 +141,9 @@ def section_mismatch() -> str:
                 ),
             ],
         ),
-        "Completions are drawn in bfloat16, with rounded weights, or by an earlier checkpoint. "
-        + (f"No ratio of a token reaches TIS's bound of {BOUND:g} in {', '.join(unbound)}. " if unbound else "")
+        (f"No ratio of a token reaches TIS's bound of {BOUND:g} in {', '.join(unbound)}. " if unbound else "")
         + (f"{'; '.join(few)}. " if few else "")
-        + f"Repeat: {', '.join(f'`gradstats run {folder}`' for folder in folders)}. Larger models are not measured.",
-        figure("embedded_mismatch", "cell", "Noise of each correction (embedded)"),
+        + f"Repeat: `gradstats run {SWEEP}`.",
+        on_a_larger_model(),
+        figure(SWEEP, "cell", "Noise of each correction (embedded)"),
     )

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pandas as pd
 from committed_numbers import (
-    OWN_SAMPLE,
     WEIGHTED,
     Triple,
     committed_path,
@@ -61,7 +60,6 @@ COMPARED = (
     "constant(b=optimal)",
     "batch_mean(loo=True)",
     "james_stein",
-    "asymmetric(delta=-0.1, loo=True)",
     "token_mean(loo=True)",
     WEIGHTED,
     "norm_weighted(loo=True)",
@@ -71,8 +69,10 @@ COMPARED = (
 )
 #: Methods that are the same estimator where every ratio is 1 and there is no KL term.
 SAME_ON_POLICY = {"recipe:gspo": "GRPO, GSPO", "recipe:dapo": "DAPO, CISPO"}
+#: Runs of fewer effective prompts are no column of that table.
+FEWEST_PROMPTS = 15
 #: Rows that are unbiased and not fitted to the gradients that are compared.
-UNBIASED = COMPARED[2:7]
+UNBIASED = COMPARED[2:6]
 HEAD = """# Findings
 
 Relative noise is the number of samples for the noise of RLOO, as a multiple of RLOO's ([definitions](read_results.md)).
@@ -164,7 +164,7 @@ def effective_prompts(run: Run) -> float:
 
 def section_noise() -> str:
     """State which estimator needs the fewest samples."""
-    runs = compared()
+    runs = [run for run in compared() if not effective_prompts(run) < FEWEST_PROMPTS]
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
     below = {run.name: surely_below(run) for run in runs}
     none = [name for name, found in below.items() if not found]
@@ -188,7 +188,7 @@ def section_noise() -> str:
         )
         if runs
         else None,
-        "The table's intervals hold for one row; — was not compared. The best constant and norm weights are fitted to "
+        "The table's intervals hold for one row. The best constant and norm weights are fitted to "
         "the gradients that are compared. On-policy Dr. GRPO is a multiple of RLOO, and GRPO (without its KL term) is "
         f"GSPO. {to_resolve(runs)}Repeat: `gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
@@ -262,25 +262,12 @@ def section_exponent() -> str:
     said = f"Yes: {', '.join(lower)}" if lower else "Not measurably"
     said += f"; it raises the noise, to {', '.join(higher)}" if higher else ""
     return answer(
-        f"**{said}.** {own_sample_included()}",
+        f"**{said}.**",
         rows_of(("run", "best exponent", "noise at α within prompts"), rows),
         'Repeat: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`. The best exponent is chosen on '
         "the completions that are compared.",
         first_figure(EXPONENT, "Noise of the length-weighted baseline along its exponent"),
     )
-
-
-def own_sample_included() -> str:
-    """State what weights do in the published form, in which the own sample is part of the baseline."""
-    said = []
-    for run in committed():
-        of_run = []
-        for label in (OWN_SAMPLE, "norm_weighted", "token_mean"):
-            ratio, share = (largest_groups(run, label, name) for name in ("matched_ratio", "matched_bias_share"))
-            if ratio is not None and share is not None:
-                of_run.append(f"{in_words(label)} {shown(ratio)} with a bias of {bounded_bias(share)}")
-        said += [f"{run.name}: {', '.join(of_run)}"] if of_run else []
-    return f"Own sample included, as published, in {'; '.join(said)}." if said else ""
 
 
 def largest_groups(run: Run, label: str, column: str = "matched_ratio") -> Triple | None:
@@ -347,7 +334,7 @@ def section_division() -> str:
     rows, said, none, cost = [], [], [], ""
     for label, name in DIVIDED_BY.items():
         clear, bounds = [], []
-        for run in (*committed(), ZOO):
+        for run in committed():
             cosine, share, ratio = (
                 largest_groups(run, label, column) for column in ("cosine", "matched_bias_share", "matched_ratio")
             )
@@ -367,8 +354,7 @@ def section_division() -> str:
         if rows
         else NO_RUN,
         rows_of(("divided by", "run", "cosine", "bias"), rows),
-        f"{cost}In other runs the signal is not resolved, or these were not compared. "
-        "Repeat: `gradstats variance RUN`.",
+        f"{cost}In other runs less is resolved. Repeat: `gradstats variance RUN`.",
         figure("embedded_resolved", "variance_bias", "Noise and bias of each estimator (embedded at 2–3 steps)"),
     )
 

@@ -61,6 +61,9 @@ def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) 
         elif below > _BOUNDLESS * max(abs(value), above if math.isfinite(above) else 0.0):
             low = -math.inf
     least, greatest = limits
+    of_ratio = least == 0.0 and math.isinf(greatest) and 0.0 < low < value < high
+    if of_ratio and min(value / low, high / value) ** 2 > _BOUNDLESS:  # not known to any power of ten
+        low, high = limits
     low, high = low if math.isnan(low) else max(low, least), high if math.isnan(high) else min(high, greatest)
     if low == high:  # known exactly, as what a row saves against itself: 0 but for rounding
         exact = 0.0 if abs(low) < _NOTHING else low

@@ -169,6 +169,13 @@ def test_what_is_known_exactly_is_0_but_for_rounding():
     assert readable(2.2e-16, -0.1, 0.1)[1:] == (-0.1, 0.1)
 
 
+def test_a_ratio_that_is_not_known_to_any_power_of_ten_is_not_resolved():
+    assert number_with_interval(0.363, 4e-9, 3.3e7, limits=POSITIVE) == "–"
+    assert number_with_interval(NAN, 4e-9, 3.3e7, limits=POSITIVE) != "–"  # an interval alone may be of anything
+    assert readable(1.0, 1e-4, 1e4, POSITIVE) == (1.0, 1e-4, 1e4)
+    assert readable(1.0, 1e-9, 3.0, POSITIVE) == (1.0, 1e-9, 3.0)
+
+
 def test_readable_leaves_what_is_known_as_it_is():
     assert readable(0.7, 0.6, 0.8, SHARE) == (0.7, 0.6, 0.8)
     assert readable(NAN, 0.6, 1.0, SHARE)[1] == 0.6

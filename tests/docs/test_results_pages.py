@@ -146,48 +146,58 @@ def test_a_correction_is_judged_by_every_cell(claims, mismatch, no_figures, rati
     assert claims.of_correction()[0] == verdict
 
 
-def commit_mismatches(figures, settings, ratios, effective=90.0):
-    """Two cells of a sweep and a run: of the two ratios the first belongs to the first cell, the other to the rest."""
-    quantities = [{"quantity": "effective_sample_size", "estimate": 36.0}]
-    for number, (folder, cell, _) in enumerate((settings[0], settings[3], settings[4])):
-        (figures / folder).mkdir(exist_ok=True)
-        centres = [ratios[min(number, 1)], 1.0, 1.0]
+def commit_mismatches(figures, mismatch, ratios, effective=90.0):
+    """Two cells of a sweep, each with a ratio for TIS."""
+    frames, cells = [], {}
+    for number, (cell, ratio) in enumerate(zip(("dtype=bfloat16", "revision=step-5492"), ratios, strict=True)):
         labels = ["recipe:tis", "rloo", "recipe:rloo_is"]
-        frame = pd.DataFrame({"estimator": labels, **with_ends("matched_ratio", centres, 0.1)})
-        frame = frame.assign(n_effective_prompts=effective, **with_ends("matched_bias_share", [0.1, 0.3, 0.0], 0.2))
-        quantiles = [{"token_ratio": 0.4}, {"token_ratio": 1.5 + number}]
-        gap = {"sampler_gap": {"quantities": quantities, "quantiles": quantiles}, "n_sequences": 40}
-        if not cell:
-            frame.to_csv(figures / folder / "variance.csv", index=False)
-            (figures / folder / "manifest.json").write_text(json.dumps(gap))
-            continue
-        known = figures / folder / "sweep.csv"
-        frames = [pd.read_csv(known)] if known.exists() else []
-        pd.concat([*frames, frame.assign(cell=cell)]).to_csv(known, index=False)
-        manifest = figures / folder / "manifest.json"
-        cells = json.loads(manifest.read_text())["cells"] if manifest.exists() else {}
-        manifest.write_text(json.dumps({"cells": cells | {cell: gap}}))
+        frame = pd.DataFrame({"estimator": labels, **with_ends("matched_ratio", [ratio, 1.0, 1.0], 0.1), "cell": cell})
+        frames.append(
+            frame.assign(n_effective_prompts=effective, **with_ends("matched_bias_share", [0.1, 0.3, 0.0], 0.2))
+        )
+        cells[cell] = sampler_gap(1.5 + number)
+    (figures / mismatch.SWEEP).mkdir()
+    pd.concat(frames).to_csv(figures / mismatch.SWEEP / "sweep.csv", index=False)
+    (figures / mismatch.SWEEP / "manifest.json").write_text(json.dumps({"cells": cells}))
+
+
+def sampler_gap(largest):
+    quantities = [{"quantity": "effective_sample_size", "estimate": 36.0}]
+    quantiles = [{"token_ratio": 0.4}, {"token_ratio": largest}]
+    return {"sampler_gap": {"quantities": quantities, "quantiles": quantiles}, "n_sequences": 40, "n_prompts": 10}
 
 
 def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
-    commit_mismatches(no_figures, mismatch.MISMATCHES, (0.8, 1.3))
+    commit_mismatches(no_figures, mismatch, (0.8, 1.3))
     said = " ".join(mismatch.section_mismatch().split())
     assert said.startswith(
         "**In part: TIS has a noise of 0.80 [0.70, 0.90] to 1.30 [1.20, 1.40].** By intervals, TIS ("
     )
     assert (
-        "TIS (bfloat16) below the plain ratio of whole completions, which is unbiased; TIS (8 steps earlier, " in said
-    )
-    assert "Qwen-0.5B, FP8 weights) above; biased: no correction." in said
-    assert "| effective completions | 90% | 90% | 90% |" in said
+        "TIS (bfloat16) below the plain ratio of whole completions, which is unbiased; TIS (8 steps earlier) above; "
+        "biased: no correction."
+    ) in said
+    assert "| effective completions | 90% | 90% |" in said
     assert "No ratio of a token reaches TIS's bound of 2 in bfloat16." in said
+    assert "Larger models are not measured." in said
+
+
+def test_a_mismatch_of_a_larger_model_is_compared_with_no_correction(mismatch, no_figures):
+    labels = ["rloo", "recipe:tis", "recipe:rloo_is"]
+    frame = pd.DataFrame({"estimator": labels, **with_ends("ratio", [1.0, 0.9, 3.0], 0.1)})
+    (no_figures / mismatch.LARGER).mkdir()
+    frame.assign(n_effective_prompts=[9.0, 8.0, 2.9]).to_csv(no_figures / mismatch.LARGER / "variance.csv", index=False)
+    (no_figures / mismatch.LARGER / "manifest.json").write_text(json.dumps(sampler_gap(3.0)))
+    said = mismatch.on_a_larger_model()
+    assert "10 × 4, FP8 weights leave 90% of the completions effective, and 3 effective prompts carry" in said
+    assert "Over no correction the raw variance is 0.90 [0.80, 1.00] with TIS (`" in said
 
 
 def test_where_one_prompt_carries_the_ratio_nothing_is_compared(claims, mismatch, no_figures):
-    commit_mismatches(no_figures, mismatch.MISMATCHES, (0.8, 0.8), effective=1.2)
+    commit_mismatches(no_figures, mismatch, (0.8, 0.8), effective=1.2)
     assert claims.of_correction() == ("not resolved", "not run")
     said = " ".join(mismatch.section_mismatch().split())
-    assert "| TIS | not resolved | not resolved | not resolved |" in said
+    assert "| TIS | not resolved | not resolved |" in said
     assert "one prompt carries the ratio of completions (bfloat16)" in said
 
 
@@ -374,7 +384,6 @@ def test_no_question_is_answered_without_a_run(findings, alpha, runs, no_figures
     for _, section in findings.SECTIONS:
         said = " ".join(section().split())
         assert runs.NO_RUN in said or "not measured in a committed run" in said, said
-    assert findings.own_sample_included() == ""
     assert alpha.differing_blocks() == []
     assert alpha.temperatures_sentence() == runs.NO_RUN
 
