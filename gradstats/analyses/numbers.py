@@ -62,7 +62,7 @@ def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) 
             low = -math.inf
     least, greatest = limits
     of_ratio = least == 0.0 and math.isinf(greatest) and 0.0 < low < value < high
-    if of_ratio and min(value / low, high / value) ** 2 > _BOUNDLESS:  # not known to any power of ten
+    if of_ratio and min(value / low, high / value) > math.sqrt(_BOUNDLESS):  # not known to any power of ten
         low, high = limits
     low, high = low if math.isnan(low) else max(low, least), high if math.isnan(high) else min(high, greatest)
     if low == high:  # known exactly, as what a row saves against itself: 0 but for rounding

@@ -142,7 +142,7 @@ def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, n
     ("ratios", "verdict"), [((0.8, 0.7), "holds"), ((0.8, 1.0), "not resolved"), ((1.2, 1.3), "fails")]
 )
 def test_a_correction_is_judged_by_every_cell(claims, mismatch, no_figures, ratios, verdict):
-    commit_mismatches(no_figures, mismatch.MISMATCHES, ratios)
+    commit_mismatches(no_figures, mismatch, ratios)
     assert claims.of_correction()[0] == verdict
 
 
