@@ -134,7 +134,9 @@ def redraw(folder: Path, venue: str = "icml") -> list[Path]:
 def _drawn(folder: Path, drawn: Path, venue: str) -> list[Path]:
     """Draw a run's figures, or at half the width those of a sweep, into another folder."""
     if not (folder / LISTED).exists():
-        return draw_run(read_results(folder), drawn, FiguresSection.model_validate({"venue": venue}))
+        results = read_results(folder)
+        rows = results.figure_style.model_dump(include={"labels", "estimators", "order"})
+        return draw_run(results, drawn, FiguresSection.model_validate({"venue": venue, **rows}))
     frame = pd.read_csv(folder / TABLE)
     frame.attrs = read_json(folder / "manifest.json")["of_table"]
     style = FiguresSection.model_validate({"venue": venue, "column": "half"})
