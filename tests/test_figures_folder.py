@@ -54,6 +54,15 @@ def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):
     assert "has figures and no manifest.json" in figures.complaints(tmp_path)[0]
 
 
+def test_rows_have_the_names_that_the_run_gives_them_and_figures_the_venue_s_width(figures, monkeypatch, tmp_path):
+    styles = []
+    monkeypatch.setattr(figures, "draw_run", lambda results, out, style: styles.append(style) or [])
+    for run, label in (("embedded_resolved", "RLOO over own length"), ("qwen_mismatch", None)):
+        figures._drawn(FIGURES / run, tmp_path, "neurips")
+        assert next(iter(styles[-1].labels.values()), None) == label
+        assert (styles[-1].venue, styles[-1].column) == ("neurips", None)
+
+
 def test_a_sweep_is_joined_drawn_and_watched(figures, tmp_path):
     sweep = saved_sweep(tmp_path / "runs" / "temperatures")
     root = tmp_path / "figures"
