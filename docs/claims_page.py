@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from committed_numbers import (
+    BY_LENGTH,
     NOT_RUN,
     OWN_SAMPLE,
     WEIGHTED,
@@ -58,10 +59,6 @@ def below_one(triple: Triple | None) -> str:
     if triple is None or not excludes(triple, 1.0):
         return OPEN
     return HOLDS if triple[0] < 1.0 else FAILS
-
-
-#: RLOO's advantages, each completion divided by its length.
-BY_LENGTH = "recipe:custom(advantage=rloo, aggregation=sequence_mean)"
 
 
 def of_exponent() -> tuple[str, str]:

@@ -19,6 +19,8 @@ NOT_RUN = "not run"
 WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
 #: The same in the published form, with the own sample in the baseline.
 OWN_SAMPLE = "length_weighted(alpha=0.8)"
+#: RLOO's advantages, each completion divided by its length.
+BY_LENGTH = "recipe:custom(advantage=rloo, aggregation=sequence_mean)"
 
 # Relative width of an interval that is a rounding error.
 _ROUNDING = 1e-9

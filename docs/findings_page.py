@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 from committed_numbers import (
+    BY_LENGTH,
     WEIGHTED,
     Triple,
     committed_path,
@@ -321,7 +322,7 @@ def section_centre() -> str:
 
 #: What weights divide by, beside the mean that they subtract.
 DIVIDED_BY = {
-    "recipe:custom(advantage=rloo, aggregation=sequence_mean)": "each completion's length",
+    BY_LENGTH: "each completion's length",
     "recipe:custom(advantage=rloo, aggregation=token_mean)": "the tokens of the group",
     GRPO: "the standard deviation of the group",
     "recipe:gspo": "deviation and length (GRPO, GSPO)",
