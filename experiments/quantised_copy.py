@@ -1,4 +1,4 @@
-"""A copy of a policy whose weights are rounded as inference servers round them, for experiments/sweeps/*_mismatch.yaml.
+"""A copy of a policy with weights rounded as inference servers round them, for embedded_mismatch and qwen_mismatch.
 
 Linear layers are rounded to the nearest value, in one step per output channel (int8, fp8 E4M3) or per group of 128
 weights of it (int4); the head, embeddings and norms are kept, as servers keep them. The copy is stored dequantised, so

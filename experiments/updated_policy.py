@@ -1,0 +1,65 @@
+"""A copy of a policy after a few steps of AdamW on completions that it drew, for experiments/qwen_stale.yaml.
+
+The completions are split into as many mini-batches of whole prompts as there are steps, as trainers split a batch that
+was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens, without a clip.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+import gradstats as gs
+from gradstats.policy.policy import suitable_threads
+from gradstats.system.progress import progress_bar
+
+
+def main(policy: str, rollouts: Path, out: Path, steps: int = 4, learning_rate: float = 1e-6) -> None:
+    """Update the policy and write it.
+
+    Args:
+        policy: "embedded", a folder, a .gguf file or a hub id; in float32, at temperature 1.
+        rollouts: completions that it drew, in groups of one size.
+        out: the folder, which must not exist.
+        steps: optimizer steps, one for each mini-batch.
+        learning_rate: of AdamW, constant, without weight decay.
+    """
+    if out.exists():
+        raise SystemExit(f"{out} exists: remove it, or choose another folder (--out)")
+    drawn = gs.read_rollouts(rollouts)
+    groups = [np.flatnonzero(drawn.prompt_id == name) for name in dict.fromkeys(drawn.prompt_id)]
+    size = len(groups[0])
+    if any(len(rows) != size for rows in groups) or size < 2:
+        raise SystemExit(f"{rollouts} holds groups of several sizes, or of one completion: RLOO takes at least two")
+    old = drawn.recorded_logprobs("sampler_logprobs")
+    if old is None:
+        raise SystemExit(f"{rollouts} holds no log-probabilities of its sampler: sample with gradstats")
+    loaded = gs.load_policy(policy, dtype="float32")
+    model, prompts, completions = loaded.model, drawn.tokens("prompt_tokens"), drawn.tokens("completion_tokens")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, foreach=False)
+    with progress_bar("updates", len(drawn)) as report, suitable_threads(loaded):
+        for batch in np.array_split(np.arange(len(groups)), steps):
+            for rows in (groups[number] for number in batch):
+                rewards = drawn.rewards[rows]
+                advantages = (rewards - rewards.mean()) * size / (size - 1)
+                for row, advantage in zip(rows, advantages, strict=True):
+                    if advantage:
+                        count = len(completions[row])
+                        tokens = torch.as_tensor(np.concatenate([prompts[row], completions[row]]))[None]
+                        logits = model(tokens[:, :-1], logits_to_keep=count).logits[0]
+                        logprobs = -torch.nn.functional.cross_entropy(logits, tokens[0, -count:], reduction="none")
+                        ratios = torch.exp(logprobs - torch.as_tensor(old[row]))
+                        (-advantage / (len(batch) * size) * ratios.sum()).backward()
+                    report.chunk(1, len(completions[row]))
+            optimizer.step()
+            optimizer.zero_grad()
+    model.save_pretrained(out)
+    loaded.tokenizer.save_pretrained(out)
+    print(out)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,92 @@
+"""A copy of a policy after a few steps of AdamW on completions that it drew."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gradstats as gs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(ROOT / "experiments"))
+    import updated_policy
+
+    sys.path.remove(str(ROOT / "experiments"))
+    return updated_policy
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Six groups of four completions, on file; rewards of their own, so that advantages of one group are zero."""
+    problems = gs.load_prompts("embedded", n=6, rng=0)
+    rollouts = gs.sample(gs.load_policy("embedded"), problems, group_size=4, max_new_tokens=12, rng=0, progress=False)
+    frame = rollouts.frame.assign(reward=np.random.default_rng(0).integers(0, 2, 24).astype(float))
+    frame.loc[frame.prompt_id == frame.prompt_id[0], "reward"] = 1.0
+    path = tmp_path_factory.mktemp("drawn") / "rollouts.parquet"
+    gs.Rollouts(frame, rollouts.metadata).to_parquet(path)
+    return path
+
+
+def logprob(model, row):
+    """Log-probabilities of a completion's tokens, from logits of the whole sequence."""
+    tokens = torch.as_tensor([*row.prompt_tokens, *row.completion_tokens])
+    logprobs = model(tokens[None]).logits[0].log_softmax(dim=-1)
+    start = len(row.prompt_tokens)
+    return torch.stack([logprobs[place - 1, tokens[place]] for place in range(start, len(tokens))])
+
+
+def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_path):
+    rate = 1e-2  # so that the ratios of the second step differ from 1
+    script.main("embedded", drawn, tmp_path / "updated", steps=2, learning_rate=rate)
+    found = dict(gs.load_policy(tmp_path / "updated").model.named_parameters())
+
+    policy, frame = gs.load_policy("embedded"), gs.read_rollouts(drawn).frame
+    model, parameters = policy.model, dict(policy.model.named_parameters())
+    first = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    second = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    smallest = {name: torch.full_like(value, torch.inf) for name, value in parameters.items()}
+    names = list(dict.fromkeys(frame.prompt_id))
+    ratios = []
+    for step, batch in enumerate((names[:3], names[3:]), start=1):
+        objective = torch.zeros(())
+        for name in batch:
+            group = frame[frame.prompt_id == name]
+            for place, row in enumerate(group.itertuples()):
+                others = np.delete(group.reward.to_numpy(), place)
+                ratio = (logprob(model, row) - torch.as_tensor(row.sampler_logprobs, dtype=torch.float32)).exp()
+                ratios.append(ratio.detach().numpy())
+                objective = objective + (row.reward - others.mean()) * ratio.sum() / 12
+        gradients = torch.autograd.grad(-objective, list(parameters.values()))
+        with torch.no_grad():
+            for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
+                first[name] = 0.9 * first[name] + 0.1 * gradient
+                second[name] = 0.999 * second[name] + 0.001 * gradient.square()
+                smallest[name] = torch.minimum(smallest[name], gradient.abs())
+                mean, square = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
+                value -= rate * mean / (square.sqrt() + 1e-8)
+    assert np.ptp(np.concatenate(ratios[:12])) < 1e-3 < 0.1 < np.ptp(np.concatenate(ratios[12:]))
+    # A step has the size of the rate where the gradient is as small as its rounding, too.
+    resolved = {name: values > 3e-4 for name, values in smallest.items()}
+    assert np.mean([torch.mean(one.float()) for one in resolved.values()]) > 0.1
+    for name, value in parameters.items():
+        torch.testing.assert_close(found[name][resolved[name]], value[resolved[name]], rtol=0, atol=rate / 20)
+
+
+def test_what_it_cannot_follow_is_refused(script, drawn, tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(SystemExit, match="there exists: remove it, or choose another folder"):
+        script.main("embedded", drawn, tmp_path / "there")
+    table = gs.read_rollouts(drawn)
+    table.select(range(1, 24)).to_parquet(tmp_path / "uneven.parquet")
+    with pytest.raises(SystemExit, match="groups of several sizes"):
+        script.main("embedded", tmp_path / "uneven.parquet", tmp_path / "out")
+    gs.Rollouts(table.frame.drop(columns="sampler_logprobs")).to_parquet(tmp_path / "bare.parquet")
+    with pytest.raises(SystemExit, match="holds no log-probabilities of its sampler"):
+        script.main("embedded", tmp_path / "bare.parquet", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
