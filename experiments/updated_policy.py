@@ -29,7 +29,7 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, learning_rate: 
     """
     if out.exists():
         raise SystemExit(f"{out} exists: remove it, or choose another folder (--out)")
-    drawn = gs.read_rollouts(rollouts)
+    drawn = gs.read_rollouts(rollouts, partial=True)  # a folder that gs.sample keeps is never marked as complete
     groups = [np.flatnonzero(drawn.prompt_id == name) for name in dict.fromkeys(drawn.prompt_id)]
     size = len(groups[0])
     if any(len(rows) != size for rows in groups) or size < 2:
