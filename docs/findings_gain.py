@@ -21,7 +21,7 @@ from findings_runs import (
 #: The run that compares most estimators.
 ZOO = Run("embedded_zoo", "embedded, 240 × 8")
 #: Runs with values of states.
-WITH_VALUES = (ZOO, Run("qwen_values", "Qwen-0.5B on MAWPS"))
+WITH_VALUES = (ZOO, Run("qwen_values", "Qwen-0.5B on MAWPS, 48 × 8"))
 #: Tokens of the completions behind the Monte-Carlo values of ``ZOO``, over those of the completions compared: four
 #: completions of every second sentence, and of every prompt, each expected to be as long as what followed.
 TOKENS_OF_VALUES = 5.6
