@@ -24,7 +24,7 @@ from committed_numbers import (
     table,
     with_interval,
 )
-from findings_alpha import ADAM, CLAIMED, EUCLIDEAN, METRIC_SWEEPS, by_metric, exponents, turned
+from findings_alpha import ADAM, CLAIMED, EUCLIDEAN, METRIC_SWEEPS, by_metric, exponents, turned, where
 from findings_gain import TOKENS_OF_VALUES
 from findings_mismatch import mismatches
 from findings_tokens import token_tables
@@ -179,7 +179,7 @@ def of_metric() -> tuple[str, str]:
         turning += turned(found)
         said.append(
             f"α {shown(plain.alpha)} and {shown(adam.alpha)}, REINFORCE {shown(plain.noise['reinforce'], OPEN)} and "
-            f"{shown(adam.noise['reinforce'], OPEN)} ({plain.name})"
+            f"{shown(adam.noise['reinforce'], OPEN)} ({where(found)})"
         )
     if not said:
         return OPEN, NOT_RUN

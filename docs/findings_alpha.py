@@ -116,11 +116,17 @@ def lengths_sentence() -> str:
 class InMetric(NamedTuple):
     """What a run gives in one metric."""
 
-    name: str  # of the run
+    run: str
+    size: str  # prompts × completions
     alpha: Triple
     layers: pd.DataFrame  # α of each layer and its share of the squared norms, by block
     noise: dict[str, Triple | None]  # relative, of each estimator
     critical: str  # batch, or its lower end
+
+    @property
+    def name(self) -> str:
+        """The run and its size."""
+        return f"{self.run}, {self.size}"
 
 
 def by_metric(sweep: str) -> dict[str, InMetric]:
@@ -139,11 +145,10 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
         # Where a single prompt carries the variance, no comparison says anything.
         known = rows.loc[RLOO, "n_effective_prompts"] > 2.0
         noise = {str(label): with_interval(row, "matched_ratio") if known else None for label, row in rows.iterrows()}
-        size = rows.loc[RLOO, "n_completions"] // rows.loc[RLOO, "n_prompts"]
-        name = f"{METRIC_SWEEPS[sweep]}, {rows.loc[RLOO, 'n_prompts']} × {size}"
+        size = f"{rows.loc[RLOO, 'n_prompts']} × {rows.loc[RLOO, 'n_completions'] // rows.loc[RLOO, 'n_prompts']}"
         low = f"≥ {float(format(rows.loc[RLOO, 'noise_to_signal_low'], '.2g')):g}"
         critical = shown(with_interval(rows.loc[RLOO], "noise_to_signal"), low) if known else UNRESOLVED
-        found[metric] = InMetric(name, alpha, layers, noise, critical)
+        found[metric] = InMetric(METRIC_SWEEPS[sweep], size, alpha, layers, noise, critical)
     return found
 
 
@@ -160,6 +165,12 @@ def in_euclidean_metric(run: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     return rows.assign(**of_run, **{METRIC: EUCLIDEAN}), blocks.assign(**{METRIC: EUCLIDEAN})
 
 
+def where(found: dict[str, InMetric]) -> str:
+    """Name the run of the Euclidean and of Adam's metric, with its size in each where they differ."""
+    sizes = dict.fromkeys(found[metric].size for metric in (EUCLIDEAN, ADAM))
+    return f"{found[EUCLIDEAN].run}, {' and '.join(sizes)}"
+
+
 def turned(found: dict[str, InMetric]) -> list[str]:
     """Return the estimators on one side of RLOO in the Euclidean metric and on the other in Adam's."""
     plain, adam = found[EUCLIDEAN].noise, found[ADAM].noise
@@ -172,22 +183,22 @@ def section_metric() -> str:
     if not sweeps:
         return NO_RUN
     rows, differing, layers, turning = [], [], [], []
-    for sweep, found in sweeps.items():
+    for found in sweeps.values():
         euclidean, adam = found[EUCLIDEAN], found[ADAM]
         if euclidean.alpha[2] < adam.alpha[1] or adam.alpha[2] < euclidean.alpha[1]:
-            differing.append(f"{shown(euclidean.alpha)} and {shown(adam.alpha)} in {euclidean.name}")
+            differing.append(f"{shown(euclidean.alpha)} and {shown(adam.alpha)} in {where(found)}")
         of_layers = euclidean.layers.join(adam.layers.add_suffix("_adam"))
         layers += [
-            f"{block} ({METRIC_SWEEPS[sweep]})"
+            f"{block} ({euclidean.run})"
             for block, row in of_layers.iterrows()
             if row["alpha_high"] < row["alpha_low_adam"] or row["alpha_high_adam"] < row["alpha_low"]
         ]
-        turning += [f"{label} ({euclidean.name})" for label in turned(found)]
+        turning += [f"{label} ({where(found)})" for label in turned(found)]
         for metric, one in found.items():
             alphas = one.layers["alpha"]
             rows.append(
                 (
-                    METRIC_SWEEPS[sweep],
+                    one.name if euclidean.size != adam.size else one.run,
                     METRICS[metric],
                     shown(one.alpha),
                     f"{alphas.median():.2f} ({alphas.min():.2f}–{alphas.max():.2f})",

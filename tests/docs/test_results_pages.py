@@ -118,7 +118,13 @@ def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measu
     found = alpha.by_metric("qwen_metric")
     assert (found["euclidean"].name, found["euclidean"].alpha) == ("Qwen-0.5B on MAWPS, 4 × 2", (0.6, 0.55, 0.65))
     said = " ".join(alpha.section_metric().split())
-    assert "| Euclidean | 0.600 [0.550, 0.650] | 0.60 (0.60–0.60) | 30% | 50 [40, 60] |" in said
+    assert (
+        "| Qwen-0.5B on MAWPS, 4 × 2 | Euclidean | 0.600 [0.550, 0.650] | 0.60 (0.60–0.60) | 30% | 50 [40, 60] |"
+        in said
+    )
+    assert "| Qwen-0.5B on MAWPS, 9 × 8 | Adam, ε = 1e-5 |" in said
+    assert "| embedded at 2–3 steps | Euclidean |" in said
+    assert "(Qwen-0.5B on MAWPS, 4 × 2 and 9 × 8); α" in claims.of_metric()[1]
     assert "Repeat: `gradstats run qwen_metric`, `gradstats run embedded_metric`." in said
     assert claims.of_metric()[1].startswith(
         "Euclidean and `adam(eps=1e-5)`: α 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80]"
