@@ -35,8 +35,8 @@ MISMATCHES = {
     "name=models_embedded-int4": "INT4 weights",
     "revision=step-5492": "8 steps earlier",
 }
-#: A mismatch of a larger model, whose plain ratio too few prompts carry to compare anything with it.
-LARGER = "qwen_mismatch"
+#: Mismatches of a larger model, each with what differed.
+LARGER = {"qwen_mismatch": "FP8 weights", "qwen_stale": "4 steps of AdamW at a rate of 1e-6"}
 CORRECTIONS = (
     RLOO,
     *(f"recipe:{name}" for name in ("tis", "icepop", "mis", "sequence_tis", "geo_rs", "worst_token_rs")),
@@ -71,22 +71,29 @@ def effective_share(manifest: Mapping[str, Any]) -> float:
 
 
 def on_a_larger_model() -> str:
-    """State what the mismatch is on a larger model, and what corrections do to the variance without one."""
-    frame, manifest = table(LARGER, "variance"), numbers(LARGER, "manifest")
-    if frame is None or manifest is None:
-        return "Larger models are not measured."
-    rows = frame.set_index("estimator")
-    over = [
-        f"{shown(with_interval(rows.loc[label], 'ratio'))} with {in_words(label)}"
-        for label in CORRECTIONS
-        if label in rows.index and label != RLOO
-    ]
-    return (
-        f"In Qwen-0.5B on MAWPS, {manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}, FP8 "
-        f"weights leave {effective_share(manifest):.0%} of the completions effective, and "
-        f"{rows.loc[REFERENCE, 'n_effective_prompts']:.0f} effective prompts carry the plain ratio: nothing can be "
-        f"compared with it. Over no correction the raw variance is {', '.join(over)} (`gradstats run {LARGER}`)."
-    )
+    """State what mismatches are on a larger model, and what corrections do to the variance without one."""
+    said = []
+    for run, cause in LARGER.items():
+        frame, manifest = table(run, "variance"), numbers(run, "manifest")
+        if frame is None or manifest is None:
+            continue
+        rows = frame.set_index("estimator")
+        carried, of_all = rows.loc[[REFERENCE, RLOO], "n_effective_prompts"]
+        few = carried < of_all / 2
+        compared = {label: in_words(label) for label in CORRECTIONS if label != RLOO}
+        compared |= {} if few else {REFERENCE: "the plain ratio"}
+        over = [
+            f"{shown(with_interval(rows.loc[label], 'ratio'))} with {name}"
+            for label, name in compared.items()
+            if label in rows.index
+        ]
+        size = f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}"
+        said.append(
+            f"{cause} ({size}) leave {effective_share(manifest):.0%} of the completions effective"
+            + (f", and {carried:.0f} effective prompts carry the plain ratio" if few else "")
+            + f"; over no correction the raw variance is {', '.join(over)} (`gradstats run {run}`)."
+        )
+    return f"In Qwen-0.5B on MAWPS, {' '.join(said)}" if said else "Larger models are not measured."
 
 
 def section_mismatch() -> str:

@@ -188,15 +188,23 @@ def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
     assert "Larger models are not measured." in said
 
 
-def test_a_mismatch_of_a_larger_model_is_compared_with_no_correction(mismatch, no_figures):
+def test_mismatches_of_a_larger_model_are_compared_with_no_correction(mismatch, no_figures):
     labels = ["rloo", "recipe:tis", "recipe:rloo_is"]
     frame = pd.DataFrame({"estimator": labels, **with_ends("ratio", [1.0, 0.9, 3.0], 0.1)})
-    (no_figures / mismatch.LARGER).mkdir()
-    frame.assign(n_effective_prompts=[9.0, 8.0, 2.9]).to_csv(no_figures / mismatch.LARGER / "variance.csv", index=False)
-    (no_figures / mismatch.LARGER / "manifest.json").write_text(json.dumps(sampler_gap(3.0)))
+    for run, carrying in (("qwen_mismatch", 2.9), ("qwen_stale", 4.6)):
+        (no_figures / run).mkdir()
+        rows = frame.assign(n_effective_prompts=[9.0, 8.0, carrying])
+        rows.to_csv(no_figures / run / "variance.csv", index=False)
+        (no_figures / run / "manifest.json").write_text(json.dumps(sampler_gap(3.0)))
     said = mismatch.on_a_larger_model()
-    assert "10 × 4, FP8 weights leave 90% of the completions effective, and 3 effective prompts carry" in said
-    assert "Over no correction the raw variance is 0.90 [0.80, 1.00] with TIS (`" in said
+    assert said.startswith(
+        "In Qwen-0.5B on MAWPS, FP8 weights (10 × 4) leave 90% of the completions effective, and 3 effective prompts "
+        "carry the plain ratio; over no correction the raw variance is 0.90 [0.80, 1.00] with TIS (`gradstats run"
+    )
+    assert said.endswith(
+        "completions effective; over no correction the raw variance is 0.90 [0.80, 1.00] with TIS, "
+        "3.00 [2.90, 3.10] with the plain ratio (`gradstats run qwen_stale`)."
+    )
 
 
 def test_where_one_prompt_carries_the_ratio_nothing_is_compared(claims, mismatch, no_figures):
