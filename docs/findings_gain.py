@@ -39,15 +39,16 @@ def section_left() -> str:
         best = learned.loc[learned["ratio_to_learned"].idxmin()]
         base = frame[frame["estimator"] == RLOO].iloc[0]
         noise, oracle = (inverse(for_all_rows(base, column)) for column in ("ratio_to_learned", "ratio"))
-        rows.append((run.name, best["estimator"].removeprefix("learned "), shown(noise), shown(oracle), at_most(noise)))
-        gains.append(f"{gain(noise) if is_below(noise) else 'at most ' + at_most(noise)} in {run.name}")
+        gained = gain(noise) if is_below(noise) else f"at most {at_most(noise)}"
+        rows.append((run.name, best["estimator"].removeprefix("learned "), shown(noise), shown(oracle), gained))
+        gains.append(f"{gained} in {run.name}")
     return answer(
         f"**By learning on other prompts, without values of states: {', '.join(gains)}.** This is the best of three "
         "baselines: the exponent of length weights, a shift of the group's mean, and a shifted mixture of means of "
         "group and batch."
         if rows
         else NO_RUN,
-        rows_of(("run", "best learned", "noise", "norm weights (oracle)", "gain, at most"), rows) if rows else None,
+        rows_of(("run", "best learned", "noise", "norm weights (oracle)", "gain"), rows) if rows else None,
         "Intervals hold for all baselines of a run at once, and take what was learned as given; other forms are not "
         "bounded. Repeat: `gradstats ask RUN optimal_baselines`.",
         first_figure("optimal_baselines", "Published baselines against learned ones"),

@@ -47,12 +47,17 @@ def committed() -> list[Run]:
 def hours_of(manifest: Mapping[str, Any]) -> str:
     """Write the hours of sampling and measuring, a lower bound where a step that was interrupted left no record.
 
-    Parts of a run were made at the same time.
+    Parts of a run were made at the same time, those of an earlier, smaller run as well.
     """
     steps = ("sampling", "measuring")
     calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
-    hours = max(sum(timings.get(step, 0.0) for step in steps) for timings in calls) / 3600
-    return f"{'' if all(step in timings for timings in calls for step in steps) else '≥ '}{hours:.2f}"
+    seconds = max(sum(timings.get(step, 0.0) for step in steps) for timings in calls)
+    known = all(step in timings for timings in calls for step in steps)
+    if len(manifest.get("rounds", ())) > 1:
+        earlier = [manifest["timings"].get(step, 0.0) - sum(part.get(step, 0.0) for part in calls) for step in steps]
+        seconds += sum(earlier) / len(calls)
+        known &= min(earlier) > 1.0
+    return f"{'' if known else '≥ '}{seconds / 3600:.2f}"
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -27,8 +27,11 @@ RUNS = sorted(path.parent for path in FIGURES.glob("*/variance.csv"))
 TABLES = sorted([*FIGURES.glob("*/*.csv"), *FIGURES.glob("*/tables/*.csv")])
 # A number with its interval, and a bound, as they are printed.
 _WITH_INTERVAL = re.compile(rf"({NUMBER}) \[({NUMBER}), ({NUMBER})\]")
-# What no screen shows: powers of ten as programs write them, bare infinities, minus signs of programs, whole names cut.
-_NOT_FOR_READERS = re.compile(r"\d[eE][+-]?\d|∞|\bnan\b|[\s\[(=]-\d|similar to th|at matched signal|over RLOO")
+# What no screen shows: powers of ten as programs write them, bare infinities, minus signs of programs (but in the label
+# of an estimator, which is typed so), whole names cut.
+_NOT_FOR_READERS = re.compile(
+    r"\d[eE][+-]?\d|∞|\bnan\b|[\s\[(]-\d|(?<!delta)=-\d|similar to th|at matched signal|over RLOO"
+)
 
 
 def screen_of(folder):
