@@ -77,30 +77,32 @@ def published_exponent() -> Triple:
 
 
 def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
-    """Write a value with its interval, to two significant digits of the interval's half-width.
-
-    An end that is not 1 has the digits that say so, since a ratio is judged by the side of 1 on which it lies.
-    """
+    """Write a value with its interval, to two significant digits of the interval's half-width."""
     if triple is None or pd.isna(triple[0]):
         return missing
     value, low, high = triple
     if high - low <= _ROUNDING * abs(value):
         return f"{value:.3g}"
-    half = (high - low) / 2.0 if math.isfinite(high) else value - low
-    decimals = max(0, 1 - math.floor(math.log10(half)))
-    number, first, last = _fixed(value, decimals), *(_fixed(end, _not_one(end, decimals)) for end in (low, high))
+    decimals = decimals_of(triple)
+    number, first, last = (
+        f"{round(end, decimals) + 0.0:.{decimals}f}".replace("-", "−") for end in triple
+    )  # + 0.0: no minus before zero
     return f"{number} [{first}, {last}]" if math.isfinite(high) else f"{number} [≥ {first}]"
 
 
-def _fixed(number: float, decimals: int) -> str:
-    return f"{round(number, decimals) + 0.0:.{decimals}f}".replace("-", "−")  # + 0.0: no minus before zero
+def decimals_of(triple: Triple) -> int:
+    """Return the decimals with which a value and its interval are written."""
+    value, low, high = triple
+    half = (high - low) / 2.0 if math.isfinite(high) else value - low
+    return max(0, 1 - math.floor(math.log10(half))) if half > 0.0 else 12
 
 
-def _not_one(end: float, decimals: int) -> int:
-    """Return the decimals with which an end that is not 1, but for rounding, is not written as 1."""
-    while math.isfinite(end) and abs(end - 1.0) > _ROUNDING and round(end, decimals) == 1.0:
-        decimals += 1
-    return decimals
+def lower_bound(low: float) -> str:
+    """Write a lower bound, rounded down to two significant digits."""
+    if not low > 0.0:
+        return "≥ 0"
+    step = 10.0 ** (math.floor(math.log10(low)) - 1)
+    return f"≥ {math.floor(low / step) * step:g}"
 
 
 def excludes(triple: Triple | None, value: float) -> bool:

@@ -10,6 +10,7 @@ from committed_numbers import (
     Triple,
     committed_path,
     excludes,
+    lower_bound,
     numbers,
     published_exponent,
     shown,
@@ -54,7 +55,7 @@ ARMS = {
 }
 #: Sweeps over metrics, the first committed one with the figure.
 METRIC_SWEEPS = {"qwen_metric": "Qwen-0.5B on MAWPS", "embedded_metric": "embedded at 2–3 steps"}
-#: Sweep over metrics → the run that measured its completions in the Euclidean metric, where the sweep does not.
+#: Sweep over metrics → the run that measured its completions, and more, in the Euclidean metric, where it does not.
 EUCLIDEAN_RUNS = {"qwen_metric": "qwen_mawps"}
 METRIC = "measurement.metric"
 EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
@@ -146,7 +147,7 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
         known = rows.loc[RLOO, "n_effective_prompts"] > 2.0
         noise = {str(label): with_interval(row, "matched_ratio") if known else None for label, row in rows.iterrows()}
         size = f"{rows.loc[RLOO, 'n_prompts']} × {rows.loc[RLOO, 'n_completions'] // rows.loc[RLOO, 'n_prompts']}"
-        low = f"≥ {float(format(rows.loc[RLOO, 'noise_to_signal_low'], '.2g')):g}"
+        low = lower_bound(rows.loc[RLOO, "noise_to_signal_low"])
         critical = shown(with_interval(rows.loc[RLOO], "noise_to_signal"), low) if known else UNRESOLVED
         found[metric] = InMetric(METRIC_SWEEPS[sweep], size, alpha, layers, noise, critical)
     return found

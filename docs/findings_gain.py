@@ -75,7 +75,7 @@ def section_values() -> str:
     """State whether values of states do better than RLOO, with what they cost."""
     labels = ("gae", "recipe:ppo", "vine(k=4)")
     noise = {run.name: [of_all_rows(run, label) for label in labels] for run in WITH_VALUES if has_values(run)}
-    heads = "; ".join(f"{shown(found[0], UNRESOLVED)} in {name}" for name, found in noise.items())
+    heads = "; ".join(f"{shown(found[0], UNRESOLVED)} in {name}{unsure(found[0])}" for name, found in noise.items())
     vine = noise.get(ZOO.name, [None] * 3)[2]
     return answer(
         f"**A value head fitted to other prompts has a noise of {heads}.** {cost_of_prefixes(vine)}"
@@ -89,9 +89,13 @@ def section_values() -> str:
         else None,
         "Intervals hold for all rows of a run at once. The head is linear in the last hidden states, and costs one "
         "forward pass. Repeat: `gradstats run qwen_values`, `gradstats run embedded_zoo`.",
-        figure("qwen_values", "variance", "Noise with a value head (Qwen-0.5B on MAWPS)")
-        or figure("embedded_zoo", "variance", "Noise of each estimator (embedded, 240 × 8)"),
+        figure(ZOO.folder, "variance", f"Noise of each estimator ({ZOO.name})"),
     )
+
+
+def unsure(noise: Triple | None) -> str:
+    """Say that a noise is not resolved, where its interval holds 1."""
+    return f" ({UNRESOLVED})" if noise is not None and noise[1] <= 1.0 <= noise[2] else ""
 
 
 def has_values(run: Run) -> bool:
@@ -112,6 +116,7 @@ def cost_of_prefixes(noise: Triple | None) -> str:
         return ""
     equal = tuple((1.0 + TOKENS_OF_VALUES) * end for end in noise)
     return (
-        f"Monte-Carlo values of every second sentence have {shown(noise)}, but their completions, four of each, take "
-        f"{TOKENS_OF_VALUES:g} times the tokens: at equal tokens drawn {shown(equal)} times the noise of RLOO."
+        f"In {ZOO.name}, Monte-Carlo values of every second sentence have a noise of {shown(noise)}, but "
+        f"their completions, four of each, take {TOKENS_OF_VALUES:g} times the tokens: at equal "
+        f"tokens drawn {shown(equal)} times the noise of RLOO."
     )

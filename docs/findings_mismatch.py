@@ -90,7 +90,7 @@ def on_a_larger_model() -> str:
         size = f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}"
         said.append(
             f"{cause} ({size}) leave {effective_share(manifest):.0%} of the completions effective"
-            + (f", and {carried:.0f} effective prompts carry the plain ratio" if few else "")
+            + (f", and {carried:.0f} effective prompts carry the plain ratio, which is not compared" if few else "")
             + f"; over no correction the raw variance is {', '.join(over)} (`gradstats run {run}`)."
         )
     return f"In Qwen-0.5B on MAWPS, {' '.join(said)}" if said else "Larger models are not measured."

@@ -19,6 +19,7 @@ from committed_numbers import (
     committed_path,
     excludes,
     for_all_rows,
+    lower_bound,
     numbers,
     shown,
     table,
@@ -389,7 +390,7 @@ def section_training() -> str:
     for column, label, name in FOLLOWED:
         rows = [row for _, row in frame[frame["estimator"] == label].iterrows()]
         # A critical batch that is not resolved has a lower end alone.
-        bounds = (f"≥ {float(format(row[f'{column}_low'], '.2g')):g}" for row in rows)
+        bounds = (lower_bound(row[f"{column}_low"]) for row in rows)
         columns[name] = [shown(with_interval(row, column), bound) for row, bound in zip(rows, bounds, strict=True)]
         first, last = rows[0], rows[-1]
         apart = last[f"{column}_low"] > first[f"{column}_high"] or last[f"{column}_high"] < first[f"{column}_low"]

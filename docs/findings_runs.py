@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from committed_numbers import Triple, committed_path, excludes, table
+from committed_numbers import Triple, committed_path, decimals_of, excludes, table
 from scipy import stats
 
 UNRESOLVED = "not resolved"
@@ -53,10 +53,11 @@ def hours_of(manifest: Mapping[str, Any]) -> str:
     calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
     seconds = max(sum(timings.get(step, 0.0) for step in steps) for timings in calls)
     known = all(step in timings for timings in calls for step in steps)
-    if len(manifest.get("rounds", ())) > 1:
-        earlier = [manifest["timings"].get(step, 0.0) - sum(part.get(step, 0.0) for part in calls) for step in steps]
-        seconds += sum(earlier) / len(calls)
-        known &= min(earlier) > 1.0
+    if manifest.get("parts") and len(manifest.get("rounds", ())) > 1:
+        of_parts = sum(timings.get(step, 0.0) for timings in calls for step in steps)
+        # The parts of the earlier run are not recorded: it took at least this long, as many of equal length.
+        seconds += (sum(manifest["timings"].get(step, 0.0) for step in steps) - of_parts) / len(calls)
+        known = False
     return f"{'' if known else '≥ '}{seconds / 3600:.2f}"
 
 
@@ -91,8 +92,8 @@ def first_figure(name: str, caption: str, beside: str | None = None) -> str:
 
 
 def is_below(ratio: Triple | None) -> bool:
-    """Return whether a relative noise is shown to lie below 1."""
-    return ratio is not None and ratio[2] < 1.0
+    """Return whether a relative noise lies below 1, by the digits with which its interval is written."""
+    return ratio is not None and round(ratio[2], decimals_of(ratio)) < 1.0
 
 
 def apart(one: Triple, other: Triple) -> Triple:

@@ -1,7 +1,8 @@
 """A copy of a policy after a few steps of AdamW on completions that it drew, for experiments/qwen_stale.yaml.
 
 The completions are split into as many mini-batches of whole prompts as there are steps, as trainers split a batch that
-was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens, without a clip.
+was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens, without a clip. Adam's
+moments begin at 0, so that the first steps move nearly every weight by the rate, as at the start of training.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, learning_rate: 
     size = len(groups[0])
     if any(len(rows) != size for rows in groups) or size < 2:
         raise SystemExit(f"{rollouts} holds groups of several sizes, or of one completion: RLOO takes at least two")
+    if not 1 <= steps <= len(groups):
+        raise SystemExit(
+            f"--steps is {steps}, and {rollouts} holds {len(groups)} prompts: each step takes at least one"
+        )
     old = drawn.recorded_logprobs("sampler_logprobs")
     if old is None:
         raise SystemExit(f"{rollouts} holds no log-probabilities of its sampler: sample with gradstats")
@@ -52,6 +57,8 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, learning_rate: 
                         logits = model(tokens[:, :-1], logits_to_keep=count).logits[0]
                         logprobs = -torch.nn.functional.cross_entropy(logits, tokens[0, -count:], reduction="none")
                         ratios = torch.exp(logprobs - torch.as_tensor(old[row]))
+                        if not optimizer.state and abs(torch.log(ratios.detach()).mean()) > 1e-3:
+                            raise SystemExit(f"{policy} did not draw {rollouts}: its log-probabilities differ")
                         (-advantage / (len(batch) * size) * ratios.sum()).backward()
                     report.chunk(1, len(completions[row]))
             optimizer.step()

@@ -72,16 +72,23 @@ def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_
                 value -= rate * mean / (square.sqrt() + 1e-8)
     assert np.ptp(np.concatenate(ratios[:12])) < 1e-3 < 0.1 < np.ptp(np.concatenate(ratios[12:]))
     # A step has the size of the rate where the gradient is as small as its rounding, too.
-    resolved = {name: values > 3e-4 for name, values in smallest.items()}
+    resolved = {name: values > 1e-3 for name, values in smallest.items()}
     assert np.mean([torch.mean(one.float()) for one in resolved.values()]) > 0.1
     for name, value in parameters.items():
-        torch.testing.assert_close(found[name][resolved[name]], value[resolved[name]], rtol=0, atol=rate / 20)
+        torch.testing.assert_close(found[name][resolved[name]], value[resolved[name]], rtol=0, atol=rate / 100)
 
 
 def test_what_it_cannot_follow_is_refused(script, drawn, tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(SystemExit, match="there exists: remove it, or choose another folder"):
         script.main("embedded", drawn, tmp_path / "there")
+    with pytest.raises(SystemExit, match="--steps is 7, and .* holds 6 prompts"):
+        script.main("embedded", drawn, tmp_path / "out", steps=7)
+    earlier = gs.load_policy("embedded", revision="step-1000")
+    earlier.model.save_pretrained(tmp_path / "earlier")
+    earlier.tokenizer.save_pretrained(tmp_path / "earlier")
+    with pytest.raises(SystemExit, match="earlier did not draw"):
+        script.main(str(tmp_path / "earlier"), drawn, tmp_path / "out")
     table = gs.read_rollouts(drawn)
     table.select(range(1, 24)).to_parquet(tmp_path / "uneven.parquet")
     with pytest.raises(SystemExit, match="groups of several sizes"):
