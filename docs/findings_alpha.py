@@ -54,7 +54,7 @@ ARMS = {
     "sampling.temperature=0.6,top_p=1.0,policy.temperature=0.6": ("C", "drawn and scored at 0.6"),
 }
 #: Sweeps over metrics, the first committed one with the figure.
-METRIC_SWEEPS = {"qwen_metric": "Qwen-0.5B on MAWPS", "embedded_metric": "embedded at 2–3 steps"}
+METRIC_SWEEPS = {"qwen_metric": "Qwen-0.5B on MAWPS", "embedded_metric": "embedded"}
 #: Sweep over metrics → the run that measured its completions, and more, in the Euclidean metric, where it does not.
 EUCLIDEAN_RUNS = {"qwen_metric": "qwen_mawps"}
 METRIC = "measurement.metric"
@@ -87,7 +87,7 @@ def section_alpha() -> str:
     blocks = differing_blocks()
     first = committed()[0]
     return answer(
-        (f"**No: in one model it differs between blocks, {blocks[0]}.** " if blocks else "**Not refuted.** ")
+        (f"**No: {blocks[0]}.** " if blocks else "**Not refuted.** ")
         + f"Runs have {alphas[low][0]:.2f} ({low}) to {alphas[high][0]:.2f} ({high}); {CLAIMED:g} lies outside the "
         f"interval in {one_of(excluded, len(alphas)) or 'no run'}. "
         + (f"It is {' and '.join(differing)}." if differing else ""),
@@ -101,16 +101,16 @@ def lengths_sentence() -> str:
     """State α along traces that are longer than those of the runs."""
     if (frame := table(LONG_TRACES, "fits")) is None:
         return "A power law was fitted everywhere; it says nothing of other lengths."
-    alphas = {row["fit"]: shown(with_interval(row, "alpha")) for _, row in frame.iterrows()}
-    within = alphas.pop("within traces")
-    parts = [f"{name} {alpha}" for name, alpha in alphas.items() if name.startswith("from ")]
+    alphas = frame.set_index("fit")
+    within = shown(with_interval(alphas.loc["within traces"], "alpha"))
+    parts = alphas.loc[alphas.index.str.startswith("from "), "alpha"]
     points = table(LONG_TRACES, "along_traces")
     assert points is not None
     reached = points.groupby("prompt_id")["length"].max()
     longest = (reached == reached.max()).sum()
     return (
         f"[Along {len(reached)} long traces](../figures/{LONG_TRACES}/along_traces.png) of Qwen-0.5B, {longest} of "
-        f"them of {reached.max():,} tokens, it is {within}: {', '.join(parts)}."
+        f"them of {reached.max():,} tokens, it is {within}, in segments {parts.min():.2f} to {parts.max():.2f}."
     )
 
 
@@ -183,11 +183,15 @@ def section_metric() -> str:
     sweeps = {sweep: found for sweep in METRIC_SWEEPS if (found := by_metric(sweep))}
     if not sweeps:
         return NO_RUN
-    rows, differing, layers, turning = [], [], [], []
+    rows, differing, alike, layers, turning = [], [], [], [], []
     for found in sweeps.values():
         euclidean, adam = found[EUCLIDEAN], found[ADAM]
         if euclidean.alpha[2] < adam.alpha[1] or adam.alpha[2] < euclidean.alpha[1]:
-            differing.append(f"{shown(euclidean.alpha)} and {shown(adam.alpha)} in {where(found)}")
+            differing.append(
+                f"{shown(euclidean.alpha)} in the Euclidean, {shown(adam.alpha)} in Adam's, in {where(found)}"
+            )
+        else:
+            alike.append(where(found))
         of_layers = euclidean.layers.join(adam.layers.add_suffix("_adam"))
         layers += [
             f"{block} ({euclidean.run})"
@@ -211,7 +215,8 @@ def section_metric() -> str:
     moments = "In embedded v̂ is that of its training by imitation"
     if "qwen_metric" in sweeps:
         moments += ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts"
-    said = f"Yes: in the Euclidean and in Adam's it is {'; '.join(differing)}" if differing else "Not measurably"
+    said = f"Yes: {'; '.join(differing)}" if differing else "Not measurably"
+    said += f"; not resolved in {'; '.join(alike)}" if differing and alike else ""
     return answer(
         f"**{said}.** Adam divides each coordinate by √v̂ + ε, here ε = 1e-5, which changes the weight of the blocks; "
         + (f"α itself differs in {', '.join(layers)}. " if layers else "α of no layer is shown to differ. ")
@@ -235,8 +240,8 @@ def differing_blocks() -> list[str]:
         low, high = blocks.loc[blocks["alpha"].idxmin()], blocks.loc[blocks["alpha"].idxmax()]
         gap = high["alpha"] - low["alpha"]
         if gap > wider * (high["alpha"] - high["alpha_low"] + low["alpha_high"] - low["alpha"]):
-            ends = (f"`{row['block']}` {shown(with_interval(row, 'alpha'))}" for row in (low, high))
-            clear.append(f"{' and '.join(ends)} in {run.name}")
+            ends = (f"{shown(with_interval(row, 'alpha'))} in `{row['block']}`" for row in (low, high))
+            clear.append(f"in {run.name} it is {' and '.join(ends)}")
     return clear
 
 
@@ -321,8 +326,8 @@ def curvature_sentence() -> str:
     if not bent:
         return "No change of the slope with length is resolved."
     return (
-        f"The line in log T is curved in {' and '.join(bent)}; half of this is added to α for each unit of log T, so "
-        "that α is an average there."
+        f"The line in log T is curved in {' and '.join(bent)}: α changes by this for each unit of log T, so that one α "
+        "is an average there."
     )
 
 
@@ -338,17 +343,17 @@ def uncut_sentence() -> str:
 
 
 def temperatures_sentence() -> str:
-    """State the largest difference of α in each sweep over temperatures."""
+    """State the largest difference of α in each sweep over temperatures, chosen among all and judged accordingly."""
     said = []
     for name, how in TEMPERATURES:
         (one, other, difference, pairs), _ = largest_difference(name)
         if difference is not None:
-            verdict = "" if excludes(difference, 0.0) else f", {UNRESOLVED}"
-            said.append(
-                f"{how} {one:g} less {other:g}: {shown(difference)}{verdict} (`gradstats run {name}`, the largest of "
-                f"{pairs} differences)"
-            )
-    return f"Between temperatures of the embedded policy, {'; '.join(said)}." if said else NO_RUN
+            verdict = f", {UNRESOLVED}"
+            if excludes(difference, 0.0):
+                together = excludes(widened(difference, simultaneous(pairs)), 0.0)
+                verdict = "" if together else ", but not by intervals for all pairs"
+            said.append(f"{how} {one:g} less {other:g}: {shown(difference)}{verdict} (`gradstats run {name}`)")
+    return f"Largest difference between temperatures of the embedded policy: {'; '.join(said)}." if said else NO_RUN
 
 
 def sampler_parts() -> tuple[str, ...]:

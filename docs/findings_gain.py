@@ -19,7 +19,7 @@ from findings_runs import (
 )
 
 #: The run that compares most estimators.
-ZOO = Run("embedded_zoo", "embedded, 240 × 8")
+ZOO = Run("embedded_zoo", "embedded-240")
 #: Runs with values of states.
 WITH_VALUES = (ZOO, Run("qwen_values", "Qwen-0.5B on MAWPS, 48 × 8"))
 #: Tokens of the completions behind the Monte-Carlo values of ``ZOO``, over those of the completions compared: four
@@ -43,9 +43,9 @@ def section_left() -> str:
         rows.append((run.name, best["estimator"].removeprefix("learned "), shown(noise), shown(oracle), gained))
         gains.append(f"{gained} in {run.name}")
     return answer(
-        f"**By learning on other prompts, without values of states: {', '.join(gains)}.** This is the best of three "
-        "baselines: the exponent of length weights, a shift of the group's mean, and a shifted mixture of means of "
-        "group and batch."
+        f"**Baselines learned on other prompts, without values of states, lower the noise by {', '.join(gains)}.** "
+        "This is the best of three: the exponent of length weights, a shift of the group's mean, and a shifted mixture "
+        "of means of group and batch."
         if rows
         else NO_RUN,
         rows_of(("run", "best learned", "noise", "norm weights (oracle)", "gain"), rows) if rows else None,
@@ -117,6 +117,6 @@ def cost_of_prefixes(noise: Triple | None) -> str:
     equal = tuple((1.0 + TOKENS_OF_VALUES) * end for end in noise)
     return (
         f"In {ZOO.name}, Monte-Carlo values of every second sentence have a noise of {shown(noise)}, but "
-        f"their completions, four of each, take {TOKENS_OF_VALUES:g} times the tokens: at equal "
+        f"their completions, four of each, take an expected {TOKENS_OF_VALUES:g} times the tokens: at equal "
         f"tokens drawn {shown(equal)} times the noise of RLOO."
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
-from committed_numbers import Triple, numbers, shown, table, with_interval
-from findings_runs import NO_RUN, RLOO, UNRESOLVED, answer, figure, is_below, rows_of
+from committed_numbers import Triple, for_all_rows, numbers, shown, table, with_interval
+from findings_runs import NO_RUN, RLOO, UNRESOLVED, answer, figure, is_below, rows_of, simultaneous, widened
 
 from gradstats.estimators.display_names import in_words
 from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
@@ -28,9 +29,12 @@ class Mismatch(NamedTuple):
 
 
 SWEEP = "embedded_mismatch"
+#: The mildest, which has a sentence in place of a column.
+INT8 = "INT8 weights"
 #: The cells of the sweep, and how the page names the difference.
 MISMATCHES = {
     "dtype=bfloat16": "bfloat16",
+    "name=models_embedded-int8": INT8,
     "name=models_embedded-fp8": "FP8 weights",
     "name=models_embedded-int4": "INT4 weights",
     "revision=step-5492": "8 steps earlier",
@@ -102,30 +106,46 @@ def section_mismatch() -> str:
         return NO_RUN
     names = {label: "no correction" if label == RLOO else in_words(label) for label in CORRECTIONS}
 
-    def of(label: str, quantity: str) -> list[Triple | None]:
+    def of(label: str, quantity: str, read: Callable[..., Triple | None] = with_interval) -> list[Triple | None]:
         known = [label in one.rows.index and one.carried for one in settings]
-        return [
-            with_interval(one.rows.loc[label], quantity) if has else None
-            for one, has in zip(settings, known, strict=True)
-        ]
+        return [read(one.rows.loc[label], quantity) if has else None for one, has in zip(settings, known, strict=True)]
 
     noise = {label: of(label, "matched_ratio") for label in CORRECTIONS}
     biases = {label: of(label, "matched_bias_share") for label in CORRECTIONS}
     lower, higher = (
         [
             f"{names[label]} ({', '.join(where)})"
-            for label, values in noise.items()
+            for label in CORRECTIONS
             if label not in LIKE_OTHERS
+            and (values := of(label, "matched_ratio", for_all_rows))
             and (where := [one.name for one, value in zip(settings, values, strict=True) if holds(value)])
         ]
         for holds in (is_below, lambda value: value is not None and value[1] > 1.0)
     )
-    biased = [names[label] for label, values in biases.items() if any(one is not None and one[1] > 0 for one in values)]
+    # Of all corrections and mismatches at once, since any of them may be named.
+    factor = simultaneous(sum(one is not None for values in biases.values() for one in values) or 1)
+    biased = [
+        names[label]
+        for label, values in biases.items()
+        if any(one is not None and min(one[1], widened(one, factor)[1]) > 0.0 for one in values)
+    ]
+    largest = max((one[2] for one in biases[RLOO] if one is not None), default=float("nan"))
     said = f"{'; '.join(lower)} below" if lower else "nothing is below"
     said += f" the plain ratio of whole completions, which is unbiased; {'; '.join(higher) or 'nothing'} above"
-    said += f"; biased: {', '.join(biased)}." if biased else "; no bias is resolved."
-    known = [value for value in noise["recipe:tis"] if value is not None]
-    ends = " to ".join(shown(extreme(known, key=lambda value: value[0])) for extreme in (min, max)) if known else ""
+    said += (
+        f"; biased: {', '.join(biased)}."
+        if biased
+        else f"; no bias is resolved (without a correction ≤ {largest:.2g} of the squared error)."
+    )
+    known = [
+        (tis, none, one.name)
+        for tis, none, one in zip(noise["recipe:tis"], noise[RLOO], settings, strict=True)
+        if tis is not None
+    ]
+    farthest = ""
+    if known:
+        tis, none, name = max(known, key=lambda one: abs(one[0][0] - 1.0))
+        farthest = f": at most, with {name}, TIS has a noise of {shown(tis)}, no correction {shown(none, UNRESOLVED)}"
     unbound = [one.name for one in settings if one.largest < BOUND]
     few = [
         f"{row['n_effective_prompts']:.0f} effective prompts carry {names[label].lower()} ({one.name})"
@@ -134,21 +154,28 @@ def section_mismatch() -> str:
         if label in names and label not in LIKE_OTHERS and one.carried and row["n_effective_prompts"] < ENOUGH_PROMPTS
     ]
     few += [f"one prompt carries the ratio of completions ({one.name})" for one in settings if not one.carried]
+    columns = [at for at, one in enumerate(settings) if one.name != INT8]
+    mild = [
+        abs(values[at][0] - 1.0)
+        for label, values in noise.items()
+        for at in range(len(settings))
+        if label not in LIKE_OTHERS and at not in columns and values[at] is not None
+    ]
     return answer(
-        f"**{'In part' if lower else 'Not measurably'}: TIS has a noise of {ends or UNRESOLVED}.** "
-        f"By intervals, {said}",
+        f"**{'In part' if lower else 'Not measurably'}{farthest}.** By intervals for all rows of a mismatch, {said}",
         rows_of(
-            ("noise, over RLOO with the ratio", *(one.name for one in settings)),
+            ("noise, over RLOO with the ratio", *(settings[at].name for at in columns)),
             [
-                ("effective completions", *(f"{one.effective:.0%}" for one in settings)),
+                ("effective completions", *(f"{settings[at].effective:.0%}" for at in columns)),
                 *(
-                    (names[label], *(shown(value, UNRESOLVED) for value in values))
+                    (names[label], *(shown(values[at], UNRESOLVED) for at in columns))
                     for label, values in noise.items()
                     if label not in LIKE_OTHERS
                 ),
             ],
         ),
-        (f"No ratio of a token reaches TIS's bound of {BOUND:g} in {', '.join(unbound)}. " if unbound else "")
+        (f"With {INT8} estimates lie within {math.ceil(round(1e3 * max(mild), 6)) / 1e3:g} of 1. " if mild else "")
+        + (f"No ratio of a token reaches TIS's bound of {BOUND:g} in {', '.join(unbound)}. " if unbound else "")
         + (f"{'; '.join(few)}. " if few else "")
         + f"Repeat: `gradstats run {SWEEP}`.",
         on_a_larger_model(),

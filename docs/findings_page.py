@@ -77,14 +77,15 @@ FEWEST_PROMPTS = 15
 UNBIASED = COMPARED[2:6]
 HEAD = """# Findings
 
-Relative noise is the number of samples for the noise of RLOO, as a multiple of RLOO's ([definitions](read_results.md)).
-Brackets are 95 % intervals over prompts; a difference is stated only where its interval excludes zero
-([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and *embedded*, a policy of a
-million parameters.
+Noise is the number of prompts that an estimator needs for RLOO's variance, over RLOO's: below 1 is better
+([definitions](read_results.md)). Brackets are 95 % intervals over prompts; a difference is stated only where its
+interval resolves it ([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and
+*embedded*, a policy of a million parameters: *embedded-96* and *-240*, called by their prompts, on problems of 2–4
+steps, *-2000* of 2–3.
 """
 DETAILS_HEAD = """# Findings: details
 
-What the runs of [findings](findings.md) do not resolve.
+Differences of α, with what qualifies them, beside [findings](findings.md).
 """
 
 
@@ -115,7 +116,7 @@ def render_details() -> str:
 def section_runs() -> str:
     """Describe the runs."""
     rows, few = [], []
-    for run in committed():
+    for run in (*committed(), *((ZOO,) if table(ZOO.folder, "variance") is not None else ())):
         results = read_results(committed_path(run.folder, "."))
         manifest, means, effective = results.manifest, completion_means(results), effective_prompts(run)
         if (manifest["n_prompts"] if math.isnan(effective) else effective) < ENOUGH_PROMPTS:
@@ -168,14 +169,17 @@ def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = [run for run in compared() if not effective_prompts(run) < FEWEST_PROMPTS]
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
-    below = {run.name: surely_below(run) for run in runs}
-    none = [name for name, found in below.items() if not found]
-    gains = [f"nothing in {' or '.join(none)}"] if none else []
-    gains += [f"{', '.join(found)} in {name}" for name, found in below.items() if found]
+    below = {(label, run.name): ratio for run in runs for label, ratio in surely_below(run).items()}
+    gains = sorted(below, key=lambda found: below[found][0])
+    said = [f"{named(label)} {shown(below[label, name])} in {name}" for label, name in gains]
+    none = [run.name for run in runs if run.name not in {name for _, name in gains}]
+    nothing = f"; nothing is resolved below it in {' or '.join(none)}" if none else ""
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**RLOO, nearly. Of unbiased rows, below it by intervals for all rows of a run: {'; '.join(gains)}.** "
-        f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
+        f"**RLOO, {f'nearly: of unbiased rows the lowest is {said[0]}' if said else 'as far as is resolved'}"
+        f"{nothing}.** "
+        + (f"By intervals for all rows of a run, also below it: {'; '.join(said[1:])}. " if said[1:] else "")
+        + f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
         rows_of(
@@ -192,7 +196,8 @@ def section_noise() -> str:
         else None,
         "The table's intervals hold for one row. The best constant and norm weights are fitted to "
         "the gradients that are compared. On-policy Dr. GRPO is a multiple of RLOO, and GRPO (without its KL term) is "
-        f"GSPO. {to_resolve(runs)}Repeat: `gradstats variance RUN`.",
+        f"GSPO. Runs of fewer than {FEWEST_PROMPTS} effective prompts are left out. {to_resolve(runs)}Repeat: "
+        "`gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
     )
 
@@ -204,12 +209,11 @@ def compared() -> list[Run]:
     return [run for run, frame in frames if frame is not None and frame["group_size"].max() >= MEASURED_SIZE]
 
 
-def surely_below(run: Run) -> list[str]:
-    """Return the unbiased rows that lie below RLOO by intervals that hold for all rows of the run, lowest first."""
+def surely_below(run: Run) -> dict[str, Triple]:
+    """Return the unbiased rows that lie below RLOO by intervals that hold for all rows of the run."""
     rows = {label: of_largest_groups(run, label) for label in UNBIASED}
     found = {label: None if row is None else for_all_rows(row, "matched_ratio") for label, row in rows.items()}
-    known = {label: ratio for label, ratio in found.items() if ratio is not None and is_below(ratio)}
-    return [f"{named(label)} {shown(known[label])}" for label in sorted(known, key=lambda label: known[label][0])]
+    return {label: ratio for label, ratio in found.items() if ratio is not None and is_below(ratio)}
 
 
 def to_resolve(runs: list[Run]) -> str:
@@ -241,30 +245,39 @@ def lowest(found: dict, points: pd.DataFrame) -> str:
     return minimiser_with_interval(*ends, points["value"].to_numpy())
 
 
+def surest(points: pd.DataFrame) -> tuple[float, Triple]:
+    """Return the value of a curve whose noise has the lowest upper end, by intervals that hold for all values at once.
+
+    Since they do, it may be chosen among all of them.
+    """
+    row = points.loc[points["matched_ratio_simultaneous_high"].idxmin()]
+    ratio = for_all_rows(row, "matched_ratio")
+    assert ratio is not None
+    return row["value"], ratio
+
+
 def section_exponent() -> str:
     """State whether α makes a better baseline."""
-    rows, fitted, published = [], [], []
+    rows, lower, higher, published = [], [], [], []
     for run in committed():
         at_fitted, at_published = (largest_groups(run, label) for label in (FITTED, WEIGHTED))
         curve = along(run, EXPONENT)
-        fitted += [] if at_fitted is None else [(run.name, at_fitted)]
-        published += [] if at_published is None else [(run.name, at_published)]
+        if excludes(at_published, 1.0):
+            (higher if at_published[0] > 1.0 else published).append(f"{shown(at_published)} in {run.name}")
         if curve is not None or at_fitted is not None:
             best = "—" if curve is None else lowest(*curve)
             rows.append((run.name, best, shown(at_fitted, "—")))
-    lower, higher = (
-        [
-            f"{shown(ratio)} at {exponent} in {name}"
-            for exponent, ratios in (("α within prompts", fitted), ("α = 0.8", published))
-            for name, ratio in ratios
-            if excludes(ratio, 1.0) and (ratio[0] < 1.0) == below
-        ]
-        for below in (True, False)
-    )
-    said = f"Yes: {', '.join(lower)}" if lower else "Not measurably"
-    said += f"; it raises the noise, to {', '.join(higher)}" if higher else ""
+        if curve is not None:
+            exponent, ratio = surest(curve[1])
+            lower += [f"{shown(ratio)} at {number_alone(exponent)} in {run.name}"] if is_below(ratio) else []
+    said = f"Hardly: the noise is {', '.join(lower)}, by intervals for all exponents" if lower else "Not measurably"
+    at_claimed = [
+        f"The published 0.8 {verb} it, to {', '.join(found)}."
+        for verb, found in (("lowers", published), ("raises", higher))
+        if found
+    ]
     return answer(
-        f"**{said}.**",
+        " ".join([f"**{said}.**", *at_claimed]),
         rows_of(("run", "best exponent", "noise at α within prompts"), rows),
         'Repeat: `gradstats ask RUN curve "length_weighted(loo=True)" alpha=0:2:41`. The best exponent is chosen on '
         "the completions that are compared.",
@@ -294,18 +307,15 @@ def section_centre() -> str:
         if (curve := along(run, SHIFT)) is None:
             continue
         found, points = curve
-        # The intervals hold for all δ at once, so that the surest of them may be chosen.
-        surest = points.loc[points["matched_ratio_simultaneous_high"].idxmin()]
-        ratio = tuple(surest[f"matched_ratio{end}"] for end in ("", "_simultaneous_low", "_simultaneous_high"))
-        none = surest["value"] == 0.0
-        gain = ("—", "—") if none else (number_alone(surest["value"]), shown(ratio))
+        shift, ratio = surest(points)
+        gain = ("—", "—") if shift == 0.0 else (number_alone(shift), shown(ratio))
         rows.append((run.name, lowest(found, points), *gain))
         off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
-        gains += [f"{shown(ratio)} in {run.name}"] if is_below(ratio) else []
+        gains += [f"{shown(ratio)} at δ = {number_alone(shift)} in {run.name}"] if is_below(ratio) else []
     return answer(
         (
             (
-                f"**Nearly: a shift has a noise of {', '.join(gains)}.**"
+                f"**Nearly: the noise is {', '.join(gains)}.**"
                 if gains
                 else f"**{'Nearly' if off else 'Yes'}, as far as is resolved.**"
             )
@@ -333,9 +343,9 @@ DIVIDED_BY = {
 
 def section_division() -> str:
     """State whether division by lengths, or by the group's standard deviation, biases the gradient."""
-    rows, said, none, cost = [], [], [], ""
+    rows, clear, none, cost = [], [], [], ""
     for label, name in DIVIDED_BY.items():
-        clear, bounds = [], []
+        bounds = []
         for run in committed():
             cosine, share, ratio = (
                 largest_groups(run, label, column) for column in ("cosine", "matched_bias_share", "matched_ratio")
@@ -343,22 +353,45 @@ def section_division() -> str:
             if (cosine, share) == (None, None):
                 continue
             rows.append((name, run.name, at_least(cosine), bounded_bias(share)))
-            clear += [f"{shown(share)} in {run.name}"] if share is not None and share[1] > 0.0 else []
             bounds += [] if share is None else [share]
-            if label == "recipe:gspo" and share is not None and ratio is not None and share[1] > 0.0:
-                # Noise n and share b of the bias make n/(1 − b) of RLOO's squared error.
-                cost = f"With it the squared error of GRPO, GSPO is {ratio[0] / (1.0 - share[0]):.2f} of RLOO's there. "
-        said += [f"{name} {', '.join(clear)}"] if clear else []
-        none += [f"{name} {bounded_bias(max(bounds, key=lambda one: one[2]))}"] if bounds and not clear else []
+            if share is None or share[1] <= 0.0:
+                continue
+            clear.append(f"{name} {shown(share)} in {run.name}")
+            if label == "recipe:gspo" and ratio is not None:
+                cost = cost_of_bias(ratio, share)
+        if bounds and all(share[1] <= 0.0 for share in bounds):
+            none.append(f"{name} {bounded_bias(max(bounds, key=lambda one: one[2]))}")
     return answer(
-        f"**{'Some do' if said else 'Not measurably'}, as a share of the squared error of 128 prompts: "
-        f"{'; '.join(said) or 'none is resolved'}.** Not resolved: {'; '.join(none) or 'none'}."
+        f"**{f'Some do, as a share of the squared error of 128 prompts: {clear[0]}' if clear else 'Not measurably'}.** "
+        + (f"Also {'; '.join(clear[1:])}. " if clear[1:] else "")
+        + f"Not resolved: {'; '.join(none) or 'none'}."
         if rows
         else NO_RUN,
         rows_of(("divided by", "run", "cosine", "bias"), rows),
         f"{cost}In other runs less is resolved. Repeat: `gradstats variance RUN`.",
-        figure("embedded_resolved", "variance_bias", "Noise and bias of each estimator (embedded at 2–3 steps)"),
+        figure("embedded_resolved", "variance_bias", "Noise and bias of each estimator (embedded-2000)"),
     )
+
+
+def cost_of_bias(noise: Triple, share: Triple) -> str:
+    """Compare the squared error of GRPO, bias included, with RLOO's: at 128 prompts, and where the two are equal."""
+    ends = [equal_error(noise[n], share[b]) for n, b in ((0, 0), (2, 2), (1, 1))]
+    said = (
+        f"Bias included, the squared error of GRPO, GSPO is {noise[0] / (1.0 - share[0]):.2f} of RLOO's at 128 prompts"
+    )
+    if ends[1] > 0.0:
+        said += f", and equals it at {ends[0]:.0f} ({ends[1]:.0f} to {ends[2]:.0f} by the ends of both intervals)"
+    return f"{said}. "
+
+
+def equal_error(noise: float, share: float, batch: float = 128.0) -> float:
+    r"""Return the prompts at which an estimator of less noise and some bias has the squared error of an unbiased one.
+
+    With n the relative noise and b the share of the bias in the squared error of B prompts, that of B′ prompts is, in
+    units of the variance of the other estimator, :math:`n/B' + nb/((1-b)B)`, and equals :math:`1/B'` at
+    :math:`B' = B(1-n)(1-b)/(nb)`.
+    """
+    return batch * (1.0 - noise) * (1.0 - share) / (noise * share)
 
 
 def at_least(cosine: Triple | None) -> str:
@@ -374,6 +407,7 @@ FOLLOWED = (
     ("mean_reward", RLOO, "mean reward"),
     ("alpha", RLOO, "α"),
     ("matched_ratio", "reinforce", "noise of REINFORCE"),
+    ("trace_cov", RLOO, "variance of RLOO"),
     ("noise_to_signal", RLOO, "critical batch"),
 )
 
@@ -445,19 +479,20 @@ def section_completions() -> str:
         found[run.name] = {size: ratio for size, ratio in noise.items() if ratio is not None}
     if not found:
         return NO_RUN
-    said = []
+    everywhere, others = [], []
     for size in OTHER_SIZES:
         ratios = {name: of_run[size] for name, of_run in found.items() if size in of_run}
         apart = {name: shown(ratio) for name, ratio in ratios.items() if excludes(ratio, 1.0)}
         if apart and len(apart) == len(ratios):
             ends = [f"{end(ratio[0] for ratio in ratios.values()):.2f}" for end in (min, max)]
-            said.append(f"{size} have {ends[0]} to {ends[1]} times its noise in all {len(ratios)} runs")
+            everywhere.append(f"{size} have {' to '.join(ends)} times its noise in all {len(ratios)} runs")
         elif apart:
-            said.append(f"{size} have {' and '.join(f'{ratio} in {name}' for name, ratio in apart.items())}")
+            others.append(f"{size} have {' and '.join(f'{ratio} in {name}' for name, ratio in apart.items())}")
         else:
-            said.append(f"{size} differ in no run")
+            others.append(f"{size} differ measurably in no run")
     return answer(
-        f"**About {MEASURED_SIZE}: at equal tokens, {'; '.join(said)}.**",
+        f"**About {MEASURED_SIZE}: at equal tokens, {', '.join(everywhere or others)}.**"
+        + (f" For one comparison each, {'; '.join(others)}." if everywhere and others else ""),
         rows_of(
             (f"noise of RLOO at equal tokens, over {MEASURED_SIZE} completions", *map(str, OTHER_SIZES)),
             [
@@ -465,7 +500,7 @@ def section_completions() -> str:
                 for name, of_run in found.items()
             ],
         ),
-        "16 and 32 are extrapolated, exactly. Tokens of prompts are not counted. Repeat: `gradstats ask RUN "
+        "16 and 32 are computed, not sampled. Tokens of prompts are not counted. Repeat: `gradstats ask RUN "
         "allocation`.",
         first_figure("allocation", "Noise at equal tokens against completions of a prompt"),
     )

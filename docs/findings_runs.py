@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from committed_numbers import Triple, committed_path, decimals_of, excludes, table
+from committed_numbers import Triple, committed_path, decimals_of, excludes
 from scipy import stats
 
 UNRESOLVED = "not resolved"
@@ -15,11 +15,10 @@ NO_RUN = "No committed run answers this."
 
 
 class Run(NamedTuple):
-    """A committed run: its folder, what the page calls it, and the folder of its token scores."""
+    """A committed run: its folder, and what the page calls it."""
 
     folder: str
     name: str
-    tokens: str | None = None
 
     @property
     def committed(self) -> bool:
@@ -29,12 +28,12 @@ class Run(NamedTuple):
 
 #: In the order of the tables; the first committed one has its figures on the page.
 RUNS = (
-    Run("qwen_mawps", "Qwen-0.5B on MAWPS", "qwen_mawps_tokens"),
+    Run("qwen_mawps", "Qwen-0.5B on MAWPS"),
     Run("qwen_gsm8k", "Qwen-0.5B on GSM8K"),
     Run("qwen_1_5b", "Qwen-1.5B on GSM8K"),
     Run("smollm2", "SmolLM2 on sums"),
-    Run("embedded_resolved", "embedded at 2–3 steps"),
-    Run("embedded", "embedded", "embedded_tokens"),
+    Run("embedded_resolved", "embedded-2000"),
+    Run("embedded", "embedded-96"),
 )
 GRPO, RLOO = "grpo", "rloo"
 
@@ -58,7 +57,7 @@ def hours_of(manifest: Mapping[str, Any]) -> str:
         # The parts of the earlier run are not recorded: it took at least this long, as many of equal length.
         seconds += (sum(manifest["timings"].get(step, 0.0) for step in steps) - of_parts) / len(calls)
         known = False
-    return f"{'' if known else '≥ '}{seconds / 3600:.2f}"
+    return f"{'' if known else '≥ '}{seconds / 3600:.2f}" if seconds else "—"
 
 
 def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -85,10 +84,9 @@ def figure(run: str, name: str, caption: str) -> str:
     return f"![{caption}](../figures/{run}/{name}.png)" if path.exists() else ""
 
 
-def first_figure(name: str, caption: str, beside: str | None = None) -> str:
-    """Show a figure of the first committed run that has it, and the table beside it where one is named."""
-    runs = (run for run in committed() if beside is None or table(run.folder, beside) is not None)
-    return next((drawn for run in runs if (drawn := figure(run.folder, name, f"{caption} ({run.name})"))), "")
+def first_figure(name: str, caption: str) -> str:
+    """Show a figure of the first committed run that has it."""
+    return next((drawn for run in committed() if (drawn := figure(run.folder, name, f"{caption} ({run.name})"))), "")
 
 
 def is_below(ratio: Triple | None) -> bool:

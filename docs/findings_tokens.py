@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 from committed_numbers import Triple, committed_path, numbers, shown, table, with_interval
-from findings_runs import NO_RUN, RUNS, UNRESOLVED, Run, answer, figure, rows_of, verdict_of
+from findings_runs import NO_RUN, UNRESOLVED, Run, answer, figure, rows_of, verdict_of
 
 from gradstats.report.saved_results import completion_means, read_results
 
 #: Proxies that need no gradient, and what the page calls them.
 PROXIES = {"logit": "1 − 2π + Σπ² (logit)", "surprisal": "−log π"}
 COUNTS = (1, 16)
+#: Runs with token scores.
+RUNS = (Run("qwen_mawps_tokens", "Qwen-0.5B on MAWPS"), Run("embedded_tokens", "embedded"))
 
 
 def section_concentration() -> str:
@@ -21,12 +23,15 @@ def section_concentration() -> str:
         single = frame[frame["tokens_first"] == frame["tokens_last"]].set_index("tokens_first")
         shares[run.name] = [with_interval(single.loc[n], "share") if n in single.index else None for n in COUNTS]
         sizes[run.name] = f"{prompts_of(run)} × {group_size(run)}"
-        lengths.append(f"{completion_means(read_results(committed_path(run.tokens or '', '.')))['mean_length']:.0f}")
+        lengths.append(f"{completion_means(read_results(committed_path(run.folder, '.')))['mean_length']:.0f}")
+    held = ", ".join(
+        f"{COUNTS[-1]} of {length} tokens hold {in_percent([found[-1]])} in {name}"
+        for length, (name, found) in zip(lengths, shares.items(), strict=True)
+    )
     return answer(
-        f"**{'Few' if all(found[-1] and found[-1][1] > 0.5 for found in shares.values()) else 'Many'}: the heaviest 16 "
-        f"tokens of a completion hold {in_percent([found[-1] for found in shares.values()])} of it, of "
-        f"{' and '.join(lengths)} on average.** The energy is "
-        f"Σ‖s_t‖²; the heaviest alone holds {in_percent([found[0] for found in shares.values()])}."
+        f"**{'Few' if all(found[-1] and found[-1][1] > 0.5 for found in shares.values()) else 'Many'}: of a "
+        f"completion's energy {held}.** The energy is "
+        f"Σ‖s_t‖²; the heaviest token alone holds {in_percent([found[0] for found in shares.values()])}."
         if shares
         else NO_RUN,
         rows_of(
@@ -47,20 +52,20 @@ def in_percent(found: list[Triple | None]) -> str:
 
 def token_tables(name: str) -> list[tuple[Run, pd.DataFrame]]:
     """Return a table of each committed run with token scores."""
-    found = ((run, table(run.tokens, name)) for run in RUNS if run.tokens)
+    found = ((run, table(run.folder, name)) for run in RUNS)
     return [(run, frame) for run, frame in found if frame is not None]
 
 
 def prompts_of(run: Run) -> int:
     """Return the number of prompts in the run with token scores."""
-    manifest = numbers(run.tokens or "", "manifest")
+    manifest = numbers(run.folder, "manifest")
     assert manifest is not None
     return int(manifest["n_prompts"])
 
 
 def group_size(run: Run) -> int:
     """Return the number of completions of each prompt in the run with token scores."""
-    manifest = numbers(run.tokens or "", "manifest")
+    manifest = numbers(run.folder, "manifest")
     assert manifest is not None
     return int(manifest["n_sequences"] // manifest["n_prompts"])
 
@@ -68,7 +73,7 @@ def group_size(run: Run) -> int:
 def first_token_figure(name: str, caption: str) -> str:
     """Show a figure of the first committed run with token scores."""
     for run, _ in token_tables(name):
-        return figure(run.tokens or "", name, f"{caption} ({run.name})")
+        return figure(run.folder, name, f"{caption} ({run.name})")
     return ""
 
 
