@@ -47,6 +47,8 @@ CORRECTIONS = (
 )
 #: RLOO with the ratio of whole completions.
 REFERENCE = "recipe:rloo_is"
+#: A ratio is named where the ends of its interval are less than this factor apart.
+WIDEST = 10.0
 #: At which TIS truncates the ratio of a token.
 BOUND = 2.0
 #: As TIS, but for the third digit, and as no correction.
@@ -76,28 +78,33 @@ def effective_share(manifest: Mapping[str, Any]) -> float:
 
 def on_a_larger_model() -> str:
     """State what mismatches are on a larger model, and what corrections do to the variance without one."""
-    said = []
+    said, carrying = [], []
     for run, cause in LARGER.items():
         frame, manifest = table(run, "variance"), numbers(run, "manifest")
         if frame is None or manifest is None:
             continue
         rows = frame.set_index("estimator")
         carried, of_all = rows.loc[[REFERENCE, RLOO], "n_effective_prompts"]
-        few = carried < of_all / 2
         compared = {label: in_words(label) for label in CORRECTIONS if label != RLOO}
-        compared |= {} if few else {REFERENCE: "the plain ratio"}
-        over = [
-            f"{shown(with_interval(rows.loc[label], 'ratio'))} with {name}"
-            for label, name in compared.items()
-            if label in rows.index
-        ]
-        size = f"{manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}"
+        if carried < of_all / 2:
+            carrying.append(f"{carried:.0f}")
+        else:
+            compared[REFERENCE] = "the plain ratio"
+        over, wide = [], []
+        for label in (label for label in compared if label in rows.index):
+            ratio = with_interval(rows.loc[label], "ratio")
+            narrow = ratio is not None and ratio[2] < WIDEST * ratio[1]
+            (over if narrow else wide).append(f"{compared[label]} {shown(ratio)}" if narrow else compared[label])
+        over += [f"{' and '.join(wide)} {UNRESOLVED}"] if wide else []
         said.append(
-            f"{cause} ({size}) leave {effective_share(manifest):.0%} of the completions effective"
-            + (f", and {carried:.0f} effective prompts carry the plain ratio, which is not compared" if few else "")
-            + f"; over no correction the raw variance is {', '.join(over)} (`gradstats run {run}`)."
+            f"{cause} ({manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}, {of_all:.0f} "
+            f"effective prompts, {effective_share(manifest):.0%} of completions effective): {', '.join(over)} "
+            f"(`gradstats run {run}`)"
         )
-    return f"In Qwen-0.5B on MAWPS, {' '.join(said)}" if said else "Larger models are not measured."
+    if not said:
+        return "Larger models are not measured."
+    alone = f" The plain ratio rests on {' and '.join(carrying)} effective prompts, and is not compared."
+    return f"In Qwen-0.5B on MAWPS, raw variance over no correction: {'; '.join(said)}.{alone if carrying else ''}"
 
 
 def section_mismatch() -> str:
@@ -146,7 +153,7 @@ def section_mismatch() -> str:
     if known:
         tis, none, name = max(known, key=lambda one: abs(one[0][0] - 1.0))
         farthest = f": at most, with {name}, TIS has a noise of {shown(tis)}, no correction {shown(none, UNRESOLVED)}"
-    unbound = [one.name for one in settings if one.largest < BOUND]
+    beyond = [one.name for one in settings if one.largest >= BOUND]
     few = [
         f"{row['n_effective_prompts']:.0f} effective prompts carry {names[label].lower()} ({one.name})"
         for one in settings
@@ -175,7 +182,7 @@ def section_mismatch() -> str:
             ],
         ),
         (f"With {INT8} estimates lie within {math.ceil(round(1e3 * max(mild), 6)) / 1e3:g} of 1. " if mild else "")
-        + (f"No ratio of a token reaches TIS's bound of {BOUND:g} in {', '.join(unbound)}. " if unbound else "")
+        + f"Ratios of tokens reach TIS's bound of {BOUND:g} in {', '.join(beyond) or 'none'}. "
         + (f"{'; '.join(few)}. " if few else "")
         + f"Repeat: `gradstats run {SWEEP}`.",
         on_a_larger_model(),

@@ -85,7 +85,7 @@ steps, *-2000* of 2–3.
 """
 DETAILS_HEAD = """# Findings: details
 
-Differences of α, with what qualifies them, beside [findings](findings.md).
+Differences of α, beside [findings](findings.md).
 """
 
 
@@ -368,7 +368,7 @@ def section_division() -> str:
         if rows
         else NO_RUN,
         rows_of(("divided by", "run", "cosine", "bias"), rows),
-        f"{cost}In other runs less is resolved. Repeat: `gradstats variance RUN`.",
+        f"{cost}Repeat: `gradstats variance RUN`.",
         figure("embedded_resolved", "variance_bias", "Noise and bias of each estimator (embedded-2000)"),
     )
 
