@@ -1,8 +1,10 @@
 """Small models and rollouts that many tests share."""
 
+import importlib
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import jaxtyping
 import numpy as np
@@ -71,6 +73,14 @@ def ragged_rollouts(n: int = 5, seed: int = 0, masked: bool = False, longest: in
     return Rollouts.from_sequences(
         prompts, completions, rng.normal(size=n), [f"p{row // 2}" for row in range(n)], completion_mask=masks
     )
+
+
+@pytest.fixture(scope="module")
+def script(request):
+    """The script of experiments/ after which a file of tests is named."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "experiments"))
+        return importlib.import_module(request.path.stem.removeprefix("test_"))
 
 
 @pytest.fixture

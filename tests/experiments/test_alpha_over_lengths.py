@@ -1,8 +1,5 @@
 """The experiment on long traces: conversations of a tiny model, what is resumed, masked, scored and measured."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,18 +12,8 @@ import gradstats as gs
 from gradstats.policy.policy import Policy
 from gradstats.system.files import read_json
 
-ROOT = Path(__file__).parents[2]
 LENGTHS = (4, 8, 16, 32)
 PROBLEMS = ["one and 1", "two and 2", "three and 3", "four and 4"] * 12
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(ROOT / "experiments"))
-    import alpha_over_lengths
-
-    sys.path.remove(str(ROOT / "experiments"))
-    return alpha_over_lengths
 
 
 @pytest.fixture

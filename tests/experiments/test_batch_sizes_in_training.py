@@ -1,6 +1,5 @@
 """The experiment on batch sizes in training: exact policies against the reference, its fits and what it resumes."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,6 @@ from gradstats.system.files import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "figures" / "batch_size_training"
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(ROOT / "experiments"))
-    import batch_sizes_in_training
-
-    sys.path.remove(str(ROOT / "experiments"))
-    return batch_sizes_in_training
 
 
 @pytest.fixture(scope="module")

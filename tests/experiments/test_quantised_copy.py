@@ -1,24 +1,10 @@
 """The copy of a policy with rounded weights."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 import gradstats as gs
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(ROOT / "experiments"))
-    import quantised_copy
-
-    sys.path.remove(str(ROOT / "experiments"))
-    return quantised_copy
 
 
 @pytest.mark.parametrize(("kind", "levels"), [("int8", 127), ("int4", 7)])

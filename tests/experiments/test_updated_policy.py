@@ -1,24 +1,10 @@
 """A copy of a policy after a few steps of AdamW on completions that it drew."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import gradstats as gs
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(ROOT / "experiments"))
-    import updated_policy
-
-    sys.path.remove(str(ROOT / "experiments"))
-    return updated_policy
 
 
 @pytest.fixture(scope="module")
