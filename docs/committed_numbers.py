@@ -101,13 +101,25 @@ def lower_bound(low: float) -> str:
     """Write a lower bound, rounded down to two significant digits."""
     if not low > 0.0:
         return "≥ 0"
-    step = 10.0 ** (math.floor(math.log10(low)) - 1)
+    step = _second_digit(low)
     return f"≥ {math.floor(low / step) * step:g}"
+
+
+def upper_bound(high: float) -> str:
+    """Write an upper bound, rounded up to two significant digits."""
+    if not high > 0.0:
+        return "≤ 0"
+    step = _second_digit(high)
+    return f"≤ {math.ceil(high / step) * step:.2g}"
+
+
+def _second_digit(number: float) -> float:
+    return 10.0 ** (math.floor(math.log10(number)) - 1)
 
 
 def excludes(triple: Triple | None, value: float) -> bool:
     """Return whether an interval is known and does not hold a value."""
-    return triple is not None and not triple[1] <= value <= triple[2]
+    return triple is not None and (triple[1] > value or triple[2] < value)
 
 
 def side(triple: Triple | None) -> int:

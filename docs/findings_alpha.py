@@ -191,7 +191,7 @@ def section_metric() -> str:
                 f"{shown(euclidean.alpha)} in the Euclidean, {shown(adam.alpha)} in Adam's, in {where(found)}"
             )
         else:
-            alike.append(where(found))
+            alike.append(euclidean.run)
         of_layers = euclidean.layers.join(adam.layers.add_suffix("_adam"))
         layers += [
             f"{block} ({euclidean.run})"
@@ -215,7 +215,7 @@ def section_metric() -> str:
     moments = "In embedded v̂ is that of its training by imitation"
     if "qwen_metric" in sweeps:
         moments += ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts"
-    said = f"Yes: {'; '.join(differing)}" if differing else "Not measurably"
+    said = f"Yes: it is {'; '.join(differing)}" if differing else "Not measurably"
     said += f"; not resolved in {'; '.join(alike)}" if differing and alike else ""
     return answer(
         f"**{said}.** Adam divides each coordinate by √v̂ + ε, here ε = 1e-5, which changes the weight of the blocks; "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
-from committed_numbers import Triple, for_all_rows, numbers, shown, table, with_interval
+from committed_numbers import Triple, for_all_rows, numbers, shown, table, upper_bound, with_interval
 from findings_runs import NO_RUN, RLOO, UNRESOLVED, answer, figure, is_below, rows_of, simultaneous, widened
 
 from gradstats.estimators.display_names import in_words
@@ -78,7 +78,7 @@ def effective_share(manifest: Mapping[str, Any]) -> float:
 
 def on_a_larger_model() -> str:
     """State what mismatches are on a larger model, and what corrections do to the variance without one."""
-    said, carrying = [], []
+    said = []
     for run, cause in LARGER.items():
         frame, manifest = table(run, "variance"), numbers(run, "manifest")
         if frame is None or manifest is None:
@@ -86,16 +86,16 @@ def on_a_larger_model() -> str:
         rows = frame.set_index("estimator")
         carried, of_all = rows.loc[[REFERENCE, RLOO], "n_effective_prompts"]
         compared = {label: in_words(label) for label in CORRECTIONS if label != RLOO}
+        over, wide = [], []
         if carried < of_all / 2:
-            carrying.append(f"{carried:.0f}")
+            over.append(f"the plain ratio not compared ({carried:.0f} effective prompts)")
         else:
             compared[REFERENCE] = "the plain ratio"
-        over, wide = [], []
         for label in (label for label in compared if label in rows.index):
             ratio = with_interval(rows.loc[label], "ratio")
             narrow = ratio is not None and ratio[2] < WIDEST * ratio[1]
             (over if narrow else wide).append(f"{compared[label]} {shown(ratio)}" if narrow else compared[label])
-        over += [f"{' and '.join(wide)} {UNRESOLVED}"] if wide else []
+        over += [f"{' and '.join(wide)} too wide to state"] if wide else []
         said.append(
             f"{cause} ({manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}, {of_all:.0f} "
             f"effective prompts, {effective_share(manifest):.0%} of completions effective): {', '.join(over)} "
@@ -103,8 +103,7 @@ def on_a_larger_model() -> str:
         )
     if not said:
         return "Larger models are not measured."
-    alone = f" The plain ratio rests on {' and '.join(carrying)} effective prompts, and is not compared."
-    return f"In Qwen-0.5B on MAWPS, raw variance over no correction: {'; '.join(said)}.{alone if carrying else ''}"
+    return f"In Qwen-0.5B on MAWPS, raw variance over no correction: {'; '.join(said)}."
 
 
 def section_mismatch() -> str:
@@ -131,28 +130,36 @@ def section_mismatch() -> str:
     )
     # Of all corrections and mismatches at once, since any of them may be named.
     factor = simultaneous(sum(one is not None for values in biases.values() for one in values) or 1)
+    pays = any(not one.startswith(names[RLOO]) for one in lower)
     biased = [
         names[label]
         for label, values in biases.items()
         if any(one is not None and min(one[1], widened(one, factor)[1]) > 0.0 for one in values)
     ]
-    largest = max((one[2] for one in biases[RLOO] if one is not None), default=float("nan"))
+    largest = max((one[2] for one in biases[RLOO] if one is not None), default=0.0)
     said = f"{'; '.join(lower)} below" if lower else "nothing is below"
     said += f" the plain ratio of whole completions, which is unbiased; {'; '.join(higher) or 'nothing'} above"
     said += (
         f"; biased: {', '.join(biased)}."
         if biased
-        else f"; no bias is resolved (without a correction ≤ {largest:.2g} of the squared error)."
+        else f"; no bias is resolved (without a correction {upper_bound(largest)} of the squared error)."
     )
     known = [
         (tis, none, one.name)
-        for tis, none, one in zip(noise["recipe:tis"], noise[RLOO], settings, strict=True)
+        for tis, none, one in zip(
+            of("recipe:tis", "matched_ratio", for_all_rows),
+            of(RLOO, "matched_ratio", for_all_rows),
+            settings,
+            strict=True,
+        )
         if tis is not None
     ]
     farthest = ""
     if known:
         tis, none, name = max(known, key=lambda one: abs(one[0][0] - 1.0))
-        farthest = f": at most, with {name}, TIS has a noise of {shown(tis)}, no correction {shown(none, UNRESOLVED)}"
+        farthest = (
+            f": farthest from 1 ({name}), TIS has a noise of {shown(tis)}, no correction {shown(none, UNRESOLVED)}"
+        )
     beyond = [one.name for one in settings if one.largest >= BOUND]
     few = [
         f"{row['n_effective_prompts']:.0f} effective prompts carry {names[label].lower()} ({one.name})"
@@ -169,7 +176,7 @@ def section_mismatch() -> str:
         if label not in LIKE_OTHERS and at not in columns and values[at] is not None
     ]
     return answer(
-        f"**{'In part' if lower else 'Not measurably'}{farthest}.** By intervals for all rows of a mismatch, {said}",
+        f"**{'In part' if pays else 'Not measurably'}{farthest}.** By intervals for all rows of a mismatch, {said}",
         rows_of(
             ("noise, over RLOO with the ratio", *(settings[at].name for at in columns)),
             [

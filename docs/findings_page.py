@@ -22,7 +22,9 @@ from committed_numbers import (
     lower_bound,
     numbers,
     shown,
+    side,
     table,
+    upper_bound,
     with_interval,
 )
 from findings_alpha import details_of_alpha, section_alpha, section_metric
@@ -73,6 +75,8 @@ COMPARED = (
 SAME_ON_POLICY = {"recipe:gspo": "GRPO, GSPO", "recipe:dapo": "DAPO, CISPO"}
 #: Runs of fewer effective prompts are no column of that table.
 FEWEST_PROMPTS = 15
+#: A noise above it is hardly below RLOO's.
+SOME = 0.95
 #: Rows that are unbiased and not fitted to the gradients that are compared.
 UNBIASED = COMPARED[2:6]
 HEAD = """# Findings
@@ -80,8 +84,8 @@ HEAD = """# Findings
 Noise is the number of prompts that an estimator needs for RLOO's variance, over RLOO's: below 1 is better
 ([definitions](read_results.md)). Brackets are 95 % intervals over prompts; a difference is stated only where its
 interval resolves it ([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and
-*embedded*, a policy of a million parameters: *embedded-96* and *-240*, called by their prompts, on problems of 2–4
-steps, *-2000* of 2–3.
+*embedded*, a policy of a million parameters: *embedded-96* and *-240*, named by prompts, on problems of 2–4 steps;
+*-2000*, metrics and training on 2–3.
 """
 DETAILS_HEAD = """# Findings: details
 
@@ -148,8 +152,7 @@ def section_runs() -> str:
         "dequantised. "
         + (
             f"In {one_of(few, len(rows))} fewer than {ENOUGH_PROMPTS} effective prompts carry the variance: "
-            f"intervals of "
-            "noise may be too narrow there."
+            "intervals of noise from so few may be too narrow."
             if few
             else ""
         ),
@@ -173,12 +176,12 @@ def section_noise() -> str:
     gains = sorted(below, key=lambda found: below[found][0])
     said = [f"{named(label)} {shown(below[label, name])} in {name}" for label, name in gains]
     none = [run.name for run in runs if run.name not in {name for _, name in gains}]
-    nothing = f"; nothing is resolved below it in {' or '.join(none)}" if none else ""
+    nothing = f"; none is resolved below RLOO in {' or '.join(none)}" if none and said else ""
+    best = f"nearly: of four unbiased baselines the lowest is {said[0]}" if said else "as far as is resolved"
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**RLOO, {f'nearly: of unbiased rows the lowest is {said[0]}' if said else 'as far as is resolved'}"
-        f"{nothing}.** "
-        + (f"By intervals for all rows of a run, also below it: {'; '.join(said[1:])}. " if said[1:] else "")
+        f"**RLOO, {best}{nothing}.** "
+        + (f"By intervals for all rows of a run, also below RLOO: {'; '.join(said[1:])}. " if said[1:] else "")
         + f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
@@ -258,7 +261,7 @@ def surest(points: pd.DataFrame) -> tuple[float, Triple]:
 
 def section_exponent() -> str:
     """State whether α makes a better baseline."""
-    rows, lower, higher, published = [], [], [], []
+    rows, lower, higher, published, least = [], [], [], [], 1.0
     for run in committed():
         at_fitted, at_published = (largest_groups(run, label) for label in (FITTED, WEIGHTED))
         curve = along(run, EXPONENT)
@@ -269,8 +272,13 @@ def section_exponent() -> str:
             rows.append((run.name, best, shown(at_fitted, "—")))
         if curve is not None:
             exponent, ratio = surest(curve[1])
-            lower += [f"{shown(ratio)} at {number_alone(exponent)} in {run.name}"] if is_below(ratio) else []
-    said = f"Hardly: the noise is {', '.join(lower)}, by intervals for all exponents" if lower else "Not measurably"
+            if is_below(ratio):
+                lower.append(f"{shown(ratio)} at α = {number_alone(exponent)} in {run.name}")
+                least = min(least, ratio[0])
+    said = "Not measurably"
+    if lower:
+        much = "Yes" if least < SOME else "Hardly"
+        said = f"{much}: the noise is {', '.join(lower)}, by intervals for all exponents"
     at_claimed = [
         f"The published 0.8 {verb} it, to {', '.join(found)}."
         for verb, found in (("lowers", published), ("raises", higher))
@@ -315,7 +323,7 @@ def section_centre() -> str:
     return answer(
         (
             (
-                f"**Nearly: the noise is {', '.join(gains)}.**"
+                f"**Nearly: with a shift δ its noise is {', '.join(gains)}.**"
                 if gains
                 else f"**{'Nearly' if off else 'Yes'}, as far as is resolved.**"
             )
@@ -358,7 +366,7 @@ def section_division() -> str:
                 continue
             clear.append(f"{name} {shown(share)} in {run.name}")
             if label == "recipe:gspo" and ratio is not None:
-                cost = cost_of_bias(ratio, share)
+                cost += cost_of_bias(run.name, ratio, share)
         if bounds and all(share[1] <= 0.0 for share in bounds):
             none.append(f"{name} {bounded_bias(max(bounds, key=lambda one: one[2]))}")
     return answer(
@@ -373,15 +381,18 @@ def section_division() -> str:
     )
 
 
-def cost_of_bias(noise: Triple, share: Triple) -> str:
+def cost_of_bias(run: str, noise: Triple, share: Triple) -> str:
     """Compare the squared error of GRPO, bias included, with RLOO's: at 128 prompts, and where the two are equal."""
-    ends = [equal_error(noise[n], share[b]) for n, b in ((0, 0), (2, 2), (1, 1))]
+    ends = ((0, 0), (1, 1), (2, 2))
+    error = [noise[n] / (1.0 - share[b]) for n, b in ends]
     said = (
-        f"Bias included, the squared error of GRPO, GSPO is {noise[0] / (1.0 - share[0]):.2f} of RLOO's at 128 prompts"
+        f"In {run}, bias included, the squared error of GRPO, GSPO is {error[0]:.2f} ({error[1]:.2f} to {error[2]:.2f}"
+        ") of RLOO's at 128 prompts"
     )
-    if ends[1] > 0.0:
-        said += f", and equals it at {ends[0]:.0f} ({ends[1]:.0f} to {ends[2]:.0f} by the ends of both intervals)"
-    return f"{said}. "
+    if noise[1] > 0.0 and noise[2] < 1.0:
+        equal = [equal_error(noise[n], share[b]) for n, b in ends]
+        said += f", and equal at {equal[0]:.0f} ({equal[2]:.0f} to {equal[1]:.0f})"
+    return f"{said}, by the ends of both intervals. "
 
 
 def equal_error(noise: float, share: float, batch: float = 128.0) -> float:
@@ -460,7 +471,7 @@ def bounded_bias(share: Triple | None) -> str:
     """Write a share of bias, by its upper end where none is resolved."""
     if share is None or share[1] > 0.0:
         return shown(share, UNRESOLVED)
-    return f"≤ {math.ceil(share[2] * 1e5) / 1e5:.2g}"
+    return upper_bound(share[2])
 
 
 #: The measured size of a group, and others, of which those above are extrapolated.
@@ -479,20 +490,27 @@ def section_completions() -> str:
         found[run.name] = {size: ratio for size, ratio in noise.items() if ratio is not None}
     if not found:
         return NO_RUN
-    everywhere, others = [], []
+    everywhere, others, clear = [], [], {}
     for size in OTHER_SIZES:
         ratios = {name: of_run[size] for name, of_run in found.items() if size in of_run}
-        apart = {name: shown(ratio) for name, ratio in ratios.items() if excludes(ratio, 1.0)}
-        if apart and len(apart) == len(ratios):
+        apart = {name: shown(ratio) for name, ratio in ratios.items() if side(ratio)}
+        sides = {side(ratio) for ratio in ratios.values()}
+        if apart and len(apart) == len(ratios) > 1 and len(sides) == 1:
             ends = [f"{end(ratio[0] for ratio in ratios.values()):.2f}" for end in (min, max)]
-            everywhere.append(f"{size} have {' to '.join(ends)} times its noise in all {len(ratios)} runs")
+            everywhere.append(f"{size} have {' to '.join(ends)}")
+            clear[size] = sides.pop()
         elif apart:
             others.append(f"{size} have {' and '.join(f'{ratio} in {name}' for name, ratio in apart.items())}")
-        else:
+        elif ratios:
             others.append(f"{size} differ measurably in no run")
+    more = any(size > MEASURED_SIZE and lower < 0 for size, lower in clear.items())
+    fewer = any(size < MEASURED_SIZE and higher < 0 for size, higher in clear.items())
+    best = "More than" if more else "Fewer than" if fewer else "About"
     return answer(
-        f"**About {MEASURED_SIZE}: at equal tokens, {', '.join(everywhere or others)}.**"
-        + (f" For one comparison each, {'; '.join(others)}." if everywhere and others else ""),
+        f"**{best} {MEASURED_SIZE}: at equal tokens, in all {len(found)} runs, {' times, '.join(everywhere)} times "
+        "their noise.**" + (f" By single comparisons, {'; '.join(others)}." if others else "")
+        if everywhere
+        else f"**Not settled.** By single comparisons, {'; '.join(others)}.",
         rows_of(
             (f"noise of RLOO at equal tokens, over {MEASURED_SIZE} completions", *map(str, OTHER_SIZES)),
             [

@@ -25,13 +25,13 @@ def section_concentration() -> str:
         sizes[run.name] = f"{prompts_of(run)} × {group_size(run)}"
         lengths.append(f"{completion_means(read_results(committed_path(run.folder, '.')))['mean_length']:.0f}")
     held = ", ".join(
-        f"{COUNTS[-1]} of {length} tokens hold {in_percent([found[-1]])} in {name}"
+        f"{in_percent([found[-1]])} in {name} (of {length})"
         for length, (name, found) in zip(lengths, shares.items(), strict=True)
     )
     return answer(
         f"**{'Few' if all(found[-1] and found[-1][1] > 0.5 for found in shares.values()) else 'Many'}: of a "
-        f"completion's energy {held}.** The energy is "
-        f"Σ‖s_t‖²; the heaviest token alone holds {in_percent([found[0] for found in shares.values()])}."
+        f"completion's energy, its heaviest {COUNTS[-1]} tokens hold {held}.** The energy is Σ‖s_t‖²; the heaviest "
+        f"token alone holds {in_percent([found[0] for found in shares.values()])}."
         if shares
         else NO_RUN,
         rows_of(

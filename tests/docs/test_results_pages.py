@@ -92,7 +92,7 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
     )
     said = " ".join(alpha.section_metric().split())
     assert said.startswith(
-        "**Yes: 0.50 [0.40, 0.60] in the Euclidean, 0.90 [0.80, 1.00] in Adam's, in embedded, 9 × 8.**"
+        "**Yes: it is 0.50 [0.40, 0.60] in the Euclidean, 0.90 [0.80, 1.00] in Adam's, in embedded, 9 × 8.**"
     )
     assert "turns for reinforce (embedded, 9 × 8)" in said
     assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 0.92 (0.90–0.94) | 50% | ≥ 40 |" in said
@@ -125,7 +125,7 @@ def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measu
     )
     assert "| Qwen-0.5B on MAWPS, 9 × 8 | Adam, ε = 1e-5 |" in said
     assert "| embedded | Euclidean |" in said
-    assert "in embedded, 9 × 8; not resolved in Qwen-0.5B on MAWPS, 4 × 2 and 9 × 8.**" in said
+    assert "in embedded, 9 × 8; not resolved in Qwen-0.5B on MAWPS.**" in said
     assert "Repeat: `gradstats run qwen_metric`, `gradstats run embedded_metric`." in said
     assert claims.of_metric()[1].startswith(
         "α, Euclidean and `adam(eps=1e-5)`: 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80] (Qwen-0.5B on MAWPS, 4 × 2 and "
@@ -181,8 +181,8 @@ def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
     commit_mismatches(no_figures, mismatch, (0.8, 1.3, 1.02))
     said = " ".join(mismatch.section_mismatch().split())
     assert said.startswith(
-        "**In part: at most, with 8 steps earlier, TIS has a noise of 1.30 [1.20, 1.40], no correction 1.00 [0.90, "
-        "1.10].** By intervals for all rows of a mismatch, TIS ("
+        "**In part: farthest from 1 (8 steps earlier), TIS has a noise of 1.30 [1.15, 1.45], no correction 1.00 [0.85, "
+        "1.15].** By intervals for all rows of a mismatch, TIS ("
     )
     assert (
         "TIS (bfloat16) below the plain ratio of whole completions, which is unbiased; TIS (8 steps earlier) above; "
@@ -195,9 +195,9 @@ def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
 
 def test_of_many_corrections_one_counts_by_intervals_for_all_of_them(mismatch, no_figures):
     """Each of these differs by an interval of its own."""
-    commit_mismatches(no_figures, mismatch, (0.88, 1.12), bias=0.22)
+    commit_mismatches(no_figures, mismatch, (0.88, 1.11), bias=0.22)
     said = " ".join(mismatch.section_mismatch().split())
-    assert said.startswith("**Not measurably: at most, with ")
+    assert said.startswith("**Not measurably: farthest from 1 (bfloat16), TIS has a noise of 0.88 [0.73, 1.03]")
     assert "nothing is below the plain ratio of whole completions, which is unbiased; nothing above; no bias is" in said
     assert "no bias is resolved (without a correction ≤ 0.42 of the squared error)." in said
 
@@ -213,10 +213,10 @@ def test_mismatches_of_a_larger_model_are_compared_with_no_correction(mismatch, 
         (no_figures / run / "manifest.json").write_text(json.dumps(sampler_gap(3.0)))
     size = "(10 × 4, 9 effective prompts, 90% of completions effective)"
     assert mismatch.on_a_larger_model() == (
-        f"In Qwen-0.5B on MAWPS, raw variance over no correction: FP8 weights {size}: TIS 0.90 [0.80, 1.00], Geometric "
-        f"rejection not resolved (`gradstats run qwen_mismatch`); 4 steps of AdamW at a rate of 1e-6 {size}: TIS 0.90 "
-        "[0.80, 1.00], the plain ratio 3.00 [2.90, 3.10], Geometric rejection not resolved (`gradstats run "
-        "qwen_stale`). The plain ratio rests on 3 effective prompts, and is not compared."
+        f"In Qwen-0.5B on MAWPS, raw variance over no correction: FP8 weights {size}: the plain ratio not compared (3 "
+        "effective prompts), TIS 0.90 [0.80, 1.00], Geometric rejection too wide to state (`gradstats run "
+        f"qwen_mismatch`); 4 steps of AdamW at a rate of 1e-6 {size}: TIS 0.90 [0.80, 1.00], the plain ratio 3.00 "
+        "[2.90, 3.10], Geometric rejection too wide to state (`gradstats run qwen_stale`)."
     )
 
 
@@ -238,6 +238,21 @@ def test_the_token_baseline_is_judged_by_the_size_that_it_is_worth(claims, no_fi
     row = {"estimator": "otb(loo=True)", "group_size": 4} | dict(zip(ends, worth, strict=True))
     pd.DataFrame([row]).to_csv(no_figures / "embedded_zoo" / "equivalent_group_size.csv", index=False)
     assert claims.of_token_baseline()[0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("noise", "verdict"),
+    [((1.0 + 1e-12,) * 3, "holds"), ((1.0003, 0.99, 1.01), "not resolved"), ((1.2, 1.1, 1.3), "fails")],
+)
+def test_the_own_sample_is_a_scale_where_it_leaves_the_noise_as_it_is(claims, no_figures, noise, verdict):
+    (no_figures / "embedded_resolved").mkdir()
+    ends = (f"matched_ratio{end}" for end in ("", "_low", "_high"))
+    row = {"estimator": "group_mean", "group_size": 8} | dict(zip(ends, noise, strict=True))
+    row |= dict.fromkeys(("ratio", "ratio_low", "ratio_high"), 0.766)
+    pd.DataFrame([row]).to_csv(no_figures / "embedded_resolved" / "variance.csv", index=False)
+    found, number = claims.of_own_sample()
+    assert found == verdict
+    assert number.startswith("raw variance 0.766 of RLOO's; noise 1")
 
 
 @pytest.mark.parametrize(("long", "verdict"), [(80.0, "not resolved"), (120.0, "holds"), (40.0, "fails")])
@@ -332,18 +347,27 @@ def test_the_page_begins_with_the_answer_of_each_section(findings, monkeypatch):
 
 def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures):
     columns = {
-        "estimator": ["rloo", "reinforce", "james_stein", "recipe:gspo", "batch_mean(loo=True)"],
+        "estimator": [
+            "rloo",
+            "reinforce",
+            "james_stein",
+            "recipe:gspo",
+            "batch_mean(loo=True)",
+            "token_mean(loo=True)",
+        ],
         "group_size": 8,
     }
-    ratios = with_ends("matched_ratio", [1.0, 2.0, 0.8, 0.9, 0.7], 0.05)
+    ratios = with_ends("matched_ratio", [1.0, 2.0, 0.8, 0.9, 0.7, 0.95], 0.05)
     for run, high in (("qwen_mawps", 1.01), ("embedded_resolved", 0.99)):
-        wide = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": [1.0, 2.2, high, 0.99, 1.2]}
+        highs = [1.0, 2.2, high, 0.99, 1.2, high - 0.01]
+        wide = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": highs}
         commit(no_figures, run, "one", (0.6, 0.55, 0.65), variance=pd.DataFrame({**columns, **ratios, **wide}))
     (no_figures / "qwen_mawps" / "variance.json").write_text(json.dumps({"prompts_to_resolve": 1706}))
     said = " ".join(findings.section_noise().split())
     assert said.startswith(
-        "**RLOO, nearly: of unbiased rows the lowest is James–Stein 0.80 [0.60, 0.99] in embedded-2000; nothing is "
-        "resolved below it in Qwen-0.5B on MAWPS.** REINFORCE is noisier in all 2 runs."
+        "**RLOO, nearly: of four unbiased baselines the lowest is James–Stein 0.80 [0.60, 0.99] in embedded-2000; none "
+        "is resolved below RLOO in Qwen-0.5B on MAWPS.** By intervals for all rows of a run, also below RLOO: token "
+        "mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000. REINFORCE is noisier in all 2 runs."
     )
     assert "Values for all rows of Qwen-0.5B on MAWPS take an estimated 1,706 prompts." in said
     assert "| GRPO, GSPO | 0.900 [0.850, 0.950] | 0.900 [0.850, 0.950] |" in said
@@ -470,7 +494,7 @@ def test_alpha_along_long_traces_is_stated_as_its_table_gives_it(alpha, no_figur
     ("ratios", "verdict"),
     [
         # The second is lower, but the first is surely below 1.
-        ([0.85, 1.0, 0.8], "**Nearly: the noise is 0.85 [0.75, 0.95] at δ = −0.5 in SmolLM2 on sums.**"),
+        ([0.85, 1.0, 0.8], "**Nearly: with a shift δ its noise is 0.85 [0.75, 0.95] at δ = −0.5 in SmolLM2 on sums.**"),
         ([0.95, 1.0, 0.8], "**Yes, as far as is resolved.**"),
     ],
 )
@@ -490,6 +514,22 @@ def test_a_shift_counts_by_intervals_for_all_values_at_once(findings, no_figures
     assert verdict in said
     assert "0.05 [≤ −0.5, 0.2]" in said
     assert "the best δ is not shown to differ from 0." in said
+
+
+def test_each_divisor_that_biases_is_named_and_what_it_costs(findings, no_figures):
+    labels = ["grpo", "recipe:gspo"]
+    frame = pd.DataFrame({"estimator": labels, "group_size": 8, "cosine": float("nan")})
+    frame = frame.assign(
+        **with_ends("matched_ratio", [1.0, 0.9], 0.05), **with_ends("matched_bias_share", [0.2, 0.1], 0.05)
+    )
+    commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6), variance=frame)
+    said = " ".join(findings.section_division().split())
+    assert said.startswith(
+        "**Some do, as a share of the squared error of 128 prompts: the standard deviation of the group 0.200 [0.150, "
+        "0.250] in SmolLM2 on sums.** Also deviation and length (GRPO, GSPO) 0.100 [0.050, 0.150] in SmolLM2 on sums. "
+        "Not resolved: none."
+    )
+    assert "In SmolLM2 on sums, bias included, the squared error of GRPO, GSPO is 1.00 (0.89 to 1.12) of" in said
 
 
 def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
@@ -544,11 +584,8 @@ def test_runs_are_named_or_counted(runs):
 @pytest.mark.parametrize(
     ("low", "published", "said"),
     [
-        (
-            0.9,
-            1.0,
-            "**Hardly: the noise is 0.900 [0.800, 0.990] at 0.5 in SmolLM2 on sums, by intervals for all exponents.**",
-        ),
+        (0.9, 1.0, "**Yes: the noise is 0.900 [0.800, 0.990] at α = 0.5 in SmolLM2"),
+        (0.96, 1.0, "**Hardly: the noise is 0.960 [0.920, 0.990] at α = 0.5 in SmolLM2"),
         (1.0, 1.0, "**Not measurably.**"),
         (1.0, 1.2, "**Not measurably.** The published 0.8 raises it, to 1.20 [1.10, 1.30] in SmolLM2 on sums."),
         (1.0, 0.8, "**Not measurably.** The published 0.8 lowers it, to 0.80 [0.70, 0.90] in SmolLM2 on sums."),
@@ -561,14 +598,15 @@ def test_whether_the_exponent_helps_follows_the_interval(findings, no_figures, l
     commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6), variance=frame)
     # The second is lower, but the first is surely below 1.
     ends = {
-        "matched_ratio_simultaneous_low": [1.0, 0.8, 0.2],
-        "matched_ratio_simultaneous_high": [1.0, low + 0.09, 1.4],
+        "matched_ratio_simultaneous_low": [1.0, 0.8 if low == 0.9 else 0.92, 0.2],
+        "matched_ratio_simultaneous_high": [1.0, 0.99 if low < 1.0 else 1.09, 1.4],
     }
     curve = pd.DataFrame({"value": [0.0, 0.5, 1.0], "matched_ratio": [1.0, low, 0.8], **ends})
     path = no_figures / "smollm2" / "tables" / findings.EXPONENT
     curve.to_csv(path.with_suffix(".csv"), index=False)
     path.with_suffix(".json").write_text(json.dumps({"minimiser": 1.0, "minimiser_low": 0.0, "minimiser_high": 1.0}))
-    assert " ".join(findings.section_exponent().split("\n\n")[0].split()) == said
+    found = " ".join(findings.section_exponent().split("\n\n")[0].split())
+    assert found.removesuffix(" on sums, by intervals for all exponents.**") == said
 
 
 def test_the_batch_at_which_a_bias_outweighs_less_noise(findings):
@@ -576,12 +614,13 @@ def test_the_batch_at_which_a_bias_outweighs_less_noise(findings):
     noise, squared = 0.9, 1e-3
     share = squared / (squared + noise / 128)
     assert findings.equal_error(noise, share) == pytest.approx((1.0 - noise) / squared)
-    said = findings.cost_of_bias((0.9, 0.8, 0.95), (0.1, 0.05, 0.2))
+    said = findings.cost_of_bias("one", (0.9, 0.8, 0.95), (0.1, 0.05, 0.2))
     assert said == (
-        "Bias included, the squared error of GRPO, GSPO is 1.00 of RLOO's at 128 prompts, and equals it at 128 (27 to "
-        "608 by the ends of both intervals). "
+        "In one, bias included, the squared error of GRPO, GSPO is 1.00 (0.84 to 1.19) of RLOO's at 128 prompts, and "
+        "equal at 128 (27 to 608), by the ends of both intervals. "
     )
-    assert "equals" not in findings.cost_of_bias((0.9, 0.8, 1.05), (0.1, 0.05, 0.2))
+    for noise in ((0.9, 0.8, 1.05), (0.9, 0.0, 0.95)):
+        assert "equal" not in findings.cost_of_bias("one", noise, (0.1, 0.05, 0.2))
 
 
 def test_the_number_of_completions_is_judged_at_equal_tokens(findings, no_figures):
@@ -592,7 +631,7 @@ def test_the_number_of_completions_is_judged_at_equal_tokens(findings, no_figure
         commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=variance, allocation=frame)
     said = " ".join(findings.section_completions().split())
     assert said.startswith(
-        "**About 8: at equal tokens, 2 have 1.60 to 1.80 times its noise in all 2 runs.** For one comparison each, 4 "
+        "**About 8: at equal tokens, in all 2 runs, 2 have 1.60 to 1.80 times their noise.** By single comparisons, 4 "
         "have 1.20 [1.10, 1.30] in SmolLM2 on sums; 16 differ measurably in no run; 32 have 0.70 [0.60, 0.80] in "
         "SmolLM2 on sums."
     )
@@ -608,7 +647,9 @@ def test_what_changes_along_training_follows_the_intervals(findings, no_figures)
     ):
         for label in ("reinforce", "rloo", "grpo"):
             values = {"mean_reward": reward, "alpha": alpha, "matched_ratio": noise if label == "reinforce" else 1.0}
-            entry = {"cell": cell, "estimator": label, "trace_cov": 9.0, "trace_cov_low": 8.0, "trace_cov_high": 10.0}
+            variance = 9.0 if cell == cells[0] else 5.0
+            entry = {"cell": cell, "estimator": label, "trace_cov": variance}
+            entry |= {"trace_cov_low": variance - 1.0, "trace_cov_high": variance + 1.0}
             for name, value in values.items():
                 entry |= {name: value, f"{name}_low": value - 0.2, f"{name}_high": value + 0.2}
             both = {"grpo": (1.1, 1.3)}.get(label, (0.9, 1.1)) if cell == cells[1] else (0.9, 1.1)
@@ -622,8 +663,9 @@ def test_what_changes_along_training_follows_the_intervals(findings, no_figures)
     said = " ".join(findings.section_training().split())
     # The paired difference of α holds 0; a critical batch without an upper end is above another one by its lower end.
     assert said.startswith(
-        "**Yes: noise of REINFORCE from 1.50 to 4.00, critical batch from 60 to ≥ 220.** The embedded"
+        "**Yes: noise of REINFORCE from 1.50 to 4.00, variance of RLOO from 9.0 to 5.0, critical batch from 60 to ≥ "
+        "220.** The embedded"
     )
     assert "for 40 steps (mean reward 0.50 to 0.90). Below RLOO: nothing. Above it, by intervals" in said
     assert "of a step at once: GRPO advantage (step 40)." in said
-    assert "| 40 | 0.90 [0.70, 1.10] | 0.60 [0.40, 0.80] | 4.00 [3.80, 4.20] | 9.0 [8.0, 10.0] | ≥ 220 |" in said
+    assert "| 40 | 0.90 [0.70, 1.10] | 0.60 [0.40, 0.80] | 4.00 [3.80, 4.20] | 5.0 [4.0, 6.0] | ≥ 220 |" in said
