@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Sequence
@@ -123,7 +124,7 @@ def main() -> None:
         if os.environ.get("GRADSTATS_TRACEBACK"):
             raise
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        proposed = "" if isinstance(error, KeyError) else _nearest_path(message, sys.argv[1:])
+        proposed = "" if isinstance(error, KeyError) else _nearest_path(message, sys.argv[2:])
         terminal.fail(message + proposed)
         sys.exit(1)
     except Exception as error:
@@ -137,7 +138,8 @@ def _nearest_path(message: str, words: Sequence[str]) -> str:
     """Propose the nearest path to one that was given, that a message names and that does not exist."""
     for word in words:
         path = Path(word)
-        if str(path) in message and path.name and not path.exists() and path.parent.is_dir():
+        named = re.search(rf"(?<![\w/]){re.escape(str(path))}(?![\w/])", message)
+        if named and path.name and not path.exists() and path.parent.is_dir():
             beside = [one.name for one in path.parent.iterdir()]
             for name in get_close_matches(path.name, beside, 1, 0.7):
                 return f"; did you mean {path.with_name(name)}?"

@@ -14,6 +14,7 @@ from command_line import run
 
 import gradstats
 from gradstats.analyses import registry
+from gradstats.cli import commands
 from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
 from gradstats.cli.options import REGISTRY, without_markup
 
@@ -91,9 +92,9 @@ def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypat
         assert code == 0
         assert max(map(len, out.splitlines())) <= 80
         assert len(out.splitlines()) <= 25
-        for group, commands in GROUPS.items():
-            assert f"\n  {group:<6}{next(iter(commands))} " in out
-            assert all(question in out for _, question in commands.values())
+        for group, questions in GROUPS.items():
+            assert f"\n  {group:<6}{next(iter(questions))} " in out
+            assert all(question in out for _, question in questions.values())
     assert sum(map(len, GROUPS.values())) <= 14
     code, _, err = run(monkeypatch, capsys, "varaince", "x")
     assert code == 1
@@ -200,6 +201,21 @@ def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys
     assert "did you mean" not in run(monkeypatch, capsys, "variance", "runs/other")[2]
     (tmp_path / "runs" / "embedded" / "experiment.yaml").touch()
     assert "a folder of runs: name one of them, as in runs/embedded" in run(monkeypatch, capsys, "alpha", "runs")[2]
+
+
+@pytest.mark.parametrize("word", ["bun", "undl", "embedded"])
+def test_no_folder_is_proposed_for_what_a_message_does_not_name(monkeypatch, capsys, tmp_path, word):
+    """The command, and letters inside a word, are no paths that somebody gave."""
+
+    def refuse(_words):
+        raise ValueError("a run in another folder than runs/bundle")
+
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "bundle").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "dispatch", refuse)
+    code, _, err = run(monkeypatch, capsys, "run", word)
+    assert (code, err) == (1, "gradstats: a run in another folder than runs/bundle\n")
 
 
 def test_an_interrupt_says_that_nothing_is_lost(monkeypatch, capsys):
