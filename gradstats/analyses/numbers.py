@@ -34,6 +34,10 @@ _BOUNDLESS = 1e9
 # Numbers outside of these are written with a power of ten.
 _SMALL, _LARGE = 1e-4, 1e9
 _SMALL_IN_LATEX, _LARGE_IN_LATEX = 1e-3, 1e6
+# Share of the other end of an interval below which an end is as good as 0.
+_AS_GOOD_AS_NOTHING = 1e-4
+# Decimals of a number at most.
+_MOST_DIGITS = 12
 # Ends of one sign of which one is so many times the other need digits of their own.
 _DECADE = 10.0
 
@@ -155,9 +159,14 @@ def _in_brackets(value: float, low: float, high: float, margin: float, power: st
 
 
 def _kept_digits(number: float, low: float, high: float) -> int:
-    """Return the decimals of a value or an end: those of the half-width, and of far-apart ends two digits at least."""
+    """Return the decimals of a value or an end: those of the half-width, and of far-apart ends two digits at least.
+
+    An end that is a ten-thousandth of the other, or less, is as good as 0.
+    """
     digits = _digits_for((high - low) / 2.0)
-    return max(digits, _digits_for(abs(number))) if _far_apart(low, high) else digits
+    if not _far_apart(low, high) or abs(number) <= _AS_GOOD_AS_NOTHING * max(abs(low), abs(high)):
+        return digits
+    return max(digits, _digits_for(abs(number)))
 
 
 def _far_apart(low: float, high: float) -> bool:
@@ -316,7 +325,8 @@ def _digits_for(margin: float) -> int:
 
 def _fixed(number: float, digits: int) -> str:
     """Return a number with so many decimals, and thousands apart; tens, hundreds and so on for a negative number."""
-    text = f"{round(number, digits):,.{min(max(digits, 0), 12)}f}" if number else "0"
+    nothing = not number or (digits > _MOST_DIGITS and abs(number) < 10.0**-_MOST_DIGITS)
+    text = "0" if nothing else f"{round(number, digits):,.{min(max(digits, 0), _MOST_DIGITS)}f}"
     if not text.strip("-0."):
         text = text.lstrip("-")
     return text.replace("-", "−")

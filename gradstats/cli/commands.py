@@ -124,7 +124,8 @@ def main() -> None:
         if os.environ.get("GRADSTATS_TRACEBACK"):
             raise
         message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        proposed = "" if isinstance(error, KeyError) else _nearest_path(message, sys.argv[2:])
+        has_proposal = isinstance(error, KeyError) or "did you mean" in message
+        proposed = "" if has_proposal else _nearest_path(message, sys.argv[2:])
         terminal.fail(message + proposed)
         sys.exit(1)
     except Exception as error:

@@ -191,11 +191,12 @@ def variance(
     """Compare the variance of policy-gradient estimators on a measurement.
 
     Args:
-        source: a measurement folder or a run directory.
+        source: a measurement folder, or a run directory, whose own estimators, reference and target are the defaults.
         out: also write the table as CSV.
     """
     from gradstats import estimators
 
+    settings = with_those_of_run(source, settings)
     for label in (*settings.estimators, settings.reference):  # before the imports, which take longer
         estimators.get(label)
     from gradstats.analyses.variance import ANALYSIS
@@ -216,6 +217,18 @@ def variance(
             comparison, frame, headline_of(str(source), measured.rollouts), said, everything, notes
         )
     save_table(out, frame, overwrite, quiet=as_json)
+
+
+def with_those_of_run(source: Path, settings: VarianceSection) -> VarianceSection:
+    """Return settings in which a run's own estimators, reference and target take the place of the usual ones."""
+    from gradstats.report.saved_results import is_run_directory, read_recorded_experiment
+
+    if not is_run_directory(source):
+        return settings
+    of_run, usual = read_recorded_experiment(source / "experiment.yaml").variance, VarianceSection()
+    names = ("estimators", "reference", "target")
+    unchanged = {name: getattr(of_run, name) for name in names if getattr(settings, name) == getattr(usual, name)}
+    return settings.model_copy(update=unchanged)
 
 
 def profile(

@@ -97,11 +97,18 @@ def _print_error(word: str, style: str, message: str) -> None:
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Print each warning of the library as a note, once, without the source line that Python would add."""
+    told = set()
+
+    def tell(message: object, *_args: object, **_options: object) -> None:
+        if str(message) not in told:
+            told.add(str(message))
+            note(str(message))
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for category in (UserWarning, RuntimeWarning):
             warnings.filterwarnings("default", category=category)
-        warnings.showwarning = lambda message, *_args, **_options: note(str(message))
+        warnings.showwarning = tell
         yield
 
 

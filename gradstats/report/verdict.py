@@ -359,12 +359,16 @@ def alpha_verdict(alpha: Mapping[str, Any]) -> str:
 
     >>> alpha_verdict({"alpha": 0.6, "alpha_low": 0.56, "alpha_high": 0.64, "method": "ols"})
     '0.600 [0.560, 0.640]; not ½, not 1'
+    >>> alpha_verdict({"alpha": 0.6, "alpha_low": math.nan, "alpha_high": math.nan, "method": "ols"})
+    '0.6; without an interval, for which there are too few prompts'
     """
     found, inner = [_triple(alpha, "alpha")], alpha.get("within_prompt")
     if math.isnan(found[0][0]):
         return "not resolved"
     if inner and alpha.get("method") != "within_prompt":
         found.append(_triple(inner, "alpha"))
+    if any(math.isnan(end) for _, *ends in found[:1] for end in ends):
+        return f"{number_with_interval(*found[0])}; without an interval, for which there are too few prompts"
     said = []
     for value, name in ((0.5, "½"), (1.0, "1")):  # of token scores that are uncorrelated, and of aligned ones
         inside = any(low <= value <= high for _, low, high in found)

@@ -38,15 +38,20 @@ def departures_of(sampler: Mapping[str, object], scorer_temperature: float | Non
 def other_policy_of(drawn_by: object, scored: Mapping[str, object]) -> list[str]:
     """List what was recorded of the policy that drew the tokens and differs from the scored one, as ``name=value``.
 
-    The same weights may go by two names; a revision or an adapter is another policy.
+    The same weights may go by two names; other weights, a revision or an adapter are another policy.
     """
     if not isinstance(drawn_by, Mapping):
         return []
-    return [
+    found = [
         f"{name}={drawn_by[name]}"
         for name in ("revision", "adapter")
         if name in drawn_by and name in scored and drawn_by[name] != scored[name]
     ]
+    digests = [(one.get("digests") or {}).get("weights") for one in (drawn_by, scored)]
+    if not found and all(digests) and digests[0] != digests[1]:
+        other = drawn_by.get("name") != scored.get("name")
+        found.append(f"policy={drawn_by['name']}" if other else f"weights={digests[0][:12]}")
+    return found
 
 
 def _is_one_of(value: object, values: tuple[float, ...]) -> bool:

@@ -203,6 +203,12 @@ def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys
     assert "a folder of runs: name one of them, as in runs/embedded" in run(monkeypatch, capsys, "alpha", "runs")[2]
 
 
+def test_one_proposal_is_enough(monkeypatch, capsys, tmp_path):
+    (tmp_path / "embedded").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, capsys, "run", "embeded")[2].count("did you mean") == 1
+
+
 @pytest.mark.parametrize("word", ["bun", "undl", "embedded"])
 def test_no_folder_is_proposed_for_what_a_message_does_not_name(monkeypatch, capsys, tmp_path, word):
     """The command, and letters inside a word, are no paths that somebody gave."""

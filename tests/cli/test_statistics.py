@@ -24,10 +24,11 @@ from gradstats.analyses import profile_policy
 from gradstats.analyses.curve import parameter_values
 from gradstats.analyses.ratios import ANALYSIS as RATIOS
 from gradstats.analyses.ratios import CLIPPING
-from gradstats.cli.statistics import refuse_foreign_result, save_result
+from gradstats.cli.statistics import refuse_foreign_result, save_result, with_those_of_run
 from gradstats.config.experiment import load_experiment
-from gradstats.config.sections import DEFAULT_ESTIMATORS
+from gradstats.config.sections import DEFAULT_ESTIMATORS, VarianceSection
 from gradstats.report.analysis_tables import analysis_table
+from gradstats.report.saved_results import write_recorded_experiment
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
 
@@ -629,6 +630,17 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     assert list(pd.read_csv(tmp_path / "v.csv")["group_size"]) == [2, 2, 4, 4]
     assert "samples for equal noise, rloo = 1, 2 completions a group" in out
     assert "rloo, N=4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
+
+
+def test_of_a_run_its_own_estimators_are_compared_where_none_are_named(measured, tmp_path):
+    own = "variance: {estimators: [rloo, max_rl], reference: max_rl, target: on_policy, group_size: 4}"
+    write_recorded_experiment(tmp_path / "experiment.yaml", f"policy: {{name: a}}\nprompts: {{source: b}}\n{own}\n")
+    found = with_those_of_run(tmp_path, VarianceSection())
+    assert (found.estimators, found.reference, found.target) == (["rloo", "max_rl"], "max_rl", "on_policy")
+    assert found.group_size is None
+    found = with_those_of_run(tmp_path, VarianceSection(estimators=["grpo"], reference="grpo"))
+    assert (found.estimators, found.reference, found.target) == (["grpo"], "grpo", "on_policy")
+    assert with_those_of_run(Path(measured), VarianceSection()) == VarianceSection()
 
 
 def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):

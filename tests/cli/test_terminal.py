@@ -73,6 +73,7 @@ def test_warnings_of_the_library_become_remarks_once(monkeypatch, capsys):
     with terminal.warnings_as_notes():
         for _ in range(2):
             warnings.warn("few prompts", UserWarning, stacklevel=1)
+        warnings.warn("few prompts", UserWarning, stacklevel=1)  # from another line
         warnings.warn("NaN", RuntimeWarning, stacklevel=1)
         warnings.warn("of a dependency", DeprecationWarning, stacklevel=1)
     assert capsys.readouterr().err == "note: few prompts\nnote: NaN\n"

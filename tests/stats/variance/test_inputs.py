@@ -18,6 +18,7 @@ from gradstats.analyses.variance_notes import about_target, moments_of, target_a
 from gradstats.estimators import Batch
 from gradstats.measurement.measurement import WeightedGradients
 from gradstats.rollouts.table import Rollouts
+from gradstats.stats.on_policy import other_policy_of
 from gradstats.stats.variance.inputs import (
     choose_target,
     comparison_inputs,
@@ -516,6 +517,32 @@ def test_what_is_recorded_of_sampler_and_scorer():
     expected = {"temperature=0.6", "min_p=0.1", "revision=step-1"}
     assert differences({"temperature": 0.6, "min_p": 0.1}, "step-1") == expected
     assert recorded_differences(BATCH) == []
+
+
+@pytest.mark.parametrize(
+    ("drawn", "scored", "differing"),
+    [
+        (
+            {"name": "fp8", "digests": {"weights": "b" * 64}},
+            {"name": "bf16", "digests": {"weights": "a" * 64}},
+            ["policy=fp8"],
+        ),
+        (
+            {"name": "m", "digests": {"weights": "b" * 64}},
+            {"name": "m", "digests": {"weights": "a" * 64}},
+            [f"weights={'b' * 12}"],
+        ),
+        ({"name": "link", "digests": {"weights": "a" * 64}}, {"name": "m", "digests": {"weights": "a" * 64}}, []),
+        ({"name": "served"}, {"name": "m", "digests": {"weights": "a" * 64}}, []),
+        (
+            {"name": "m", "revision": "1", "digests": {"weights": "b"}},
+            {"name": "m", "revision": "2", "digests": {"weights": "a"}},
+            ["revision=1"],
+        ),
+    ],
+)
+def test_other_weights_are_another_policy_and_another_name_is_not(drawn, scored, differing):
+    assert other_policy_of(drawn, scored) == differing
 
 
 def test_an_importance_weighted_target_needs_both_log_probabilities():
