@@ -87,17 +87,21 @@ def answer_screen(answer: str, table: ShortTable | None = None, closing: Sequenc
 def _table(table: ShortTable, room: int) -> list[str]:
     """Return headings and rows of a short table, of which the last are left out where the room is too small.
 
+    Of values along a range, those between are left out instead, at equal distances.
+
     Args:
         table: the table.
         room: lines for its rows, below a heading of one line, and one more where no row is left out.
     """
     n_rows = len(table.rows)
     for n_shown in range(min(n_rows, room + 1), 0, -1):
-        lines = _rows_of_table(table, table.rows[:n_shown])
-        n_left = n_rows - n_shown
+        rows = table.rows[:: math.ceil(n_rows / n_shown)] if table.along else table.rows[:n_shown]
+        lines = _rows_of_table(table, rows)
+        n_left = n_rows - len(rows)
         if len(lines) - 1 <= room + (n_left == 0) or n_shown == 1:
             break
-    return [*lines, f"{_INDENT}… {n_left} more rows: --all"] if n_left else lines
+    left = f"{n_left} rows between" if table.along else f"{n_left} more rows"
+    return [*lines, f"{_INDENT}… {left}: --all"] if n_left else lines
 
 
 def _rows_of_table(table: ShortTable, rows: Sequence[ShortRow]) -> list[str]:

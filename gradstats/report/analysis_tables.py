@@ -260,6 +260,15 @@ class ShortTable:
     rows: tuple[ShortRow, ...]
     in_blocks: bool = False
 
+    @property
+    def along(self) -> bool:
+        """Whether the rows are rising values of a parameter, as those of a curve."""
+        try:
+            values = [float(row.names[0].replace("−", "-")) for row in self.rows]
+        except ValueError:
+            return False
+        return len(values) > 2 and values == sorted(values)
+
     def cells(self, width: int) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows as text, with names of at most so many letters."""
         return [self.heading, *self.headings], [[row.name(width), *row.cells] for row in self.rows]

@@ -15,9 +15,9 @@ from printed_numbers import NUMBER, as_number
 from gradstats.analyses import registry
 from gradstats.analyses.numbers import number_with_interval, readable
 from gradstats.analyses.plan import plan_ratio
-from gradstats.cli.answers import LINES, WIDTH, first_screen, noise_table
+from gradstats.cli.answers import LINES, WIDTH, answer_screen, first_screen, noise_table
 from gradstats.plots.quantities import limits_of
-from gradstats.report.analysis_tables import short_table
+from gradstats.report.analysis_tables import ShortRow, ShortTable, short_table
 from gradstats.report.saved_results import ENDS, read_frame, read_results
 from gradstats.report.verdict import PLANNED, Verdict, alpha_verdicts, compared_first, headline, verdicts
 from gradstats.system.files import read_csv
@@ -190,6 +190,22 @@ def test_the_first_screen_of_several_profiles_is_short(measured, tmp_path, monke
 def test_only_what_needs_more_than_a_measurement_is_not_walked():
     needed = {"critic", "ratios", "tokens", "variance_by_block"}  # values, log-probabilities, probes, sketches by block
     assert set(registry.names()) - set(QUESTIONS) == needed
+
+
+@pytest.mark.parametrize(
+    ("names", "shown", "left"),
+    [
+        ([f"−{100 - at}" for at in range(41)], [f"−{100 - at}" for at in range(0, 41, 3)], "… 27 rows between: --all"),
+        (["−1", "0", "1"], ["−1", "0", "1"], None),
+        ([f"layers.{at}" for at in range(41)], [f"layers.{at}" for at in range(19)], "… 22 more rows: --all"),
+        ([str(41 - at) for at in range(41)], [str(41 - at) for at in range(19)], "… 22 more rows: --all"),  # ranked
+    ],
+)
+def test_of_values_along_a_range_rows_between_are_left_out(names, shown, left):
+    rows = tuple(ShortRow((name,), 1.0, "", ("0.5",)) for name in names)
+    _, _, _, *lines = answer_screen("An answer.", ShortTable("row", ("noise",), rows))
+    assert [line.split()[0] for line in lines[: len(shown)]] == shown
+    assert [line.strip() for line in lines[len(shown) :]] == ([] if left is None else [left])
 
 
 def test_the_table_that_answers_is_on_the_first_screen(measured, monkeypatch, capsys):
