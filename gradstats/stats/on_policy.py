@@ -47,11 +47,17 @@ def other_policy_of(drawn_by: object, scored: Mapping[str, object]) -> list[str]
         for name in ("revision", "adapter")
         if name in drawn_by and name in scored and drawn_by[name] != scored[name]
     ]
-    digests = [(one.get("digests") or {}).get("weights") for one in (drawn_by, scored)]
-    if not found and all(digests) and digests[0] != digests[1]:
+    drawn, now = _digest_of_weights(drawn_by), _digest_of_weights(scored)
+    if not found and drawn and now and drawn != now:
         other = drawn_by.get("name") != scored.get("name")
-        found.append(f"policy={drawn_by['name']}" if other else f"weights={digests[0][:12]}")
+        found.append(f"policy={drawn_by['name']}" if other else f"weights={drawn[:12]}")
     return found
+
+
+def _digest_of_weights(policy: Mapping[str, object]) -> str:
+    """Return the digest of a policy's weights; empty where none was recorded."""
+    digests = policy.get("digests")
+    return str(digests.get("weights") or "") if isinstance(digests, Mapping) else ""
 
 
 def _is_one_of(value: object, values: tuple[float, ...]) -> bool:
