@@ -196,7 +196,6 @@ def variance(
     """
     from gradstats import estimators
 
-    settings = with_those_of_run(source, settings)
     for label in (*settings.estimators, settings.reference):  # before the imports, which take longer
         estimators.get(label)
     from gradstats.analyses.variance import ANALYSIS
@@ -205,6 +204,7 @@ def variance(
     from gradstats.runs.analysis import refuse_foreign_table
 
     refuse_foreign_table(out, ANALYSIS.known_by)
+    settings = with_those_of_run(source, settings)
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
         warnings.simplefilter("ignore")
