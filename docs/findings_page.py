@@ -27,7 +27,7 @@ from committed_numbers import (
     upper_bound,
     with_interval,
 )
-from findings_alpha import details_of_alpha, section_alpha, section_metric
+from findings_alpha import CLAIMED, details_of_alpha, section_alpha, section_metric
 from findings_gain import ZOO, section_left, section_values
 from findings_mismatch import section_mismatch
 from findings_runs import (
@@ -50,6 +50,7 @@ from findings_tokens import section_concentration, section_proxy
 
 from gradstats import data
 from gradstats.analyses.numbers import minimiser_with_interval, number_alone
+from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators.display_names import in_words
 from gradstats.report.saved_results import completion_means, read_results
 from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
@@ -177,7 +178,7 @@ def section_noise() -> str:
     said = [f"{named(label)} {shown(below[label, name])} in {name}" for label, name in gains]
     none = [run.name for run in runs if run.name not in {name for _, name in gains}]
     nothing = f"; none is resolved below RLOO in {' or '.join(none)}" if none and said else ""
-    best = f"nearly: of four unbiased baselines the lowest is {said[0]}" if said else "as far as is resolved"
+    best = f"nearly: of {len(UNBIASED)} unbiased baselines the lowest is {said[0]}" if said else "as far as is resolved"
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
         f"**RLOO, {best}{nothing}.** "
@@ -280,7 +281,7 @@ def section_exponent() -> str:
         much = "Yes" if least < SOME else "Hardly"
         said = f"{much}: the noise is {', '.join(lower)}, by intervals for all exponents"
     at_claimed = [
-        f"The published 0.8 {verb} it, to {', '.join(found)}."
+        f"The published {CLAIMED:g} {verb} it, to {', '.join(found)}."
         for verb, found in (("lowers", published), ("raises", higher))
         if found
     ]
@@ -369,8 +370,11 @@ def section_division() -> str:
                 cost += cost_of_bias(run.name, ratio, share)
         if bounds and all(share[1] <= 0.0 for share in bounds):
             none.append(f"{name} {bounded_bias(max(bounds, key=lambda one: one[2]))}")
+    said = "Not measurably"
+    if clear:
+        said = f"Some do, as a share of the squared error of {PROMPTS_PER_BATCH} prompts: {clear[0]}"
     return answer(
-        f"**{f'Some do, as a share of the squared error of 128 prompts: {clear[0]}' if clear else 'Not measurably'}.** "
+        f"**{said}.** "
         + (f"Also {'; '.join(clear[1:])}. " if clear[1:] else "")
         + f"Not resolved: {'; '.join(none) or 'none'}."
         if rows
@@ -387,15 +391,15 @@ def cost_of_bias(run: str, noise: Triple, share: Triple) -> str:
     error = [noise[n] / (1.0 - share[b]) for n, b in ends]
     said = (
         f"In {run}, bias included, the squared error of GRPO, GSPO is {error[0]:.2f} ({error[1]:.2f} to {error[2]:.2f}"
-        ") of RLOO's at 128 prompts"
+        f") of RLOO's at {PROMPTS_PER_BATCH} prompts"
     )
     if noise[1] > 0.0 and noise[2] < 1.0:
         equal = [equal_error(noise[n], share[b]) for n, b in ends]
-        said += f", and equal at {equal[0]:.0f} ({equal[2]:.0f} to {equal[1]:.0f})"
+        said += f", and equals it at {equal[0]:.0f} ({equal[2]:.0f} to {equal[1]:.0f})"
     return f"{said}, by the ends of both intervals. "
 
 
-def equal_error(noise: float, share: float, batch: float = 128.0) -> float:
+def equal_error(noise: float, share: float, batch: float = PROMPTS_PER_BATCH) -> float:
     r"""Return the prompts at which an estimator of less noise and some bias has the squared error of an unbiased one.
 
     With n the relative noise and b the share of the bias in the squared error of B prompts, that of B′ prompts is, in

@@ -36,8 +36,6 @@ _SMALL, _LARGE = 1e-4, 1e9
 _SMALL_IN_LATEX, _LARGE_IN_LATEX = 1e-3, 1e6
 # Share of the other end of an interval below which an end is as good as 0.
 _AS_GOOD_AS_NOTHING = 1e-4
-# Decimals of a number at most.
-_MOST_DIGITS = 12
 # Ends of one sign of which one is so many times the other need digits of their own.
 _DECADE = 10.0
 
@@ -325,8 +323,7 @@ def _digits_for(margin: float) -> int:
 
 def _fixed(number: float, digits: int) -> str:
     """Return a number with so many decimals, and thousands apart; tens, hundreds and so on for a negative number."""
-    nothing = not number or (digits > _MOST_DIGITS and abs(number) < 10.0**-_MOST_DIGITS)
-    text = "0" if nothing else f"{round(number, digits):,.{min(max(digits, 0), _MOST_DIGITS)}f}"
+    text = f"{round(number, digits):,.{min(max(digits, 0), 12)}f}" if number else "0"
     if not text.strip("-0."):
         text = text.lstrip("-")
     return text.replace("-", "−")

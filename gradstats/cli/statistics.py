@@ -191,7 +191,7 @@ def variance(
     """Compare the variance of policy-gradient estimators on a measurement.
 
     Args:
-        source: a measurement folder, or a run directory, whose own estimators, reference and target are the defaults.
+        source: a measurement folder or a run directory, whose own estimators are compared where none are named.
         out: also write the table as CSV.
     """
     from gradstats import estimators
@@ -220,12 +220,13 @@ def variance(
 
 
 def with_those_of_run(source: Path, settings: VarianceSection) -> VarianceSection:
-    """Return settings in which a run's own estimators, reference and target take the place of the usual ones."""
+    """Return settings with a run's own estimators where none are named, and the usual reference and target as its."""
     from gradstats.report.saved_results import is_run_directory, read_recorded_experiment
 
-    if not is_run_directory(source):
+    usual = VarianceSection()
+    if settings.estimators != usual.estimators or not is_run_directory(source):
         return settings
-    of_run, usual = read_recorded_experiment(source / "experiment.yaml").variance, VarianceSection()
+    of_run = read_recorded_experiment(source / "experiment.yaml").variance
     names = ("estimators", "reference", "target")
     unchanged = {name: getattr(of_run, name) for name in names if getattr(settings, name) == getattr(usual, name)}
     return settings.model_copy(update=unchanged)

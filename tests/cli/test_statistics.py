@@ -638,8 +638,9 @@ def test_of_a_run_its_own_estimators_are_compared_where_none_are_named(measured,
     found = with_those_of_run(tmp_path, VarianceSection())
     assert (found.estimators, found.reference, found.target) == (["rloo", "max_rl"], "max_rl", "on_policy")
     assert found.group_size is None
-    found = with_those_of_run(tmp_path, VarianceSection(estimators=["grpo"], reference="grpo"))
-    assert (found.estimators, found.reference, found.target) == (["grpo"], "grpo", "on_policy")
+    assert with_those_of_run(tmp_path, VarianceSection(target="importance")).target == "importance"
+    named = VarianceSection(estimators=["grpo", "rloo"])
+    assert with_those_of_run(tmp_path, named) == named  # the reference of others is not theirs
     assert with_those_of_run(Path(measured), VarianceSection()) == VarianceSection()
 
 

@@ -365,7 +365,7 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     (no_figures / "qwen_mawps" / "variance.json").write_text(json.dumps({"prompts_to_resolve": 1706}))
     said = " ".join(findings.section_noise().split())
     assert said.startswith(
-        "**RLOO, nearly: of four unbiased baselines the lowest is James–Stein 0.80 [0.60, 0.99] in embedded-2000; none "
+        "**RLOO, nearly: of 4 unbiased baselines the lowest is James–Stein 0.80 [0.60, 0.99] in embedded-2000; none "
         "is resolved below RLOO in Qwen-0.5B on MAWPS.** By intervals for all rows of a run, also below RLOO: token "
         "mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000. REINFORCE is noisier in all 2 runs."
     )
@@ -617,10 +617,10 @@ def test_the_batch_at_which_a_bias_outweighs_less_noise(findings):
     said = findings.cost_of_bias("one", (0.9, 0.8, 0.95), (0.1, 0.05, 0.2))
     assert said == (
         "In one, bias included, the squared error of GRPO, GSPO is 1.00 (0.84 to 1.19) of RLOO's at 128 prompts, and "
-        "equal at 128 (27 to 608), by the ends of both intervals. "
+        "equals it at 128 (27 to 608), by the ends of both intervals. "
     )
     for noise in ((0.9, 0.8, 1.05), (0.9, 0.0, 0.95)):
-        assert "equal" not in findings.cost_of_bias("one", noise, (0.1, 0.05, 0.2))
+        assert "equals" not in findings.cost_of_bias("one", noise, (0.1, 0.05, 0.2))
 
 
 def test_the_number_of_completions_is_judged_at_equal_tokens(findings, no_figures):
