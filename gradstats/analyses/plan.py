@@ -425,6 +425,9 @@ def _planned_ratio(
             f"{name} of {estimator!r} is not resolved in the pilot, so that no number of prompts can be planned from "
             "it: plan those that resolve its signal (signal=True; of the command --signal), or measure more"
         )
+    if within is not None and (ratio is not None or equivalent is not None):
+        other = "ratio" if equivalent is None else "equivalent"
+        raise ValueError(f"within and {other} are two goals: plan for one of them")
     goal = _goal_of(wanted, within, equivalent)
     if goal == 0.0:
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
@@ -457,8 +460,6 @@ def _planned_ratio(
 
 def _goal_of(wanted: float, within: float | None, equivalent: float | None) -> float:
     """Return what standard errors of the logarithm are measured against; 0 where nothing can be planned."""
-    if within is not None and equivalent is not None:
-        raise ValueError("within and equivalent are two goals: plan for one of them")
     for name, share in (("within", within), ("equivalent", equivalent)):
         if share is not None and not 0 < share < math.inf:
             raise ValueError(f"{name}={share:g} must be a positive share, for example 0.05 for 5 %")

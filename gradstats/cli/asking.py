@@ -54,6 +54,7 @@ def ask(words: Sequence[str]) -> None:
 
     Raises:
         KeyError: for an unknown question.
+        ValueError: for a question without a run, or before it.
     """
     from gradstats.analyses import registry
 
@@ -66,6 +67,8 @@ def ask(words: Sequence[str]) -> None:
         _list_questions(registry.questions(), Path(named[0]) if named and not helped else None)
         return
     source, name = ("", named[0]) if about_question else named
+    if source in registry.names() and name not in registry.names() and Path(name).exists():
+        raise ValueError(f"the run comes first: gradstats ask {name} {source}")
     trust = "--trust" in words
     with code_of_run(Path(source), trust) if source else nullcontext():
         analysis = registry.get(name)

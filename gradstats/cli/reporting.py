@@ -172,6 +172,8 @@ def report(
         gallery: write a page that compares the runs: α and the ratios of all, with links to the page of each.
         out: the file; RUN/report.html by default, gallery.html for several runs.
     """
+    if out is not None and out.suffix not in ("", ".htm", ".html"):
+        raise ValueError(f"--out {out}: a report is HTML, so name a file .html; gradstats export writes other formats")
     from gradstats.report.gallery import write_gallery
     from gradstats.report.page import write_report
     from gradstats.report.sweeps import is_sweep, read_sweep_list

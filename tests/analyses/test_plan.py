@@ -264,6 +264,8 @@ def test_the_variance_of_influences_plans_fewer_than_the_width_of_a_small_pilot(
 def test_goals_that_cannot_be_planned_are_refused():
     with pytest.raises(ValueError, match="within and equivalent are two goals: plan for one"):
         plan_ratio(pilot(), "grpo", within=0.1, equivalent=0.1)
+    with pytest.raises(ValueError, match="within and ratio are two goals: plan for one"):
+        plan_ratio(pilot(), "grpo", 0.87, within=0.1)
     with pytest.raises(ValueError, match=r"within=-0\.1 must be a positive share"):
         plan_ratio(pilot(), "grpo", within=-0.1)
     with pytest.raises(ValueError, match=r"a ratio of 0\.87 is not within 0\.05 of 1"):

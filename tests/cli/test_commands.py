@@ -203,6 +203,15 @@ def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys
     assert "a folder of runs: name one of them, as in runs/embedded" in run(monkeypatch, capsys, "alpha", "runs")[2]
 
 
+def test_a_question_before_its_run_is_put_in_order(monkeypatch, capsys, tmp_path):
+    (tmp_path / "pilot").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(monkeypatch, capsys, "ask", "allocation", "pilot")
+    assert code == 1
+    assert "the run comes first: gradstats ask pilot allocation" in err
+    assert "there is no question 'other'" in run(monkeypatch, capsys, "ask", "allocation", "other")[2]
+
+
 def test_one_proposal_is_enough(monkeypatch, capsys, tmp_path):
     (tmp_path / "embedded").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -36,6 +36,10 @@ def test_the_report_is_one_page(monkeypatch, capsys, tmp_path):
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
     assert out.strip() == str(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    code, _, err = run(monkeypatch, capsys, "report", tmp_path / "run", "--out", tmp_path / "page.pdf")
+    assert code == 1
+    assert "a report is HTML" in " ".join(err.split())
+    assert not (tmp_path / "page.pdf").exists()
 
 
 def test_a_sweep_is_compared_in_a_gallery(monkeypatch, capsys, tmp_path):
