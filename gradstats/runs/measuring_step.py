@@ -230,10 +230,11 @@ def _chosen_weightings(
     with progress_bar("scoring", sum(map(len, tables)), shown=progress and asked) as report:
 
         def spreads() -> Generator[float, None, None]:
-            numbers = range(len(tables))
-            for number, spread in crew.work(numbers, lambda number: ScoreShard(tables[number]), report):
-                yield spread
-                report.advance(len(tables[number]))
+            # The first alone: in each part of a run, and in whichever order workers finish, it decides the same.
+            for numbers in (range(1), range(1, len(tables))):
+                for number, spread in crew.work(numbers, lambda number: ScoreShard(tables[number]), report):
+                    yield spread
+                    report.advance(len(tables[number]))
 
         with closing(spreads()) as found:
             return needed_weightings(tables, possible, run.experiment.variance.target, metadata, found)

@@ -24,10 +24,16 @@ from gradstats.estimators.recipes.weightings import (
 )
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.validate import trial_batch_of
+from gradstats.stats.on_policy import same_weights_recorded
 from gradstats.stats.variance.inputs import recorded_differences
 
 if TYPE_CHECKING:
     from gradstats.gradients.session import MeasuringSession
+
+
+#: Of the first shard of completions that the scored weights drew: the same kernels leave 1e-7, and a forward pass of
+#: every other shard, in each part of a run, would show no more.
+CLEARLY_NEGLIGIBLE = NEGLIGIBLE_CHI_SQUARED / 100
 
 
 @dataclass(frozen=True)
@@ -122,14 +128,26 @@ def needed_weightings(
 
     The comparison keeps ratios where it is judged against the importance-weighted target, or where :math:`χ^2` of all
     completions exceeds :data:`gradstats.estimators.ratios.NEGLIGIBLE_CHI_SQUARED`; else it takes every ratio as 1.
+    Where all shards record that the scored weights drew them, and the first lies far below that limit, the others are
+    not scored.
+
+    Args:
+        tables: the shards.
+        possible: what the estimators may need.
+        target: what the comparison is judged against.
+        metadata: the scored policy, as a measurement records it.
+        spreads: :func:`spread_of_ratios` of each shard, beginning with the first.
     """
     if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
         return possible.of_equal_ratios
     recorded = (recorded_differences(ScoredTokens(table, [], [], metadata)) for table in tables)
     if target == "importance" or (target == "auto" and any(recorded)):
         return possible.of_any_ratios
+    drawn_by_it = all(same_weights_recorded(table.metadata.get("policy"), metadata.get("policy")) for table in tables)
     found: list[float] = []
     for spread in spreads:
+        if drawn_by_it and not found and spread < CLEARLY_NEGLIGIBLE * len(tables[0]):
+            break
         found.append(spread)
         # The sum is rounded once, so that it only grows, in whichever order the shards are scored.
         if math.fsum(found) > NEGLIGIBLE_CHI_SQUARED * sum(map(len, tables)):

@@ -54,6 +54,13 @@ def other_policy_of(drawn_by: object, scored: Mapping[str, object]) -> list[str]
     return found
 
 
+def same_weights_recorded(drawn_by: object, scored: object) -> bool:
+    """State whether what was recorded of two policies shows that they have the same weights."""
+    if not (isinstance(drawn_by, Mapping) and isinstance(scored, Mapping)) or other_policy_of(drawn_by, scored):
+        return False
+    return bool(_digest_of_weights(drawn_by)) and _digest_of_weights(drawn_by) == _digest_of_weights(scored)
+
+
 def _digest_of_weights(policy: Mapping[str, object]) -> str:
     """Return the digest of a policy's weights; empty where none was recorded."""
     digests = policy.get("digests")
