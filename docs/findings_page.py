@@ -175,14 +175,21 @@ def section_noise() -> str:
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
     below = {(label, run.name): ratio for run in runs for label, ratio in surely_below(run).items()}
     gains = sorted(below, key=lambda found: below[found][0])
-    said = [f"{named(label)} {shown(below[label, name])} in {name}" for label, name in gains]
-    none = [run.name for run in runs if run.name not in {name for _, name in gains}]
+    lowest_of = {name: label for label, name in reversed(gains)}
+    said, others = [], []
+    for label, name in gains:
+        (said if lowest_of[name] == label else others).append(f"{named(label)} {shown(below[label, name])} in {name}")
+    none = [run.name for run in runs if run.name not in lowest_of]
     nothing = f"; none is resolved below RLOO in {' or '.join(none)}" if none and said else ""
-    best = f"nearly: of {len(UNBIASED)} unbiased baselines the lowest is {said[0]}" if said else "as far as is resolved"
+    best = (
+        f"nearly: of {len(UNBIASED)} unbiased baselines the lowest is {', '.join(said)}"
+        if said
+        else "as far as is resolved"
+    )
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
         f"**RLOO, {best}{nothing}.** "
-        + (f"By intervals for all rows of a run, also below RLOO: {'; '.join(said[1:])}. " if said[1:] else "")
+        + (f"By intervals for all rows of a run, also below RLOO: {'; '.join(others)}. " if others else "")
         + f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,

@@ -371,6 +371,14 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     )
     assert "Values for all rows of Qwen-0.5B on MAWPS take an estimated 1,706 prompts." in said
     assert "| GRPO, GSPO | 0.900 [0.850, 0.950] | 0.900 [0.850, 0.950] |" in said
+    wide["matched_ratio_simultaneous_high"] = [1.0, 2.2, 1.01, 0.99, 1.2, 0.97]
+    pd.DataFrame({**columns, **ratios, **wide}).to_csv(no_figures / "qwen_mawps" / "variance.csv", index=False)
+    said = " ".join(findings.section_noise().split())
+    assert said.startswith(
+        "**RLOO, nearly: of 4 unbiased baselines the lowest is James–Stein 0.80 [0.60, 0.99] in embedded-2000, token "
+        "mean, leave-one-out 0.95 [0.60, 0.97] in Qwen-0.5B on MAWPS.** By intervals for all rows of a run, also below "
+        "RLOO: token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000."
+    )
 
 
 def test_hours_of_a_run_are_a_lower_bound_where_a_step_left_no_record(runs):
