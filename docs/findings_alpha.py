@@ -214,7 +214,9 @@ def section_metric() -> str:
     drawn = next((sweep for sweep in sweeps if sweep not in EUCLIDEAN_RUNS), "")
     moments = "In embedded v̂ is that of its training by imitation"
     if "qwen_metric" in sweeps:
-        moments += ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts"
+        moments += (
+            ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts; its rows are separate drawings"
+        )
     said = f"Yes: it is {'; '.join(differing)}" if differing else "Not measurably"
     said += f"; not resolved in {'; '.join(alike)}" if differing and alike else ""
     return answer(
