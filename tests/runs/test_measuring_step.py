@@ -128,21 +128,26 @@ def test_all_shards_decide_and_not_the_first_alone(stale):
     assert needed(session, [on_policy], PossibleWeightings(CLIP, CLIP[:1]), "auto") == CLIP[:1]
 
 
+#: A policy whose weights are known.
+KNOWN = {"name": "policy", "digests": {"weights": "0a"}}
+
+
 @pytest.mark.parametrize(
-    ("recorded", "first", "others", "scored", "names"),
+    ("drawn_by", "scored_by", "first", "others", "n_scored", "names"),
     [
-        ({"digests": {"weights": "0a"}}, 1e-7, 1e-7, 1, ()),
-        ({"digests": {"weights": "0a"}}, NEGLIGIBLE_CHI_SQUARED / 50, 1e-7, 3, ()),
-        ({"digests": {"weights": "0a"}}, NEGLIGIBLE_CHI_SQUARED / 50, 3 * NEGLIGIBLE_CHI_SQUARED, 2, CLIP),
-        ({"name": "policy"}, 1e-7, 1e-7, 3, ()),
-        ({}, 1e-7, 2 * NEGLIGIBLE_CHI_SQUARED, 3, CLIP),
+        (KNOWN, KNOWN, 1e-7, 1e-7, 1, ()),
+        (KNOWN, KNOWN, NEGLIGIBLE_CHI_SQUARED / 50, 1e-7, 3, ()),
+        (KNOWN, KNOWN, NEGLIGIBLE_CHI_SQUARED / 50, 3 * NEGLIGIBLE_CHI_SQUARED, 2, CLIP),
+        ({"name": "policy"}, KNOWN, 1e-7, 1e-7, 3, ()),
+        ({"name": "policy"}, {"name": "policy"}, 1e-7, 2 * NEGLIGIBLE_CHI_SQUARED, 3, CLIP),
     ],
 )
-def test_of_completions_that_the_policy_drew_the_first_shard_suffices(recorded, first, others, scored, names):
+def test_of_completions_that_the_policy_drew_the_first_shard_suffices(
+    drawn_by, scored_by, first, others, n_scored, names
+):
     """A forward pass over all completions in each part of a run would take a third of the time of measuring."""
     rollouts = Rollouts.from_sequences([[1]], [[2]], [0.0], ["p"], sampler_logprobs=[[0.0]])
-    policy = {"name": "policy", "temperature": 1.0, "digests": {"weights": "0a"}}
-    table = Rollouts(rollouts.frame, {"policy": recorded})
+    table = Rollouts(rollouts.frame, {"policy": drawn_by})
     seen: list[float] = []
 
     def spreads():
@@ -150,8 +155,8 @@ def test_of_completions_that_the_policy_drew_the_first_shard_suffices(recorded, 
             seen.append(spread)
             yield spread
 
-    found = needed_weightings([table] * 3, PossibleWeightings(CLIP), "auto", {"policy": policy}, spreads())
-    assert (found, len(seen)) == (names, scored)
+    found = needed_weightings([table] * 3, PossibleWeightings(CLIP), "auto", {"policy": scored_by}, spreads())
+    assert (found, len(seen)) == (names, n_scored)
 
 
 def test_the_order_in_which_shards_are_scored_does_not_matter():
