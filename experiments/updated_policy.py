@@ -1,8 +1,9 @@
-"""A copy of a policy after a few steps of AdamW on completions that it drew, for experiments/qwen_stale.yaml.
+"""A copy of a policy after steps of AdamW on completions that it drew, for experiments/qwen_stale.yaml.
 
-The completions are split into as many mini-batches of whole prompts as there are steps, as trainers split a batch that
-was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens, without a clip. Adam's
-moments begin at 0, so that the first steps move nearly every weight by the rate, as at the start of training.
+The completions are split into as many mini-batches of whole prompts as an epoch has steps, as trainers split a batch
+that was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens, without a clip.
+Adam's moments begin at 0, so that the first steps move nearly every weight by the rate, as at the start of training.
+The second ones are written beside the policy, for Adam's metric (measurement.second_moments).
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from gradstats.policy.policy import suitable_threads
 from gradstats.system.progress import progress_bar
 
 
-def main(policy: str, rollouts: Path, out: Path, steps: int = 4, learning_rate: float = 1e-6) -> None:
+def main(policy: str, rollouts: Path, out: Path, steps: int = 4, epochs: int = 1, learning_rate: float = 1e-6) -> None:
     """Update the policy and write it.
 
     Args:
         policy: "embedded", a folder, a .gguf file or a hub id; in float32, at temperature 1.
         rollouts: completions that it drew, in groups of one size.
         out: the folder, which must not exist.
-        steps: optimizer steps, one for each mini-batch.
+        steps: optimizer steps of an epoch, one for each mini-batch.
+        epochs: how many times the completions are gone through.
         learning_rate: of AdamW, constant, without weight decay.
     """
     if out.exists():
@@ -39,14 +41,17 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, learning_rate: 
         raise SystemExit(
             f"--steps is {steps}, and {rollouts} holds {len(groups)} prompts: each step takes at least one"
         )
+    if epochs < 1:
+        raise SystemExit(f"--epochs is {epochs}: the completions are gone through at least once")
     old = drawn.recorded_logprobs("sampler_logprobs")
     if old is None:
         raise SystemExit(f"{rollouts} holds no log-probabilities of its sampler: sample with gradstats")
     loaded = gs.load_policy(policy, dtype="float32")
     model, prompts, completions = loaded.model, drawn.tokens("prompt_tokens"), drawn.tokens("completion_tokens")
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, foreach=False)
-    with progress_bar("updates", len(drawn)) as report, suitable_threads(loaded):
-        for batch in np.array_split(np.arange(len(groups)), steps):
+    batches = epochs * np.array_split(np.arange(len(groups)), steps)
+    with progress_bar("updates", epochs * len(drawn)) as report, suitable_threads(loaded):
+        for batch in batches:
             for rows in (groups[number] for number in batch):
                 rewards = drawn.rewards[rows]
                 advantages = (rewards - rewards.mean()) * size / (size - 1)
@@ -65,6 +70,7 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, learning_rate: 
             optimizer.zero_grad()
     model.save_pretrained(out)
     loaded.tokenizer.save_pretrained(out)
+    gs.AdamMetric.of_optimizer(optimizer, model).save(out / "second_moments.safetensors")
     print(out)
 
 

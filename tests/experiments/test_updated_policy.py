@@ -29,8 +29,10 @@ def logprob(model, row):
 
 def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_path):
     rate = 1e-2  # so that the ratios of the second step differ from 1
-    script.main("embedded", drawn, tmp_path / "updated", steps=2, learning_rate=rate)
-    found = dict(gs.load_policy(tmp_path / "updated").model.named_parameters())
+    script.main("embedded", drawn, tmp_path / "updated", steps=2, epochs=2, learning_rate=rate)
+    updated = gs.load_policy(tmp_path / "updated").model
+    found = dict(updated.named_parameters())
+    moments = gs.AdamMetric.read(tmp_path / "updated", updated).second_moments
 
     policy, frame = gs.load_policy("embedded"), gs.read_rollouts(drawn).frame
     model, parameters = policy.model, dict(policy.model.named_parameters())
@@ -39,7 +41,7 @@ def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_
     smallest = {name: torch.full_like(value, torch.inf) for name, value in parameters.items()}
     names = list(dict.fromkeys(frame.prompt_id))
     ratios = []
-    for step, batch in enumerate((names[:3], names[3:]), start=1):
+    for step, batch in enumerate(2 * (names[:3], names[3:]), start=1):
         objective = torch.zeros(())
         for name in batch:
             group = frame[frame.prompt_id == name]
@@ -56,12 +58,14 @@ def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_
                 smallest[name] = torch.minimum(smallest[name], gradient.abs())
                 mean, square = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
                 value -= rate * mean / (square.sqrt() + 1e-8)
-    assert np.ptp(np.concatenate(ratios[:12])) < 1e-3 < 0.1 < np.ptp(np.concatenate(ratios[12:]))
+    assert np.ptp(np.concatenate(ratios[:12])) < 1e-3 < 0.1 < np.ptp(np.concatenate(ratios[12:24]))
     # A step has the size of the rate where the gradient is as small as its rounding, too.
     resolved = {name: values > 1e-3 for name, values in smallest.items()}
-    assert np.mean([torch.mean(one.float()) for one in resolved.values()]) > 0.1
+    assert np.mean([torch.mean(one.float()) for one in resolved.values()]) > 0.05
     for name, value in parameters.items():
         torch.testing.assert_close(found[name][resolved[name]], value[resolved[name]], rtol=0, atol=rate / 100)
+        wanted = second[name] / (1 - 0.999**4)
+        torch.testing.assert_close(moments[name], wanted, rtol=1e-2, atol=1e-2 * float(wanted.max()))
 
 
 def test_what_it_cannot_follow_is_refused(script, drawn, tmp_path):
@@ -70,6 +74,8 @@ def test_what_it_cannot_follow_is_refused(script, drawn, tmp_path):
         script.main("embedded", drawn, tmp_path / "there")
     with pytest.raises(SystemExit, match="--steps is 7, and .* holds 6 prompts"):
         script.main("embedded", drawn, tmp_path / "out", steps=7)
+    with pytest.raises(SystemExit, match="--epochs is 0"):
+        script.main("embedded", drawn, tmp_path / "out", epochs=0)
     earlier = gs.load_policy("embedded", revision="step-1000")
     earlier.model.save_pretrained(tmp_path / "earlier")
     earlier.tokenizer.save_pretrained(tmp_path / "earlier")
