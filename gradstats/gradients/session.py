@@ -258,24 +258,32 @@ class MeasuringSession:
         rollouts: Rollouts,
         finished: Callable[[int, int], None] = lambda n_sequences, n_tokens: None,
         token_weights: TokenWeights | None = None,
+        earlier: Measurement | None = None,
     ) -> Measurement:
-        """Measure rollouts."""
+        """Measure rollouts; to an earlier measurement of them, add the weightings and measure nothing else."""
         _check_vocabulary(self.policy, rollouts)
         refuse_long_sequences(self.policy, rollouts)
         refuse_estimated_from(self.estimated_from, rollouts)
         weightings = named_weightings(token_weights, rollouts)
         measured: list[MeasuredChunk] = []
         known, self.results = self.results, []
-        plan = self._plan(rollouts, np.arange(len(rollouts)), len(weightings))
+        n_further = len(weightings) if earlier is None else len(weightings) - 1
+        plan = self._plan(rollouts, np.arange(len(rollouts)), n_further)
         while plan:
             own = self.ranks.own(plan)
             chunk = make_chunk(rollouts, own, self.policy.device, self.policy.dtype, list(weightings.values()))
             if self.engine is not vmap_engine:
                 chunk = replace(chunk, recompute=self.recompute(*chunk.input_ids.shape))
+            reference = None
             try:
                 with suitable_threads(self.policy):
-                    result, tokens = self._run(chunk, known)
-                reference = None if self.reference is None else reference_logprobs(self.reference, chunk)
+                    if earlier is None:
+                        result, tokens = self._run(chunk, known)
+                    else:
+                        further = replace(chunk, weights=chunk.weights[1:])
+                        result, tokens = self.engine(self.policy, further, self.selection, self.sketch), None
+                if self.reference is not None and earlier is None:
+                    reference = reference_logprobs(self.reference, chunk)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -290,8 +298,8 @@ class MeasuringSession:
                 plan = plan[self.ranks.size :]
                 continue
             # Outside the handler, whose traceback would keep the tensors alive that did not fit.
-            plan = self._plan(rollouts, np.concatenate(plan), len(weightings))
-        return self._collect(rollouts, measured, weightings)
+            plan = self._plan(rollouts, np.concatenate(plan), n_further)
+        return self._collect(rollouts, measured, weightings, earlier)
 
     def _run(self, chunk: Chunk, known: Sequence[ChunkResult]) -> tuple[ChunkResult, TokenResult | None]:
         if self.tokens is None:
@@ -362,7 +370,11 @@ class MeasuringSession:
             torch.cuda.empty_cache()
 
     def _collect(
-        self, rollouts: Rollouts, measured: Sequence[MeasuredChunk], weightings: Mapping[str, list[np.ndarray]]
+        self,
+        rollouts: Rollouts,
+        measured: Sequence[MeasuredChunk],
+        weightings: Mapping[str, list[np.ndarray]],
+        earlier: Measurement | None,
     ) -> Measurement:
         """Put chunk results back into the order of the rollouts; leave out gradients that are not finite."""
         results = [one.result for one in measured]
@@ -382,6 +394,16 @@ class MeasuringSession:
             of_chunks = [values for one in results if (values := getattr(one, name)) is not None]
             for part, projected in zip(parts, np.concatenate(of_chunks, axis=1) if of_chunks else (), strict=False):
                 part[name] = projected[kept]
+        lost = rollouts.frame.loc[rows[~finite], ["prompt_id", "sample_id"]].to_numpy().tolist()
+        further = parts if earlier is not None else parts[1:]
+        weighted = {
+            name: WeightedGradients(**part, weights=[weights[row] for row in rows[kept]])
+            for (name, weights), part in zip(weightings.items(), further, strict=True)
+        }
+        if earlier is not None:
+            metadata = earlier.metadata | {"not_finite": [*earlier.metadata.get("not_finite", ()), *lost]}
+            earlier = earlier.select(rows[kept]) if lost else earlier
+            return replace(earlier, weighted=earlier.weighted | weighted, metadata=metadata)
         ragged: dict[str, Any] = {
             name: [values for result in results for values in result.chunk.ragged(getattr(result.statistics, name))]
             for name in TokenStatistics._fields
@@ -392,15 +414,11 @@ class MeasuringSession:
         if self.tokens is not None:
             ragged |= TokenResult.concatenate(token_results)
         ragged = {name: [values[index] for index in kept] for name, values in ragged.items()}
-        lost = rollouts.frame.loc[rows[~finite], ["prompt_id", "sample_id"]].to_numpy().tolist()
         return Measurement(
             rollouts.select(rows[kept]),
             **parts[0],
             **ragged,
-            weighted={
-                name: WeightedGradients(**part, weights=[weights[row] for row in rows[kept]])
-                for (name, weights), part in zip(weightings.items(), parts[1:], strict=True)
-            },
+            weighted=weighted,
             metadata=self.metadata | {"not_finite": lost},
         )
 

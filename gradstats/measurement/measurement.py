@@ -695,10 +695,20 @@ def _read_shards(folder: Path, partial: bool) -> Iterator[Measurement]:
     shards = planned.paths if planned else sorted(path.parent for path in folder.glob("[!.]*/measurement.json"))
     if not shards:
         raise FileNotFoundError(_without_measurement(folder))
+    # A run that measures a further weighting holds it in some shards before it does in all.
+    common = set.intersection(*(set(weightings_in(shard)) for shard in shards)) if planned else None
+    names = [name for name in weightings_in(shards[0]) if common is not None and name in common]
     for shard in shards:
         measured = read_measurement(shard)
         refuse_foreign_shard(measured.metadata, shard, planned, partial=partial)
+        if common is not None:
+            measured = replace(measured, weighted={name: measured.weighted[name] for name in names})
         yield measured
+
+
+def weightings_in(folder: Path) -> list[str]:
+    """Return the names of the further weightings that a measurement's folder holds, without reading their gradients."""
+    return list(read_json(folder / "measurement.json").get("weighted", ()))
 
 
 def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], rollouts: Rollouts) -> Measurement:

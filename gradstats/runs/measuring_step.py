@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.measurement.disk_size import measured_bytes, require_space
-from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry
+from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry, weightings_in
 from gradstats.measurement.state_values import StoredValues
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
@@ -38,8 +37,12 @@ if TYPE_CHECKING:
 
 
 def missing_measurements(run: RunDirectory) -> list[int]:
-    """Return the shards of a run that have not been measured."""
-    return _shards(run).missing(n_planned(read_plan(run.rollouts), run.rollouts / PLAN))
+    """Return the shards of a run that have not been measured, or not with all advantages that estimators need."""
+    shards, n_shards = _shards(run), n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+    wanted = set(possible_weightings(run.experiment).advantages)
+    finished = shards.finished(n_shards) if wanted else []
+    lacking = [number for number in finished if not wanted <= set(weightings_in(shards.path(number)))]
+    return sorted([*shards.missing(n_shards), *lacking])
 
 
 def is_measured(run: RunDirectory) -> bool:
@@ -48,20 +51,8 @@ def is_measured(run: RunDirectory) -> bool:
 
 
 def measures_advantages(run: RunDirectory) -> bool:
-    """Return whether a run measures advantages from state values, which have to be made before.
-
-    A warning names those that its finished shards lack: they were measured before these were asked for.
-    """
-    wanted, shards = possible_weightings(run.experiment).advantages, _shards(run)
-    finished = shards.finished(n_planned(read_plan(run.rollouts), run.rollouts / PLAN)) if wanted else []
-    if finished and (lacking := [name for name in wanted if name not in shards.read_one(finished[0]).weighted]):
-        warnings.warn(
-            f"{run.path} has been measured without the advantages of {', '.join(lacking)}, whose rows will be NaN: "
-            "choose another directory (--out)",
-            UserWarning,
-            stacklevel=2,
-        )
-    return bool(wanted)
+    """Return whether a run measures advantages from state values, which have to be made before."""
+    return bool(possible_weightings(run.experiment).advantages)
 
 
 @dataclass(frozen=True)
@@ -99,13 +90,14 @@ class MeasureShard:
     """The part that measures one shard."""
 
     rollouts: Rollouts
-    names: tuple[str, ...]  # the further weightings
+    names: tuple[str, ...]  # the further weightings that are not measured
     values: dict[str, list[np.ndarray]]  # state values by field, where weightings are advantages from these
+    earlier: Measurement | None = None  # of these completions, without those weightings
 
     def __call__(self, session: MeasuringSession, report: Report) -> Measurement:
         """Return the measurement."""
         weightings = weightings_of(session, self.rollouts, self.names, self.values)
-        measured = session.measure(self.rollouts, report.chunk, weightings)
+        measured = session.measure(self.rollouts, report.chunk, weightings, self.earlier)
         # Weights of ratios and KL terms follow from the measurement itself.
         weighted = {
             name: gradients if is_of_estimator(name) else replace(gradients, weights=None)
@@ -135,7 +127,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
     complete = run.measurement / "complete.json"
     origin, shards = _origin(run), _shards(run)
     n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
-    missing = shards.missing(n_shards)
+    missing = missing_measurements(run)
     if complete.exists() and not missing and read_json(complete).get("n_shards") == n_shards:
         return
     with run.step("measuring"):
@@ -168,7 +160,9 @@ def _measure(
         if done is None:
             names = _chosen_weightings(run, crew, tables, progress)
         else:
-            names = tuple(shards.read_one(done).weighted)
+            # Of weightings by ratios, which the first shards decided on, all shards hold the same.
+            further = possible_weightings(run.experiment).advantages
+            names = tuple(dict.fromkeys([*shards.read_one(done).weighted, *further]))
         values = StoredValues(run.values) if any(map(is_of_estimator, names)) else None
         if values is not None and done is not None:
             _refuse_other_advantages(run, shards.read_one(done), tables[done], values.of_shard(done, tables[done]))
@@ -177,8 +171,11 @@ def _measure(
         with progress_bar("measuring", n_sequences, done=n_sequences - len(unmeasured), shown=progress) as report:
 
             def part(number: int) -> MeasureShard:
-                table = tables[number]
-                return MeasureShard(table, names, {} if values is None else values.of_shard(number, table))
+                earlier = shards.read_one(number) if shards.path(number).exists() else None
+                table = tables[number] if earlier is None else earlier.rollouts
+                lacking = tuple(name for name in names if earlier is None or name not in earlier.weighted)
+                of_table = {} if values is None else values.of_shard(number, table)
+                return MeasureShard(table, lacking, of_table, earlier)
 
             shards.write_all(crew.work(missing, part, report))
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ import gradstats as gs
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import ExecutionSection
 from gradstats.estimators import Batch
-from gradstats.measurement.measurement import read_measurement
+from gradstats.gradients import session
+from gradstats.gradients.checks.self_check import SelfCheckError
+from gradstats.gradients.engines.ghost import ghost_engine
+from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import FITTED, read_state_values
 from gradstats.report.saved_results import added_tables
 from gradstats.runs.directory import RunDirectory, RunPart
@@ -184,15 +188,73 @@ def test_other_values_are_refused_before_more_is_measured(without_probes, tmp_pa
     assert np.isfinite(run_experiment(given, run, progress=False).comparison.to_frame()["trace_cov"]).all()
 
 
-def test_advantages_that_a_finished_run_lacks_are_named_at_once(without_probes, tmp_path):
+@pytest.fixture
+def with_another(without_probes, tmp_path):
+    """A copy of that run, and its experiment with one more advantage."""
     path, given, _ = without_probes
-    run = shutil.copytree(path, tmp_path / "run")
-    more = given.model_copy(
-        update={"variance": given.variance.model_copy(update={"estimators": ["rloo", "gae(lam=0.5)", "vine"]})}
-    )
-    with pytest.warns(
-        UserWarning, match=r"has been measured without the advantages of gae\(lam=0.5\), whose rows will"
-    ):
+    estimators = [*given.variance.estimators, "gae(lam=0.5)"]
+    more = given.model_copy(update={"variance": given.variance.model_copy(update={"estimators": estimators})})
+    return shutil.copytree(path, tmp_path / "run"), more
+
+
+def test_a_finished_run_measures_the_advantages_that_it_lacks_and_nothing_else(
+    with_another, without_probes, tmp_path, monkeypatch
+):
+    run, more = with_another
+    measured_together = []
+
+    def counted(policy, chunk, *rest):
+        measured_together.append(len(chunk.weights))
+        return ghost_engine(policy, chunk, *rest)
+
+    monkeypatch.setitem(session.ENGINES, "ghost", counted)
+    again = run_experiment(more, run, progress=False).measured
+    assert set(measured_together) == {1}
+    monkeypatch.undo()
+    assert list(again.weighted) == ["gae(lam=0.9)", "vine", "gae", "gae(lam=0.5)"]
+    anew = run_experiment(more, tmp_path / "anew", progress=False).measured
+    for before, ours in ((without_probes[2].measured, ["gae(lam=0.9)"]), (anew, anew.weighted)):
+        np.testing.assert_array_equal(before.sketches, again.sketches)
+        for one, other in zip(before.heavy_sketches, again.heavy_sketches, strict=True):
+            np.testing.assert_array_equal(one, other)
+        for name in ours:
+            np.testing.assert_allclose(before.weighted[name].sketches, again.weighted[name].sketches, atol=1e-4)
+            np.testing.assert_allclose(before.weighted[name].sq_norms, again.weighted[name].sq_norms, rtol=1e-4)
+            for one, other in zip(before.weighted[name].weights, again.weighted[name].weights, strict=True):
+                np.testing.assert_array_equal(one, other)
+    assert (run / "measurement" / "complete.json").exists()
+
+
+def test_an_interrupted_addition_is_resumed_and_can_be_read_before(with_another, monkeypatch):
+    run, more = with_another
+    save, written = Measurement.save, []
+
+    def interrupted(self, folder, *given, **settings):
+        if written:
+            raise KeyboardInterrupt
+        written.append(folder)
+        save(self, folder, *given, **settings)
+
+    monkeypatch.setattr(Measurement, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(more, run, progress=False)
+    monkeypatch.setattr(Measurement, "save", save)
+    assert list(read_measurement(run).weighted) == ["gae(lam=0.9)", "vine", "gae"]
+    finished = {path.name: path.stat().st_mtime_ns for path in written}
+    result = run_experiment(more, run, progress=False)
+    assert {name: (run / "measurement" / name).stat().st_mtime_ns for name in finished} == finished
+    assert np.isfinite(result.comparison.to_frame()["trace_cov"]).all()
+
+
+def test_a_wrong_addition_fails_its_check(with_another, monkeypatch):
+    run, more = with_another
+
+    def wrong(policy, chunk, *rest):
+        result = ghost_engine(policy, chunk, *rest)
+        return replace(result, sq_norms_by_parameter=1.1 * result.sq_norms_by_parameter)
+
+    monkeypatch.setitem(session.ENGINES, "ghost", wrong)
+    with pytest.raises(SelfCheckError):
         run_experiment(more, run, progress=False)
 
 
