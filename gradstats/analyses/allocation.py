@@ -123,7 +123,7 @@ class Allocation(Result):
         noises = [(row.relative_noise.with_interval(confidence_level), row) for row in self.rows]
         known = [(noise, row) for noise, row in noises if np.isfinite(noise[0])]
         if not known:
-            return "No noise could be estimated."
+            return "No noise could be estimated; the notes say why."
         lowest = min(noise[0] for noise, _ in known)
         # Of those that are equal by construction rloo, which names them in the table as well.
         equal = [one for one in known if math.isclose(one[0][0], lowest, rel_tol=EQUAL)]

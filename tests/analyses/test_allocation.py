@@ -123,7 +123,8 @@ def test_without_any_row_the_frame_has_its_columns_and_the_sentence_says_so():
     assert found.rows == ()
     known = quietly(allocate, batch, ["rloo"], scores, tokens=TOKENS, group_sizes=[4]).to_frame()
     assert found.to_frame().columns.tolist() == known.columns.tolist()
-    assert found.sentence() == "No noise could be estimated."
+    assert found.sentence() == "No noise could be estimated; the notes say why."
+    assert "has no row: its scale relative to the target is not resolved" in " ".join(found.notes)
     assert analysis_table(registry.get("allocation"), found.to_frame()).rows == ()
 
 
