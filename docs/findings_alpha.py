@@ -290,7 +290,7 @@ def differences_of_models() -> tuple[str, ...]:
         + (f"α differs in {len(resolved)} of {len(differences)} pairs." if resolved else "no difference is resolved.")
         + f" The {PUBLISHED} of R1-Distill-Qwen-1.5B give {shown(alphas[PUBLISHED])}, of {lengths.min():.0f} to "
         f"{lengths.max():.0f} tokens: "
-        "longer than any here.",
+        "longer than these runs'.",
         rows_of(
             ("difference of α", "estimate"),
             [
@@ -354,7 +354,7 @@ def temperatures_sentence() -> str:
             if excludes(difference, 0.0):
                 together = excludes(widened(difference, simultaneous(pairs)), 0.0)
                 verdict = "" if together else ", but not by intervals for all pairs"
-            said.append(f"{how} {one:g} less {other:g}: {shown(difference)}{verdict} (`gradstats run {name}`)")
+            said.append(f"{how} {one:g}, against {other:g}: {shown(difference)}{verdict} (`gradstats run {name}`)")
     return f"Largest difference between temperatures of the embedded policy: {'; '.join(said)}." if said else NO_RUN
 
 

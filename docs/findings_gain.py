@@ -45,7 +45,7 @@ def section_left() -> str:
     return answer(
         f"**Baselines learned on other prompts, without values of states, lower the noise by {', '.join(gains)}.** "
         "This is the best of three: the exponent of length weights, a shift of the group's mean, and a shifted mixture "
-        "of means of group and batch."
+        "of group, token and batch means."
         if rows
         else NO_RUN,
         rows_of(("run", "best learned", "noise", "norm weights (oracle)", "gain"), rows) if rows else None,
@@ -114,9 +114,13 @@ def cost_of_prefixes(noise: Triple | None) -> str:
     """State what Monte-Carlo values of prefixes do to the noise, and with the tokens of their completions."""
     if noise is None:
         return ""
-    equal = tuple((1.0 + TOKENS_OF_VALUES) * end for end in noise)
     return (
         f"In {ZOO.name}, Monte-Carlo values of every second sentence have a noise of {shown(noise)}, but "
         f"their completions, four of each, take an expected {TOKENS_OF_VALUES:g} times the tokens: at equal "
-        f"tokens drawn {shown(equal)} times the noise of RLOO."
+        f"tokens drawn {shown(at_equal_tokens(noise))} times the noise of RLOO."
     )
+
+
+def at_equal_tokens(noise: Triple | None) -> Triple | None:
+    """Return the noise of Monte-Carlo values with the tokens of their completions counted."""
+    return None if noise is None else tuple((1.0 + TOKENS_OF_VALUES) * end for end in noise)

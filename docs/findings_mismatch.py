@@ -158,7 +158,7 @@ def section_mismatch() -> str:
     if known:
         tis, none, name = max(known, key=lambda one: abs(one[0][0] - 1.0))
         farthest = (
-            f": farthest from 1 ({name}), TIS has a noise of {shown(tis)}, no correction {shown(none, UNRESOLVED)}"
+            f": of TIS, the noise farthest from 1 ({name}) is {shown(tis)}, no correction's {shown(none, UNRESOLVED)}"
         )
     beyond = [one.name for one in settings if one.largest >= BOUND]
     few = [

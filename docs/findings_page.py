@@ -82,11 +82,10 @@ SOME = 0.95
 UNBIASED = COMPARED[2:6]
 HEAD = """# Findings
 
-Noise is the number of prompts that an estimator needs for RLOO's variance, over RLOO's: below 1 is better
-([definitions](read_results.md)). Brackets are 95 % intervals over prompts; a difference is stated only where its
-interval resolves it ([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and
-*embedded*, a policy of a million parameters: *embedded-96* and *-240*, named by prompts, on problems of 2–4 steps;
-*-2000*, metrics and training on 2–3.
+Noise is an estimator's variance at equal signal, over RLOO's: below 1 is better ([definitions](read_results.md)).
+Brackets are 95 % intervals over prompts; a difference is stated only where its interval resolves it
+([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and *embedded*, a policy of a
+million parameters: *embedded-96* and *-240* have as many prompts, of 2–4 steps; *-2000*, metrics and training, of 2–3.
 """
 DETAILS_HEAD = """# Findings: details
 
@@ -124,7 +123,7 @@ def section_runs() -> str:
     for run in (*committed(), *((ZOO,) if table(ZOO.folder, "variance") is not None else ())):
         results = read_results(committed_path(run.folder, "."))
         manifest, means, effective = results.manifest, completion_means(results), effective_prompts(run)
-        if (manifest["n_prompts"] if math.isnan(effective) else effective) < ENOUGH_PROMPTS:
+        if effective < ENOUGH_PROMPTS:
             few.append(run.name)
         rows.append(
             (
@@ -157,7 +156,7 @@ def section_runs() -> str:
             if few
             else ""
         ),
-        "`make findings` repeats the runs.",
+        "Repeat: `make findings`, given `data/`.",
         rows_of(("not measured", "command", "hours, computed"), unmeasured()),
     )
 
@@ -182,14 +181,14 @@ def section_noise() -> str:
     none = [run.name for run in runs if run.name not in lowest_of]
     nothing = f"; none is resolved below RLOO in {' or '.join(none)}" if none and said else ""
     best = (
-        f"nearly: of {len(UNBIASED)} unbiased baselines the lowest is {', '.join(said)}"
+        f"nearly: of baselines without learning or values, the lowest is {', '.join(said)}"
         if said
         else "as far as is resolved"
     )
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
         f"**RLOO, {best}{nothing}.** "
-        + (f"By intervals for all rows of a run, also below RLOO: {'; '.join(others)}. " if others else "")
+        + (f"Of these, also below RLOO by intervals for all rows of a run: {'; '.join(others)}. " if others else "")
         + f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
@@ -207,7 +206,8 @@ def section_noise() -> str:
         else None,
         "The table's intervals hold for one row. The best constant and norm weights are fitted to "
         "the gradients that are compared. On-policy Dr. GRPO is a multiple of RLOO, and GRPO (without its KL term) is "
-        f"GSPO. Runs of fewer than {FEWEST_PROMPTS} effective prompts are left out. {to_resolve(runs)}Repeat: "
+        f"GSPO. Left out are embedded-96, which is like {ZOO.name}, and runs of fewer than {FEWEST_PROMPTS} effective "
+        f"prompts. {to_resolve(runs)}Repeat: "
         "`gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
     )
@@ -288,7 +288,7 @@ def section_exponent() -> str:
         much = "Yes" if least < SOME else "Hardly"
         said = f"{much}: the noise is {', '.join(lower)}, by intervals for all exponents"
     at_claimed = [
-        f"The published {CLAIMED:g} {verb} it, to {', '.join(found)}."
+        f"Without the own sample, the published {CLAIMED:g} {verb} it, to {', '.join(found)}."
         for verb, found in (("lowers", published), ("raises", higher))
         if found
     ]
@@ -379,7 +379,7 @@ def section_division() -> str:
             none.append(f"{name} {bounded_bias(max(bounds, key=lambda one: one[2]))}")
     said = "Not measurably"
     if clear:
-        said = f"Some do, as a share of the squared error of {PROMPTS_PER_BATCH} prompts: {clear[0]}"
+        said = f"Some do; bias is this share of the squared error of {PROMPTS_PER_BATCH} prompts: {clear[0]}"
     return answer(
         f"**{said}.** "
         + (f"Also {'; '.join(clear[1:])}. " if clear[1:] else "")
@@ -492,7 +492,7 @@ MEASURED_SIZE, OTHER_SIZES = 8, (2, 4, 16, 32)
 def section_completions() -> str:
     """State which number of completions of a prompt has the least noise at equal tokens."""
     found: dict[str, dict[int, Triple]] = {}
-    for run in compared():
+    for run in (run for run in compared() if not effective_prompts(run) < FEWEST_PROMPTS):
         frame = table(run.folder, "allocation")
         if frame is None or MEASURED_SIZE not in set(frame["group_size"]):
             continue
@@ -516,9 +516,11 @@ def section_completions() -> str:
             others.append(f"{size} differ measurably in no run")
     more = any(size > MEASURED_SIZE and lower < 0 for size, lower in clear.items())
     fewer = any(size < MEASURED_SIZE and higher < 0 for size, higher in clear.items())
-    best = "More than" if more else "Fewer than" if fewer else "About"
+    some = any(size > MEASURED_SIZE and side(ratio) < 0 for of_run in found.values() for size, ratio in of_run.items())
+    best = "More than {}" if more else "Fewer than {}" if fewer else "{} or more" if some else "About {}"
+    best = best.format(MEASURED_SIZE)
     return answer(
-        f"**{best} {MEASURED_SIZE}: at equal tokens, in all {len(found)} runs, {' times, '.join(everywhere)} times "
+        f"**{best}: at equal tokens, in all {len(found)} runs, {' times, '.join(everywhere)} times "
         "their noise.**" + (f" By single comparisons, {'; '.join(others)}." if others else "")
         if everywhere
         else f"**Not settled.** By single comparisons, {'; '.join(others)}.",
@@ -529,8 +531,8 @@ def section_completions() -> str:
                 for name, of_run in found.items()
             ],
         ),
-        "16 and 32 are computed, not sampled. Tokens of prompts are not counted. Repeat: `gradstats ask RUN "
-        "allocation`.",
+        "16 and 32 are computed, not sampled. Tokens of prompts are not counted. Left out are the same runs as above. "
+        "Repeat: `gradstats ask RUN allocation`.",
         first_figure("allocation", "Noise at equal tokens against completions of a prompt"),
     )
 

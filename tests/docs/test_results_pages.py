@@ -181,8 +181,8 @@ def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
     commit_mismatches(no_figures, mismatch, (0.8, 1.3, 1.02))
     said = " ".join(mismatch.section_mismatch().split())
     assert said.startswith(
-        "**In part: farthest from 1 (8 steps earlier), TIS has a noise of 1.30 [1.15, 1.45], no correction 1.00 [0.85, "
-        "1.15].** By intervals for all rows of a mismatch, TIS ("
+        "**In part: of TIS, the noise farthest from 1 (8 steps earlier) is 1.30 [1.15, 1.45], no correction's 1.00 "
+        "[0.85, 1.15].** By intervals for all rows of a mismatch, TIS ("
     )
     assert (
         "TIS (bfloat16) below the plain ratio of whole completions, which is unbiased; TIS (8 steps earlier) above; "
@@ -197,7 +197,7 @@ def test_of_many_corrections_one_counts_by_intervals_for_all_of_them(mismatch, n
     """Each of these differs by an interval of its own."""
     commit_mismatches(no_figures, mismatch, (0.88, 1.11), bias=0.22)
     said = " ".join(mismatch.section_mismatch().split())
-    assert said.startswith("**Not measurably: farthest from 1 (bfloat16), TIS has a noise of 0.88 [0.73, 1.03]")
+    assert said.startswith("**Not measurably: of TIS, the noise farthest from 1 (bfloat16) is 0.88 [0.73, 1.03]")
     assert "nothing is below the plain ratio of whole completions, which is unbiased; nothing above; no bias is" in said
     assert "no bias is resolved (without a correction ≤ 0.42 of the squared error)." in said
 
@@ -259,11 +259,15 @@ def test_the_own_sample_is_a_scale_where_it_leaves_the_noise_as_it_is(claims, no
 def test_the_horizon_is_judged_where_few_completions_are_cut_off(claims, no_figures, long, verdict):
     (no_figures / "embedded_cap").mkdir()
     frame = pd.DataFrame({"estimator": "rloo", "sampling.max_new_tokens": [50, 100, 400]})
-    frame = frame.assign(truncated_share=[0.7, 0.08, 0.0], **with_ends("trace_cov", [10.0, 75.0, long], 10.0))
+    frame = frame.assign(
+        truncated_share=[0.7, 0.08, 0.0],
+        mean_length=[48.2, 63.5, 66.6],
+        **with_ends("trace_cov", [10.0, 75.0, long], 10.0),
+    )
     frame.to_csv(no_figures / "embedded_cap" / "sweep.csv", index=False)
     found, number = claims.of_horizon()
     assert found == verdict
-    assert number.startswith("tr Cov 75 [65, 85] at 100 tokens")
+    assert number.startswith("tr Cov 75 [65, 85] at a cap of 100 tokens (mean 64), ")
 
 
 @pytest.mark.parametrize(
@@ -365,9 +369,10 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     (no_figures / "qwen_mawps" / "variance.json").write_text(json.dumps({"prompts_to_resolve": 1706}))
     said = " ".join(findings.section_noise().split())
     assert said.startswith(
-        "**RLOO, nearly: of 4 unbiased baselines the lowest is James–Stein 0.80 [0.60, 0.99] in embedded-2000; none "
-        "is resolved below RLOO in Qwen-0.5B on MAWPS.** By intervals for all rows of a run, also below RLOO: token "
-        "mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000. REINFORCE is noisier in all 2 runs."
+        "**RLOO, nearly: of baselines without learning or values, the lowest is James–Stein 0.80 [0.60, 0.99] in "
+        "embedded-2000; none is resolved below RLOO in Qwen-0.5B on MAWPS.** Of these, also below RLOO by intervals "
+        "for all rows of a run: token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000. REINFORCE is noisier in "
+        "all 2 runs."
     )
     assert "Values for all rows of Qwen-0.5B on MAWPS take an estimated 1,706 prompts." in said
     assert "| GRPO, GSPO | 0.900 [0.850, 0.950] | 0.900 [0.850, 0.950] |" in said
@@ -375,9 +380,9 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     pd.DataFrame({**columns, **ratios, **wide}).to_csv(no_figures / "qwen_mawps" / "variance.csv", index=False)
     said = " ".join(findings.section_noise().split())
     assert said.startswith(
-        "**RLOO, nearly: of 4 unbiased baselines the lowest is James–Stein 0.80 [0.60, 0.99] in embedded-2000, token "
-        "mean, leave-one-out 0.95 [0.60, 0.97] in Qwen-0.5B on MAWPS.** By intervals for all rows of a run, also below "
-        "RLOO: token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000."
+        "**RLOO, nearly: of baselines without learning or values, the lowest is James–Stein 0.80 [0.60, 0.99] in "
+        "embedded-2000, token mean, leave-one-out 0.95 [0.60, 0.97] in Qwen-0.5B on MAWPS.** Of these, also below RLOO "
+        "by intervals for all rows of a run: token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000."
     )
 
 
@@ -533,9 +538,9 @@ def test_each_divisor_that_biases_is_named_and_what_it_costs(findings, no_figure
     commit(no_figures, "smollm2", "two", (0.5, 0.4, 0.6), variance=frame)
     said = " ".join(findings.section_division().split())
     assert said.startswith(
-        "**Some do, as a share of the squared error of 128 prompts: the standard deviation of the group 0.200 [0.150, "
-        "0.250] in SmolLM2 on sums.** Also deviation and length (GRPO, GSPO) 0.100 [0.050, 0.150] in SmolLM2 on sums. "
-        "Not resolved: none."
+        "**Some do; bias is this share of the squared error of 128 prompts: the standard deviation of the group 0.200 "
+        "[0.150, 0.250] in SmolLM2 on sums.** Also deviation and length (GRPO, GSPO) 0.100 [0.050, 0.150] in SmolLM2 "
+        "on sums. Not resolved: none."
     )
     assert "In SmolLM2 on sums, bias included, the squared error of GRPO, GSPO is 1.00 (0.89 to 1.12) of" in said
 
@@ -549,8 +554,8 @@ def test_a_bias_that_may_be_zero_is_a_bound(findings, no_figures):
     said = " ".join(findings.section_division().split())
     assert "| the standard deviation of the group | SmolLM2 on sums | not resolved | ≤ 0.006 |" in said
     assert said.startswith(
-        "**Some do, as a share of the squared error of 128 prompts: the standard deviation of the group −0.0040 "
-        "[0.0010, 0.0060] in Qwen-0.5B on MAWPS.** Not resolved: none."
+        "**Some do; bias is this share of the squared error of 128 prompts: the standard deviation of the group "
+        "−0.0040 [0.0010, 0.0060] in Qwen-0.5B on MAWPS.** Not resolved: none."
     )
 
 
@@ -595,8 +600,18 @@ def test_runs_are_named_or_counted(runs):
         (0.9, 1.0, "**Yes: the noise is 0.900 [0.800, 0.990] at α = 0.5 in SmolLM2"),
         (0.96, 1.0, "**Hardly: the noise is 0.960 [0.920, 0.990] at α = 0.5 in SmolLM2"),
         (1.0, 1.0, "**Not measurably.**"),
-        (1.0, 1.2, "**Not measurably.** The published 0.8 raises it, to 1.20 [1.10, 1.30] in SmolLM2 on sums."),
-        (1.0, 0.8, "**Not measurably.** The published 0.8 lowers it, to 0.80 [0.70, 0.90] in SmolLM2 on sums."),
+        (
+            1.0,
+            1.2,
+            "**Not measurably.** Without the own sample, the published 0.8 raises it, to 1.20 [1.10, 1.30] in SmolLM2 "
+            "on sums.",
+        ),
+        (
+            1.0,
+            0.8,
+            "**Not measurably.** Without the own sample, the published 0.8 lowers it, to 0.80 [0.70, 0.90] in SmolLM2 "
+            "on sums.",
+        ),
     ],
 )
 def test_whether_the_exponent_helps_follows_the_interval(findings, no_figures, low, published, said):
@@ -639,8 +654,8 @@ def test_the_number_of_completions_is_judged_at_equal_tokens(findings, no_figure
         commit(no_figures, run, run, (0.5, 0.4, 0.6), variance=variance, allocation=frame)
     said = " ".join(findings.section_completions().split())
     assert said.startswith(
-        "**About 8: at equal tokens, in all 2 runs, 2 have 1.60 to 1.80 times their noise.** By single comparisons, 4 "
-        "have 1.20 [1.10, 1.30] in SmolLM2 on sums; 16 differ measurably in no run; 32 have 0.70 [0.60, 0.80] in "
+        "**8 or more: at equal tokens, in all 2 runs, 2 have 1.60 to 1.80 times their noise.** By single comparisons, "
+        "4 have 1.20 [1.10, 1.30] in SmolLM2 on sums; 16 differ measurably in no run; 32 have 0.70 [0.60, 0.80] in "
         "SmolLM2 on sums."
     )
     assert "| SmolLM2 on sums | 1.60 [1.50, 1.70] | 1.20 [1.10, 1.30] | 0.90 [0.80, 1.00] | 0.70 [0.60, 0.80] |" in said
