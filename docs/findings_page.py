@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from committed_numbers import (
     BY_LENGTH,
+    OWN_SAMPLE,
     WEIGHTED,
     Triple,
     committed_path,
@@ -170,7 +171,7 @@ def effective_prompts(run: Run) -> float:
 
 def section_noise() -> str:
     """State which estimator needs the fewest samples."""
-    runs = [run for run in compared() if not effective_prompts(run) < FEWEST_PROMPTS]
+    runs = compared()
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
     below = {(label, run.name): ratio for run in runs for label, ratio in surely_below(run).items()}
     gains = sorted(below, key=lambda found: below[found][0])
@@ -206,17 +207,16 @@ def section_noise() -> str:
         else None,
         "The table's intervals hold for one row. The best constant and norm weights are fitted to "
         "the gradients that are compared. On-policy Dr. GRPO is a multiple of RLOO, and GRPO (without its KL term) is "
-        f"GSPO. Left out are embedded-96, which is like {ZOO.name}, and runs of fewer than {FEWEST_PROMPTS} effective "
-        f"prompts. {to_resolve(runs)}Repeat: "
-        "`gradstats variance RUN`.",
+        f"GSPO. Left out: embedded-96, like {ZOO.name}, and runs of fewer than {FEWEST_PROMPTS} effective prompts. "
+        f"{to_resolve(runs)}Repeat: `gradstats variance RUN`.",
         first_figure("variance", "Relative noise of each estimator"),
     )
 
 
 def compared() -> list[Run]:
-    """Return the runs whose groups have 8 completions or more."""
-    runs = [run for run in committed() if run.folder != "embedded"]
-    frames = ((run, table(run.folder, "variance")) for run in (*runs, ZOO))
+    """Return the runs of at least 8 completions a prompt and enough effective prompts, but for one like ``ZOO``."""
+    runs = [run for run in (*committed(), ZOO) if run.folder != "embedded"]
+    frames = ((run, table(run.folder, "variance")) for run in runs if not effective_prompts(run) < FEWEST_PROMPTS)
     return [run for run, frame in frames if frame is not None and frame["group_size"].max() >= MEASURED_SIZE]
 
 
@@ -292,6 +292,8 @@ def section_exponent() -> str:
         for verb, found in (("lowers", published), ("raises", higher))
         if found
     ]
+    own = [shown(ratio) for run in committed() if excludes(ratio := largest_groups(run, OWN_SAMPLE), 1.0)]
+    at_claimed += [f"With it: {', '.join(own)}, [biased](claims.md)."] if at_claimed and own else []
     return answer(
         " ".join([f"**{said}.**", *at_claimed]),
         rows_of(("run", "best exponent", "noise at α within prompts"), rows),
@@ -492,7 +494,7 @@ MEASURED_SIZE, OTHER_SIZES = 8, (2, 4, 16, 32)
 def section_completions() -> str:
     """State which number of completions of a prompt has the least noise at equal tokens."""
     found: dict[str, dict[int, Triple]] = {}
-    for run in (run for run in compared() if not effective_prompts(run) < FEWEST_PROMPTS):
+    for run in compared():
         frame = table(run.folder, "allocation")
         if frame is None or MEASURED_SIZE not in set(frame["group_size"]):
             continue
@@ -531,7 +533,7 @@ def section_completions() -> str:
                 for name, of_run in found.items()
             ],
         ),
-        "16 and 32 are computed, not sampled. Tokens of prompts are not counted. Left out are the same runs as above. "
+        "16 and 32 are computed, not sampled. Tokens of prompts are not counted. Runs as in the first table. "
         "Repeat: `gradstats ask RUN allocation`.",
         first_figure("allocation", "Noise at equal tokens against completions of a prompt"),
     )

@@ -3,7 +3,7 @@
 The completions are split into as many mini-batches of whole prompts as an epoch has steps, as trainers split a batch
 that was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens, without a clip.
 Adam's moments begin at 0, so that the first steps move nearly every weight by the rate, as at the start of training.
-The second ones are written beside the policy, for Adam's metric (measurement.second_moments).
+The second moments are written beside the policy, for Adam's metric (measurement.second_moments).
 """
 
 from __future__ import annotations

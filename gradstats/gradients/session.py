@@ -272,18 +272,15 @@ class MeasuringSession:
         while plan:
             own = self.ranks.own(plan)
             chunk = make_chunk(rollouts, own, self.policy.device, self.policy.dtype, list(weightings.values()))
+            if earlier is not None:
+                chunk = replace(chunk, weights=chunk.weights[1:])
             if self.engine is not vmap_engine:
                 chunk = replace(chunk, recompute=self.recompute(*chunk.input_ids.shape))
-            reference = None
+            scored = self.reference if earlier is None else None
             try:
                 with suitable_threads(self.policy):
-                    if earlier is None:
-                        result, tokens = self._run(chunk, known)
-                    else:
-                        further = replace(chunk, weights=chunk.weights[1:])
-                        result, tokens = self.engine(self.policy, further, self.selection, self.sketch), None
-                if self.reference is not None and earlier is None:
-                    reference = reference_logprobs(self.reference, chunk)
+                    result, tokens = self._run(chunk, known, with_tokens=earlier is None)
+                reference = None if scored is None else reference_logprobs(scored, chunk)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -301,8 +298,10 @@ class MeasuringSession:
             plan = self._plan(rollouts, np.concatenate(plan), n_further)
         return self._collect(rollouts, measured, weightings, earlier)
 
-    def _run(self, chunk: Chunk, known: Sequence[ChunkResult]) -> tuple[ChunkResult, TokenResult | None]:
-        if self.tokens is None:
+    def _run(
+        self, chunk: Chunk, known: Sequence[ChunkResult], with_tokens: bool
+    ) -> tuple[ChunkResult, TokenResult | None]:
+        if self.tokens is None or not with_tokens:
             # Where ranks hold the model together, another one's chunk may not be known, and needs this one's weights.
             same = (one for one in known if self.ranks.size == 1 and one.chunk.is_same(chunk))
             if (result := next(same, None)) is not None:
