@@ -15,13 +15,15 @@ from findings_runs import (
     figure,
     first_figure,
     is_below,
+    largest_groups,
+    of_largest_groups,
     rows_of,
 )
 
 #: The run that compares most estimators.
 ZOO = Run("embedded_zoo", "embedded-240")
 #: Runs with values of states.
-WITH_VALUES = (ZOO, Run("qwen_values", "Qwen-0.5B on MAWPS, 48 × 8"))
+WITH_VALUES = (ZOO, Run("qwen_mawps", "Qwen-0.5B on MAWPS"))
 #: Tokens of the completions behind the Monte-Carlo values of ``ZOO``, over those of the completions compared: four
 #: completions of every second sentence, and of every prompt, each expected to be as long as what followed.
 TOKENS_OF_VALUES = 5.6
@@ -76,9 +78,14 @@ def section_values() -> str:
     labels = ("gae", "recipe:ppo", "vine(k=4)")
     noise = {run.name: [of_all_rows(run, label) for label in labels] for run in WITH_VALUES if has_values(run)}
     heads = "; ".join(f"{shown(found[0], UNRESOLVED)} in {name}{unsure(found[0])}" for name, found in noise.items())
+    alone = [
+        f"Alone, it is {shown(one)} in {run.name}."
+        for run in WITH_VALUES
+        if run.name in noise and unsure(noise[run.name][0]) and not unsure(one := largest_groups(run, "gae"))
+    ]
     vine = noise.get(ZOO.name, [None] * 3)[2]
     return answer(
-        f"**A value head fitted to other prompts has a noise of {heads}.** {cost_of_prefixes(vine)}"
+        " ".join([f"**A value head fitted to other prompts has a noise of {heads}.**", *alone, cost_of_prefixes(vine)])
         if noise
         else NO_RUN,
         rows_of(
@@ -87,8 +94,8 @@ def section_values() -> str:
         )
         if noise
         else None,
-        "Intervals hold for all rows of a run at once. The head is linear in the last hidden states, and costs one "
-        "forward pass. Repeat: `gradstats run qwen_values`, `gradstats run embedded_zoo`.",
+        f"{'Other intervals' if alone else 'Intervals'} hold for all rows of a run. The head, linear in the last "
+        "hidden states, costs one forward pass. Repeat: `gradstats run qwen_mawps`, `gradstats run embedded_zoo`.",
         figure(ZOO.folder, "variance", f"Noise of each estimator ({ZOO.name})"),
     )
 
@@ -105,9 +112,8 @@ def has_values(run: Run) -> bool:
 
 def of_all_rows(run: Run, label: str) -> Triple | None:
     """Return the relative noise of an estimator with the interval that holds for all rows of the run."""
-    frame = table(run.folder, "variance")
-    rows = None if frame is None else frame[frame["estimator"] == label]
-    return None if rows is None or rows.empty else for_all_rows(rows.iloc[0], "matched_ratio")
+    row = of_largest_groups(run, label)
+    return None if row is None else for_all_rows(row, "matched_ratio")
 
 
 def cost_of_prefixes(noise: Triple | None) -> str:
@@ -117,7 +123,7 @@ def cost_of_prefixes(noise: Triple | None) -> str:
     return (
         f"In {ZOO.name}, Monte-Carlo values of every second sentence have a noise of {shown(noise)}, but "
         f"their completions, four of each, take an expected {TOKENS_OF_VALUES:g} times the tokens: at equal "
-        f"tokens drawn {shown(at_equal_tokens(noise))} times the noise of RLOO."
+        f"tokens drawn it is {shown(at_equal_tokens(noise))}."
     )
 
 

@@ -43,7 +43,9 @@ from findings_runs import (
     first_figure,
     hours_of,
     is_below,
+    largest_groups,
     lines,
+    of_largest_groups,
     one_of,
     rows_of,
 )
@@ -301,21 +303,6 @@ def section_exponent() -> str:
         "the completions that are compared.",
         first_figure(EXPONENT, "Noise of the length-weighted baseline along its exponent"),
     )
-
-
-def largest_groups(run: Run, label: str, column: str = "matched_ratio") -> Triple | None:
-    """Return a quantity of an estimator in the largest groups of a run; None where it is not resolved."""
-    row = of_largest_groups(run, label)
-    return None if row is None else with_interval(row, column)
-
-
-def of_largest_groups(run: Run, label: str) -> pd.Series | None:
-    """Return the row of an estimator in the largest groups of a run; None where it was not compared."""
-    frame = table(run.folder, "variance")
-    if frame is None:
-        return None
-    chosen = frame[(frame["estimator"] == label) & (frame["group_size"] == frame["group_size"].max())]
-    return None if chosen.empty else chosen.iloc[0]
 
 
 def section_centre() -> str:

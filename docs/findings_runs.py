@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from committed_numbers import Triple, committed_path, decimals_of, excludes
+import pandas as pd
+from committed_numbers import Triple, committed_path, decimals_of, excludes, table, with_interval
 from scipy import stats
 
 UNRESOLVED = "not resolved"
@@ -87,6 +88,21 @@ def figure(run: str, name: str, caption: str) -> str:
 def first_figure(name: str, caption: str) -> str:
     """Show a figure of the first committed run that has it."""
     return next((drawn for run in committed() if (drawn := figure(run.folder, name, f"{caption} ({run.name})"))), "")
+
+
+def largest_groups(run: Run, label: str, column: str = "matched_ratio") -> Triple | None:
+    """Return a quantity of an estimator in the largest groups of a run; None where it is not resolved."""
+    row = of_largest_groups(run, label)
+    return None if row is None else with_interval(row, column)
+
+
+def of_largest_groups(run: Run, label: str) -> pd.Series | None:
+    """Return the row of an estimator in the largest groups of a run; None where it was not compared."""
+    frame = table(run.folder, "variance")
+    if frame is None:
+        return None
+    chosen = frame[(frame["estimator"] == label) & (frame["group_size"] == frame["group_size"].max())]
+    return None if chosen.empty else chosen.iloc[0]
 
 
 def is_below(ratio: Triple | None) -> bool:
