@@ -1,7 +1,8 @@
 """A copy of a policy after steps of AdamW on completions that it drew, for experiments/qwen_stale.yaml.
 
 The completions are split into as many mini-batches of whole prompts as an epoch has steps, as trainers split a batch
-that was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens, without a clip.
+that was drawn at once; each step follows the gradient of RLOO's advantages with the ratios of tokens. More than a few
+steps need PPO's clip (--clip 0.2): without it, a token that was drawn with probability p has a ratio of up to 1/p.
 Adam's moments begin at 0, so that the first steps move nearly every weight by the rate, as at the start of training.
 The second moments are written beside the policy, for Adam's metric (measurement.second_moments).
 """
@@ -19,8 +20,16 @@ from gradstats.policy.policy import suitable_threads
 from gradstats.system.progress import progress_bar
 
 
-def main(policy: str, rollouts: Path, out: Path, steps: int = 4, epochs: int = 1, learning_rate: float = 1e-6) -> None:
-    """Update the policy and write it.
+def main(
+    policy: str,
+    rollouts: Path,
+    out: Path,
+    steps: int = 4,
+    epochs: int = 1,
+    learning_rate: float = 1e-6,
+    clip: float | None = None,
+) -> None:
+    """Update the policy and write it; a mini-batch of groups whose rewards are all alike has no gradient and no step.
 
     Args:
         policy: "embedded", a folder, a .gguf file or a hub id; in float32, at temperature 1.
@@ -29,6 +38,7 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, epochs: int = 1
         steps: optimizer steps of an epoch, one for each mini-batch.
         epochs: how many times the completions are gone through.
         learning_rate: of AdamW, constant, without weight decay.
+        clip: how far from 1 a token's ratio may go before PPO's minimum (Schulman et al. 2017) stops its gradient.
     """
     if out.exists():
         raise SystemExit(f"{out} exists: remove it, or choose another folder (--out)")
@@ -43,6 +53,8 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, epochs: int = 1
         )
     if epochs < 1:
         raise SystemExit(f"--epochs is {epochs}: the completions are gone through at least once")
+    if clip is not None and not 0.0 < clip < 1.0:
+        raise SystemExit(f"--clip is {clip:g}: it lies between 0 and 1, as in 0.2")
     old = drawn.recorded_logprobs("sampler_logprobs")
     if old is None:
         raise SystemExit(f"{rollouts} holds no log-probabilities of its sampler: sample with gradstats")
@@ -64,7 +76,10 @@ def main(policy: str, rollouts: Path, out: Path, steps: int = 4, epochs: int = 1
                         ratios = torch.exp(logprobs - torch.as_tensor(old[row]))
                         if not optimizer.state and abs(torch.log(ratios.detach()).mean()) > 1e-3:
                             raise SystemExit(f"{policy} did not draw {rollouts}: its log-probabilities differ")
-                        (-advantage / (len(batch) * size) * ratios.sum()).backward()
+                        gains = ratios * advantage
+                        if clip is not None:
+                            gains = torch.minimum(gains, ratios.clamp(1.0 - clip, 1.0 + clip) * advantage)
+                        (-gains.sum() / (len(batch) * size)).backward()
                     report.chunk(1, len(completions[row]))
             optimizer.step()
             optimizer.zero_grad()

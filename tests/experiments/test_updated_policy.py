@@ -27,9 +27,10 @@ def logprob(model, row):
     return torch.stack([logprobs[place - 1, tokens[place]] for place in range(start, len(tokens))])
 
 
-def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_path):
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_path, clip):
     rate = 1e-2  # so that the ratios of the second step differ from 1
-    script.main("embedded", drawn, tmp_path / "updated", steps=2, epochs=2, learning_rate=rate)
+    script.main("embedded", drawn, tmp_path / "updated", steps=2, epochs=2, learning_rate=rate, clip=clip)
     updated = gs.load_policy(tmp_path / "updated").model
     found = dict(updated.named_parameters())
     moments = gs.AdamMetric.read(tmp_path / "updated", updated).second_moments
@@ -40,7 +41,7 @@ def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_
     second = {name: torch.zeros_like(value) for name, value in parameters.items()}
     smallest = {name: torch.full_like(value, torch.inf) for name, value in parameters.items()}
     names = list(dict.fromkeys(frame.prompt_id))
-    ratios = []
+    ratios, stopped = [], []
     for step, batch in enumerate(2 * (names[:3], names[3:]), start=1):
         objective = torch.zeros(())
         for name in batch:
@@ -49,7 +50,12 @@ def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_
                 others = np.delete(group.reward.to_numpy(), place)
                 ratio = (logprob(model, row) - torch.as_tensor(row.sampler_logprobs, dtype=torch.float32)).exp()
                 ratios.append(ratio.detach().numpy())
-                objective = objective + (row.reward - others.mean()) * ratio.sum() / 12
+                advantage = row.reward - others.mean()
+                if clip is not None:  # a ratio that has gone where its advantage sends it stops
+                    gone = ratio.detach() > 1 + clip if advantage > 0 else ratio.detach() < 1 - clip
+                    stopped.append(float(gone.float().mean()) if advantage else 0.0)
+                    ratio = torch.where(gone, 0.0, ratio)
+                objective = objective + advantage * ratio.sum() / 12
         gradients = torch.autograd.grad(-objective, list(parameters.values()))
         with torch.no_grad():
             for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
@@ -59,6 +65,7 @@ def test_each_step_is_adams_on_a_mini_batch_of_whole_prompts(script, drawn, tmp_
                 mean, square = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
                 value -= rate * mean / (square.sqrt() + 1e-8)
     assert np.ptp(np.concatenate(ratios[:12])) < 1e-3 < 0.1 < np.ptp(np.concatenate(ratios[12:24]))
+    assert clip is None or 0.05 < np.mean(stopped[12:]) < 0.9
     # A step has the size of the rate where the gradient is as small as its rounding, too.
     resolved = {name: values > 1e-3 for name, values in smallest.items()}
     assert np.mean([torch.mean(one.float()) for one in resolved.values()]) > 0.05
@@ -74,6 +81,8 @@ def test_what_it_cannot_follow_is_refused(script, drawn, tmp_path):
         script.main("embedded", drawn, tmp_path / "there")
     with pytest.raises(SystemExit, match="--steps is 7, and .* holds 6 prompts"):
         script.main("embedded", drawn, tmp_path / "out", steps=7)
+    with pytest.raises(SystemExit, match="--clip is 2: it lies between 0 and 1"):
+        script.main("embedded", drawn, tmp_path / "out", clip=2.0)
     with pytest.raises(SystemExit, match="--epochs is 0"):
         script.main("embedded", drawn, tmp_path / "out", epochs=0)
     earlier = gs.load_policy("embedded", revision="step-1000")
