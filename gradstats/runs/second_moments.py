@@ -11,7 +11,14 @@ from gradstats.config.options import TOKEN_BUDGET, adam_section, estimate_sectio
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.measure import mean_square_gradients
-from gradstats.gradients.metric import AdamMetric, prompt_digests, prompts_of_moments, read_metric
+from gradstats.gradients.metric import (
+    AdamMetric,
+    moments_file,
+    prompt_digests,
+    prompts_of_moments,
+    read_metric,
+    refuse_estimated_from,
+)
 from gradstats.gradients.session import MeasuringSession
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -141,10 +148,18 @@ def with_estimated_moments(
 
     The moments are written to the run's measurement once, before anything is measured, and read from there afterwards:
     prompts that a run gains later are measured in the same metric.
+
+    Raises:
+        ValueError: where moments on file were estimated from prompts of the run, or a shard would be empty.
     """
     section = run.experiment.measurement
+    assert section.second_moments is not None
     estimate = estimate_section(section.second_moments)
     if estimate is None:
+        # Before the first shard: the last one may hold the prompt.
+        given = moments_file(section.second_moments)
+        if given.suffix == ".safetensors":
+            refuse_estimated_from(prompts_of_moments(given), Rollouts.concatenate(tables))
         return tables, section
     file = run.measurement / "second_moments.safetensors"
     rollouts = Rollouts.concatenate(tables)

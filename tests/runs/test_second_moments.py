@@ -9,6 +9,7 @@ from gradient_models import any_model
 from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
+from gradstats.gradients.checks.self_check import checked_rows
 from gradstats.gradients.metric import prompt_digests
 from gradstats.reference.naive_estimators import sequence_gradients
 from gradstats.runs.second_moments import set_aside
@@ -104,6 +105,22 @@ def test_a_run_whose_shards_would_be_empty_is_refused(policy_folder, tmp_path):
     )
     with pytest.raises(ValueError, match=r"2 of the 4 shards of .* hold only prompts that are set aside .*batch_size"):
         sampled_and_measured(experiment, tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_moments_of_a_prompt_that_is_measured_are_refused_before_the_first_shard(policy_folder, tmp_path, place):
+    """Not by the self-check alone, which sees three completions."""
+    plain = small_experiment(policy_folder, tmp_path / "p.jsonl", prompts={"n": 8}, sampling={"batch_size": 4})
+    drawn = sampled_and_measured(plain, tmp_path / "drawn").rollouts
+    unchecked = [name for name in drawn.prompt_id if name not in drawn.select(checked_rows(drawn)).prompt_id]
+    one = drawn.select(drawn.prompt_id == unchecked[place])
+    policy = gs.load_policy(policy_folder)
+    gs.estimate_second_moments(policy, one, prompts_per_batch=1, progress=False).save(tmp_path / "one.safetensors")
+    experiment = experiment_in_metric(policy_folder, tmp_path, str(tmp_path / "one.safetensors"), prompts={"n": 8})
+    message = rf"estimated from 1 of the prompts that are to be measured \({unchecked[place]}\)"
+    with pytest.raises(ValueError, match=message):
+        sampled_and_measured(experiment, tmp_path / "run")
+    assert not list(tmp_path.glob("run/measurement/shard-*"))
 
 
 @pytest.mark.parametrize(
