@@ -12,6 +12,8 @@ import tyro
 
 import gradstats as gs
 from gradstats.config.experiment import VARY, experiment_of, settings_in
+from gradstats.config.sections import PromptsSection
+from gradstats.prompts.problem import Problem
 
 
 def main(
@@ -32,18 +34,29 @@ def main(
     """
     written = {name: value for name, value in settings_in(experiment).items() if name != VARY}
     settings = experiment_of(experiment, written)
-    source = settings.prompts
-    assert source.n is not None
-    measured = {one.prompt_id for one in gs.load_prompts(source.source, source.n, rng=source.seed, **source.settings)}
-    more = gs.load_prompts(source.source, source.n + prompts, rng=source.seed, **source.settings)
+    others = beside(settings.prompts, prompts)
     policy = gs.load_policy(settings.policy.name, **settings.policy.arguments())
-    others = [one for one in more if one.prompt_id not in measured]
     prompts_together = settings.sampling.batch_size // settings.sampling.group_size
     drawn = {"group_size": completions, "batch_size": prompts_together * completions}
     sampling = settings.sampling.model_copy(update=drawn)
     rollouts = gs.sample(policy, others, **sampling.arguments(), keep_in=out.with_suffix(""))
     gs.estimate_second_moments(policy, rollouts, "rloo", prompts_per_batch=prompts_per_batch).save(out)
     print(out)
+
+
+def beside(source: PromptsSection, count: int) -> list[Problem]:
+    """Return problems of a set whose texts are none of those that an experiment measures; some sets repeat them."""
+    assert source.n is not None
+
+    def chosen(n: int) -> list[Problem]:
+        return gs.load_prompts(source.source, n, rng=source.seed, **source.settings)
+
+    measured, size = {one.prompt for one in chosen(source.n)}, source.n + count
+    while True:
+        others = {one.prompt: one for one in chosen(size) if one.prompt not in measured}
+        if len(others) >= count:
+            return list(others.values())
+        size += count - len(others)
 
 
 if __name__ == "__main__":
