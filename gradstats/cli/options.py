@@ -8,7 +8,8 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import filterfalse
+from itertools import filterfalse, takewhile
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_type_hints
 
 import tyro
@@ -210,7 +211,15 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
 
 
 def run_command(command: Callable[..., None], prog: str, words: Sequence[str]) -> None:
-    """Run a command with the words of its options; what help says of it is folded to the width of a screen."""
+    """Run a command with the words of its options; what help says of it is folded to the width of a screen.
+
+    Raises:
+        ValueError: for settings of an experiment that are not behind --set.
+    """
+    positional = takewhile(lambda word: not word.startswith("-"), words)
+    loose = [word for word in positional if "=" in word and not Path(word).exists()]
+    if loose and "overrides" in inspect.signature(command).parameters:
+        raise ValueError(f"settings are given behind --set: --set {' '.join(loose)}")
     paragraphs = (parse(command.__doc__ or "").description or "").split("\n\n")
     # tyro joins lines, but for those that begin with a space.
     about = "\n\n".join(textwrap.fill(without_markup(one), 80, subsequent_indent="  ") for one in paragraphs)

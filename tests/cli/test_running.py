@@ -67,6 +67,18 @@ def test_a_part_that_could_not_measure_yet_is_to_be_repeated(capsys, tmp_path, n
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_settings_that_are_not_behind_set_are_refused_with_the_remedy(monkeypatch, capsys, run_directory, tmp_path):
+    words = ("prompts.n=2", "sampling.seed=3", "--out", tmp_path / "out")
+    code, _, err = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", *words)
+    assert code == 1
+    assert "settings are given behind --set: --set prompts.n=2 sampling.seed=3" in err
+    assert not (tmp_path / "out").exists()
+    # A file may have such a name.
+    (tmp_path / "n=2.yaml").write_text("prompts: {m: 2}")
+    _, _, err = run(monkeypatch, capsys, "run", tmp_path / "n=2.yaml")
+    assert "--set" not in err
+
+
 def test_run_with_other_settings_names_the_setting(monkeypatch, capsys, run_directory):
     words = ("--out", run_directory / "run", "--no-progress", "--set", "figures.formats=[]")
     run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", *words)
