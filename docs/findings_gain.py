@@ -8,6 +8,7 @@ from committed_numbers import Triple, for_all_rows, shown, table
 from findings_runs import (
     NO_RUN,
     RLOO,
+    RUNS,
     UNRESOLVED,
     Run,
     answer,
@@ -23,7 +24,7 @@ from findings_runs import (
 #: The run that compares most estimators.
 ZOO = Run("embedded_zoo", "embedded-240")
 #: Runs with values of states.
-WITH_VALUES = (ZOO, Run("qwen_mawps", "Qwen-0.5B on MAWPS"))
+WITH_VALUES = (ZOO, *(run for run in RUNS if run.folder == "qwen_mawps"))
 #: Tokens of the completions behind the Monte-Carlo values of ``ZOO``, over those of the completions compared: four
 #: completions of every second sentence, and of every prompt, each expected to be as long as what followed.
 TOKENS_OF_VALUES = 5.6
@@ -79,7 +80,7 @@ def section_values() -> str:
     noise = {run.name: [of_all_rows(run, label) for label in labels] for run in WITH_VALUES if has_values(run)}
     heads = "; ".join(f"{shown(found[0], UNRESOLVED)} in {name}{unsure(found[0])}" for name, found in noise.items())
     alone = [
-        f"Alone, it is {shown(one)} in {run.name}."
+        f"By a single comparison it is {shown(one)} in {run.name}."
         for run in WITH_VALUES
         if run.name in noise and unsure(noise[run.name][0]) and not unsure(one := largest_groups(run, "gae"))
     ]

@@ -9,7 +9,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse, takewhile
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_type_hints
 
 import tyro
@@ -214,12 +213,12 @@ def run_command(command: Callable[..., None], prog: str, words: Sequence[str]) -
     """Run a command with the words of its options; what help says of it is folded to the width of a screen.
 
     Raises:
-        ValueError: for settings of an experiment that are not behind --set.
+        ValueError: for settings of an experiment that do not follow --set.
     """
-    positional = takewhile(lambda word: not word.startswith("-"), words)
-    loose = [word for word in positional if "=" in word and not Path(word).exists()]
+    positional = [*takewhile(lambda word: not word.startswith("-"), words)]
+    loose = [word for word in positional[1:] if "=" in word]  # the first names a file
     if loose and "overrides" in inspect.signature(command).parameters:
-        raise ValueError(f"settings are given behind --set: --set {' '.join(loose)}")
+        raise ValueError(f"settings of the experiment go after --set: --set {' '.join(loose)}")
     paragraphs = (parse(command.__doc__ or "").description or "").split("\n\n")
     # tyro joins lines, but for those that begin with a space.
     about = "\n\n".join(textwrap.fill(without_markup(one), 80, subsequent_indent="  ") for one in paragraphs)

@@ -422,8 +422,11 @@ def _from_safetensors(file: Path, model: nn.Module) -> AdamMetric:
 
 
 def prompts_of_moments(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Return the digests of the prompts from which the second moments of a safetensors file were estimated."""
-    with safe_open(path, "pt") as stored:
+    """Return the digests of the prompts from which second moments on file were estimated, of any path that is read."""
+    file = moments_file(path)
+    if file.suffix != ".safetensors":  # an optimizer's
+        return frozenset()
+    with safe_open(file, "pt") as stored:
         return _prompts_in(stored.metadata() or {})
 
 

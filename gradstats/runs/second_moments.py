@@ -13,7 +13,6 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.measure import mean_square_gradients
 from gradstats.gradients.metric import (
     AdamMetric,
-    moments_file,
     prompt_digests,
     prompts_of_moments,
     read_metric,
@@ -157,9 +156,7 @@ def with_estimated_moments(
     estimate = estimate_section(section.second_moments)
     if estimate is None:
         # Before the first shard: the last one may hold the prompt.
-        given = moments_file(section.second_moments)
-        if given.suffix == ".safetensors":
-            refuse_estimated_from(prompts_of_moments(given), Rollouts.concatenate(tables))
+        refuse_estimated_from(prompts_of_moments(section.second_moments), Rollouts.concatenate(tables))
         return tables, section
     file = run.measurement / "second_moments.safetensors"
     rollouts = Rollouts.concatenate(tables)

@@ -67,11 +67,11 @@ def test_a_part_that_could_not_measure_yet_is_to_be_repeated(capsys, tmp_path, n
     assert said in " ".join(capsys.readouterr().out.split())
 
 
-def test_settings_that_are_not_behind_set_are_refused_with_the_remedy(monkeypatch, capsys, run_directory, tmp_path):
+def test_settings_without_set_are_refused_with_the_remedy(monkeypatch, capsys, run_directory, tmp_path):
     words = ("prompts.n=2", "sampling.seed=3", "--out", tmp_path / "out")
     code, _, err = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", *words)
     assert code == 1
-    assert "settings are given behind --set: --set prompts.n=2 sampling.seed=3" in err
+    assert "settings of the experiment go after --set: --set prompts.n=2 sampling.seed=3" in err
     assert not (tmp_path / "out").exists()
     # A file may have such a name.
     (tmp_path / "n=2.yaml").write_text("prompts: {m: 2}")
