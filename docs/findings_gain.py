@@ -33,7 +33,7 @@ LEARNED = "tables/optimal_baselines"
 
 def section_left() -> str:
     """State how much baselines gain that are learned on the other prompts, and at most."""
-    rows, gains = [], []
+    rows, gains, most = [], [], []
     for run in committed():
         frame = table(run.folder, LEARNED)
         if frame is None:
@@ -45,8 +45,10 @@ def section_left() -> str:
         gained = gain(noise) if is_below(noise) else f"at most {at_most(noise)}"
         rows.append((run.name, best["estimator"].removeprefix("learned "), shown(noise), shown(oracle), gained))
         gains.append(f"{gained} in {run.name}")
+        most.append(noise)
+    at_all = f", at most {at_most(min(most, key=lambda noise: noise[1]))} in any run" if len(most) > 1 else ""
     return answer(
-        f"**Baselines learned on other prompts, without values of states, lower the noise by {', '.join(gains)}.** "
+        f"**Baselines learned on other prompts, without values of states, lower the noise by {gains[0]}{at_all}.** "
         "This is the best of three: the exponent of length weights, a shift of the group's mean, and a shifted mixture "
         "of group, token and batch means."
         if rows

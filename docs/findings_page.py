@@ -175,23 +175,19 @@ def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = compared()
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
-    below = {(label, run.name): ratio for run in runs for label, ratio in surely_below(run).items()}
-    gains = sorted(below, key=lambda found: below[found][0])
-    lowest_of = {name: label for label, name in reversed(gains)}
-    said, others = [], []
-    for label, name in gains:
-        (said if lowest_of[name] == label else others).append(f"{named(label)} {shown(below[label, name])} in {name}")
-    none = [run.name for run in runs if run.name not in lowest_of]
+    below = [
+        (run.name, f"{named(label)} {shown(ratio)} in {run.name}")
+        for run in runs
+        for label, ratio in sorted(surely_below(run).items(), key=lambda found: found[1])
+    ]
+    said, *others = [said for _, said in below] or [""]
+    none = [run.name for run in runs if run.name not in dict(below)]
     nothing = f"; none is resolved below RLOO in {' or '.join(none)}" if none and said else ""
-    best = (
-        f"nearly: of baselines without learning or values, the lowest is {', '.join(said)}"
-        if said
-        else "as far as is resolved"
-    )
+    best = f"nearly: of baselines without learning or values, the lowest is {said}" if said else "as far as is resolved"
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
         f"**RLOO, {best}{nothing}.** "
-        + (f"Of these, also below RLOO by intervals for all rows of a run: {'; '.join(others)}. " if others else "")
+        + (f"Also below RLOO by intervals for all rows of a run: {'; '.join(others)}. " if others else "")
         + f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
         else NO_RUN,
@@ -320,7 +316,7 @@ def section_centre() -> str:
     return answer(
         (
             (
-                f"**Nearly: with a shift δ its noise is {', '.join(gains)}.**"
+                f"**Nearly: with a shift δ its noise is {gains[0]}.**"
                 if gains
                 else f"**{'Nearly' if off else 'Yes'}, as far as is resolved.**"
             )
