@@ -26,8 +26,9 @@ from committed_numbers import (
     with_interval,
 )
 from findings_alpha import ADAM, CLAIMED, EUCLIDEAN, METRIC_SWEEPS, by_metric, exponents, turned, where
-from findings_gain import at_equal_tokens
-from findings_mismatch import mismatches
+from findings_gain import ZOO, at_equal_tokens
+from findings_mismatch import BOUND, mismatches
+from findings_runs import RUNS
 from findings_tokens import token_tables
 
 from gradstats import estimators as est
@@ -35,6 +36,8 @@ from gradstats.reference import EnumeratedPolicy
 
 PAGE = Path(__file__).with_name("claims.md")
 HOLDS, FAILS, OPEN = "holds", "fails", "not resolved"
+#: What runs are called whose figures are shown.
+NAMES = {run.folder: run.name for run in (*RUNS, ZOO)} | {"zoo": ZOO.name}
 #: Completions without a token baseline that 4 with it are said to be worth.
 CLAIMED_SIZE = 32
 
@@ -165,8 +168,8 @@ def of_values() -> tuple[str, str]:
     vine, gae = (cell("embedded_zoo", "variance", label, "matched_ratio") for label in ("vine(k=4)", "gae"))
     better = vine is not None and gae is not None and vine[2] < gae[1]
     return HOLDS if better else OPEN, (
-        f"`vine(k=4)` {shown(vine)}, at equal tokens drawn {shown(at_equal_tokens(vine))}; `gae` of a linear head "
-        f"{shown(gae)}"
+        f"per completion `vine(k=4)` {shown(vine)}, at equal tokens drawn {shown(at_equal_tokens(vine))}; `gae` of a "
+        f"linear head {shown(gae)}"
     )
 
 
@@ -194,8 +197,12 @@ def of_correction() -> tuple[str, str]:
     if not found:
         return OPEN, NOT_RUN
     verdicts = {below_one(triple) for triple in found.values()}
+    capped = any(one.largest >= BOUND for one in mismatches() if one.name in found)
     return verdicts.pop() if len(verdicts) == 1 else OPEN, "; ".join(
-        f"{shown(triple, OPEN)} {name}" for name, triple in found.items()
+        [
+            *(f"{shown(triple, OPEN)} {name}" for name, triple in found.items()),
+            *([] if capped else ["no ratio is capped"]),
+        ]
     )
 
 
@@ -335,7 +342,8 @@ def render() -> str:
     lines = ["| claim | verdict | number | command |", "|---|---|---|---|"]
     for one in CLAIMS:
         verdict, number = one.found()
-        figure = f"[figure](../figures/{one.figure})"
+        run = NAMES.get(one.figure.split("/")[0])
+        figure = f"[figure{f', {run}' if run else ''}](../figures/{one.figure})"
         lines.append(f"| {one.claim} ({one.source}) | **{verdict}** | {number} ({figure}) | `{one.command}` |")
     return HEAD + "\n" + "\n".join(lines) + "\n"
 

@@ -76,18 +76,25 @@ def section_alpha() -> str:
         return NO_RUN
     low, high = min(alphas, key=lambda name: alphas[name][0]), max(alphas, key=lambda name: alphas[name][0])
     excluded = [name for name, alpha in alphas.items() if excludes(alpha, CLAIMED)]
-    rows, differing = [], []
+    rows, differences = [], {}
     for run in committed():
         found = numbers(run.folder, "alpha") or {}
         within = with_interval(found.get("within_prompt") or {}, "alpha")
         rows.append((run.name, shown(alphas[run.name]), shown(within, "—")))
-        if excludes(difference := with_interval(found.get("within_between") or {}, "difference"), 0.0):
+        if (difference := with_interval(found.get("within_between") or {}, "difference")) is not None:
+            differences[run.name] = difference
+    differing = []
+    for name, difference in differences.items():
+        if excludes(difference := widened(difference, simultaneous(len(differences))), 0.0):
             larger = "between" if difference[0] > 0.0 else "within"
-            differing.append(f"larger {larger} prompts in {run.name} (by {shown(difference)})")
+            differing.append(f"larger {larger} prompts in {name} (by {shown(difference)})")
     blocks = differing_blocks()
     first = committed()[0]
+    unresolved = (
+        "" if any(first.name in said for said in blocks) else f"Between blocks of {first.name} none is resolved. "
+    )
     return answer(
-        (f"**No: {blocks[0]}.** " if blocks else "**Not refuted.** ")
+        (f"**No: {blocks[0]}.** {unresolved}" if blocks else "**Not refuted.** ")
         + f"Runs have {alphas[low][0]:.2f} ({low}) to {alphas[high][0]:.2f} ({high}); {CLAIMED:g} lies outside the "
         f"interval in {one_of(excluded, len(alphas)) or 'no run'}. "
         + (f"It is {' and '.join(differing)}." if differing else ""),

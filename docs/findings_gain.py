@@ -45,8 +45,8 @@ def section_left() -> str:
         gained = gain(noise) if is_below(noise) else f"at most {at_most(noise)}"
         rows.append((run.name, best["estimator"].removeprefix("learned "), shown(noise), shown(oracle), gained))
         gains.append(f"{gained} in {run.name}")
-        most.append(noise)
-    at_all = f", at most {at_most(min(most, key=lambda noise: noise[1]))} in any run" if len(most) > 1 else ""
+        most.append(100.0 * (1.0 - noise[1]))
+    at_all = f", at most {max(most):.1f} % in any run" if len(most) > 1 else ""
     return answer(
         f"**Baselines learned on other prompts, without values of states, lower the noise by {gains[0]}{at_all}.** "
         "This is the best of three: the exponent of length weights, a shift of the group's mean, and a shifted mixture "

@@ -136,13 +136,17 @@ def section_mismatch() -> str:
         for label, values in biases.items()
         if any(one is not None and min(one[1], widened(one, factor)[1]) > 0.0 for one in values)
     ]
-    largest = max((one[2] for one in biases[RLOO] if one is not None), default=0.0)
+    bounds = {
+        label: max((one[2] for one in values if one is not None), default=0.0) for label, values in biases.items()
+    }
+    worst = max(bounds, key=lambda label: bounds[label])
     said = f"{'; '.join(lower)} below" if lower else "nothing is below"
-    said += f" the plain ratio of whole completions, which is unbiased; {'; '.join(higher) or 'nothing'} above"
+    said += f" that ratio, which is unbiased; {'; '.join(higher) or 'nothing'} above"
     said += (
         f"; biased: {', '.join(biased)}."
         if biased
-        else f"; no bias is resolved (without a correction {upper_bound(largest)} of the squared error)."
+        else f"; no bias is resolved ({upper_bound(bounds[RLOO])} of the squared error without a correction"
+        f"{f', {upper_bound(bounds[worst])} with {names[worst]}' if worst != RLOO else ''})."
     )
     known = [
         (tis, none, one.name)
@@ -158,7 +162,8 @@ def section_mismatch() -> str:
     if known:
         tis, none, name = max(known, key=lambda one: abs(one[0][0] - 1.0))
         farthest = (
-            f": of TIS, the noise farthest from 1 ({name}) is {shown(tis)}, no correction's {shown(none, UNRESOLVED)}"
+            f": over that of the ratio of whole completions, the noise is {shown(tis)} with TIS and "
+            f"{shown(none, UNRESOLVED)} without a correction ({name})"
         )
     beyond = [one.name for one in settings if one.largest >= BOUND]
     few = [
@@ -189,7 +194,8 @@ def section_mismatch() -> str:
             ],
         ),
         (f"With {INT8} estimates lie within {math.ceil(round(1e3 * max(mild), 6)) / 1e3:g} of 1. " if mild else "")
-        + f"Ratios of tokens reach TIS's bound of {BOUND:g} in {', '.join(beyond) or 'none'}. "
+        + f"The table's intervals hold for one row. TIS truncates ratios of tokens at {BOUND:g}, which these reach in "
+        f"{' and '.join(beyond) + ' only' if beyond else 'none'}. "
         + (f"{'; '.join(few)}. " if few else "")
         + f"Repeat: `gradstats run {SWEEP}`.",
         on_a_larger_model(),

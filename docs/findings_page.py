@@ -88,7 +88,7 @@ HEAD = """# Findings
 Noise is an estimator's variance at equal signal, over RLOO's: below 1 is better ([definitions](read_results.md)).
 Brackets are 95 % intervals over prompts; a difference is stated only where its interval resolves it
 ([details](findings_details.md)). [The runs](#the-runs) are of Qwen2.5-Coder, SmolLM2 and *embedded*, a policy of a
-million parameters: *embedded-96* and *-240* have as many prompts, of 2–4 steps; *-2000*, metrics and training, of 2–3.
+million parameters: a number in a name counts prompts; problems of *-96* and *-240* take 2–4 steps, others 2–3.
 """
 DETAILS_HEAD = """# Findings: details
 
@@ -175,18 +175,31 @@ def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = compared()
     ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
-    below = [
-        (run.name, f"{named(label)} {shown(ratio)} in {run.name}")
-        for run in runs
-        for label, ratio in sorted(surely_below(run).items(), key=lambda found: found[1])
+    below: dict[str, dict[str, Triple]] = {label: {} for label in UNBIASED}
+    for run in runs:
+        for label, ratio in surely_below(run).items():
+            below[label][run.name] = ratio
+    most = max(map(len, below.values()))
+    best, *alike = sorted(
+        (label for label in UNBIASED if len(below[label]) == most), key=lambda label: list(below[label].values())
+    )
+    others = [
+        f"{named(label)} {shown(ratio)} in {name}"
+        for label, found in below.items()
+        for number, (name, ratio) in enumerate(found.items())
+        if label != best or number > 0
     ]
-    said, *others = [said for _, said in below] or [""]
-    none = [run.name for run in runs if run.name not in dict(below)]
-    nothing = f"; none is resolved below RLOO in {' or '.join(none)}" if none and said else ""
-    best = f"nearly: of baselines without learning or values, the lowest is {said}" if said else "as far as is resolved"
+    verdict = "RLOO, as far as is resolved"
+    if most:
+        first, ratio = next(iter(below[best].items()))
+        verdict = (
+            f"Of baselines without learning or values {named(best)} {'' if alike else 'alone '}lies below RLOO in "
+            f"{one_of(list(below[best]), len(runs))}: its noise is {shown(ratio)}"
+            f"{f' in {first}' if len(below[best]) > 1 else ''}"
+        )
     worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
     return answer(
-        f"**RLOO, {best}{nothing}.** "
+        f"**{verdict}.** "
         + (f"Also below RLOO by intervals for all rows of a run: {'; '.join(others)}. " if others else "")
         + f"REINFORCE is noisier in {one_of(worse, len(runs)) or 'none'}."
         if runs
@@ -387,7 +400,7 @@ def cost_of_bias(run: str, noise: Triple, share: Triple) -> str:
     )
     if noise[1] > 0.0 and noise[2] < 1.0:
         equal = [equal_error(noise[n], share[b]) for n, b in ends]
-        said += f", and equals it at {equal[0]:.0f} ({equal[2]:.0f} to {equal[1]:.0f})"
+        said += f"; the two are equal at {equal[0]:.0f} prompts ({equal[2]:.0f} to {equal[1]:.0f})"
     return f"{said}, by the ends of both intervals. "
 
 
@@ -558,7 +571,7 @@ SECTIONS: tuple[tuple[str, Callable[[], str]], ...] = (
     ("Does α make a better baseline?", section_exponent),
     ("Is the group mean the right centre?", section_centre),
     ("Do divisors bias the gradient?", section_division),
-    ("Do answers change along training?", section_training),
+    ("Do these results change along training?", section_training),
     ("Does correcting a mismatch pay?", section_mismatch),
     ("How many tokens carry the energy?", section_concentration),
     ("Is the logit proxy good enough?", section_proxy),

@@ -166,7 +166,7 @@ def commit_mismatches(figures, mismatch, ratios, effective=90.0, bias=0.3):
         frame = frame.assign(n_effective_prompts=effective, **with_ends("matched_bias_share", [0.1, bias, 0.0], 0.2))
         frames.append(frame)
         cells[cell] = sampler_gap(1.5 + number)
-    (figures / mismatch.SWEEP).mkdir()
+    (figures / mismatch.SWEEP).mkdir(exist_ok=True)
     pd.concat(frames).to_csv(figures / mismatch.SWEEP / "sweep.csv", index=False)
     (figures / mismatch.SWEEP / "manifest.json").write_text(json.dumps({"cells": cells}))
 
@@ -177,19 +177,24 @@ def sampler_gap(largest):
     return {"sampler_gap": {"quantities": quantities, "quantiles": quantiles}, "n_sequences": 40, "n_prompts": 10}
 
 
-def test_the_section_on_mismatches_follows_its_tables(mismatch, no_figures):
+def test_the_section_on_mismatches_follows_its_tables(claims, mismatch, no_figures):
     commit_mismatches(no_figures, mismatch, (0.8, 1.3, 1.02))
     said = " ".join(mismatch.section_mismatch().split())
     assert said.startswith(
-        "**In part: of TIS, the noise farthest from 1 (8 steps earlier) is 1.30 [1.15, 1.45], no correction's 1.00 "
-        "[0.85, 1.15].** By intervals for all rows of a mismatch, TIS ("
+        "**In part: over that of the ratio of whole completions, the noise is 1.30 [1.15, 1.45] with TIS and 1.00 "
+        "[0.85, 1.15] without a correction (8 steps earlier).** By intervals for all rows of a mismatch, TIS ("
     )
     assert (
-        "TIS (bfloat16) below the plain ratio of whole completions, which is unbiased; TIS (8 steps earlier) above; "
-        "biased: no correction."
+        "TIS (bfloat16) below that ratio, which is unbiased; TIS (8 steps earlier) above; biased: no correction."
     ) in said
     assert "| effective completions | 90% | 90% |" in said
-    assert "With INT8 weights estimates lie within 0.02 of 1. Ratios of tokens reach TIS's bound of 2 in " in said
+    assert "With INT8 weights estimates lie within 0.02 of 1. The table's intervals hold for one row." in said
+    assert "TIS truncates ratios of tokens at 2, which these reach in INT8 weights and 8 steps earlier only." in said
+    assert "no ratio is capped" not in claims.of_correction()[1]
+    path = no_figures / mismatch.SWEEP / "manifest.json"
+    mild = dict.fromkeys(json.loads(path.read_text())["cells"], sampler_gap(1.5))
+    path.write_text(json.dumps({"cells": mild}))
+    assert claims.of_correction()[1].endswith("; no ratio is capped")
     assert "Larger models are not measured." in said
 
 
@@ -197,9 +202,13 @@ def test_of_many_corrections_one_counts_by_intervals_for_all_of_them(mismatch, n
     """Each of these differs by an interval of its own."""
     commit_mismatches(no_figures, mismatch, (0.88, 1.11), bias=0.22)
     said = " ".join(mismatch.section_mismatch().split())
-    assert said.startswith("**Not measurably: of TIS, the noise farthest from 1 (bfloat16) is 0.88 [0.73, 1.03]")
-    assert "nothing is below the plain ratio of whole completions, which is unbiased; nothing above; no bias is" in said
-    assert "no bias is resolved (without a correction ≤ 0.42 of the squared error)." in said
+    measured = "over that of the ratio of whole completions, the noise is 0.88 [0.73, 1.03] with TIS and 1.00"
+    assert said.startswith(f"**Not measurably: {measured} [0.85, 1.15] without a correction (bfloat16).**")
+    assert "nothing is below that ratio, which is unbiased; nothing above; no bias is resolved (≤ 0.42 of the" in said
+    assert "(≤ 0.42 of the squared error without a correction)." in said
+    commit_mismatches(no_figures, mismatch, (0.88, 1.11), bias=-0.1)
+    said = " ".join(mismatch.section_mismatch().split())
+    assert "(≤ 0.1 of the squared error without a correction, ≤ 0.31 with TIS)." in said
 
 
 def test_mismatches_of_a_larger_model_are_compared_with_no_correction(mismatch, no_figures):
@@ -380,10 +389,9 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     (no_figures / "qwen_mawps" / "variance.json").write_text(json.dumps({"prompts_to_resolve": 1706}))
     said = " ".join(findings.section_noise().split())
     assert said.startswith(
-        "**RLOO, nearly: of baselines without learning or values, the lowest is James–Stein 0.80 [0.60, 0.99] in "
-        "embedded-2000; none is resolved below RLOO in Qwen-0.5B on MAWPS.** Also below RLOO by intervals for all rows "
-        "of a run: token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000. REINFORCE is noisier in "
-        "all 2 runs."
+        "**Of baselines without learning or values James–Stein lies below RLOO in embedded-2000: its noise is 0.80 "
+        "[0.60, 0.99].** Also below RLOO by intervals for all rows of a run: token mean, "
+        "leave-one-out 0.95 [0.60, 0.98] in embedded-2000. REINFORCE is noisier in all 2 runs."
     )
     assert "Values for all rows of Qwen-0.5B on MAWPS take an estimated 1,706 prompts." in said
     assert "| GRPO, GSPO | 0.900 [0.850, 0.950] | 0.900 [0.850, 0.950] |" in said
@@ -391,9 +399,9 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     pd.DataFrame({**columns, **ratios, **wide}).to_csv(no_figures / "qwen_mawps" / "variance.csv", index=False)
     said = " ".join(findings.section_noise().split())
     assert said.startswith(
-        "**RLOO, nearly: of baselines without learning or values, the lowest is token mean, leave-one-out 0.95 [0.60, "
-        "0.97] in Qwen-0.5B on MAWPS.** Also below RLOO by intervals for all rows of a run: James–Stein 0.80 [0.60, "
-        "0.99] in embedded-2000; token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000."
+        "**Of baselines without learning or values token mean, leave-one-out alone lies below RLOO in all 2 runs: its "
+        "noise is 0.95 [0.60, 0.97] in Qwen-0.5B on MAWPS.** Also below RLOO by intervals for all rows of a run: "
+        "James–Stein 0.80 [0.60, 0.99] in embedded-2000; token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000."
     )
 
 
@@ -666,8 +674,8 @@ def test_the_batch_at_which_a_bias_outweighs_less_noise(findings):
     assert findings.equal_error(noise, share) == pytest.approx((1.0 - noise) / squared)
     said = findings.cost_of_bias("one", (0.9, 0.8, 0.95), (0.1, 0.05, 0.2))
     assert said == (
-        "In one, bias included, the squared error of GRPO, GSPO is 1.00 (0.84 to 1.19) of RLOO's at 128 prompts, and "
-        "equals it at 128 (27 to 608), by the ends of both intervals. "
+        "In one, bias included, the squared error of GRPO, GSPO is 1.00 (0.84 to 1.19) of RLOO's at 128 prompts; the "
+        "two are equal at 128 prompts (27 to 608), by the ends of both intervals. "
     )
     for noise in ((0.9, 0.8, 1.05), (0.9, 0.0, 0.95)):
         assert "equals" not in findings.cost_of_bias("one", noise, (0.1, 0.05, 0.2))
