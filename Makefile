@@ -96,7 +96,7 @@ smollm2: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf  ## downlo
 
 FOUND := embedded embedded_resolved embedded_tokens embedded_temperature embedded_temperature_scored_at_1 \
 	embedded_metric embedded_mismatch embedded_reinforced embedded_zoo \
-	smollm2 qwen_mawps qwen_metric qwen_mismatch qwen_stale qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k
+	smollm2 qwen_mawps qwen_adam qwen_mismatch qwen_stale qwen_sampler qwen_1_5b qwen_mawps_tokens qwen_gsm8k
 QWEN := models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 
 models/qwen2.5-coder-%b-instruct-q4_k_m.gguf: | $(VENV)/.base
@@ -123,10 +123,12 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	done
 	@test -d models/qwen-fp8 || $(BIN)/python -P experiments/quantised_copy.py --policy $(firstword $(QWEN)) --kind fp8 --out models/qwen-fp8
 	@test -d models/qwen-4-updates || $(BIN)/python -P experiments/updated_policy.py --policy $(firstword $(QWEN)) --rollouts models/qwen_second_moments --out models/qwen-4-updates
-	@set -e; for run in qwen_mismatch qwen_stale; do $(BIN)/gradstats run $$run; done
-	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 embedded_metric embedded_mismatch embedded_reinforced qwen_metric qwen_sampler; do \
+	@test -d models/qwen-4-epochs || $(BIN)/python -P experiments/updated_policy.py --policy $(firstword $(QWEN)) --rollouts models/qwen_second_moments --out models/qwen-4-epochs --steps 64 --epochs 4 --clip 0.2
+	@set -e; for run in qwen_adam qwen_mismatch qwen_stale; do $(BIN)/gradstats run $$run; done
+	@set -e; for sweep in embedded_temperature embedded_temperature_scored_at_1 embedded_metric embedded_mismatch embedded_reinforced qwen_sampler; do \
 		$(BIN)/gradstats run $$sweep; \
 	done
+	@$(BIN)/python -P experiments/varied_metric.py
 	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done
 	@$(BIN)/python docs/findings_page.py
 	@$(BIN)/python docs/claims_page.py

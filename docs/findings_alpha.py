@@ -53,14 +53,15 @@ ARMS = {
     "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0": ("B", "drawn and scored at 1"),
     "sampling.temperature=0.6,top_p=1.0,policy.temperature=0.6": ("C", "drawn and scored at 0.6"),
 }
-#: Sweeps over metrics, the first committed one with the figure.
-METRIC_SWEEPS = {"qwen_metric": "Qwen-0.5B on MAWPS", "embedded_metric": "embedded"}
-#: Sweep over metrics → the run that measured its completions, and more, in the Euclidean metric, where it does not.
-EUCLIDEAN_RUNS = {"qwen_metric": "qwen_mawps"}
 METRIC = "measurement.metric"
 EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
 METRICS = {EUCLIDEAN: "Euclidean", ADAM: "Adam, ε = 1e-5", "adam": "Adam, ε = 1e-8"}
-QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens", "mean_reward": "mean reward"}
+#: What `gradstats run` measures in Adam's metric, a run or a sweep.
+IN_METRICS = {"qwen_adam": "Qwen-0.5B on MAWPS", "embedded_metric": "embedded"}
+#: Of a run the one of the same completions in the Euclidean metric; a sweep has both.
+EUCLIDEAN_RUNS = {"qwen_adam": "qwen_mawps"}
+VARIED = "varied_metric"
+QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens"}
 
 
 def exponents() -> dict[str, Triple]:
@@ -137,15 +138,19 @@ class InMetric(NamedTuple):
         return f"{self.run}, {self.size}"
 
 
-def by_metric(sweep: str) -> dict[str, InMetric]:
-    """Return what a sweep over metrics gives in each; nothing where it is not committed."""
-    frame, blocks = table(sweep, "sweep"), table(sweep, "blocks")
-    if frame is None or blocks is None:
-        return {}
-    if (run := EUCLIDEAN_RUNS.get(sweep)) is not None:
-        frame, blocks = (pd.concat(pair) for pair in zip(in_euclidean_metric(run), (frame, blocks), strict=True))
+def by_metric(name: str) -> dict[str, InMetric]:
+    """Return what a sweep over metrics, or two runs, give in each; nothing where it is not committed."""
+    if name in EUCLIDEAN_RUNS:
+        pairs = [of_run(run, metric) for run, metric in ((EUCLIDEAN_RUNS[name], EUCLIDEAN), (name, ADAM))]
+        if None in pairs:
+            return {}
+        frame, blocks = (pd.concat(tables) for tables in zip(*filter(None, pairs), strict=True))
+    else:
+        frame, blocks = table(name, "sweep"), table(name, "blocks")
+        if frame is None or blocks is None:
+            return {}
     found = {}
-    for metric in (name for name in METRICS if name in set(frame[METRIC])):
+    for metric in (one for one in METRICS if one in set(frame[METRIC])):
         rows = frame[frame[METRIC] == metric].set_index("estimator")
         layers = blocks[(blocks[METRIC] == metric) & blocks["block"].str.startswith("layers.")].set_index("block")
         alpha = with_interval(rows.loc[RLOO], "alpha")
@@ -156,27 +161,32 @@ def by_metric(sweep: str) -> dict[str, InMetric]:
         size = f"{rows.loc[RLOO, 'n_prompts']} × {rows.loc[RLOO, 'n_completions'] // rows.loc[RLOO, 'n_prompts']}"
         low = lower_bound(rows.loc[RLOO, "noise_to_signal_low"])
         critical = shown(with_interval(rows.loc[RLOO], "noise_to_signal"), low) if known else UNRESOLVED
-        found[metric] = InMetric(METRIC_SWEEPS[sweep], size, alpha, layers, noise, critical)
+        found[metric] = InMetric(IN_METRICS[name], size, alpha, layers, noise, critical)
     return found
 
 
-def in_euclidean_metric(run: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the estimators and the blocks of a run, as a sweep over metrics has them."""
+def of_run(run: str, metric: str) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """Return the estimators and the blocks of a run, as a sweep over metrics has them; None where there is none."""
     rows, blocks = table(run, "variance"), table(run, "alpha_by_block")
     alpha, manifest = numbers(run, "alpha"), numbers(run, "manifest")
-    assert rows is not None
-    assert blocks is not None
-    assert alpha is not None
-    assert manifest is not None
+    if rows is None or blocks is None or alpha is None or manifest is None:
+        return None
     of_run = {name: alpha[name] for name in ("alpha", "alpha_low", "alpha_high")}
     of_run |= {"n_prompts": manifest["n_prompts"], "n_completions": manifest["n_sequences"]}
-    return rows.assign(**of_run, **{METRIC: EUCLIDEAN}), blocks.assign(**{METRIC: EUCLIDEAN})
+    return rows.assign(**of_run, **{METRIC: metric}), blocks.assign(**{METRIC: metric})
 
 
-def where(found: dict[str, InMetric]) -> str:
-    """Name the run of the Euclidean and of Adam's metric, with its size in each where they differ."""
-    sizes = dict.fromkeys(found[metric].size for metric in (EUCLIDEAN, ADAM))
-    return f"{found[EUCLIDEAN].run}, {' and '.join(sizes)}"
+def difference_of_metrics(name: str, found: dict[str, InMetric]) -> Triple:
+    """Return α in Adam's metric minus that in the Euclidean: of the same parameters, paired, where both are on file."""
+    if name in EUCLIDEAN_RUNS:
+        euclidean = table(VARIED, "euclidean")
+        euclidean = table(EUCLIDEAN_RUNS[name], "length_scaling") if euclidean is None else euclidean
+        points = table(name, "length_scaling")
+        assert points is not None
+        assert euclidean is not None
+        paired = alpha_difference(points, euclidean)
+        return paired.difference, *paired.confidence_interval()
+    return apart(found[ADAM].alpha, found[EUCLIDEAN].alpha)
 
 
 def turned(found: dict[str, InMetric]) -> list[str]:
@@ -187,30 +197,32 @@ def turned(found: dict[str, InMetric]) -> list[str]:
 
 def section_metric() -> str:
     """State what Adam's metric changes: α, the share of the layers, and the noise of baselines."""
-    sweeps = {sweep: found for sweep in METRIC_SWEEPS if (found := by_metric(sweep))}
-    if not sweeps:
+    measured = {name: found for name in IN_METRICS if (found := by_metric(name))}
+    if not measured:
         return NO_RUN
     rows, differing, alike, layers, turning = [], [], [], [], []
-    for found in sweeps.values():
+    for name, found in measured.items():
         euclidean, adam = found[EUCLIDEAN], found[ADAM]
-        if euclidean.alpha[2] < adam.alpha[1] or adam.alpha[2] < euclidean.alpha[1]:
-            differing.append(
-                f"{shown(euclidean.alpha)} in the Euclidean, {shown(adam.alpha)} in Adam's, in {where(found)}"
-            )
+        if excludes(difference := difference_of_metrics(name, found), 0.0):
+            paired = ""
+            if name in EUCLIDEAN_RUNS:
+                paired = " (paired)" if table(VARIED, "euclidean") is None else " (paired, in layers alone)"
+            differing.append(f"{shown(difference)} in {euclidean.run}{paired}")
         else:
             alike.append(euclidean.run)
         of_layers = euclidean.layers.join(adam.layers.add_suffix("_adam"))
-        layers += [
-            f"{block} ({euclidean.run})"
+        apart_in = [
+            str(block).removeprefix("layers.")
             for block, row in of_layers.iterrows()
             if row["alpha_high"] < row["alpha_low_adam"] or row["alpha_high_adam"] < row["alpha_low"]
         ]
-        turning += [f"{label} ({where(found)})" for label in turned(found)]
+        layers += [f"{', '.join(apart_in)} ({euclidean.run})"] if apart_in else []
+        turning += [f"{label} ({euclidean.run})" for label in turned(found)]
         for metric, one in found.items():
             alphas = one.layers["alpha"]
             rows.append(
                 (
-                    one.name if euclidean.size != adam.size else one.run,
+                    one.run,
                     METRICS[metric],
                     shown(one.alpha),
                     f"{alphas.median():.2f} ({alphas.min():.2f}–{alphas.max():.2f})",
@@ -218,22 +230,48 @@ def section_metric() -> str:
                     one.critical,
                 )
             )
-    drawn = next((sweep for sweep in sweeps if sweep not in EUCLIDEAN_RUNS), "")
-    moments = "In embedded v̂ is that of its training by imitation"
-    if "qwen_metric" in sweeps:
-        moments += (
-            ", in Qwen-0.5B the mean square of 16 batch gradients of 4 other prompts; its rows are separate drawings"
-        )
-    said = f"Yes: it is {'; '.join(differing)}" if differing else "Not measurably"
+    sizes = dict.fromkeys(one.size for found in measured.values() for one in found.values())
+    drawn = next((name for name in measured if name not in EUCLIDEAN_RUNS), "")
+    said = f"Yes: α in Adam's minus α in the Euclidean is {', '.join(differing)}" if differing else "Not measurably"
     said += f"; not resolved in {'; '.join(alike)}" if differing and alike else ""
     return answer(
-        f"**{said}.** Adam divides each coordinate by √v̂ + ε, here ε = 1e-5, which changes the weight of the blocks; "
-        + (f"α itself differs in {', '.join(layers)}. " if layers else "α of no layer is shown to differ. ")
+        f"**{said}.** Adam divides coordinates by √v̂ + ε, here ε = 1e-5; "
+        + (f"α differs in layers {'; '.join(layers)}. " if layers else "α of no layer is shown to differ. ")
         + (f"The ranking turns for {', '.join(turning)}." if turning else "No change of ranking is resolved."),
         rows_of(("run", "metric", "α", "α of layers, median (range)", "‖S‖² in layers", "critical batch"), rows),
-        f"{moments}. Where layers hold nothing, tokens that v̂ hardly saw hold ‖S‖², by embedding and head. Repeat: "
-        f"{', '.join(f'`gradstats run {sweep}`' for sweep in sweeps)}.",
-        figure(drawn, "alpha_by_block", f"α of each block of parameters in each metric ({METRIC_SWEEPS.get(drawn)})"),
+        f"Completions: {' or '.join(sizes)}. In embedded v̂ is that of its training; tokens that it hardly saw hold "
+        f"what layers do not.{moments_sentence()} Repeat: "
+        f"{', '.join(f'`gradstats run {name}`' for name in measured)}.",
+        figure(drawn, "alpha_by_block", f"α of each block of parameters in each metric ({IN_METRICS.get(drawn)})"),
+    )
+
+
+def moments_sentence() -> str:
+    """State what the second moments of Qwen-0.5B are, and what another ε and other moments change."""
+    manifest = numbers("qwen_adam", "manifest")
+    if manifest is None:
+        return ""
+    said = f" In Qwen-0.5B it is {manifest['metric']['source']}, none of them measured, and layers alone are measured"
+    points, blocks, moments = (table(VARIED, name) for name in ("points", "blocks", "moments"))
+    about = numbers(VARIED, "manifest")
+    if points is None or blocks is None or moments is None or about is None:
+        return f"{said}."
+    layers = blocks[blocks["block"].str.startswith("layers.")]
+    alphas = layers.pivot_table(index="block", columns="metric", values="alpha")
+    changes = []
+    for name, which in (
+        ("other metric", f"ε = {about['metrics']['other metric']['eps']:g}".replace("e-0", "e-")),
+        ("other second moments", f"v̂ of {about['metrics']['other second moments']['source']}"),
+    ):
+        moved = alpha_difference(*(points[points["metric"] == one] for one in (name, "of the run")))
+        differs = shown((moved.difference, *moved.confidence_interval()))
+        of_block = (alphas[name] - alphas["of the run"]).abs().max()
+        changes.append(f"{which} changes α by {differs}, a layer's by at most {of_block:.3f}")
+    above = 1.0 - moments.set_index("part")["below_1e-05"]
+    return (
+        f"{said}: there √v̂ exceeds 1e-5 in {above['layers']:.1%} of coordinates, in the head in "
+        f"{above['lm_head.weight']:.0%}. In {points['prompt_id'].nunique()} of its prompts, paired, "
+        f"{'; '.join(changes)}."
     )
 
 

@@ -97,8 +97,8 @@ def on_a_larger_model() -> str:
             (over if narrow else wide).append(f"{compared[label]} {shown(ratio)}" if narrow else compared[label])
         over += [f"{' and '.join(wide)} too wide to state"] if wide else []
         said.append(
-            f"{cause} ({manifest['n_prompts']} × {manifest['n_sequences'] // manifest['n_prompts']}, {of_all:.0f} "
-            f"effective prompts, {effective_share(manifest):.0%} of completions effective): {', '.join(over)} "
+            f"{cause} ({of_all:.0f} effective prompts, {effective_share(manifest):.0%} of completions effective): "
+            f"{', '.join(over)} "
             f"(`gradstats run {run}`)"
         )
     if not said:

@@ -77,6 +77,8 @@ COMPARED = (
 )
 #: Methods that are the same estimator where every ratio is 1 and there is no KL term.
 SAME_ON_POLICY = {"recipe:gspo": "GRPO, GSPO", "recipe:dapo": "DAPO, CISPO"}
+#: A column of the table beside the runs.
+IN_ADAM = Run("qwen_adam", "Qwen-0.5B, in Adam's metric")
 #: Runs of fewer effective prompts are no column of that table.
 FEWEST_PROMPTS = 15
 #: A noise above it is hardly below RLOO's.
@@ -174,7 +176,6 @@ def effective_prompts(run: Run) -> float:
 def section_noise() -> str:
     """State which estimator needs the fewest samples."""
     runs = compared()
-    ratios = {label: [(run.name, largest_groups(run, label)) for run in runs] for label in COMPARED}
     below: dict[str, dict[str, Triple]] = {label: {} for label in UNBIASED}
     for run in runs:
         for label, ratio in surely_below(run).items():
@@ -186,8 +187,8 @@ def section_noise() -> str:
     others = [
         f"{named(label)} {shown(ratio)} in {name}"
         for label, found in below.items()
-        for number, (name, ratio) in enumerate(found.items())
-        if label != best or number > 0
+        if label != best
+        for name, ratio in found.items()
     ]
     verdict = "RLOO, as far as is resolved"
     if most:
@@ -197,7 +198,9 @@ def section_noise() -> str:
             f"{one_of(list(below[best]), len(runs))}: its noise is {shown(ratio)}"
             f"{f' in {first}' if len(below[best]) > 1 else ''}"
         )
-    worse = [name for name, ratio in ratios["reinforce"] if ratio is not None and ratio[1] > 1.0]
+    reinforce = {run.name: largest_groups(run, "reinforce") for run in runs}
+    worse = [name for name, ratio in reinforce.items() if ratio is not None and ratio[1] > 1.0]
+    columns = [*runs, *([IN_ADAM] if table(IN_ADAM.folder, "variance") is not None else [])]
     return answer(
         f"**{verdict}.** "
         + (f"Also below RLOO by intervals for all rows of a run: {'; '.join(others)}. " if others else "")
@@ -205,13 +208,10 @@ def section_noise() -> str:
         if runs
         else NO_RUN,
         rows_of(
-            ("relative noise", *(run.name for run in runs)),
+            ("relative noise", *(run.name for run in columns)),
             [
-                (
-                    named(label),
-                    *(shown(ratio, absent(run, label)) for run, (_, ratio) in zip(runs, found, strict=True)),
-                )
-                for label, found in ratios.items()
+                (named(label), *(shown(largest_groups(run, label), absent(run, label)) for run in columns))
+                for label in COMPARED
             ],
         )
         if runs

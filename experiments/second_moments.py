@@ -1,6 +1,6 @@
-"""Second moments of Adam's metric from a policy's own gradients, for experiments/sweeps/qwen_metric.yaml.
+"""Second moments of Adam's metric from a policy's own gradients, for experiments/qwen_adam.yaml.
 
-Samples completions of prompts that the sweep does not measure, those of a larger subset of the same problems, and
+Samples completions of prompts that the experiment does not measure, those of a larger subset of the same problems, and
 writes the mean squares of their batch gradients. What is sampled is kept: repeated, the command goes on.
 """
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import tyro
 
 import gradstats as gs
-from gradstats.config.experiment import VARY, experiment_of, settings_in
+from gradstats.config.experiment import read_experiment
 from gradstats.config.sections import PromptsSection
 from gradstats.prompts.problem import Problem
 
 
 def main(
-    experiment: Path = Path("experiments/sweeps/qwen_metric.yaml"),
+    experiment: Path = Path("experiments/qwen_adam.yaml"),
     prompts: int = 64,
     completions: int = 4,
     prompts_per_batch: int = 4,
@@ -32,8 +32,7 @@ def main(
         prompts_per_batch: prompts of a batch whose gradient is squared.
         out: the file, a safetensors file.
     """
-    written = {name: value for name, value in settings_in(experiment).items() if name != VARY}
-    settings = experiment_of(experiment, written)
+    settings = read_experiment(experiment)
     others = beside(settings.prompts, prompts)
     policy = gs.load_policy(settings.policy.name, **settings.policy.arguments())
     prompts_together = settings.sampling.batch_size // settings.sampling.group_size

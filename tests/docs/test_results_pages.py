@@ -87,58 +87,100 @@ def test_what_the_metric_changes_follows_its_tables(claims, alpha, no_figures):
     verdict, number = claims.of_metric()
     assert verdict == "fails"
     assert number == (
-        "α, Euclidean and `adam(eps=1e-5)`: 0.50 [0.40, 0.60] and 0.90 [0.80, 1.00] (embedded, 9 × 8); the ranking "
-        "turns for reinforce"
+        "α in `adam(eps=1e-5)` minus Euclidean: 0.40 [0.26, 0.54] (embedded, 9 × 8); the ranking turns for reinforce"
     )
     said = " ".join(alpha.section_metric().split())
-    assert said.startswith(
-        "**Yes: it is 0.50 [0.40, 0.60] in the Euclidean, 0.90 [0.80, 1.00] in Adam's, in embedded, 9 × 8.**"
-    )
-    assert "turns for reinforce (embedded, 9 × 8)" in said
-    assert "| Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 0.92 (0.90–0.94) | 50% | ≥ 40 |" in said
-    both = "layers.0 (embedded), layers.1 (embedded)"
-    assert f"α itself differs in {both}." in said
+    assert said.startswith("**Yes: α in Adam's minus α in the Euclidean is 0.40 [0.26, 0.54] in embedded.**")
+    assert "turns for reinforce (embedded)" in said
+    assert "| embedded | Adam, ε = 1e-5 | 0.90 [0.80, 1.00] | 0.92 (0.90–0.94) | 50% | ≥ 40 |" in said
+    assert "α differs in layers 0, 1 (embedded)." in said
 
 
-def test_the_euclidean_metric_is_that_of_the_run_whose_completions_a_sweep_measures(claims, alpha, no_figures):
-    """Of two sweeps the first has Adam's metric alone."""
+@pytest.mark.parametrize("steeper", [0.0, 0.2])
+def test_two_runs_of_the_same_completions_are_compared_in_pairs(claims, alpha, no_figures, steeper):
     commit_metrics(no_figures / "embedded_metric", (0.5, 0.9), (0.8, 1.3), 90.0)
-    commit_metrics(no_figures / "qwen_metric", (0.5, 0.7), (1.2, 1.3), 90.0)
-    for name in ("sweep", "blocks"):
-        frame = pd.read_csv(no_figures / "qwen_metric" / f"{name}.csv", index_col=0)
-        frame[frame["measurement.metric"] != "euclidean"].to_csv(no_figures / "qwen_metric" / f"{name}.csv")
     noise = {"n_effective_prompts": 90.0, "noise_to_signal": 50.0, "noise_to_signal_low": 40.0}
     noise |= {"noise_to_signal_high": 60.0, "group_size": 8}
-    variance = pd.DataFrame(
-        {"estimator": ["rloo", "reinforce", "dr_grpo"], **noise, **with_ends("matched_ratio", [1.0, 2.0, 1.0], 0.1)}
-    )
-    blocks = pd.DataFrame(
-        {"block": ["layers.0", "head"], "share_of_sq_norm": [0.3, 0.7], **with_ends("alpha", [0.6, 0.6], 0.1)}
-    )
-    commit(no_figures, "qwen_mawps", "one", (0.6, 0.55, 0.65), variance=variance, alpha_by_block=blocks)
-    found = alpha.by_metric("qwen_metric")
-    assert (found["euclidean"].name, found["euclidean"].alpha) == ("Qwen-0.5B on MAWPS, 4 × 2", (0.6, 0.55, 0.65))
+    draws = np.random.default_rng(0)
+    points = pd.DataFrame({"prompt_id": np.repeat(range(20), 4), "length": draws.integers(20, 400, 80)})
+    shared = 1.2 * np.log(points["length"]) + draws.normal(size=80)
+    for run, ratio, extra in (("qwen_mawps", 2.0, 0.0), ("qwen_adam", 0.5, 2 * steeper)):
+        own = extra * np.log(points["length"]) + draws.normal(scale=0.1, size=80)
+        variance = pd.DataFrame(
+            {"estimator": ["rloo", "reinforce", "grpo"], **noise, **with_ends("matched_ratio", [1.0, ratio, 1.0], 0.1)}
+        )
+        blocks = pd.DataFrame(
+            {"block": ["layers.0", "head"], "share_of_sq_norm": [0.3, 0.7], **with_ends("alpha", [0.6, 0.6], 0.1)}
+        )
+        scored = points.assign(sq_norm=np.exp(shared + own))
+        tables = {"variance": variance, "alpha_by_block": blocks, "length_scaling": scored}
+        commit(no_figures, run, "one", (0.6 + extra / 2, 0.4, 0.9), **tables, metric={"source": "means of squares"})
+    found = alpha.by_metric("qwen_adam")
+    assert (found["euclidean"].name, found["euclidean"].alpha) == ("Qwen-0.5B on MAWPS, 4 × 2", (0.6, 0.4, 0.9))
+    difference = alpha.difference_of_metrics("qwen_adam", found)
+    assert difference[1] < steeper < difference[2] < difference[1] + 0.1
     said = " ".join(alpha.section_metric().split())
-    assert (
-        "| Qwen-0.5B on MAWPS, 4 × 2 | Euclidean | 0.600 [0.550, 0.650] | 0.60 (0.60–0.60) | 30% | 50 [40, 60] |"
-        in said
-    )
-    assert "| Qwen-0.5B on MAWPS, 9 × 8 | Adam, ε = 1e-5 |" in said
+    name = "Qwen-0.5B on MAWPS"
+    assert f"| {name} | Euclidean | 0.60 [0.40, 0.90] | 0.60 (0.60–0.60) | 30% | 50 [40, 60] |" in said
+    assert f"| {name} | Adam, ε = 1e-5 |" in said
     assert "| embedded | Euclidean |" in said
-    assert "in embedded, 9 × 8; not resolved in Qwen-0.5B on MAWPS.**" in said
-    assert "Repeat: `gradstats run qwen_metric`, `gradstats run embedded_metric`." in said
-    assert claims.of_metric()[1].startswith(
-        "α, Euclidean and `adam(eps=1e-5)`: 0.600 [0.550, 0.650] and 0.70 [0.60, 0.80] (Qwen-0.5B on MAWPS, 4 × 2 and "
-        "9 × 8); 0.50"
-    )
+    assert "Completions: 4 × 2 or 9 × 8." in said
+    assert "Repeat: `gradstats run qwen_adam`, `gradstats run embedded_metric`." in said
+    assert "The ranking turns for reinforce (Qwen-0.5B on MAWPS), reinforce (embedded)." in said
+    # Neither interval of α excludes the other: the pairs decide.
+    if steeper:
+        assert f"is {alpha.shown(difference)} in {name} (paired), 0.40 [0.26, 0.54] in embedded.**" in said
+    else:
+        assert f"is 0.40 [0.26, 0.54] in embedded; not resolved in {name}.**" in said
+    assert claims.of_metric()[1].startswith(f"α in `adam(eps=1e-5)` minus Euclidean: {alpha.shown(difference)} ({name}")
+    # Squared norms of the same parameters come first.
+    (no_figures / "varied_metric").mkdir()
+    of_layers = points.assign(sq_norm=np.exp(shared - 0.4 * np.log(points["length"])))
+    of_layers.to_csv(no_figures / "varied_metric" / "euclidean.csv", index=False)
+    moved = alpha.difference_of_metrics("qwen_adam", found)
+    assert moved[1] < steeper + 0.2 < moved[2] < moved[1] + 0.1
+    assert f"is {alpha.shown(moved)} in {name} (paired, in layers alone)" in " ".join(alpha.section_metric().split())
+    (no_figures / "embedded_metric" / "sweep.csv").unlink()
+    said = claims.of_metric()
+    assert said[0] == "fails"  # the ranking turns
+    assert "(Qwen-0.5B on MAWPS, 4 × 2); the ranking turns for reinforce" in said[1]
+
+
+def test_what_another_epsilon_and_other_second_moments_change_is_said(alpha, no_figures):
+    assert alpha.moments_sentence() == ""
+    (no_figures / "qwen_adam").mkdir()
+    (no_figures / "qwen_adam" / "manifest.json").write_text(json.dumps({"metric": {"source": "the mean square of 5"}}))
+    own = " In Qwen-0.5B it is the mean square of 5, none of them measured, and layers alone are measured"
+    assert alpha.moments_sentence() == f"{own}."
+    folder = no_figures / "varied_metric"
+    folder.mkdir()
+    parts = ["layers", "lm_head.weight"]
+    pd.DataFrame({"part": parts, "below_1e-05": [0.002, 0.96]}).to_csv(folder / "moments.csv", index=False)
+    draws = np.random.default_rng(0)
+    points = pd.DataFrame({"prompt_id": np.repeat(range(5), 8), "length": draws.integers(20, 400, 40)})
+    points["sq_norm"] = np.exp(1.2 * np.log(points["length"]) + draws.normal(size=40))
+    slopes = {"of the run": 0.0, "other metric": 0.02, "other second moments": 0.1}
+    varied = [
+        points.assign(metric=name, sq_norm=points["sq_norm"] * points["length"] ** slope)
+        for name, slope in slopes.items()
+    ]
+    pd.concat(varied).to_csv(folder / "points.csv", index=False)
+    names = ("layers.0", "layers.1", "total")
+    blocks = [(name, block, 0.5 - k * slope) for name, slope in slopes.items() for k, block in enumerate(names)]
+    pd.DataFrame(blocks, columns=["metric", "block", "alpha"]).to_csv(folder / "blocks.csv", index=False)
+    metrics = {"other metric": {"eps": 1e-8}, "other second moments": {"source": "AdamW after 3 steps"}}
+    (folder / "manifest.json").write_text(json.dumps({"metrics": metrics}))
+    said = alpha.moments_sentence()
+    assert said.startswith(f"{own}: there √v̂ exceeds 1e-5 in 99.8% of coordinates, in the head in 4%. In 5 of its ")
+    # What multiplies the squared norm by T^c raises α by c/2, the same in every prompt.
+    assert "ε = 1e-8 changes α by 0.01, a layer's by at most 0.020;" in said
+    assert said.endswith("v̂ of AdamW after 3 steps changes α by 0.05, a layer's by at most 0.100.")
 
 
 def test_where_one_prompt_carries_the_variance_no_ranking_turns(claims, alpha, no_figures):
     commit_metrics(no_figures / "embedded_metric", (0.5, 0.6), (0.8, 1.3), 1.0)
     assert claims.of_metric()[0] == "not resolved"
-    assert claims.of_metric()[1].endswith(
-        "0.50 [0.40, 0.60] and 0.60 [0.50, 0.70] (embedded, 9 × 8); no change of ranking is resolved"
-    )
+    assert claims.of_metric()[1].endswith("0.10 [−0.04, 0.24] (embedded, 9 × 8); no change of ranking is resolved")
     said = " ".join(alpha.section_metric().split())
     assert said.startswith("**Not measurably.**")
     assert "No change of ranking is resolved." in said
@@ -220,7 +262,7 @@ def test_mismatches_of_a_larger_model_are_compared_with_no_correction(mismatch, 
         rows = frame.assign(n_effective_prompts=[9.0, 8.0, 9.0, carrying])
         rows.to_csv(no_figures / run / "variance.csv", index=False)
         (no_figures / run / "manifest.json").write_text(json.dumps(sampler_gap(3.0)))
-    size = "(10 × 4, 9 effective prompts, 90% of completions effective)"
+    size = "(9 effective prompts, 90% of completions effective)"
     assert mismatch.on_a_larger_model() == (
         f"In Qwen-0.5B on MAWPS, raw variance over no correction: FP8 weights {size}: the plain ratio not compared (3 "
         "effective prompts), TIS 0.90 [0.80, 1.00], Geometric rejection too wide to state (`gradstats run "
@@ -317,12 +359,19 @@ def runs(docs_module):
     return docs_module("findings_runs")
 
 
-def commit(folder: Path, run: str, policy: str, alpha: tuple[float, float, float], **tables: pd.DataFrame) -> None:
+def commit(
+    folder: Path,
+    run: str,
+    policy: str,
+    alpha: tuple[float, float, float],
+    metric: dict[str, str] | None = None,
+    **tables: pd.DataFrame,
+) -> None:
     """Write the files of a run that the page reads."""
     (folder / run / "tables").mkdir(parents=True)
     ends = dict(zip(("alpha", "alpha_low", "alpha_high"), alpha, strict=True))
     (folder / run / "alpha.json").write_text(json.dumps(ends))
-    manifest = {"policy": {"name": policy, "n_parameters": 10**6}, "n_prompts": 4, "n_sequences": 8}
+    manifest = {"policy": {"name": policy, "n_parameters": 10**6}, "n_prompts": 4, "n_sequences": 8, "metric": metric}
     (folder / run / "manifest.json").write_text(json.dumps(manifest))
     for name, frame in tables.items():
         frame.to_csv(folder / run / f"{name}.csv", index=False)
@@ -401,7 +450,7 @@ def test_what_lies_below_rloo_does_so_by_the_wider_interval(findings, no_figures
     assert said.startswith(
         "**Of baselines without learning or values token mean, leave-one-out alone lies below RLOO in all 2 runs: its "
         "noise is 0.95 [0.60, 0.97] in Qwen-0.5B on MAWPS.** Also below RLOO by intervals for all rows of a run: "
-        "James–Stein 0.80 [0.60, 0.99] in embedded-2000; token mean, leave-one-out 0.95 [0.60, 0.98] in embedded-2000."
+        "James–Stein 0.80 [0.60, 0.99] in embedded-2000. REINFORCE"
     )
 
 

@@ -1,0 +1,122 @@
+"""Completions of a run measured again with another ε and other second moments: on embedded, against autograd."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from small_runs import leave_out_pictures
+
+import gradstats as gs
+from gradstats.config.experiment import Experiment, read_experiment
+from gradstats.runs.pipeline import run_experiment
+from gradstats.system.files import read_json
+
+PARAMETERS = r"\.layers\."
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory):
+    """Second moments unlike those of the run, on file."""
+    draws = np.random.default_rng(0)
+    model = gs.load_policy("embedded").model
+    values = {
+        name: torch.as_tensor(draws.gamma(0.5, 1e-8, tuple(value.shape)), dtype=torch.float32)
+        for name, value in model.named_parameters()
+    }
+    path = tmp_path_factory.mktemp("moments") / "second_moments.safetensors"
+    gs.AdamMetric(values, source="drawn at random").save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of 5 prompts with 4 completions each in Adam's metric, in layers alone, beside one in the Euclidean."""
+    path = tmp_path_factory.mktemp("runs") / "adam"
+    metric = {"metric": "adam(eps=1e-5)", "second_moments": "embedded", "params": PARAMETERS, "sketch_dim": 64}
+    data = {
+        "policy": {"name": "embedded"},
+        "prompts": {"source": "embedded", "n": 5},
+        "sampling": {"group_size": 4, "max_new_tokens": 160},
+        "variance": {"estimators": ["reinforce", "rloo"]},
+        "figures": {"formats": []},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_pictures(patch)
+        for name, measurement in (("adam", metric), ("euclidean", {"sketch_dim": 64})):
+            chosen = data | {"name": name, "measurement": measurement}
+            run_experiment(Experiment.model_validate(chosen), path.with_name(name), progress=False)
+    return path
+
+
+def test_norms_are_those_of_autograd_under_each_metric(script, run, moments, tmp_path, capsys):
+    script.main(run, "adam(eps=1e-8)", moments, run.with_name("euclidean"), prompts=3, out=tmp_path / "out")
+    points = pd.read_csv(tmp_path / "out" / "points.csv", dtype={"prompt_id": str})
+    assert (len(points), points["prompt_id"].nunique()) == (36, 3)
+    policy = gs.load_policy("embedded")
+    frame = gs.read_rollouts(run).frame.astype({"prompt_id": str}).set_index(["prompt_id", "sample_id"])
+    chosen = {name: value for name, value in policy.model.named_parameters() if ".layers." in name}
+    own, other = (gs.AdamMetric.read(file, policy.model).second_moments for file in ("embedded", moments))
+    metrics = {"of the run": (own, 1e-5), "other metric": (own, 1e-8), "other second moments": (other, 1e-5)}
+    points = points.set_index(["prompt_id", "sample_id", "metric"])
+    euclidean = pd.read_csv(tmp_path / "out" / "euclidean.csv", dtype={"prompt_id": str})
+    assert len(euclidean) == 20
+    euclidean = euclidean.set_index(["prompt_id", "sample_id"])
+    for row in points.xs("of the run", level="metric").iloc[[0, -1]].itertuples():
+        completion = frame.loc[row.Index]
+        tokens = torch.as_tensor([*completion.prompt_tokens, *completion.completion_tokens])
+        first = len(completion.prompt_tokens)
+        logprobs = policy.model(tokens[None]).logits[0, first - 1 : -1].log_softmax(dim=-1)
+        score = logprobs.gather(1, tokens[first:, None]).sum()
+        gradients = torch.autograd.grad(score, list(chosen.values()))
+        plain = sum(gradient.double().square().sum() for gradient in gradients)
+        assert_allclose(euclidean.loc[row.Index, "sq_norm"], float(plain), rtol=1e-3)
+        for which, (second, eps) in metrics.items():
+            parts = [
+                (gradient.double() / (second[name].double().sqrt() + eps)).square().sum()
+                for name, gradient in zip(chosen, gradients, strict=True)
+            ]
+            assert_allclose(points.loc[(*row.Index, which), "sq_norm"], float(sum(parts)), rtol=1e-3)
+    logs = {which: np.log(points.xs(which, level="metric")[["length", "sq_norm"]]).to_numpy().T for which in metrics}
+    slopes = {which: np.polyfit(*log, 1)[0] / 2 for which, log in logs.items()}
+    said = capsys.readouterr().out.splitlines()[-2:]
+    for line, which in zip(said, ("other metric", "other second moments"), strict=True):
+        assert line.startswith(f"{which}: ")
+        pair = [float(value) for value in re.findall(r"alpha=([\d.]+)", line)]
+        assert pair == pytest.approx([slopes[which], slopes["of the run"]])
+    blocks = pd.read_csv(tmp_path / "out" / "blocks.csv").set_index(["metric", "block"])
+    for which, slope in slopes.items():
+        assert blocks.loc[(which, "total"), "alpha"] == pytest.approx(slope)
+        assert blocks.loc[which, "share_of_sq_norm"].drop("total").sum() == pytest.approx(1.0)
+    table = pd.read_csv(tmp_path / "out" / "moments.csv").set_index("part")
+    own, other = (torch.cat([one[name].flatten().double() for name in chosen]).numpy() for one in (own, other))
+    assert table.loc["layers", "coordinates"] == len(own)
+    assert table.loc["layers", "below_1e-05"] == pytest.approx(np.mean(np.sqrt(own) < 1e-5))
+    assert 0 < table.loc["layers", "other_below_1e-05"] == pytest.approx(np.mean(np.sqrt(other) < 1e-5))
+    some = (own > 0) & (other > 0)
+    assert table.loc["layers", "correlation"] == pytest.approx(
+        np.corrcoef(np.log(own[some]), np.log(other[some]))[0, 1]
+    )
+    manifest = read_json(tmp_path / "out" / "manifest.json")
+    assert (manifest["run"], manifest["n_prompts"]) == ("adam", 3)
+    assert [one["eps"] for one in manifest["metrics"].values()] == [1e-5, 1e-8, 1e-5]
+    assert [one["source"] == "drawn at random" for one in manifest["metrics"].values()] == [False, False, True]
+
+
+def test_too_many_prompts_and_other_completions_are_refused(script, run, moments, tmp_path):
+    plain = run.with_name("euclidean")
+    with pytest.raises(SystemExit, match="--prompts is 6: .* has 5, and an interval takes at least 2"):
+        script.main(run, second_moments=moments, euclidean=plain, prompts=6, out=tmp_path / "out")
+    with pytest.raises(SystemExit, match="--euclidean .*adam did not measure embedding, .*head, as .*euclidean did"):
+        script.main(plain, second_moments=moments, euclidean=run, out=tmp_path / "out")
+    others = tmp_path / "others"
+    experiment = read_experiment(plain / "experiment.yaml")
+    sampling = experiment.sampling.model_copy(update={"seed": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_pictures(patch)
+        run_experiment(experiment.model_copy(update={"sampling": sampling}), others, progress=False)
+    with pytest.raises(SystemExit, match="--euclidean .*others holds other completions than .*adam"):
+        script.main(run, second_moments=moments, euclidean=others, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
