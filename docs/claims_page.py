@@ -52,7 +52,7 @@ CLAIMED_SIZE = 32
 
 HEAD = """# Claims
 
-Claims of the literature, and what the committed runs say of each. Numbers are relative noise unless named; brackets are
+Claims of the literature, and what committed runs say. Numbers are relative noise unless named; brackets are
 95 % intervals over prompts. The policies are [small](findings.md#the-runs), and decide nothing for large models.
 """
 
@@ -81,7 +81,7 @@ def of_exponent() -> tuple[str, str]:
     values = [alpha[0] for alpha in alphas.values()]
     return FAILS if off else OPEN, (
         f"α {min(values):.2f}–{max(values):.2f}, in {len(off)} of {len(alphas)} runs off {CLAIMED:g}; "
-        "published points, of longer texts, "
+        "published points "
         f"{shown(published_exponent())}"
         if values
         else NOT_RUN
@@ -194,7 +194,7 @@ def of_metric() -> tuple[str, str]:
         said.append(f"{shown(difference)} ({found[EUCLIDEAN].name})")
     if not said:
         return OPEN, NOT_RUN
-    ranking = f"the ranking turns for {', '.join(turning)}" if turning else "no change of ranking is resolved"
+    ranking = f"the ranking turns for {', '.join(turning)}" if turning else "no estimator is shown to cross RLOO"
     return FAILS if turning or not alike else OPEN, f"α in `{ADAM}` minus Euclidean: {'; '.join([*said, ranking])}"
 
 

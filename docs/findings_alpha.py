@@ -10,6 +10,7 @@ from committed_numbers import (
     Triple,
     committed_path,
     excludes,
+    for_all_rows,
     lower_bound,
     numbers,
     published_exponent,
@@ -142,7 +143,7 @@ def by_metric(name: str) -> dict[str, InMetric]:
     """Return what a sweep over metrics, or two runs, give in each; nothing where it is not committed."""
     if name in EUCLIDEAN_RUNS:
         pairs = [of_run(run, metric) for run, metric in ((EUCLIDEAN_RUNS[name], EUCLIDEAN), (name, ADAM))]
-        if None in pairs:
+        if None in pairs or table(VARIED, "differences") is None:
             return {}
         frame, blocks = (pd.concat(tables) for tables in zip(*filter(None, pairs), strict=True))
     else:
@@ -171,22 +172,42 @@ def of_run(run: str, metric: str) -> tuple[pd.DataFrame, pd.DataFrame] | None:
     alpha, manifest = numbers(run, "alpha"), numbers(run, "manifest")
     if rows is None or blocks is None or alpha is None or manifest is None:
         return None
-    of_run = {name: alpha[name] for name in ("alpha", "alpha_low", "alpha_high")}
-    of_run |= {"n_prompts": manifest["n_prompts"], "n_completions": manifest["n_sequences"]}
-    return rows.assign(**of_run, **{METRIC: metric}), blocks.assign(**{METRIC: metric})
+    known = {name: alpha[name] for name in ("alpha", "alpha_low", "alpha_high")}
+    known |= {"n_prompts": manifest["n_prompts"], "n_completions": manifest["n_sequences"]}
+    return rows.assign(**known, **{METRIC: metric}), blocks.assign(**{METRIC: metric})
 
 
 def difference_of_metrics(name: str, found: dict[str, InMetric]) -> Triple:
-    """Return α in Adam's metric minus that in the Euclidean: of the same parameters, paired, where both are on file."""
+    """Return α in Adam's metric minus that in the Euclidean: of the same parameters, paired, where a table has it."""
     if name in EUCLIDEAN_RUNS:
-        euclidean = table(VARIED, "euclidean")
-        euclidean = table(EUCLIDEAN_RUNS[name], "length_scaling") if euclidean is None else euclidean
-        points = table(name, "length_scaling")
-        assert points is not None
-        assert euclidean is not None
-        paired = alpha_difference(points, euclidean)
-        return paired.difference, *paired.confidence_interval()
+        difference = with_interval(differences_by_block().loc["total"], "difference")
+        assert difference is not None
+        return difference
     return apart(found[ADAM].alpha, found[EUCLIDEAN].alpha)
+
+
+def differences_by_block() -> pd.DataFrame:
+    """Return α in Adam's metric minus that in the Euclidean of the blocks of Qwen-0.5B, in pairs."""
+    frame = table(VARIED, "differences")
+    assert frame is not None
+    return frame.set_index("block")
+
+
+def differing_layers(name: str, found: dict[str, InMetric]) -> list[str]:
+    """Return the layers whose α differs: by intervals for all layers of the difference, or of both α's."""
+    if name in EUCLIDEAN_RUNS:
+        frame = differences_by_block()
+        rows = [(block, for_all_rows(row, "difference")) for block, row in frame.iterrows()]
+        return [str(block) for block, wide in rows if str(block).startswith("layers.") and excludes(wide, 0.0)]
+    euclidean, adam = found[EUCLIDEAN].layers, found[ADAM].layers
+    clear = []
+    for block in euclidean.index.intersection(adam.index):
+        one, other = (with_interval(layers.loc[block], "alpha") for layers in (adam, euclidean))
+        assert one is not None
+        assert other is not None
+        if excludes(widened(apart(one, other), simultaneous(len(euclidean))), 0.0):
+            clear.append(block)
+    return clear
 
 
 def turned(found: dict[str, InMetric]) -> list[str]:
@@ -204,19 +225,15 @@ def section_metric() -> str:
     for name, found in measured.items():
         euclidean, adam = found[EUCLIDEAN], found[ADAM]
         if excludes(difference := difference_of_metrics(name, found), 0.0):
-            paired = ""
-            if name in EUCLIDEAN_RUNS:
-                paired = " (paired)" if table(VARIED, "euclidean") is None else " (paired, in layers alone)"
-            differing.append(f"{shown(difference)} in {euclidean.run}{paired}")
+            of = f"layers of {euclidean.run}" if name in EUCLIDEAN_RUNS else euclidean.run
+            differing.append(f"{shown(difference)} in {of}")
         else:
             alike.append(euclidean.run)
-        of_layers = euclidean.layers.join(adam.layers.add_suffix("_adam"))
-        apart_in = [
-            str(block).removeprefix("layers.")
-            for block, row in of_layers.iterrows()
-            if row["alpha_high"] < row["alpha_low_adam"] or row["alpha_high_adam"] < row["alpha_low"]
-        ]
-        layers += [f"{', '.join(apart_in)} ({euclidean.run})"] if apart_in else []
+        if clear := differing_layers(name, found):
+            layers.append(f"{len(clear)} of {len(adam.layers)} layers of {euclidean.run}")
+            if name in EUCLIDEAN_RUNS:
+                within = with_interval(differences_by_block().loc["total, within prompts"], "difference")
+                layers[-1] += f" (of all, within prompts, by {shown(within)})" if excludes(within, 0.0) else ""
         turning += [f"{label} ({euclidean.run})" for label in turned(found)]
         for metric, one in found.items():
             alphas = one.layers["alpha"]
@@ -235,12 +252,12 @@ def section_metric() -> str:
     said = f"Yes: α in Adam's minus α in the Euclidean is {', '.join(differing)}" if differing else "Not measurably"
     said += f"; not resolved in {'; '.join(alike)}" if differing and alike else ""
     return answer(
-        f"**{said}.** Adam divides coordinates by √v̂ + ε, here ε = 1e-5; "
-        + (f"α differs in layers {'; '.join(layers)}. " if layers else "α of no layer is shown to differ. ")
-        + (f"The ranking turns for {', '.join(turning)}." if turning else "No change of ranking is resolved."),
+        f"**{said}.** Adam divides coordinates by √v̂ + ε, here ε = 1e-5, which changes the weight of the blocks; "
+        + (f"α differs in {', '.join(layers)}. " if layers else "α of no layer is shown to differ. ")
+        + (f"The ranking turns for {', '.join(turning)}." if turning else "No estimator is shown to cross RLOO."),
         rows_of(("run", "metric", "α", "α of layers, median (range)", "‖S‖² in layers", "critical batch"), rows),
-        f"Completions: {' or '.join(sizes)}. In embedded v̂ is that of its training; tokens that it hardly saw hold "
-        f"what layers do not.{moments_sentence()} Repeat: "
+        f"Completions: {' or '.join(sizes)}. In embedded v̂ is that of its training; at ε = 1e-8 tokens that it "
+        f"hardly saw hold all.{moments_sentence()} Repeat: "
         f"{', '.join(f'`gradstats run {name}`' for name in measured)}.",
         figure(drawn, "alpha_by_block", f"α of each block of parameters in each metric ({IN_METRICS.get(drawn)})"),
     )
@@ -251,27 +268,22 @@ def moments_sentence() -> str:
     manifest = numbers("qwen_adam", "manifest")
     if manifest is None:
         return ""
-    said = f" In Qwen-0.5B it is {manifest['metric']['source']}, none of them measured, and layers alone are measured"
-    points, blocks, moments = (table(VARIED, name) for name in ("points", "blocks", "moments"))
-    about = numbers(VARIED, "manifest")
-    if points is None or blocks is None or moments is None or about is None:
+    said = f" In Qwen-0.5B, of which layers alone are measured, it is {manifest['metric']['source']}, none measured"
+    points, moments, about = table(VARIED, "points"), table(VARIED, "moments"), numbers(VARIED, "manifest")
+    if points is None or moments is None or about is None:
         return f"{said}."
-    layers = blocks[blocks["block"].str.startswith("layers.")]
-    alphas = layers.pivot_table(index="block", columns="metric", values="alpha")
     changes = []
     for name, which in (
         ("other metric", f"ε = {about['metrics']['other metric']['eps']:g}".replace("e-0", "e-")),
         ("other second moments", f"v̂ of {about['metrics']['other second moments']['source']}"),
     ):
         moved = alpha_difference(*(points[points["metric"] == one] for one in (name, "of the run")))
-        differs = shown((moved.difference, *moved.confidence_interval()))
-        of_block = (alphas[name] - alphas["of the run"]).abs().max()
-        changes.append(f"{which} changes α by {differs}, a layer's by at most {of_block:.3f}")
+        triple = (moved.difference, *moved.confidence_interval())
+        changes.append(f"by {shown(triple)} with {which}{'' if excludes(triple, 0.0) else ' (not resolved)'}")
     above = 1.0 - moments.set_index("part")["below_1e-05"]
     return (
-        f"{said}: there √v̂ exceeds 1e-5 in {above['layers']:.1%} of coordinates, in the head in "
-        f"{above['lm_head.weight']:.0%}. In {points['prompt_id'].nunique()} of its prompts, paired, "
-        f"{'; '.join(changes)}."
+        f"{said}: √v̂ exceeds 1e-5 in {above['layers']:.1%} of coordinates of layers, {above['lm_head.weight']:.0%} of "
+        f"the head. In {points['prompt_id'].nunique()} prompts, paired, α changes {', '.join(changes)}."
     )
 
 
@@ -372,10 +384,7 @@ def curvature_sentence() -> str:
     bent = [f"{name} ({shown(curve)})" for name, curve in curved.items() if excludes(curve, 0.0)]
     if not bent:
         return "No change of the slope with length is resolved."
-    return (
-        f"The line in log T is curved in {' and '.join(bent)}: α changes by this for each unit of log T, so that one α "
-        "is an average there."
-    )
+    return f"The line in log T is curved in {' and '.join(bent)}: α changes by this for each unit of log T."
 
 
 def uncut_sentence() -> str:
@@ -385,8 +394,8 @@ def uncut_sentence() -> str:
         found = numbers(run.folder, "alpha") or {}
         uncut = with_interval(found.get("without_truncated") or {}, "alpha")
         if uncut is not None and found["n_truncated"] > 0.05 * found["n"]:
-            said.append(f"{run.name} {shown(uncut)} instead of {shown(with_interval(found, 'alpha'))}")
-    return f"Without completions that were cut off: {'; '.join(said)}." if said else ""
+            said.append(f"{run.name} {shown(uncut)}")
+    return f"α without completions that were cut off: {'; '.join(said)}." if said else ""
 
 
 def temperatures_sentence() -> str:

@@ -78,7 +78,7 @@ COMPARED = (
 #: Methods that are the same estimator where every ratio is 1 and there is no KL term.
 SAME_ON_POLICY = {"recipe:gspo": "GRPO, GSPO", "recipe:dapo": "DAPO, CISPO"}
 #: A column of the table beside the runs.
-IN_ADAM = Run("qwen_adam", "Qwen-0.5B, in Adam's metric")
+IN_ADAM = Run("qwen_adam", "Qwen-0.5B's layers, Adam's metric")
 #: Runs of fewer effective prompts are no column of that table.
 FEWEST_PROMPTS = 15
 #: A noise above it is hardly below RLOO's.
@@ -450,11 +450,10 @@ def section_training() -> str:
         apart = last[f"{column}_low"] > first[f"{column}_high"] or last[f"{column}_high"] < first[f"{column}_low"]
         if column in paired.index:
             apart = excludes(with_interval(paired.loc[column], "difference"), 0.0)
-        if apart:
+        if apart and column != "mean_reward":
             changes[name] = " to ".join(re.sub(r" \[.*", "", columns[name][end]) for end in (0, -1))
-            if column in paired.index and column != "mean_reward":
+            if column in paired.index:
                 changes[name] += f" (by {shown(with_interval(paired.loc[column], 'difference'))}, paired)"
-    reward = changes.pop("mean reward", "unresolved")
     said = ", ".join(f"{name} from {change}" for name, change in changes.items())
     others = [row for _, row in frame[~frame["estimator"].isin([RLOO, "reinforce"])].iterrows()]
     below, above = {}, {}
@@ -468,7 +467,7 @@ def section_training() -> str:
     listed = ["; ".join(f"{name} (step {', '.join(at)})" for name, at in found.items()) for found in (below, above)]
     return answer(
         f"**{f'Yes: {said}' if changes else 'Not measurably'}.** The embedded policy learned by RLOO for {steps[-1]} "
-        f"steps (mean reward {reward}). Below RLOO: {listed[0] or 'nothing'}. Above it, by intervals for all rows of a "
+        f"steps. Below RLOO: {listed[0] or 'nothing'}. Above it, by intervals for all rows of a "
         f"step at once: {listed[1] or 'nothing'}.",
         rows_of(("step", *columns), zip(steps, *columns.values(), strict=True)),
         f"This is one training run. Repeat: `gradstats run {TRAINING}`.",

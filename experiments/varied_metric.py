@@ -22,6 +22,8 @@ from gradstats.system.environment import environment
 from gradstats.system.files import write_csv, write_json
 
 EPSILONS = (1e-8, 1e-5)
+#: Columns that two measurements of the same completions share.
+SAME = ["prompt_id", "sample_id", "completion_tokens"]
 
 
 def main(
@@ -34,7 +36,7 @@ def main(
 ) -> None:
     """Measure them in each metric and write the squared norms by completion, and α by block.
 
-    Of all completions of the run the Euclidean squared norms of the same parameters are written as well.
+    Of all completions of the run α is compared with that in the Euclidean metric, block by block, in pairs.
 
     Args:
         run: the directory of a finished run whose metric is adam.
@@ -46,13 +48,13 @@ def main(
     """
     experiment, measured = read_experiment(run / "experiment.yaml"), gs.read_measurement(run)
     plain = gs.read_measurement(euclidean)
-    if list(plain.rollouts.prompt_id) != list(measured.rollouts.prompt_id) or (plain.lengths != measured.lengths).any():
+    if plain.metadata["metric"] is not None or measured.metadata["metric"] is None:
+        raise SystemExit(f"{run} is to be measured in Adam's metric, and --euclidean {euclidean} in the Euclidean")
+    if not plain.rollouts.frame[SAME].equals(measured.rollouts.frame[SAME]):
         raise SystemExit(f"--euclidean {euclidean} holds other completions than {run}: both measure the same ones")
     if missing := set(measured.sq_norms_by_block) - set(plain.sq_norms_by_block):
         raise SystemExit(f"--euclidean {euclidean} did not measure {', '.join(sorted(missing))}, as {run} did")
-    of_blocks = plain.sq_norms_by_block[list(measured.sq_norms_by_block)].sum(axis=1)
-    ids = measured.rollouts.frame[["prompt_id", "sample_id"]]
-    in_euclidean = ids.assign(length=measured.lengths, sq_norm=of_blocks.to_numpy())
+    differences = paired_differences(measured, plain)
     names = sorted(set(measured.rollouts.prompt_id))
     if not 2 <= prompts <= len(names):
         raise SystemExit(f"--prompts is {prompts}: {run} has {len(names)}, and an interval takes at least 2")
@@ -71,7 +73,7 @@ def main(
     files = (str(experiment.measurement.second_moments), str(second_moments))
     moments = [gs.AdamMetric.read(file, policy.model).second_moments for file in files]
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "euclidean.csv", in_euclidean)
+    write_csv(out / "differences.csv", differences)
     write_csv(out / "points.csv", pd.concat(points.values()))
     write_csv(out / "blocks.csv", pd.concat(blocks))
     write_csv(out / "moments.csv", compared(*moments))
@@ -80,6 +82,32 @@ def main(
     write_json(out / "manifest.json", about)
     for name in varied:
         print(f"{name}: {alpha_difference(points[name], points['of the run'])}")
+
+
+def paired_differences(one: gs.Measurement, other: gs.Measurement) -> pd.DataFrame:
+    """Return α of a measurement minus that of another of the same completions, by block of the first.
+
+    Below the blocks stand all of these together, and these within prompts: of deviations from the prompt's mean logs.
+    Intervals hold at 95 %, and at 95 % for all blocks at once (Bonferroni).
+    """
+    norms = [each.sq_norms_by_block[list(one.sq_norms_by_block)] for each in (one, other)]
+    pairs = {block: [frame[block] for frame in norms] for block in norms[0]}
+    pairs["total"] = [frame.sum(axis=1) for frame in norms]
+    rows = []
+    for name in (*pairs, "total, within prompts"):
+        points = [
+            pd.DataFrame({"prompt_id": one.rollouts.prompt_id, "length": one.lengths, "sq_norm": np.asarray(values)})
+            for values in pairs.get(name, pairs["total"])
+        ]
+        if name not in pairs:
+            logs = [frame.set_index("prompt_id").astype(float).apply(np.log) for frame in points]
+            points = [np.exp(frame - frame.groupby("prompt_id").transform("mean")).reset_index() for frame in logs]
+        found = alpha_difference(*points)
+        ends = [*found.confidence_interval(), *found.confidence_interval(1.0 - 0.05 / len(norms[0].columns))]
+        columns = ("low", "high", "simultaneous_low", "simultaneous_high")
+        row = {f"difference_{column}": end for column, end in zip(columns, ends, strict=True)}
+        rows.append({"block": name, "difference": found.difference, **row})
+    return pd.DataFrame(rows)
 
 
 def compared(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> pd.DataFrame:

@@ -61,9 +61,6 @@ def test_norms_are_those_of_autograd_under_each_metric(script, run, moments, tmp
     own, other = (gs.AdamMetric.read(file, policy.model).second_moments for file in ("embedded", moments))
     metrics = {"of the run": (own, 1e-5), "other metric": (own, 1e-8), "other second moments": (other, 1e-5)}
     points = points.set_index(["prompt_id", "sample_id", "metric"])
-    euclidean = pd.read_csv(tmp_path / "out" / "euclidean.csv", dtype={"prompt_id": str})
-    assert len(euclidean) == 20
-    euclidean = euclidean.set_index(["prompt_id", "sample_id"])
     for row in points.xs("of the run", level="metric").iloc[[0, -1]].itertuples():
         completion = frame.loc[row.Index]
         tokens = torch.as_tensor([*completion.prompt_tokens, *completion.completion_tokens])
@@ -71,8 +68,6 @@ def test_norms_are_those_of_autograd_under_each_metric(script, run, moments, tmp
         logprobs = policy.model(tokens[None]).logits[0, first - 1 : -1].log_softmax(dim=-1)
         score = logprobs.gather(1, tokens[first:, None]).sum()
         gradients = torch.autograd.grad(score, list(chosen.values()))
-        plain = sum(gradient.double().square().sum() for gradient in gradients)
-        assert_allclose(euclidean.loc[row.Index, "sq_norm"], float(plain), rtol=1e-3)
         for which, (second, eps) in metrics.items():
             parts = [
                 (gradient.double() / (second[name].double().sqrt() + eps)).square().sum()
@@ -90,6 +85,26 @@ def test_norms_are_those_of_autograd_under_each_metric(script, run, moments, tmp
     for which, slope in slopes.items():
         assert blocks.loc[(which, "total"), "alpha"] == pytest.approx(slope)
         assert blocks.loc[which, "share_of_sq_norm"].drop("total").sum() == pytest.approx(1.0)
+    adam, plain = (gs.read_measurement(one) for one in (run, run.with_name("euclidean")))
+    logs = pd.DataFrame({"length": adam.lengths, "prompt": adam.rollouts.prompt_id})
+    logs["adam"], logs["plain"] = adam.sq_norms, plain.sq_norms_by_block.filter(like="layers.").sum(axis=1)
+    logs["layer"] = plain.sq_norms_by_block["layers.1"]
+    columns = ["length", "adam", "plain", "layer"]
+    logs[columns] = np.log(logs[columns].astype(float))
+
+    def slope(frame, column):
+        return np.polyfit(frame["length"], frame[column], 1)[0] / 2
+
+    differences = pd.read_csv(tmp_path / "out" / "differences.csv").set_index("block")
+    assert list(differences.index) == [*adam.sq_norms_by_block, "total", "total, within prompts"]
+    assert differences.loc["total", "difference"] == pytest.approx(slope(logs, "adam") - slope(logs, "plain"))
+    of_layer = np.polyfit(logs["length"], np.log(adam.sq_norms_by_block["layers.1"].to_numpy(float)), 1)[0] / 2
+    assert differences.loc["layers.1", "difference"] == pytest.approx(of_layer - slope(logs, "layer"))
+    inside = logs[columns] - logs.groupby("prompt")[columns].transform("mean")
+    within = slope(inside, "adam") - slope(inside, "plain")
+    assert differences.loc["total, within prompts", "difference"] == pytest.approx(within)
+    assert (differences["difference_simultaneous_low"] < differences["difference_low"]).all()
+    assert (differences["difference_low"] < differences["difference"]).all()
     table = pd.read_csv(tmp_path / "out" / "moments.csv").set_index("part")
     own, other = (torch.cat([one[name].flatten().double() for name in chosen]).numpy() for one in (own, other))
     assert table.loc["layers", "coordinates"] == len(own)
@@ -109,14 +124,19 @@ def test_too_many_prompts_and_other_completions_are_refused(script, run, moments
     plain = run.with_name("euclidean")
     with pytest.raises(SystemExit, match="--prompts is 6: .* has 5, and an interval takes at least 2"):
         script.main(run, second_moments=moments, euclidean=plain, prompts=6, out=tmp_path / "out")
-    with pytest.raises(SystemExit, match="--euclidean .*adam did not measure embedding, .*head, as .*euclidean did"):
+    with pytest.raises(SystemExit, match="euclidean is to be measured in Adam's metric, and --euclidean .*adam in the"):
         script.main(plain, second_moments=moments, euclidean=run, out=tmp_path / "out")
     others = tmp_path / "others"
     experiment = read_experiment(plain / "experiment.yaml")
     sampling = experiment.sampling.model_copy(update={"seed": 1})
-    with pytest.MonkeyPatch.context() as patch:
-        leave_out_pictures(patch)
-        run_experiment(experiment.model_copy(update={"sampling": sampling}), others, progress=False)
-    with pytest.raises(SystemExit, match="--euclidean .*others holds other completions than .*adam"):
-        script.main(run, second_moments=moments, euclidean=others, out=tmp_path / "out")
+    measurement = experiment.measurement.model_copy(update={"params": "embed"})
+    for changed, message in (
+        ({"sampling": sampling}, "--euclidean .* holds other completions than .*adam"),
+        ({"measurement": measurement}, "--euclidean .* did not measure layers.0, .* as .*adam did"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            leave_out_pictures(patch)
+            run_experiment(experiment.model_copy(update=changed), others / next(iter(changed)), progress=False)
+        with pytest.raises(SystemExit, match=message):
+            script.main(run, second_moments=moments, euclidean=others / next(iter(changed)), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
