@@ -101,7 +101,8 @@ def paired_differences(one: gs.Measurement, other: gs.Measurement) -> pd.DataFra
         ]
         if name not in pairs:
             logs = [frame.set_index("prompt_id").astype(float).apply(np.log) for frame in points]
-            points = [np.exp(frame - frame.groupby("prompt_id").transform("mean")).reset_index() for frame in logs]
+            inside = [frame - frame.groupby("prompt_id").transform("mean") for frame in logs]
+            points = [frame.apply(np.exp).reset_index() for frame in inside]
         found = alpha_difference(*points)
         ends = [*found.confidence_interval(), *found.confidence_interval(1.0 - 0.05 / len(norms[0].columns))]
         columns = ("low", "high", "simultaneous_low", "simultaneous_high")
