@@ -81,8 +81,7 @@ def of_exponent() -> tuple[str, str]:
     values = [alpha[0] for alpha in alphas.values()]
     return FAILS if off else OPEN, (
         f"α {min(values):.2f}–{max(values):.2f}, in {len(off)} of {len(alphas)} runs off {CLAIMED:g}; "
-        "published points "
-        f"{shown(published_exponent())}"
+        f"published points {shown(published_exponent())}"
         if values
         else NOT_RUN
     )

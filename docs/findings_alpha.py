@@ -57,10 +57,11 @@ ARMS = {
 METRIC = "measurement.metric"
 EUCLIDEAN, ADAM = "euclidean", "adam(eps=1e-5)"
 METRICS = {EUCLIDEAN: "Euclidean", ADAM: "Adam, ε = 1e-5", "adam": "Adam, ε = 1e-8"}
+QWEN_ADAM = "qwen_adam"
 #: What `gradstats run` measures in Adam's metric, a run or a sweep.
-IN_METRICS = {"qwen_adam": "Qwen-0.5B on MAWPS", "embedded_metric": "embedded"}
+IN_METRICS = {QWEN_ADAM: "Qwen-0.5B on MAWPS", "embedded_metric": "embedded"}
 #: Of a run the one of the same completions in the Euclidean metric; a sweep has both.
-EUCLIDEAN_RUNS = {"qwen_adam": "qwen_mawps"}
+EUCLIDEAN_RUNS = {QWEN_ADAM: "qwen_mawps"}
 VARIED = "varied_metric"
 QUANTITIES_OF_ARMS = {"alpha": "α", "mean_length": "mean tokens"}
 
@@ -233,7 +234,7 @@ def section_metric() -> str:
             layers.append(f"{len(clear)} of {len(adam.layers)} layers of {euclidean.run}")
             if name in EUCLIDEAN_RUNS:
                 within = with_interval(differences_by_block().loc["total, within prompts"], "difference")
-                layers[-1] += f" (of all, within prompts, by {shown(within)})" if excludes(within, 0.0) else ""
+                layers[-1] += f" (together, within prompts, by {shown(within)})" if excludes(within, 0.0) else ""
         turning += [f"{label} ({euclidean.run})" for label in turned(found)]
         for metric, one in found.items():
             alphas = one.layers["alpha"]
@@ -257,7 +258,7 @@ def section_metric() -> str:
         + (f"The ranking turns for {', '.join(turning)}." if turning else "No estimator is shown to cross RLOO."),
         rows_of(("run", "metric", "α", "α of layers, median (range)", "‖S‖² in layers", "critical batch"), rows),
         f"Completions: {' or '.join(sizes)}. In embedded v̂ is that of its training; at ε = 1e-8 tokens that it "
-        f"hardly saw hold all.{moments_sentence()} Repeat: "
+        f"hardly saw hold all ‖S‖².{moments_sentence()} Repeat: "
         f"{', '.join(f'`gradstats run {name}`' for name in measured)}.",
         figure(drawn, "alpha_by_block", f"α of each block of parameters in each metric ({IN_METRICS.get(drawn)})"),
     )
@@ -265,7 +266,7 @@ def section_metric() -> str:
 
 def moments_sentence() -> str:
     """State what the second moments of Qwen-0.5B are, and what another ε and other moments change."""
-    manifest = numbers("qwen_adam", "manifest")
+    manifest = numbers(QWEN_ADAM, "manifest")
     if manifest is None:
         return ""
     said = f" In Qwen-0.5B, of which layers alone are measured, it is {manifest['metric']['source']}, none measured"

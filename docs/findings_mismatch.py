@@ -98,8 +98,7 @@ def on_a_larger_model() -> str:
         over += [f"{' and '.join(wide)} too wide to state"] if wide else []
         said.append(
             f"{cause} ({of_all:.0f} effective prompts, {effective_share(manifest):.0%} of completions effective): "
-            f"{', '.join(over)} "
-            f"(`gradstats run {run}`)"
+            f"{', '.join(over)} (`gradstats run {run}`)"
         )
     if not said:
         return "Larger models are not measured."

@@ -28,7 +28,7 @@ from committed_numbers import (
     upper_bound,
     with_interval,
 )
-from findings_alpha import CLAIMED, details_of_alpha, section_alpha, section_metric
+from findings_alpha import CLAIMED, QWEN_ADAM, details_of_alpha, section_alpha, section_metric
 from findings_gain import ZOO, section_left, section_values
 from findings_mismatch import section_mismatch
 from findings_runs import (
@@ -78,7 +78,7 @@ COMPARED = (
 #: Methods that are the same estimator where every ratio is 1 and there is no KL term.
 SAME_ON_POLICY = {"recipe:gspo": "GRPO, GSPO", "recipe:dapo": "DAPO, CISPO"}
 #: A column of the table beside the runs.
-IN_ADAM = Run("qwen_adam", "Qwen-0.5B's layers, Adam's metric")
+IN_ADAM = Run(QWEN_ADAM, "Qwen-0.5B's layers, Adam's metric")
 #: Runs of fewer effective prompts are no column of that table.
 FEWEST_PROMPTS = 15
 #: A noise above it is hardly below RLOO's.

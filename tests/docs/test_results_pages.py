@@ -126,7 +126,7 @@ def test_two_runs_of_the_same_completions_are_compared_in_pairs(claims, alpha, f
     assert "Completions: 4 × 2 or 9 × 8." in said
     assert "Repeat: `gradstats run qwen_adam`, `gradstats run embedded_metric`." in said
     # Of two layers only the first differs by the intervals for both at once.
-    within = "(of all, within prompts, by 0.200 [0.150, 0.300])"
+    within = "(together, within prompts, by 0.200 [0.150, 0.300])"
     assert f"; α differs in 1 of 1 layers of {name} {within}, 2 of 2 layers of embedded." in said
     assert f"The ranking turns for reinforce ({name}), reinforce (embedded)." in said
     # Neither interval of α excludes the other: the pairs decide.
