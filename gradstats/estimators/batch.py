@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
-from gradstats.rollouts.schema import SCHEMA
+from gradstats.rollouts.schema import SCHEMA, refuse_unclear_labels
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 #: Fields with one value per token.
@@ -119,6 +119,7 @@ def checked_lengths(value: npt.ArrayLike, n: int) -> Int[np.ndarray, "n"]:
 
 def checked_groups(value: npt.ArrayLike, n: int) -> np.ndarray:
     """Return one group per completion."""
+    refuse_unclear_labels("groups", value)
     array = np.asarray(value)
     if array.shape != (n,):
         remedy = "give one group per completion"
@@ -241,7 +242,7 @@ class Batch:
 
     Raises:
         ValueError: on shapes that disagree, an empty batch, lengths below 1, masks that disagree with the
-            lengths, and values that are not finite.
+            lengths, values that are not finite, and groups that are missing (None, NaN) or mix numbers and text.
 
     Example:
         >>> from gradstats.estimators import Batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,9 @@ def validate(frame: pd.DataFrame) -> None:
     if "greedy_reward" in frame:
         greedy = frame["greedy_reward"].to_numpy(dtype=np.float64)
         _refuse(frame, ~np.isfinite(greedy), "has a greedy_reward that is not finite: grade it, or drop the column")
+    _refuse(
+        frame, frame["prompt_id"].isna().to_numpy(), "has no prompt_id: give each completion the name of its prompt"
+    )
     repeated = frame.duplicated(["prompt_id", "sample_id"]).to_numpy()
     _refuse(frame, repeated, "repeats its sample_id: number the completions of a prompt from 0")
 
@@ -109,6 +113,45 @@ def token_ids(name: str, rows: Iterable[Iterable[object]]) -> list[list[int]]:
             )
         ids.append(whole)
     return ids
+
+
+def refuse_unclear_labels(name: str, labels: Any, *, as_text: bool = False) -> None:
+    """Refuse labels of groups, one per completion, that are missing (None, NaN) or mix numbers and text.
+
+    Missing ones would be one group, or each its own; and whether 1 and "1" are one group depends on who compares them.
+    Where labels are used ``as_text``, mixed ones are refused only where two become the same text.
+    """
+    if getattr(getattr(labels, "dtype", None), "kind", "O") in "iubUS":
+        return
+    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    missing = [row for row, label in enumerate(values) if label is None or label is pd.NA or label is pd.NaT]
+    missing += [row for row, label in enumerate(values) if isinstance(label, numbers.Real) and label != label]
+    if missing:
+        row = min(missing)
+        more = f" ({len(missing) - 1} more are missing)" if len(missing) > 1 else ""
+        raise ValueError(
+            f"{name} has no label at completion {row}, but {values[row]}{more}: give each completion the label of its "
+            "prompt, or leave it out"
+        )
+    kinds: dict[str, Any] = {}
+    by_text: dict[str, dict[str, Any]] = {}
+    for label in values:
+        kinds.setdefault(_kind(label), label)
+        by_text.setdefault(str(label), {}).setdefault(_kind(label), label)
+    if as_text:
+        kinds = max(by_text.values(), key=len, default={})
+    if len(kinds) > 1:
+        (first, label), (second, other) = list(kinds.items())[:2]
+        raise ValueError(
+            f"{name} mixes {first} and {second} ({label!r} and {other!r}): give labels of one type, as in "
+            "[str(label) for label in labels]"
+        )
+
+
+def _kind(label: object) -> str:
+    if isinstance(label, str):
+        return "text"
+    return "numbers" if isinstance(label, numbers.Number) else f"{type(label).__name__} objects"
 
 
 def _is_token_id(token: object) -> bool:

@@ -14,6 +14,7 @@ from gradstats.rollouts.schema import (
     TOKEN_COLUMNS,
     TOKEN_SOURCES,
     read_checked,
+    refuse_unclear_labels,
     token_ids,
     validate,
     write_checked,
@@ -119,7 +120,8 @@ class Rollouts:
             **optional: any optional column of :data:`SCHEMA`, one entry per completion.
 
         Raises:
-            ValueError: when lengths differ or the table is invalid (see the class).
+            ValueError: when lengths differ, prompt_ids has a missing label or labels that become the same text, or the
+                table is invalid (see the class).
             TypeError: for an unknown column name.
 
         >>> rollouts = Rollouts.from_sequences(
@@ -136,6 +138,7 @@ class Rollouts:
         if unknown:
             known = ", ".join(name for name, (_, required) in SCHEMA.items() if not required)
             raise TypeError(f"unknown column {unknown[0]!r}; optional columns are {known}")
+        refuse_unclear_labels("prompt_ids", prompt_ids, as_text=True)
         columns: dict[str, Any] = {
             "prompt_id": [str(prompt_id) for prompt_id in prompt_ids],
             "prompt_tokens": token_ids("prompt_tokens", prompt_tokens),

@@ -115,6 +115,42 @@ def test_token_fields_of_a_selection_are_selected_when_they_are_asked_for():
         part.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        (
+            [None, "a", "a"],
+            "groups has no label at completion 0, but None: give each completion the label of its prompt",
+        ),
+        (["a", float("nan"), None], r"no label at completion 1, but nan \(1 more are missing\)"),
+        ([float("nan"), float("nan"), 1.0], r"no label at completion 0, but nan \(1 more are missing\)"),
+        (np.array([1.0, np.nan, 1.0]), "no label at completion 1, but nan"),
+        (pd.Series(["a", None, "a"]), "no label at completion 1"),
+        (pd.array(["a", "a", None], dtype="string"), "no label at completion 2, but <NA>"),
+        ([1, "1", 1], r"groups mixes numbers and text \(1 and '1'\): give labels of one type, as in \[str"),
+        (np.array(["1", 1.0, 1], dtype=object), r"groups mixes text and numbers \('1' and 1\.0\)"),
+        ([b"a", "a", "a"], "groups mixes bytes objects and text"),
+    ],
+)
+def test_groups_without_a_label_and_of_mixed_types_are_refused(groups, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Batch(rewards=[1, 0, 0], lengths=[3, 3, 3], groups=groups)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [1, 2.0, 1],
+        [np.int64(1), 2, True],
+        ["a", np.str_("b"), "a"],
+        pd.Series(["a", "b", "a"], dtype="category"),
+        (1, 2, 1),
+    ],
+)
+def test_labels_of_one_type_are_groups(groups):
+    assert Batch(rewards=[1, 0, 0], lengths=[3, 3, 3], groups=groups).group_sizes.tolist() == [2, 1]
+
+
 def test_other_groups_of_the_same_completions():
     batch = Batch([1, 0, 2], [1, 3, 2], ["a", "b", "a"], logprobs=-np.ones((3, 3)))
     other = batch.regrouped(np.array([5, 5, 3]))

@@ -56,6 +56,7 @@ def test_a_table_of_the_required_columns_passes():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"prompt_id": None}, "row 1 .* has no prompt_id: give each completion the name of its prompt"),
         ({"completion_tokens": []}, r"row 1 \(prompt_id 'a', sample_id 1\) has no completion tokens"),
         ({"prompt_tokens": []}, "has no prompt tokens"),
         ({"reward": float("inf")}, "has a reward that is not finite"),
@@ -158,6 +159,19 @@ def test_sample_ids_count_within_a_prompt_in_order_of_appearance():
     )
     assert rollouts.prompt_id.tolist() == ["7", "x", "7", "x"]
     assert rollouts.sample_id.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "sentence"),
+    [
+        (["a", None], "prompt_ids has no label at completion 1, but None"),
+        ([float("nan"), 1.0], "prompt_ids has no label at completion 0, but nan"),
+        ([1, "1"], r"prompt_ids mixes numbers and text \(1 and '1'\)"),
+    ],
+)
+def test_prompts_without_a_name_and_two_of_the_same_text_are_refused(prompt_ids, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        table(prompt_tokens=[[1]] * 2, completion_tokens=[[2]] * 2, rewards=[0.0] * 2, prompt_ids=prompt_ids)
 
 
 def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
