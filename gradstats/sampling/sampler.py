@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import Policy
+from gradstats.system.chat_template import end_tokens
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,17 @@ def client_until(client: type[Any], seconds: float) -> Any:
 
 
 def stop_token_ids(policy: Policy) -> list[int]:
-    """Return the tokens that end a completion: the tokenizer's and those in the model's config."""
-    tokens = set()
-    config = policy.model.generation_config
-    for source in (getattr(policy.tokenizer, "eos_token_id", None), getattr(config, "eos_token_id", None)):
-        tokens |= set(source) if isinstance(source, (list, tuple)) else {source}
-    return sorted(tokens - {None})
+    """Return the tokens that end a completion, in ascending order."""
+    return sorted(_end_tokens(policy))
+
+
+def usual_stop_token(policy: Policy) -> int | None:
+    """Return the token taken to have ended a completion of which only that it ended is known."""
+    return next(iter(_end_tokens(policy)), None)
+
+
+def _end_tokens(policy: Policy) -> list[int]:
+    return end_tokens(policy.tokenizer, getattr(policy.model.generation_config, "eos_token_id", None))
 
 
 @dataclass(frozen=True)

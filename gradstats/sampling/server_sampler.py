@@ -16,8 +16,8 @@ from typing import Any
 
 from gradstats.policy.model import vocabulary_size
 from gradstats.policy.policy import Policy
-from gradstats.rollouts.trainer_dumps import is_text_of, restore_tokens
-from gradstats.sampling.sampler import Completion, SamplerSettings, client_until, stop_token_ids
+from gradstats.rollouts.restored import is_text_of, restore_tokens
+from gradstats.sampling.sampler import Completion, SamplerSettings, client_until, stop_token_ids, usual_stop_token
 from gradstats.system.files import digest
 
 # Servers have their own defaults for omitted settings (top_k: llama.cpp 40, transformers 50), so all are stated.
@@ -363,8 +363,7 @@ class ServerSampler:
     @property
     def _stop_token(self) -> int | None:
         """The token assumed to have ended a completion where the server reports only that it ended."""
-        end = getattr(self.policy.tokenizer, "eos_token_id", None)
-        return end if end is not None else next(iter(self._stop_tokens), None)
+        return usual_stop_token(self.policy)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import tiny_model
+from conftest import tiny_model, tiny_tokenizer
 
 from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import Policy
 from gradstats.prompts import Problem
 from gradstats.sampling import Completion, Sampler, SamplerSettings
 from gradstats.sampling.sample import sample
-from gradstats.sampling.sampler import client_until, stop_token_ids
+from gradstats.sampling.sampler import client_until, stop_token_ids, usual_stop_token
 
 openai = pytest.importorskip("openai")
 
@@ -119,3 +119,20 @@ def test_those_of_the_tokenizer_and_of_the_generation_config(of_tokenizer, of_co
     model.generation_config.eos_token_id = of_config
     policy = Policy(model, SimpleNamespace(eos_token_id=of_tokenizer))
     assert stop_token_ids(policy) == expected
+    assert usual_stop_token(policy) == (expected[0] if of_tokenizer is None and expected else of_tokenizer)
+
+
+def test_the_token_that_closes_a_turn_of_the_template_ends_a_completion():
+    model, tokenizer = tiny_model("qwen2"), tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<user>{{ m.content }}{% if m.role != 'user' %}<assistant>{% endif %}"
+    )
+    tokenizer.chat_template += "{% endfor %}"
+    of_template, of_tokenizer = 3, 1
+    for of_model in (None, [of_template, 7]):
+        model.generation_config.eos_token_id = of_model
+        policy = Policy(model, tokenizer)
+        assert stop_token_ids(policy) == sorted({of_template, of_tokenizer, *(of_model or ())})
+        assert usual_stop_token(policy) == of_template
+    model.generation_config.eos_token_id = 7
+    assert usual_stop_token(Policy(model, tokenizer)) == of_tokenizer
