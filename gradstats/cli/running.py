@@ -280,7 +280,9 @@ def measure(
     if table is None:
         from gradstats.rollouts.trainer_dumps import READERS
 
-        table = READERS[rollouts_format](rollouts, loaded.tokenizer, **with_settings({}, rollouts_options))
+        of_model = {"eos_token_ids": getattr(loaded.model.generation_config, "eos_token_id", None)}
+        options = with_settings(of_model, rollouts_options)
+        table = READERS[rollouts_format](rollouts, loaded.tokenizer, **options)
     metric, table = metric_and_rest(loaded, table, settings, progress)
     if out.exists():
         compared = {"params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed"}

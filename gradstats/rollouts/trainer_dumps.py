@@ -6,109 +6,23 @@ Neither dump holds log-probabilities. Where you saved them, give ``Rollouts.from
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+from gradstats.rollouts.dump_groups import GROUP_COLUMNS, number_groups
+from gradstats.rollouts.restored import ChatTokenizer
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
-from gradstats.system.chat_template import refuse_endless_template
+from gradstats.rollouts.turns import Completion, CompletionReader, Message, OtherTurns, plain_messages
+from gradstats.system.chat_template import refuse_endless_template, shown_content
 from gradstats.system.files import read_json_lines
 from gradstats.system.late import np, pa, pd, pq
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """From text to token ids and back."""
-
-    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Mapping[str, Sequence[int]]:
-        """Return a mapping with the token ids under ``input_ids``."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the size of the vocabulary."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of some tokens."""
-        ...
-
-
-@runtime_checkable
-class ChatTokenizer(Tokenizer, Protocol):
-    """A tokenizer that may have a chat template."""
-
-    chat_template: object
-
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, object]], **options: object) -> Sequence[int]:
-        """Return the token ids of messages in the chat template."""
-        ...
-
-
-@dataclass(frozen=True)
-class RestoredTokens:
-    """Token ids found for a text."""
-
-    tokens: list[int]  # the ids; empty for an empty text
-    # "pieces" where the text of each token was given and decides its id; "text" where the whole text was re-tokenised,
-    # decodes to the text, and has the stated number of tokens; else "mismatch"
-    source: str
-
-
-def restore_tokens(
-    tokenizer: Tokenizer, text: str, *, pieces: Sequence[str] | None = None, counts: Sequence[int] | None = None
-) -> RestoredTokens:
-    """Return the token ids of a completion of which only the text is known.
-
-    A text has many tokenisations and a sampler may have drawn any of them, while a tokenizer gives one, which is
-    usually the one that was drawn. Where it decodes to another text, or has another number of tokens than were drawn,
-    it certainly is not, and the source says so.
-    """
-    tokens = [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    if pieces is not None and (drawn := _from_pieces(tokenizer, pieces, tokens)) is not None:
-        return RestoredTokens(drawn, "pieces")
-    same = tokenizer.decode(tokens) == text and (counts is None or len(tokens) in counts)
-    return RestoredTokens(tokens, "text" if same else "mismatch")
-
-
-def is_text_of(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> bool:
-    """Whether tokens decode to a text, with or without special tokens and a last token that ended the completion.
-
-    White space and letters that are cut off inside are not compared: servers decode token by token. An empty text is
-    that of any tokens: some servers do not decode.
-    """
-    given = _compared(text)
-    possible = [(list(some), skip) for some in (tokens, tokens[:-1]) for skip in (True, False)]
-    candidates = (tokenizer.decode(some, skip_special_tokens=skip) for some, skip in possible)
-    return not given or any(_compared(candidate) == given for candidate in candidates)
-
-
-def _compared(text: str) -> str:
-    return "".join(text.split()).replace("\ufffd", "")
-
-
-def _from_pieces(tokenizer: Tokenizer, pieces: Sequence[str], tokens: list[int]) -> list[int] | None:
-    """Return the ids whose texts are ``pieces``: those of the tokenizer where they agree, else the only candidates."""
-    by_text = _ids_by_text(tokenizer)
-    candidates = [by_text.get(piece, ()) for piece in pieces]
-    if len(tokens) == len(pieces) and all(token in known for token, known in zip(tokens, candidates, strict=True)):
-        return tokens
-    # Several ids share a text where each is a part of one letter: then pieces do not decide.
-    return [known[0] for known in candidates] if all(len(known) == 1 for known in candidates) else None
-
-
-@functools.lru_cache(maxsize=4)
-def _ids_by_text(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
-    ids: defaultdict[str, list[int]] = defaultdict(list)
-    for token in range(len(tokenizer)):
-        ids[tokenizer.decode([token])].append(token)
-    return {text: tuple(tokens) for text, tokens in ids.items()}
 
 
 @dataclass(frozen=True)
@@ -118,62 +32,147 @@ class TrainerDump:
     kind: str
     source: str
     steps: np.ndarray
-    prompts: list[str]
+    prompts: list[str | list[Message]]
     shown: list[str]
     encoded: list[list[int]]
-    completions: list[str]
+    completions: list[str | list[Message]]
     rewards: np.ndarray  # reward of each completion, NaN where it has none
     lost: list[str]
+    done_to_prompts: str
+    chats: list[bool]  # whether each prompt ends where a chat template lets the policy begin
+    names: Mapping[str, Sequence[object]]  # columns that may name groups
+    advantages: np.ndarray | None = None
 
-    def rollouts(self, tokenizer: ChatTokenizer, step: int | None, max_completion_length: int | None) -> Rollouts:
-        """Return the table of completions, with a warning that lists what is lost."""
+    def rollouts(self, reader: CompletionReader, step: int | None, group_size: int | None) -> Rollouts:
+        """Return the table of completions, with a warning that lists what is lost and what was assumed."""
         steps = np.unique(self.steps)
         if step is not None and step not in steps:
             raise ValueError(f"step is {step}, but {self.source} holds the steps {', '.join(map(str, steps[:20]))}")
-        end = None if max_completion_length is None else getattr(tokenizer, "eos_token_id", None)
+        chosen = np.flatnonzero(self.steps == (self.steps if step is None else step)).tolist()
+        keys = [key if isinstance(key, str) else json.dumps(key, sort_keys=True) for key in self.prompts]
+        numbers, remarks = number_groups(
+            self.steps[chosen],
+            [keys[row] for row in chosen],
+            self.rewards[chosen],
+            names={name: [labels[row] for row in chosen] for name, labels in self.names.items()},
+            advantages=None if self.advantages is None else self.advantages[chosen],
+            group_size=group_size,
+        )
         rows: dict[str, list[Any]] = {
-            name: [] for name in ("prompt", "tokens", "reward", "id", "source", "reason", "text", "asked")
+            name: [] for name in ("prompt", "tokens", "mask", "reward", "id", "source", "reason", "text", "asked")
         }
-        empty = ungraded = 0
-        for row in range(len(self.prompts)) if step is None else np.flatnonzero(self.steps == step):
-            restored = restore_tokens(tokenizer, self.completions[row])
-            cut = max_completion_length is not None and len(restored.tokens) >= max_completion_length
-            tokens = restored.tokens + ([] if end is None or cut else [end])
-            ungraded += not np.isfinite(self.rewards[row])
-            empty += not tokens
+        counts: Counter[str] = Counter()
+        ends: Counter[int] = Counter()
+        for row, number in zip(chosen, numbers, strict=True):
+            try:
+                completion = reader(self.prompts[row], self.completions[row])
+            except ValueError as error:
+                raise ValueError(f"completion {row} of {self.source} cannot be read: {error}") from error
+            reason = self._reason(reader, completion, counts)
+            end = completion.end if completion.end is not None else reader.end_of(chat=self.chats[row])
+            known = completion.ended or (reader.cap is not None and reason == "stop")
+            added = [end] if known and end is not None else []
+            ends.update(added)
+            tokens = [*completion.tokens, *added]
+            counts["without a reward"] += not np.isfinite(self.rewards[row])
+            counts["empty completions"] += not tokens
             if not tokens or not np.isfinite(self.rewards[row]):
                 continue
-            digest = hashlib.sha256(self.prompts[row].encode()).hexdigest()[:12]
+            if not any(completion.mask) and not added:
+                counts["empty completions"] += 1
+                continue
+            digest = hashlib.sha256(keys[row].encode()).hexdigest()[:12]
             rows["prompt"].append(self.encoded[row])
             rows["tokens"].append(tokens)
+            rows["mask"].append([*completion.mask, *[True] * len(added)])
             rows["reward"].append(float(self.rewards[row]))
-            rows["id"].append(f"{self.steps[row]}-{digest}")
-            rows["source"].append(restored.source)
-            rows["reason"].append("length" if cut else "stop")
-            rows["text"].append(self.completions[row])
+            rows["id"].append(f"{self.steps[row]}-{digest}" + (f"-{number + 1}" if number else ""))
+            rows["source"].append(completion.source)
+            rows["reason"].append(reason)
+            rows["text"].append(completion.text)
             rows["asked"].append(self.shown[row])
-        lost = [*self.lost, *([] if max_completion_length is not None else ["how each completion ended"])]
-        if dropped := [f"{n} {why}" for n, why in ((empty, "empty completions"), (ungraded, "without a reward")) if n]:
-            lost.append(f"rows left out ({', '.join(dropped)})")
+            counts["rendered"] += completion.rendered
+            counts["spelled"] += completion.spelled
+        lost = [*self.lost, *([] if reader.cap is not None else ["how each completion ended"])]
+        left_out = [f"{counts[why]} {why}" for why in ("empty completions", "without a reward") if counts[why]]
+        if left_out:
+            lost.append(f"rows left out ({', '.join(left_out)})")
         if not rows["id"]:
             raise ValueError(f"{self.source} holds no completion with text and a reward: there is nothing to read")
         several = step is None and len(steps) > 1
+        masked = any(not all(mask) for mask in rows["mask"])
         rollouts = Rollouts.from_sequences(
             rows["prompt"],
             rows["tokens"],
             rows["reward"],
             rows["id"],
-            finish_reason=None if max_completion_length is None else rows["reason"],
+            completion_mask=rows["mask"] if masked else None,
+            finish_reason=None if reader.cap is None else rows["reason"],
             prompt_text=rows["asked"],
             completion_text=rows["text"],
             token_source=rows["source"],
-            metadata={"source": {"format": self.kind, "name": self.source, "lost": lost, "n_steps": len(steps)}},
+            metadata={
+                "source": {
+                    "format": self.kind,
+                    "name": self.source,
+                    "lost": lost,
+                    "prompts": self.done_to_prompts,
+                    "n_steps": len(steps),
+                }
+            },
         )
-        notes = [f"{self.source} does not record {', '.join(lost)}", retokenised_sentence(rollouts)]
+        notes = [f"{self.source} does not record {', '.join(lost)}", f"prompts: {self.done_to_prompts}"]
+        notes += [*_remarks(reader, counts, ends), *remarks, retokenised_sentence(rollouts)]
+        if masked:
+            share = 1 - sum(map(sum, rows["mask"])) / sum(map(len, rows["mask"]))
+            notes.append(f"{share:.0%} of the tokens of completions are of tools and other speakers, and masked")
         if several:
             notes.append(f"it holds {len(steps)} steps, of as many policies: choose one with step, or measure drift")
         warnings.warn("; ".join(note for note in notes if note), UserWarning, stacklevel=3)
         return rollouts
+
+    def _reason(self, reader: CompletionReader, completion: Completion, counts: Counter[str]) -> str:
+        """Return how a completion ended, as far as the trainer's cap says it."""
+        if completion.ended or completion.cut or reader.cap is None:
+            return "length" if completion.cut and not completion.ended else "stop"
+        if len(completion.tokens) >= reader.cap:
+            return "length"
+        if reader.may_be_cut(completion):
+            counts["doubtful"] += 1
+            return "length"
+        return "stop"
+
+
+def _remarks(reader: CompletionReader, counts: Counter[str], ends: Counter[int]) -> list[str]:
+    """Return sentences on what was assumed about completions."""
+    said = []
+    usual = getattr(reader.tokenizer, "eos_token_id", None)
+    if other := [token for token in ends if token != usual]:
+        said.append(
+            f"{ends[other[0]]} completions were given the end token {reader.tokenizer.decode([other[0]])}, which "
+            f"closes a turn, not the tokenizer's own ({'none' if usual is None else reader.tokenizer.decode([usual])})"
+        )
+    if usual is not None and usual in ends and reader.ends[0] != usual:
+        said.append(
+            f"{ends[usual]} completions of plain text were given the end token {reader.tokenizer.decode([usual])}, not "
+            f"{reader.tokenizer.decode(reader.ends[:1])}, which closes a turn of the chat template"
+        )
+    if counts["doubtful"]:
+        said.append(
+            f"{counts['doubtful']} completions are tokenised to a little less than max_completion_length={reader.cap} "
+            "and may have been cut there: they are read as cut, without an end token"
+        )
+    if counts["rendered"]:
+        said.append(
+            f"tool calls or reasoning of {counts['rendered']} completions are written as the chat template writes them"
+            ", which may differ from the policy's own spelling"
+        )
+    if counts["spelled"]:
+        said.append(
+            f"{counts['spelled']} completions hold the text of a special token, which is read as written letter by "
+            "letter, since trainers decode without special tokens"
+        )
+    return said
 
 
 def encode_chat(
@@ -182,6 +181,7 @@ def encode_chat(
     """Return the token ids of messages in the tokenizer's chat template, up to where the policy begins to write."""
     if not tokenizer.chat_template:
         raise ValueError("the prompts are chat messages, and the tokenizer has no chat template: give the policy's own")
+    messages = shown_content(tokenizer, messages)
     refuse_endless_template(tokenizer, messages, options)
     return list(
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options)
@@ -201,17 +201,15 @@ def dump_files(path: Path, pattern: str, what: str) -> list[Path]:
     return [path]
 
 
-def require_columns(frame: pd.DataFrame, columns: Sequence[str], file: Path) -> None:
+def require_columns(there: Sequence[str], columns: Sequence[str], file: Path) -> None:
     """Refuse a file that lacks a column."""
     for column in columns:
-        if column not in frame:
-            raise ValueError(
-                f"{file} has no column {column!r} (it has {', '.join(map(str, frame))}): was it written by TRL?"
-            )
+        if column not in there:
+            raise ValueError(f"{file} has no column {column!r} (it has {', '.join(there)}): was it written by TRL?")
 
 
-#: Columns that are not rewards.
-_NOT_REWARDS = ("step", "prompt", "completion", "advantage")
+#: Columns of TRL that are not rewards.
+_NOT_REWARDS = ("step", "prompt", "completion", "advantage", *GROUP_COLUMNS)
 
 
 def read_trl_completions(
@@ -222,8 +220,14 @@ def read_trl_completions(
     step: int | None = None,
     max_completion_length: int | None = None,
     template_options: Mapping[str, object] | None = None,
+    group_size: int | None = None,
+    eos_token_ids: int | Sequence[int] | None = None,
+    other_turns: OtherTurns | None = None,
 ) -> Rollouts:
     """Read the Parquet files that TRL's GRPO and RLOO trainers write with ``log_completions=True``.
+
+    Text is tokenised again. Tool calls, reasoning and the answers of tools are rendered by the chat template, as far as
+    it shows them; ``completion_mask`` is False for what the policy did not write.
 
     Args:
         path: a ``completions_NNNNN.parquet``, or the ``completions`` folder of the trainer's output.
@@ -233,15 +237,22 @@ def read_trl_completions(
         step: keep only this step; by default all steps are kept, each of which was sampled from a different policy.
         max_completion_length: the trainer's; shorter completions are then known to have ended by themselves, and get
             the end token that their text lacks. Without it no end token is added, and how they ended is unknown.
-        template_options: the trainer's ``chat_template_kwargs``.
+        template_options: the trainer's ``chat_template_kwargs``, and ``tools`` where it had some.
+        group_size: the trainer's ``num_generations``, which tells apart groups of the same prompt where no column
+            ``uid`` or ``request_id`` does; by default the advantages do.
+        eos_token_ids: ``generation_config.eos_token_id`` of the model, which may be several; the end token is that of
+            the chat template's turns where it is among them or they are not given, else ``tokenizer.eos_token``.
+        other_turns: where the text of a completion itself holds turns of other speakers: "masked" where tools or an
+            environment wrote them, "written" where the policy did. Such completions are refused by default.
 
     Returns:
-        The rollouts; a group is the completions of one prompt in one step.
+        The rollouts; a group is the completions that were drawn together for one prompt in one step.
 
     Raises:
         FileNotFoundError: when there is no such file, or none in the folder.
-        ValueError: for a file that cannot be read, a missing column, a reward that is neither named nor unique, or a
-            step that the files do not hold.
+        ValueError: for a file that cannot be read, a missing column, a reward that is not a number, neither named nor
+            unique, a completion that is not text, whose policy's part cannot be known or that the chat template does
+            not show whole, or a step that the files do not hold.
 
     Example:
         >>> import tempfile, warnings
@@ -255,47 +266,109 @@ def read_trl_completions(
         ([1.0, 0.0], 1)
     """
     files = dump_files(Path(path), "*.parquet", "TRL's completions (completions_*.parquet)")
-    frames = []
+    frames, texts = [], {"prompt": [], "completion": []}
     for file in files:
         try:
-            frame = pq.read_table(file).to_pandas()
+            table = pq.read_table(file)
+            others = table.select([name for name in table.column_names if name not in texts]).to_pandas()
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(f"{file} cannot be read as Parquet ({error}): copy it again from the trainer") from error
-        require_columns(frame, ("step", "prompt", "completion"), file)
-        frames.append(frame)
+        require_columns(table.column_names, ("step", *texts), file)
+        for name, values in texts.items():
+            values += table.column(name).to_pylist()
+        frames.append(others)
     frame = pd.concat(frames, ignore_index=True)
-    rewards = _trl_rewards(frame, reward, files[0])
-    prompts = [_messages(prompt) for prompt in frame["prompt"]]
-    encode = _TrlPrompts(tokenizer, dict(template_options or {}))
+    source = Path(path).name
+    options = _template_options(template_options)
+    reader = CompletionReader(tokenizer, options, eos_token_ids, max_completion_length, other_turns)
+    prompts = [_said(value, "prompt", row, source) for row, value in enumerate(texts["prompt"])]
+    completions = [_said(value, "completion", row, source) for row, value in enumerate(texts["completion"])]
+    encoded = _encoded_trl(prompts, tokenizer, options)
+    plain = sum(isinstance(prompt, str) for prompt in prompts)
+    done = [f"{len(prompts) - plain} conversations put into the chat template"] * (plain < len(prompts))
+    done += [f"{plain} plain texts left as they are, without the chat template, as TRL does"] * bool(plain)
+    lost = ["token ids", "log-probabilities of the sampler", "special tokens"]
+    calls = any(not isinstance(turns, str) and any("tool_calls" in turn for turn in turns) for turns in completions)
+    if calls and "tools" not in options:
+        lost.append("the tools that the prompts describe (give template_options={'tools': [...]})")
     return TrainerDump(
         kind="trl",
-        source=Path(path).name,
-        steps=frame["step"].to_numpy(dtype=np.int64),
-        prompts=[prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True) for prompt in prompts],
-        shown=[prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) for prompt in prompts],
-        encoded=[encode(prompt) for prompt in prompts],
-        completions=[_completion_text(completion) for completion in frame["completion"]],
-        rewards=rewards,
-        lost=["token ids", "log-probabilities of the sampler", "special tokens"],
-    ).rollouts(tokenizer, step, max_completion_length)
+        source=source,
+        steps=_steps(frame["step"].tolist(), source),
+        prompts=prompts,
+        shown=[prompt if isinstance(prompt, str) else str(prompt[-1]["content"]) for prompt in prompts],
+        encoded=encoded,
+        completions=completions,
+        rewards=_trl_rewards(frame, reward, files[0]),
+        lost=lost,
+        done_to_prompts=", ".join(done),
+        chats=[not isinstance(prompt, str) or reader.begins(prompt) for prompt in prompts],
+        names={name: _missing_as_none(frame, name) for name in GROUP_COLUMNS if name in frame},
+        advantages=_trl_advantages(frame),
+    ).rollouts(reader, step, group_size)
 
 
-@dataclass(frozen=True)
-class _TrlPrompts:
-    """Token ids of a prompt as TRL encodes it: plain text as it is, messages in the chat template."""
+def _said(value: object, what: str, row: int, source: str) -> str | list[Message]:
+    """Return a prompt or a completion of TRL: text, or messages."""
+    if isinstance(value, str):
+        return value
+    try:
+        if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
+            if messages := plain_messages(value):
+                return messages
+            if what == "completion":
+                return ""
+        raise ValueError("it is neither text nor messages")
+    except ValueError as error:
+        raise ValueError(f"{what} {row} of {source} is {str(value)[:60]}: {error}") from error
 
-    tokenizer: ChatTokenizer
-    options: dict[str, object]
 
-    def __call__(self, prompt: str | list[dict[str, object]]) -> list[int]:
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
-        return encode_chat(self.tokenizer, prompt, self.options)
+def _encoded_trl(
+    prompts: list[str | list[Message]], tokenizer: ChatTokenizer, options: Mapping[str, object]
+) -> list[list[int]]:
+    """Return the token ids of prompts as TRL encodes them: plain text as it is, messages in the chat template."""
+    encoded: dict[str, list[int]] = {}
+    keys = [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts]
+    for key, prompt in zip(keys, prompts, strict=True):
+        if key not in encoded:
+            text = isinstance(prompt, str)
+            encoded[key] = list(tokenizer(prompt)["input_ids"]) if text else encode_chat(tokenizer, prompt, options)
+    return [encoded[key] for key in keys]
+
+
+def _template_options(given: Mapping[str, object] | None) -> dict[str, object]:
+    """Return variables of a template, tools that are functions as their descriptions."""
+    options = dict(given or {})
+    tools = options.get("tools")
+    if isinstance(tools, (list, tuple)) and any(map(callable, tools)):
+        from transformers.utils import get_json_schema
+
+        options["tools"] = [get_json_schema(tool) if callable(tool) else tool for tool in tools]
+    return options
+
+
+def _steps(values: Sequence[Any], source: str) -> np.ndarray:
+    for row, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value != int(value):
+            raise ValueError(f"step of row {row} of {source} is {value!r}, which is not the number of a step")
+    return np.array([int(value) for value in values], dtype=np.int64)
+
+
+def _missing_as_none(frame: pd.DataFrame, name: str) -> list[object]:
+    column = pd.Series(frame[name])
+    return [None if missing else value for value, missing in zip(column.tolist(), column.isna().tolist(), strict=True)]
+
+
+def _trl_advantages(frame: pd.DataFrame) -> np.ndarray | None:
+    if "advantage" not in frame or not pd.api.types.is_numeric_dtype(frame["advantage"]):
+        return None
+    return frame["advantage"].to_numpy(dtype=np.float64)
 
 
 def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, file: Path) -> np.ndarray:
     if reward is None:
-        numeric = [str(name) for name in frame.select_dtypes("number") if name not in _NOT_REWARDS]
+        kinds = frame.drop(columns=[name for name in _NOT_REWARDS if name in frame])
+        numeric = [str(name) for name in kinds.select_dtypes(["number", "bool"])]
         if len(numeric) != 1:
             has = ", ".join(numeric) or "none"
             raise ValueError(
@@ -303,22 +376,36 @@ def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, 
             )
         reward = numeric[0]
     weights = {reward: 1.0} if isinstance(reward, str) else dict(reward)
-    require_columns(frame, list(weights), file)
-    values = frame[list(weights)].to_numpy(dtype=np.float64)
+    require_columns([str(name) for name in frame], list(weights), file)
+    values = np.array(
+        [
+            [
+                reward_number(value, f"{name} of row {row} of {file}")
+                for row, value in enumerate(_missing_as_none(frame, name))
+            ]
+            for name in weights
+        ]
+    ).T
     total = np.nansum(values * np.array(list(weights.values())), axis=1)
     return np.where(np.isnan(values).all(axis=1), np.nan, total)
 
 
-def _messages(value: str | Iterable[Mapping[str, object]]) -> str | list[dict[str, object]]:
-    """Return a prompt or completion as TRL has it: text, or messages (whose absent keys Parquet fills with None)."""
-    if isinstance(value, str):
-        return value
-    return [{key: entry for key, entry in message.items() if entry is not None} for message in value]
+def reward_number(value: object, where: str) -> float:
+    """Return a reward as a number, NaN where it is missing.
 
-
-def _completion_text(value: str | Iterable[Mapping[str, object]]) -> str:
-    messages = _messages(value)
-    return messages if isinstance(messages, str) else "".join(str(message.get("content", "")) for message in messages)
+    Raises:
+        ValueError: for what is not a number, or the text of one.
+    """
+    if value is None:
+        return float("nan")
+    try:
+        if isinstance(value, (str, int, float)):
+            return float(value)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(
+        f"{where} is {str(value)[:60]!r} ({type(value).__name__}), not a number: name another reward, or write numbers"
+    )
 
 
 def read_verl_rollouts(
@@ -330,11 +417,15 @@ def read_verl_rollouts(
     max_completion_length: int | None = None,
     system_prompt: str | None = None,
     template_options: Mapping[str, object] | None = None,
+    group_size: int | None = None,
+    eos_token_ids: int | Sequence[int] | None = None,
+    other_turns: OtherTurns | None = None,
 ) -> Rollouts:
     """Read the JSONL files that verl writes to ``trainer.rollout_data_dir``.
 
-    verl writes prompts without the special tokens that separate the turns. They are restored where the text is a single
-    user message in the tokenizer's chat template; a warning states how many prompts are not.
+    verl writes prompts and completions without the special tokens that separate the turns. In prompts they are restored
+    where the text is a single user message in the tokenizer's chat template; a warning states how many prompts are not.
+    In completions of several turns they are restored where the template names the speakers.
 
     Args:
         path: a ``STEP.jsonl``, or the folder.
@@ -344,36 +435,50 @@ def read_verl_rollouts(
         max_completion_length: the trainer's ``data.max_response_length``, see
             :func:`gradstats.rollouts.read_trl_completions`.
         system_prompt: the system message that the prompts began with.
-        template_options: further variables of the chat template.
+        template_options: further variables of the chat template, such as ``tools``.
+        group_size: the trainer's ``actor_rollout_ref.rollout.n``, which tells apart groups of the same prompt where no
+            field ``uid`` or ``request_id`` does and the rows are in the order of groups.
+        eos_token_ids: as for :func:`gradstats.rollouts.read_trl_completions`.
+        other_turns: where a completion holds turns of other speakers, as those of tools do: "masked" where tools or an
+            environment wrote them, "written" where the policy did. Such completions are refused by default.
 
     Returns:
-        The rollouts; a group is the completions of one prompt in one step.
+        The rollouts; a group is the completions that were drawn together for one prompt in one step.
 
     Raises:
         FileNotFoundError: when there is no such file, or none in the folder.
-        ValueError: for a line that cannot be read (it is named), a missing field, or a step that the files do not
-            hold.
+        ValueError: for a line that cannot be read or an entry of another type (it is named), a missing field, a
+            completion whose policy's part cannot be known, or a step that the files do not hold.
     """
     files = dump_files(Path(path), "*.jsonl", "verl's rollouts (STEP.jsonl)")
-    rows = [row for file in files for row in _completions(file, ("input", "output", "step", reward))]
-    encode = _VerlPrompts(tokenizer, system_prompt, dict(template_options or {}))
+    rows = [row for file in files for row in _completions(file, reward)]
+    options = _template_options(template_options)
+    encode = _VerlPrompts(tokenizer, system_prompt, options)
     texts = [str(row["input"]) for row in rows]
     encoded = {text: encode(text) for text in dict.fromkeys(texts)}
     unrestored = sum(not restored for _, restored in encoded.values())
     lost = ["token ids", "log-probabilities of the sampler", "special tokens"]
     if unrestored:
-        lost.append(f"the chat template around {unrestored} of {len(encoded)} prompts")
+        remedy = "give system_prompt, or template_options such as tools, if the trainer's prompts had them"
+        lost.append(f"the chat template around {unrestored} of {len(encoded)} prompts ({remedy})")
+    done = [f"the chat template restored around {len(encoded) - unrestored}"] * (unrestored < len(encoded))
+    done += [f"{unrestored} tokenised as the text stands"] * bool(unrestored)
     return TrainerDump(
         kind="verl",
         source=Path(path).name,
-        steps=np.array([int(row["step"]) for row in rows]),
-        prompts=texts,
+        steps=_steps([row["step"] for row in rows], Path(path).name),
+        prompts=list(texts),
         shown=texts,
         encoded=[encoded[text][0] for text in texts],
-        completions=[str(row["output"]) for row in rows],
-        rewards=np.array([_number(row[reward]) for row in rows]),
+        completions=[row["output"] for row in rows],
+        rewards=np.array([row[reward] for row in rows]),
         lost=lost,
-    ).rollouts(tokenizer, step, max_completion_length)
+        done_to_prompts=", ".join(done),
+        chats=[True] * len(rows),
+        names={name: [row.get(name) for row in rows] for name in GROUP_COLUMNS if any(name in row for row in rows)},
+    ).rollouts(
+        CompletionReader(tokenizer, options, eos_token_ids, max_completion_length, other_turns), step, group_size
+    )
 
 
 @dataclass(frozen=True)
@@ -402,19 +507,22 @@ class _VerlPrompts:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def _completions(file: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
+def _completions(file: Path, reward: str) -> list[dict[str, Any]]:
+    """Return the rows of a file of verl, the reward as a number."""
     rows = []
     for number, row in read_json_lines(file):
-        if missing := [name for name in needed if name not in row]:
+        if missing := [name for name in ("input", "output", "step", reward) if name not in row]:
             raise ValueError(f"line {number} of {file} has no field {missing[0]!r} (it has {', '.join(row)})")
-        rows.append(row)
+        for name in ("input", "output"):
+            if not isinstance(row[name], str):
+                raise ValueError(
+                    f"{name} on line {number} of {file} is {json.dumps(row[name])[:60]}, not text: drop the line, or "
+                    "give an empty text where the policy wrote nothing"
+                )
+        rows.append(row | {reward: reward_number(row[reward], f"{reward} on line {number} of {file}")})
     if not rows:
         raise ValueError(f"{file} is empty: the trainer has written nothing to it yet")
     return rows
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
 #: Format → reader, as ``gradstats measure --rollouts-format`` names them.

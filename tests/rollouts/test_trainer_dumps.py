@@ -8,18 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from chat_tokenizers import BLOCKS, CHATML, PLAIN, chat_tokenizer
 from conftest import tiny_tokenizer
 
 import gradstats
-from gradstats.policy.policy import load_policy
-from gradstats.rollouts.trainer_dumps import (
-    ChatTokenizer,
-    Tokenizer,
-    is_text_of,
-    read_trl_completions,
-    read_verl_rollouts,
-    restore_tokens,
-)
+from gradstats.estimators import Batch, get
+from gradstats.rollouts.trainer_dumps import read_trl_completions, read_verl_rollouts
 
 EOS = 1
 
@@ -51,71 +45,6 @@ def verl_file(path, rows=None):
 
 def ids(text):
     return tiny_tokenizer()(text)["input_ids"]
-
-
-def test_pieces_decide_between_tokenisations():
-    tokenizer = tiny_tokenizer()
-    assert restore_tokens(tokenizer, "ab", pieces=["a", "b"]).source == "pieces"
-    # A token of which the tokenizer knows no id: what is left is the text.
-    restored = restore_tokens(tokenizer, "ab", pieces=["ab"], counts=(1,))
-    assert (restored.tokens, restored.source) == (tokenizer("ab")["input_ids"], "mismatch")
-    assert restore_tokens(tokenizer, "ab", counts=(2, 3)).source == "text"
-
-
-class Merging:
-    """A tokenizer that merges a and b, which the policy may have sampled separately."""
-
-    texts = ("", "a", "b", "ab")
-
-    def __len__(self):
-        return 4
-
-    def __call__(self, text, add_special_tokens=True):
-        return {"input_ids": [3] if text == "ab" else [self.texts.index(letter) for letter in text]}
-
-    def decode(self, tokens, skip_special_tokens=False):
-        return "".join(self.texts[token] for token in tokens)
-
-
-def test_what_was_drawn_apart_is_restored_apart_or_reported():
-    assert restore_tokens(Merging(), "ab", pieces=["a", "b"]).tokens == [1, 2]
-    assert restore_tokens(Merging(), "ab", counts=(2,)).source == "mismatch"
-    assert restore_tokens(Merging(), "ab").source == "text"  # nothing speaks against it
-
-
-def test_tokens_and_texts_are_compared_without_what_servers_decode_differently():
-    tokenizer = tiny_tokenizer()
-    tokens = list(tokenizer("abc", add_special_tokens=False)["input_ids"])
-    for same in ([*tokens, 1], tokens):  # with and without the token that ends a completion
-        assert is_text_of(tokenizer, same, "abc")
-        assert is_text_of(tokenizer, same, " a bc\ufffd")
-        assert is_text_of(tokenizer, same, "")
-        assert not is_text_of(tokenizer, same, "abd")
-        assert not is_text_of(tokenizer, same, "abcabc")
-
-
-class WithoutTemplate:
-    """All of a tokenizer but a chat template."""
-
-    def __call__(self, text, *, add_special_tokens=True):
-        return {"input_ids": list(map(ord, text))}
-
-    def __len__(self):
-        return 128
-
-    def decode(self, token_ids, *, skip_special_tokens=False):
-        return "".join(map(chr, token_ids))
-
-
-def test_tokenizers_of_transformers_and_of_the_embedded_policy_have_it():
-    for tokenizer in (tiny_tokenizer(), tiny_tokenizer(chat_template=False), load_policy("embedded").tokenizer):
-        assert isinstance(tokenizer, ChatTokenizer)
-
-
-def test_a_chat_template_is_asked_for_only_where_it_is_needed():
-    assert isinstance(WithoutTemplate(), Tokenizer)
-    assert not isinstance(WithoutTemplate(), ChatTokenizer)
-    assert not isinstance(str.split, Tokenizer)
 
 
 def test_without_the_trainers_cap_the_finish_is_unknown_and_no_end_is_made_up(tmp_path, tokenizer):
@@ -214,6 +143,239 @@ def test_broken_trl_files(tmp_path, tokenizer):
         read_trl_completions(tmp_path / "empty", tokenizer)
 
 
+def said_of(caught):
+    return "; ".join(str(warning.message) for warning in caught)
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 35}}}
+TOOLS = [
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "name": "add", "content": "39"},
+    {"role": "assistant", "content": "39."},
+]
+
+
+def test_trl_tools_are_masked_and_their_calls_kept(tmp_path):
+    tokenizer = chat_tokenizer()
+    plain = [{"role": "assistant", "content": "38."}]
+    other = [{**TOOLS[0], "tool_calls": [{"type": "function", "function": {"name": "sub", "arguments": {"b": 1.5}}}]}]
+    path = trl_file(tmp_path / "c.parquet", completion=[TOOLS, plain, [*other, *TOOLS[1:]], TOOLS])
+    with pytest.warns(UserWarning, match="does not record") as caught:
+        rollouts = read_trl_completions(path, tokenizer, max_completion_length=500)
+    texts = [tokenizer.decode(tokens) for tokens in rollouts.frame["completion_tokens"]]
+    between = "\n<|im_start|>user\n<tool_response>\n39\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    # Parquet gives every call the arguments of all others as None.
+    assert texts == [
+        f'<tool_call>add {{"a": 35}}</tool_call><|im_end|>{between}39.<|im_end|>',
+        "38.<|im_end|>",
+        f'<tool_call>sub {{"b": 1.5}}</tool_call><|im_end|>{between}39.<|im_end|>',
+        f'<tool_call>add {{"a": 35}}</tool_call><|im_end|>{between}39.<|im_end|>',
+    ]
+    masked = [
+        tokenizer.decode([token for token, own in zip(tokens, mask, strict=True) if not own])
+        for tokens, mask in zip(rollouts.frame["completion_tokens"], rollouts.masks, strict=True)
+    ]
+    assert masked == [between, "", between, between]
+    said = said_of(caught)
+    assert "the tools that the prompts describe (give template_options={'tools': [...]})" in said
+    assert "tool calls or reasoning of 3 completions are written as the chat template writes them" in said
+    assert "of the tokens of completions are of tools and other speakers, and masked" in said
+    # Completions without others need no mask.
+    with pytest.warns(UserWarning, match="does not record"):
+        rollouts = read_trl_completions(trl_file(tmp_path / "c.parquet", completion=[plain] * 4), tokenizer)
+    assert "completion_mask" not in rollouts.frame
+
+
+def test_tools_of_the_prompts_may_be_functions(tmp_path):
+    def add(a: int) -> int:
+        """Add.
+
+        Args:
+            a: a number.
+        """
+        return a
+
+    shows = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + CHATML
+    path = trl_file(tmp_path / "c.parquet", completion=[TOOLS] * 4)
+    with pytest.warns(UserWarning, match="does not record") as caught:
+        rollouts = read_trl_completions(path, chat_tokenizer(shows), template_options={"tools": [add]})
+    assert chat_tokenizer().decode(rollouts.frame["prompt_tokens"][0]).startswith("add<|im_start|>user")
+    assert "the tools that the prompts describe" not in said_of(caught)
+
+
+def test_a_completion_that_cannot_be_known_is_named(tmp_path):
+    path = trl_file(tmp_path / "c.parquet", completion=[TOOLS] * 4)
+    with pytest.raises(ValueError, match=r"completion 0 of c\.parquet cannot be read: a message with tool calls"):
+        read_trl_completions(path, chat_tokenizer(PLAIN))
+    image = [[{"role": "assistant", "content": [{"type": "image"}]}]] * 4
+    with pytest.raises(ValueError, match=r"completion 0 of c\.parquet is .*a block of the type 'image'"):
+        read_trl_completions(trl_file(tmp_path / "c.parquet", completion=image), chat_tokenizer())
+    for column in ("prompt", "completion"):
+        path = trl_file(tmp_path / "c.parquet", **{column: ["ab", None, "ab", "ab"]})
+        with pytest.raises(ValueError, match=rf"{column} 1 of c\.parquet is None: it is neither text nor messages"):
+            read_trl_completions(path, chat_tokenizer())
+
+
+def test_what_was_done_to_prompts_is_said(tmp_path):
+    tokenizer = chat_tokenizer()
+    with pytest.warns(UserWarning, match="prompts: 4 conversations put into the chat template"):
+        read_trl_completions(trl_file(tmp_path / "c.parquet"), tokenizer)
+    path = trl_file(tmp_path / "c.parquet", prompt=["ab"] * 4)
+    with pytest.warns(UserWarning, match="prompts: 4 plain texts left as they are, without the chat template, as TRL"):
+        rollouts = read_trl_completions(path, tokenizer)
+    assert rollouts.frame["prompt_tokens"][0] == tokenizer("ab")["input_ids"]
+    rows = [{"input": text, "output": "xy", "score": 0, "step": 1} for text in ("user\nab\nassistant\n", "cd")]
+    with pytest.warns(
+        UserWarning, match="prompts: the chat template restored around 1, 1 tokenised as the text stands"
+    ):
+        read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), tokenizer)
+
+
+def test_blocks_of_a_prompt_are_its_text(tmp_path):
+    blocks = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    for template in (CHATML, BLOCKS):
+        tokenizer = chat_tokenizer(template)
+        with pytest.warns(UserWarning, match="does not record"):
+            rollouts = read_trl_completions(trl_file(tmp_path / "c.parquet", prompt=[blocks] * 4), tokenizer)
+        assert tokenizer.decode(rollouts.frame["prompt_tokens"][0]).startswith("<|im_start|>user\nab<|im_end|>")
+        assert rollouts.frame["prompt_text"][0] == "ab"
+
+
+PAD, START, END, OTHER, EOS_OF_CHAT = range(256, 261)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "of_model", "end", "sentence"),
+    [
+        (
+            messages("ab"),
+            None,
+            END,
+            r"4 completions were given the end token <\|im_end\|>, which closes a turn, not the",
+        ),
+        (messages("ab"), [EOS_OF_CHAT, END], END, "end token"),
+        (messages("ab"), EOS_OF_CHAT, EOS_OF_CHAT, None),
+        # Plain text that is a prompt in the chat template, and one that is not.
+        ("<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n", None, END, "end token"),
+        ("ab", None, EOS_OF_CHAT, r"completions of plain text were given the end token <\|eos\|>, not <\|im_end\|>"),
+    ],
+)
+def test_completions_end_with_the_token_that_ends_a_turn(tmp_path, prompt, of_model, end, sentence):
+    tokenizer = chat_tokenizer(PLAIN, eos="<|eos|>")
+    path = trl_file(tmp_path / "c.parquet", prompt=[prompt] * 4)
+    with pytest.warns(UserWarning, match=sentence or "does not record") as caught:
+        rollouts = read_trl_completions(path, tokenizer, max_completion_length=64, eos_token_ids=of_model)
+    assert [tokens[-1] for tokens in rollouts.frame["completion_tokens"]] == [end] * 4
+    assert sentence is not None or "end token" not in said_of(caught)
+
+
+def test_an_end_token_in_the_text_is_not_doubled(tmp_path):
+    tokenizer = chat_tokenizer()
+    texts = ["xy<|im_end|>", "xy", "x<|im_end|>y", "xy<|im_end|>\n"]
+    path = trl_file(tmp_path / "c.parquet", completion=texts)
+    with pytest.warns(UserWarning, match="1 completions hold the text of a special token, .* letter by letter"):
+        rollouts = read_trl_completions(path, tokenizer, max_completion_length=64)
+    xy = tokenizer("xy")["input_ids"]
+    tokens = rollouts.frame["completion_tokens"].tolist()
+    assert [tokens[0], tokens[1], tokens[3]] == [[*xy, END]] * 3
+    assert tokens[2].count(END) == 1  # that with which it ended
+    with pytest.warns(UserWarning, match="how each completion ended"):
+        rollouts = read_trl_completions(path, tokenizer)
+    assert [row[-1] == END for row in rollouts.frame["completion_tokens"]] == [True, False, False, True]
+
+
+def test_a_completion_that_was_cut_where_tokens_merge_has_not_stopped(tmp_path):
+    tokenizer = chat_tokenizer(merges=[("x", "y")])
+    drawn = tokenizer("abcd" * 3)["input_ids"] + [tokenizer(letter)["input_ids"][0] for letter in "xyxyxyxy"]
+    text = tokenizer.decode(drawn)
+    assert len(tokenizer(text)["input_ids"]) == len(drawn) - 4
+    path = trl_file(tmp_path / "c.parquet", completion=[text, "xy", "ab", "abcd" * 5])
+    with pytest.warns(UserWarning, match="1 completions are tokenised to a little less than max_completion_length=20"):
+        rollouts = read_trl_completions(path, tokenizer, max_completion_length=20)
+    assert rollouts.frame["finish_reason"].tolist() == ["length", "stop", "stop", "length"]
+    ended = [tokenizer.eos_token_id in tokens for tokens in rollouts.frame["completion_tokens"]]
+    assert ended == [False, True, True, False]
+
+
+def test_the_same_prompt_twice_in_a_step_is_two_groups(tmp_path):
+    rewards = np.array([[1.0, 0, 0, 0], [1, 1, 1, 0]])
+    centred = rewards - rewards.mean(axis=1, keepdims=True)
+    table = {"step": [1] * 8, "prompt": [messages("ab")] * 8, "completion": ["x"] * 8, "accuracy": rewards.ravel()}
+    pd.DataFrame(table | {"advantage": centred.ravel()}).to_parquet(tmp_path / "c.parquet")
+    with pytest.warns(UserWarning, match="the same prompt was drawn for several groups in a step .* advantages"):
+        rollouts = read_trl_completions(tmp_path / "c.parquet", chat_tokenizer())
+    batch = Batch(rollouts.rewards, rollouts.lengths, rollouts.prompt_id)
+    np.testing.assert_allclose(get("group_mean").advantages(batch), centred.ravel())
+    # Two interleaved groups, told apart by their names, which are not taken for a reward.
+    pd.DataFrame(table | {"uid": [1, 2] * 4}).to_parquet(tmp_path / "c.parquet")
+    with pytest.warns(UserWarning, match="told apart by uid"):
+        rollouts = read_trl_completions(tmp_path / "c.parquet", chat_tokenizer())
+    assert len(set(rollouts.prompt_id[::2])) == len(set(rollouts.prompt_id[1::2])) == 1
+    assert rollouts.prompt_id[0] != rollouts.prompt_id[1]
+    rows = [{"input": "ab", "output": "x", "score": 0, "step": 1, "uid": f"u_{n // 2}_{n % 2}_0"} for n in range(4)]
+    with pytest.warns(UserWarning, match="told apart by uid"):
+        rollouts = read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), chat_tokenizer())
+    assert [rollouts.prompt_id[0] == name for name in rollouts.prompt_id] == [True, True, False, False]
+    for row in rows:
+        del row["uid"]
+    with pytest.warns(UserWarning, match="told apart by group_size"):
+        rollouts = read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), chat_tokenizer(), group_size=2)
+    assert [rollouts.prompt_id[0] == name for name in rollouts.prompt_id] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("given", "read"), [("1.0", 1), (" 2 ", 2), (True, 1), (False, 0), ("-1e-3", -0.001)])
+def test_rewards_written_otherwise_are_read(tmp_path, tokenizer, given, read):
+    rows = [{"input": "ab", "output": "xy", "score": given, "step": 1}]
+    with pytest.warns(UserWarning, match="does not record"):
+        assert read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), tokenizer).rewards.tolist() == [read]
+    path = trl_file(tmp_path / "c.parquet", accuracy=[given] * 4)
+    with pytest.warns(UserWarning, match="does not record"):
+        assert read_trl_completions(path, tokenizer, reward="accuracy").rewards.tolist() == [read] * 4
+
+
+@pytest.mark.parametrize(("given", "kind"), [("right", "str"), ([1.0], "list"), ({"score": 1.0}, "dict")])
+def test_rewards_that_are_not_numbers_are_named(tmp_path, tokenizer, given, kind):
+    rows = [{"input": "ab", "output": "xy", "score": score, "step": 1} for score in (0, given)]
+    with pytest.raises(ValueError, match=rf"score on line 2 of .*1\.jsonl is .*\({kind}\), not a number: name another"):
+        read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), tokenizer)
+    if isinstance(given, str):
+        path = trl_file(tmp_path / "c.parquet", accuracy=["1", given, "0", "0"])
+        with pytest.raises(ValueError, match=r"accuracy of row 1 of .*c\.parquet is 'right' \(str\), not a number"):
+            read_trl_completions(path, tokenizer, reward="accuracy")
+
+
+@pytest.mark.parametrize(("name", "value"), [("output", None), ("output", 39), ("input", None), ("output", ["x"])])
+def test_what_is_not_text_is_not_read_as_text(tmp_path, tokenizer, name, value):
+    row = {"input": "ab", "output": "xy", "score": 1, "step": 1} | {name: value}
+    with pytest.raises(
+        ValueError, match=rf"{name} on line 1 of .* is .*, not text: drop the line, or give an empty text"
+    ):
+        read_verl_rollouts(verl_file(tmp_path / "1.jsonl", [row]), tokenizer)
+
+
+@pytest.mark.parametrize("step", [None, "1", 1.5, True])
+def test_a_step_is_a_number(tmp_path, tokenizer, step):
+    row = {"input": "ab", "output": "xy", "score": 1, "step": step}
+    with pytest.raises(ValueError, match=r"step of row 0 of 1\.jsonl is .*, which is not the number of a step"):
+        read_verl_rollouts(verl_file(tmp_path / "1.jsonl", [row]), tokenizer)
+
+
+def test_turns_of_a_verl_output_are_masked_or_refused(tmp_path):
+    tokenizer = chat_tokenizer()
+    spoken = "I add.\nuser\n<tool_response>\n39\n</tool_response>\nassistant\n39."
+    rows = [{"input": "user\nab\nassistant\n", "output": spoken, "score": 1, "step": 1}]
+    path = verl_file(tmp_path / "1.jsonl", rows)
+    with pytest.raises(
+        ValueError, match=r"completion 0 of 1\.jsonl cannot be read: its text holds turns of other speakers"
+    ):
+        read_verl_rollouts(path, tokenizer)
+    with pytest.warns(UserWarning, match="of the tokens of completions are of tools and other speakers, and masked"):
+        rollouts = read_verl_rollouts(path, tokenizer, other_turns="masked", max_completion_length=500)
+    between = "\n<|im_start|>user\n<tool_response>\n39\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(rollouts.frame["completion_tokens"][0]) == f"I add.<|im_end|>{between}39.<|im_end|>"
+    assert rollouts.lengths.tolist() == [len("I add.") + len("39.") + 2]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_trls_own_files_of_two_steps_of_grpo(tmp_path):
@@ -248,9 +410,9 @@ def test_trls_own_files_of_two_steps_of_grpo(tmp_path):
     assert rollouts.metadata["source"]["n_steps"] == 2
     assert sorted(rollouts.rewards) == sorted(sampled.rewards)
     assert set(pd.Series(rollouts.prompt_id).value_counts()) == {4}
-    # The embedded tokenizer has one way to write a text, so what was sampled comes back token for token.
+    # The policy writes a text in one way, so what was sampled comes back token for token, near the cap without its end.
     restored = [list(map(int, tokens)) for tokens in rollouts.frame["completion_tokens"]]
-    assert sorted(restored) == sorted(sampled.ids)
+    assert sorted(restored) == sorted(ids[:-1] if len(ids) > 44 and ids[-1] == EOS else ids for ids in sampled.ids)
     encoded = {tuple(policy.encode_prompt(item.prompt)) for item in problems}
     assert {tuple(tokens) for tokens in rollouts.frame["prompt_tokens"]} <= encoded
     measured = gradstats.measure(gradstats.load_policy("embedded"), rollouts, sketch_dim=4096, progress=False)
