@@ -120,7 +120,7 @@ class Rollouts:
             **optional: any optional column of :data:`SCHEMA`, one entry per completion.
 
         Raises:
-            ValueError: when lengths differ, prompt_ids has a missing label or labels that become the same text, or the
+            ValueError: when lengths differ, a label in ``prompt_ids`` is missing or two become the same text, or the
                 table is invalid (see the class).
             TypeError: for an unknown column name.
 

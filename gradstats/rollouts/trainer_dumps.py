@@ -367,8 +367,9 @@ def _trl_advantages(frame: pd.DataFrame) -> np.ndarray | None:
 
 def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, file: Path) -> np.ndarray:
     if reward is None:
-        kinds = frame.drop(columns=[name for name in _NOT_REWARDS if name in frame])
-        numeric = [str(name) for name in kinds.select_dtypes(["number", "bool"])]
+        others = frame.drop(columns=[name for name in _NOT_REWARDS if name in frame])
+        numeric = [str(name) for name in others.select_dtypes(["number", "bool"])]
+        numeric = numeric or [str(name) for name in others if _all_numbers(_missing_as_none(frame, str(name)))]
         if len(numeric) != 1:
             has = ", ".join(numeric) or "none"
             raise ValueError(
@@ -388,6 +389,14 @@ def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, 
     ).T
     total = np.nansum(values * np.array(list(weights.values())), axis=1)
     return np.where(np.isnan(values).all(axis=1), np.nan, total)
+
+
+def _all_numbers(values: list[object]) -> bool:
+    """Whether values are numbers, or text of numbers."""
+    try:
+        return any(reward_number(value, "") == reward_number(value, "") for value in values)
+    except ValueError:
+        return False
 
 
 def reward_number(value: object, where: str) -> float:

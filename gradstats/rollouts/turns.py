@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gradstats.rollouts.restored import ChatTokenizer, restore_tokens
@@ -90,21 +90,6 @@ class Completion:
     cut: bool = False  # whether it is known not to have ended
     rendered: bool = False  # whether a part of what the policy wrote is what the template makes of it
     spelled: bool = False  # whether it holds the text of a special token, which then was written letter by letter
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """One message of the policy."""
-
-    message: Message  # as the template shows it
-    tokens: list[int]
-    source: str
-    text: str
-    end: int | None = None
-    ended: bool = False
-    cut: bool = False
-    rendered: bool = False
-    spelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,17 +181,14 @@ class CompletionReader:
         """Return a completion of which the whole text is known."""
         shown, end = self._without_end(text)
         if self._speakers(shown):
-            if (turns := self._split(shown)) and self.other_turns is not None:
-                completion = self._conversation([{"role": "user", "content": "…"}], turns)
-                if self.tokenizer.decode(completion.tokens, skip_special_tokens=True) == shown:
-                    mask = completion.mask if self.other_turns == "masked" else [True] * len(completion.tokens)
-                    return Completion(
-                        completion.tokens, mask, completion.source, shown, end, end is not None, completion.cut
-                    )
+            if self.other_turns is not None and (turns := self._split(shown)):
+                found = self._conversation([{"role": "user", "content": "…"}], turns)
+                if self.tokenizer.decode(found.tokens, skip_special_tokens=True) == shown:
+                    mask = found.mask if self.other_turns == "masked" else [True] * len(found.tokens)
+                    return replace(found, mask=mask, text=shown, end=end, ended=end is not None)
             if self.other_turns != "written":
                 self._refuse_speakers()
-        tokens, source, spelled = self._plain(shown)
-        return Completion(tokens, [True] * len(tokens), source, shown, end, end is not None, spelled=spelled)
+        return self._plain(shown, end)
 
     def _refuse_speakers(self) -> None:
         if self.other_turns is None:
@@ -233,19 +215,19 @@ class CompletionReader:
         history, own = list(prompt), []
         at = 0
         while at < len(turns):
-            turn = self._turn(history, turns[at], last=at == len(turns) - 1)
-            own.append(turn)
-            history.append(turn.message)
-            tokens += turn.tokens
-            mask += [True] * len(turn.tokens)
-            text += turn.text
+            message, written = self._turn(history, turns[at], last=at == len(turns) - 1)
+            own.append(written)
+            history.append(message)
+            tokens += written.tokens
+            mask += written.mask
+            text += written.text
             others = list(itertools.takewhile(lambda message: message["role"] not in _POLICY, turns[at + 1 :]))
             at += 1 + len(others)
             if others or at < len(turns):
-                end, between = self._between(history, others, turn)
+                end, between = self._between(history, others, written)
                 ids = list(self.tokenizer(between, add_special_tokens=False)["input_ids"])
-                tokens += [*([] if end is None else [end]), *ids]
-                mask += [*([] if end is None else [True]), *[False] * len(ids)]
+                tokens += [*end, *ids]
+                mask += [*[True] * len(end), *[False] * len(ids)]
                 text += between
                 history += others
         closed = turns[-1]["role"] in _POLICY
@@ -261,14 +243,13 @@ class CompletionReader:
             any(turn.spelled for turn in own),
         )
 
-    def _turn(self, history: list[Message], message: Message, *, last: bool) -> _Turn:
-        """Return what the policy wrote in one message."""
+    def _turn(self, history: list[Message], message: Message, *, last: bool) -> tuple[Message, Completion]:
+        """Return a message of the policy in the form that the template shows, and what it wrote in it."""
         if not _structured(message):
             text, end = self._without_end(message["content"])
-            if self.other_turns is None and self._speakers(text):
+            if self.other_turns != "written" and self._speakers(text):
                 self._refuse_speakers()
-            tokens, source, spelled = self._plain(text)
-            return _Turn(message | {"content": text}, tokens, source, text, end, end is not None, spelled=spelled)
+            return message | {"content": text}, self._plain(text, end)
         beginning = self._rendered(history, generation_prompt=True)
         faults = []
         for variant in _variants(message):
@@ -283,38 +264,41 @@ class CompletionReader:
             elif (missing := _not_shown(variant, text)) is not None:
                 faults.append(f"the chat template does not show {missing}")
             else:
-                return self._shown(variant, text, end, last=last)
+                return variant, self._shown(variant, text, end, last=last)
         raise ValueError(f"{_what(message)} cannot be rendered, since {faults[0]}: {_REMEDY}")
 
-    def _shown(self, message: Message, text: str, end: int | None, *, last: bool) -> _Turn:
-        """Return a message of the policy that the template shows as ``text``."""
-        restored = restore_tokens(self.tokenizer, text)
-        reasoning = next(str(message[name]).strip() for name in (*_REASONING, "role") if message.get(name))
+    def _shown(self, message: Message, text: str, end: int | None, *, last: bool) -> Completion:
+        """Return what the policy wrote in a message that the template shows as ``text``."""
         if last and not message["content"].strip() and not message.get("tool_calls"):
             # Thinking that no answer follows was cut, unless it is far from the cap; the template ends it all the same.
-            only = text[: text.rfind(reasoning) + len(reasoning)]
-            inside = restore_tokens(self.tokenizer, only)
-            cut = Completion(inside.tokens, [True] * len(inside.tokens), inside.source, only, cut=True)
-            if self.cap is None or len(inside.tokens) >= self.cap or self.may_be_cut(cut):
-                return _Turn(message, inside.tokens, inside.source, only, cut=True, rendered=True)
-        return _Turn(message, restored.tokens, restored.source, text, end, rendered=True)
+            reasoning = next(str(message[name]).strip() for name in _REASONING if message.get(name))
+            cut = self._tokens(text[: text.rfind(reasoning) + len(reasoning)], cut=True, rendered=True)
+            if self.cap is None or len(cut.tokens) >= self.cap or self.may_be_cut(cut):
+                return cut
+        return self._tokens(text, end=end, rendered=True)
 
-    def _between(self, history: list[Message], others: list[Message], turn: _Turn) -> tuple[int | None, str]:
-        """Return the token that ended the policy's last message, and what stands from there to its next one."""
+    def _plain(self, text: str, end: int | None) -> Completion:
+        """Return a text that the policy wrote, which the trainer decoded without special tokens."""
+        spelled = any(name in text for name in self._left_out)
+        return self._tokens(text, end=end, ended=end is not None, spelled=spelled)
+
+    def _tokens(self, text: str, *, spelled: bool = False, **further: Any) -> Completion:
+        restored = restore_tokens(self.tokenizer, text, spelled=spelled)
+        mask = [True] * len(restored.tokens)
+        return Completion(restored.tokens, mask, restored.source, text, spelled=spelled, **further)
+
+    def _between(self, history: list[Message], others: list[Message], written: Completion) -> tuple[list[int], str]:
+        """Return the token that ended the policy's last message, if any, and what stands from there to its next one."""
         for rest in self._rests(history, others):
             if any(not _is_in(message["content"], rest) for message in others):
                 continue
-            last = next((name for name in self._left_out if turn.text.endswith(name)), None)
-            if turn.end is not None or last is not None:
-                return (
-                    turn.end,
-                    rest,
-                )  # where a special token is the last that the template shows of a call, it ended it
+            if written.end is not None:
+                return [written.end], rest
+            if written.rendered and any(written.text.endswith(name) for name in self._left_out):
+                return [], rest  # the special token that is the last of a call ended it
             # Some policies end a turn with the token that begins the next one.
             first = next((token for token in self.ends if rest.startswith(self._name(token))), None)
-            return (
-                (next(iter(self.ends), None), rest) if first is None else (first, rest.removeprefix(self._name(first)))
-            )
+            return (self.ends[:1], rest) if first is None else ([first], rest.removeprefix(self._name(first)))
         role = others[0]["role"] if others else "assistant"
         raise ValueError(
             f"its message of the role {role!r} cannot be rendered after the policy's, since the chat template does not "
@@ -376,12 +360,6 @@ class CompletionReader:
         """The texts of the tokens that trainers leave out when they decode."""
         decode = self.tokenizer.decode
         return [name for token, name in self._added.items() if name and not decode([token], skip_special_tokens=True)]
-
-    def _plain(self, text: str) -> tuple[list[int], str, bool]:
-        """Return the tokens of what the policy wrote, their source, and whether it spelled a special token."""
-        spelled = any(name in text for name in self._left_out)
-        restored = restore_tokens(self.tokenizer, text, spelled=spelled)
-        return restored.tokens, restored.source, spelled
 
     def _speakers(self, text: str) -> bool:
         """Whether a text seems to hold turns of other speakers."""
@@ -500,10 +478,12 @@ def _not_shown(message: Message, text: str) -> str | None:
     for call in message.get("tool_calls", ()):
         function = _function(call)
         arguments = function.get("arguments")
+        if not function.get("name"):
+            return "a tool call, which has no name"
         # A template may write arguments that are already JSON as a string of JSON.
         quoted = isinstance(arguments, str) and json.dumps(arguments) in text
-        if quoted or not all(_is_in(leaf, text) for leaf in (function.get("name", ""), *_leaves(arguments))):
-            return f"its tool call ({function.get('name')})"
+        if quoted or not all(_is_in(leaf, text) for leaf in (function["name"], *_leaves(arguments))):
+            return f"its tool call ({function['name']})"
     return None
 
 

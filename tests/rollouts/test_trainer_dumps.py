@@ -330,7 +330,7 @@ def test_rewards_written_otherwise_are_read(tmp_path, tokenizer, given, read):
         assert read_verl_rollouts(verl_file(tmp_path / "1.jsonl", rows), tokenizer).rewards.tolist() == [read]
     path = trl_file(tmp_path / "c.parquet", accuracy=[given] * 4)
     with pytest.warns(UserWarning, match="does not record"):
-        assert read_trl_completions(path, tokenizer, reward="accuracy").rewards.tolist() == [read] * 4
+        assert read_trl_completions(path, tokenizer).rewards.tolist() == [read] * 4
 
 
 @pytest.mark.parametrize(("given", "kind"), [("right", "str"), ([1.0], "list"), ({"score": 1.0}, "dict")])

@@ -152,6 +152,7 @@ def test_a_template_that_takes_blocks_gets_them():
             [assistant("39", reasoning_content="35 + 4")],
             "reasoning_content cannot be rendered, .* its reasoning_content",
         ),
+        ([assistant(tool_calls=["add(35)"])], "does not show a tool call, which has no name"),
         ([answer("39"), assistant("39")], "begins with a message of the role 'tool', before the policy"),
     ],
 )
@@ -216,6 +217,14 @@ def test_turns_in_a_text_are_refused_unless_it_is_known_who_wrote_them():
     assert (completion.tokens, completion.mask) == (tokens, mask)
     completion = read(SPOKEN, tokenizer, other_turns="written")
     assert (completion.tokens, completion.mask) == (tokens, [True] * len(tokens))
+
+
+def test_speakers_in_one_of_several_messages_are_refused():
+    turns = [assistant(SPOKEN), {"role": "user", "content": "Sure?"}, assistant("Yes.")]
+    for other in (None, "masked"):
+        with pytest.raises(ValueError, match="holds turns of other speakers"):
+            read(turns, other_turns=other)
+    assert SPOKEN in read(turns, other_turns="written").text
 
 
 def test_several_answers_in_a_text_are_told_apart_by_the_template():
