@@ -13,6 +13,7 @@ from conftest import tiny_tokenizer
 
 import gradstats
 from gradstats.estimators import Batch, get
+from gradstats.rollouts import trainer_dumps
 from gradstats.rollouts.trainer_dumps import read_trl_completions, read_verl_rollouts
 
 EOS = 1
@@ -78,12 +79,21 @@ def test_messages_need_a_template(tmp_path):
 def test_the_measure_command_reads_dumps(policy_folder, tmp_path, monkeypatch, capsys):
     from command_line import run
 
+    given = {}
+
+    def reader(path, tokenizer, **options):
+        given.update(options)
+        return read_verl_rollouts(path, tokenizer, **options)
+
+    monkeypatch.setitem(trainer_dumps.READERS, "verl", reader)
     verl_file(tmp_path / "4.jsonl")
     words = ["measure", policy_folder, "--rollouts", tmp_path / "4.jsonl", "--rollouts-format", "verl", "--out"]
     options = ["--rollouts-options", "max_completion_length=8", "--sketch-dim", "64", "--no-progress"]
     code, out, err = run(monkeypatch, capsys, *words, tmp_path / "m", *options)
     assert (code, "2 sequences measured" in out, "does not record token ids" in err) == (0, True, True)
     assert len(gradstats.read_measurement(tmp_path / "m")) == 2
+    of_model = gradstats.load_policy(policy_folder, progress=False).model.generation_config.eos_token_id
+    assert given == {"max_completion_length": 8, "eos_token_ids": of_model}
 
 
 def test_trl_messages_become_the_templates_tokens(tmp_path, tokenizer):

@@ -219,6 +219,31 @@ def test_turns_in_a_text_are_refused_unless_it_is_known_who_wrote_them():
     assert (completion.tokens, completion.mask) == (tokens, [True] * len(tokens))
 
 
+def test_a_template_that_shows_an_answer_only_after_a_call_is_read_by_a_dummy_call():
+    tool = "{% if m.role == 'tool' %}"
+    strict = CHATML.replace(
+        tool, tool + "{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('') }}{% endif %}"
+    )
+    tokenizer = chat_tokenizer(strict)
+    completion = read(SPOKEN, tokenizer, other_turns="masked")
+    assert (completion.tokens, completion.mask) == by_hand(
+        tokenizer, f"I add.{CALLED}<|im_end|>", ANSWERED, "It is 39."
+    )
+
+
+def test_turns_that_do_not_come_back_from_the_template_are_refused():
+    # A template that writes answers as JSON, whose escapes the text already has.
+    escapes = CHATML.replace(r"<tool_response>\n' + m.content", r"<tool_response>\n' + m.content | tojson")
+    assert escapes != CHATML
+    tokenizer = chat_tokenizer(escapes)
+    answered = ANSWERED.replace("39", '"39"')
+    tokens, mask = by_hand(tokenizer, f"I add.{CALLED}<|im_end|>", answered, "It is 39.")
+    completion = read(SPOKEN.replace("39", '"39"', 1), tokenizer, other_turns="masked")
+    assert (completion.tokens, completion.mask) == (tokens, mask)
+    with pytest.raises(ValueError, match="not as the tokenizer's chat template writes them"):
+        read(SPOKEN.replace("39", r'"3\n9"', 1), tokenizer, other_turns="masked")
+
+
 def test_speakers_in_one_of_several_messages_are_refused():
     turns = [assistant(SPOKEN), {"role": "user", "content": "Sure?"}, assistant("Yes.")]
     for other in (None, "masked"):
