@@ -35,14 +35,44 @@ class Problem:
 
 AnswerFormat = Literal["text", "last_number", "hashes"]
 
-# A minus sign after a digit is a subtraction; commas belong to a number where they separate thousands.
-_NUMBER = re.compile(r"(?:(?<![\d)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
+_FRACTIONS, _SUPERSCRIPTS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒", "⁰¹²³⁴⁵⁶⁷⁸⁹"
+# Digits with all that may join them to one value, or to several: 1,204.50 or 2 1/2 or 12:30 or 2024-01-05.
+_DIGITS = re.compile(
+    r"(?P<sign>[-−–]\s?\$?)?(?P<value>(?:\.?\d+(?:(?:[ \u00a0\u2009\u202f]|\*\*|\s?[×*]\s?|[,.:/^_'’⁄]|[eE][-+]?)\d+|"
+    rf"(?:-\d+){{2,}}|\^\{{|\s?[{_FRACTIONS}]|[⁻{_SUPERSCRIPTS}])*)|[{_FRACTIONS}])"
+)
+_NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+|\d+(?:\.\d+)?[eE][-+]?\d+")
+_LIST, _INDIAN = re.compile(r"\d+(?:,\d+){2,}"), re.compile(r"\d{1,2}(?:,\d{2})+,\d{3}")
+# Digits after these are part of an expression.
+_INSIDE = re.compile(r"(?:[\^_]\{?|\}\s*\{|sqrt\s*\{?|frac\s*\{?|√)\s*$")
+
+_WHOLE_AND = re.compile(r"\d\s(?:and|&)\s$")
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number in a text, without commas, or None if there is none."""
-    numbers = _NUMBER.findall(text)
-    return numbers[-1].replace(",", "") if numbers else None
+    """Return the last number in a text, without commas; None without one, or where it has no plain reading as a number.
+
+    A minus sign after a digit or a bracket is a subtraction; of a list the last entry counts. "2 1/2", "10^6",
+    "1 000 000" and "12:30" end in digits that are not the number, and give None.
+    """
+    runs = list(_DIGITS.finditer(text))
+    if not runs:
+        return None
+    found = runs[-1]
+    value, before = found["value"], text[: found.start()]
+    if _LIST.fullmatch(value) and not _NUMBER.fullmatch(value) and not _INDIAN.fullmatch(value):
+        return value.rpartition(",")[2]
+    if not _NUMBER.fullmatch(value) or _INSIDE.search(before) or ("/" in value and _WHOLE_AND.search(before)):
+        return None
+    number = value.replace(",", "")
+    sign = found["sign"]
+    if sign is None or before.rstrip()[-1:].isdigit() or before.rstrip().endswith(")"):
+        return number
+    return None if sign[-1].isspace() else f"-{number}"
+
+
+# Commas between groups of three digits, but for those of a pair: (1,200).
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
 
 def extract_reference(text: str, answer_format: str) -> str | None:
@@ -51,7 +81,10 @@ def extract_reference(text: str, answer_format: str) -> str | None:
         return text.strip() or None
     if answer_format == "hashes":
         _, marker, answer = text.rpartition("####")
-        return answer.strip().replace(",", "") or None if marker else None
+        answer = answer.strip()
+        if not re.search(r"[(\[{]", answer):
+            answer = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), answer)
+        return answer or None if marker else None
     return last_number(text)
 
 

@@ -90,6 +90,8 @@ _TIMEOUTS = (ScoringTimeoutError, IsolatedTimeoutError)
 # A reward that fails on every one of at least this many completions is broken.
 _MANY = 8
 _OWN = "each problem's own"
+# Beyond this many references that are misread the warning states only how many there are.
+_MOST_NAMED = 100
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,22 @@ class Grader:
 
     @classmethod
     def make(cls, spec: RewardSpec, problems: Sequence[Problem]) -> Grader:
-        """Find the rewards and check that they can parse the reference answers, before anything is sampled."""
+        """Find the rewards and check how they read the reference answers, before anything is sampled.
+
+        A reference that the reward "math" does not read as it is written is warned of, all of them at once.
+        """
         grader = cls(tuple(_weighted(name, weight, problems) for name, weight in _entries(spec)))
         names = [reward.name for reward in grader.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"reward repeats a name ({', '.join(names)}): give it once, with the summed weight")
-        for problem in problems:
-            if any("math" in (reward.name, reward.name == _OWN and problem.reward) for reward in grader.rewards):
-                _check_reference(problem)
+        misread = {
+            problem.prompt_id: (problem.answer, reading)
+            for problem in problems
+            if any("math" in (reward.name, reward.name == _OWN and problem.reward) for reward in grader.rewards)
+            and (reading := _misread(problem)) is not None
+        }
+        if misread:
+            warnings.warn(_misread_sentence(misread, len(problems)), UserWarning, stacklevel=2)
         return grader
 
     def __call__(self, completion: str, problem: Problem) -> float:
@@ -191,11 +201,21 @@ def _weighted(name: str | Reward | None, weight: float, problems: Sequence[Probl
     return WeightedReward(label, weight, get_reward(name), isinstance(name, str) and name.partition("(")[0] in REWARDS)
 
 
-def _check_reference(problem: Problem) -> None:
+def _misread(problem: Problem) -> str | None:
     try:
-        PROCESS.call("gradstats.rewards.math_scorer:check_reference", problem.answer)
+        return PROCESS.call("gradstats.rewards.math_scorer:check_reference", problem.answer)
     except (ReferenceAnswerError, *_TIMEOUTS) as error:
         raise ReferenceAnswerError(f"problem {problem.prompt_id!r}: {error}") from error
+
+
+def _misread_sentence(misread: Mapping[str, tuple[str, str]], n_problems: int) -> str:
+    rows = [f"{name!r}: {answer!r} as {reading}" for name, (answer, reading) in misread.items()]
+    more = f", and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
+    return (
+        f"math-verify does not read {len(rows)} of {n_problems} reference answers as they are written "
+        f"({'; '.join(rows[:_MOST_NAMED])}{more}): only a completion with the same text gets their reward; write each "
+        "as one value, or choose another reward"
+    )
 
 
 def _value(reward: WeightedReward, text: str, problem: Problem, counts: RewardCounts) -> float:

@@ -14,42 +14,10 @@ from typing import TypedDict
 
 from gradstats.config.options import read_label
 from gradstats.prompts.embedded import extract_answer
-from gradstats.prompts.problem import Problem, last_number
+from gradstats.prompts.problem import Problem
+from gradstats.rewards.answers import final_answer
 from gradstats.system.user_code import UserLabelError, import_function, look_in, search_folders
 from gradstats.system.worker import PROCESS
-
-_OPEN, _CLOSE = "<answer>", "</answer>"
-
-
-def final_answer(completion: str) -> str:
-    r"""Find the answer: in the last ``<answer>`` tags, else the last ``\boxed{}``, else the last number.
-
-    A completion without any of these is itself the answer, stripped.
-    """
-    for answer in (_last_tagged(completion), _last_boxed(completion), last_number(completion)):
-        if answer is not None:
-            return answer
-    return completion.strip()
-
-
-def _last_tagged(text: str) -> str | None:
-    """Return the text between the last pair of tags, in one pass, since a completion may hold megabytes of tags."""
-    answer, place = None, 0
-    while (start := text.find(_OPEN, place)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
-        answer, place = text[start + len(_OPEN) : end].strip(), end + len(_CLOSE)
-    return answer
-
-
-def _last_boxed(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{}``, inner braces included; None where none is closed."""
-    _, marker, inside = text.rpartition("\\boxed{")
-    depth = 1
-    for position, character in enumerate(inside if marker else ""):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return inside[:position].strip()
-    return None
-
 
 _WHAT = "the reward"
 #: Seconds for importing the module of a reward, which may load a library.
@@ -124,7 +92,12 @@ def exact_reward(completion: str, problem: Problem) -> float:
 
 
 def math_reward(completion: str, problem: Problem) -> float:
-    """Return 1 when math-verify finds the completion's final expression equal to the reference answer, else 0."""
+    r"""Return 1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
+
+    The last ``\boxed{}`` counts. A completion that was cut inside it, or while it was thinking, has no answer. Numbers
+    that differ are different, unless one is the other rounded to at least six decimals. A reference that math-verify
+    does not read as it is written (:meth:`gradstats.rewards.grading.Grader.make` warns of it) equals the same text.
+    """
     return PROCESS.call("gradstats.rewards.math_scorer:math_score", completion, problem.answer)
 
 

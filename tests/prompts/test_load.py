@@ -519,7 +519,30 @@ def test_other_returns_are_refused(function, message):
         ("the numbers 1,2,3", "last_number", "3"),
         ("it is x=-3.", "last_number", "-3"),
         ("in 1,204,500 years", "last_number", "1204500"),
+        ("It costs .5", "last_number", ".5"),
+        ("x = -.5", "last_number", "-.5"),
+        ("It is \u22125", "last_number", "-5"),
+        ("a loss of -$5.", "last_number", "-5"),
+        ("about 1.5e6 people", "last_number", "1.5e6"),
+        ("#### 1,234,567.50", "hashes", "1234567.50"),
+        ("#### (1,2)", "hashes", "(1,2)"),
+        ("#### {1,200}", "hashes", "{1,200}"),
+        ("#### 1,000, 2,000", "hashes", "1000, 2000"),
+        ("#### 1,2", "hashes", "1,2"),
     ],
 )
 def test_reference_answers_are_found_in_each_format(text, answer_format, expected):
     assert extract_reference(text, answer_format) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It takes 2 1/2 hours.", "2½ hours", "half, or ½", "3 and 1/2", "10^6 people", "10⁶", "2**10", "2^{10}",
+        "3 × 10^5",
+        "1 000 000 people", "1_000", "1'000", "1.000.000", "1,23,456", "3,5", "at 12:30", "2024-01-05", "1/2/3",
+        "it is − 5", "page 3 4", r"\frac{1}{2}", r"\sqrt{2}",
+    ],
+)  # fmt: skip
+def test_digits_without_a_plain_reading_are_not_a_last_number(text):
+    assert extract_reference(f"of 7 at first. {text}", "last_number") is None

@@ -61,6 +61,150 @@ def test_reference_answers_are_read_whole(answer, right, wrong):
     assert score(wrong, answer) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        # mixed numbers
+        (
+            "2 2/3",
+            [r"\boxed{\frac{8}{3}}", r"\boxed{2\frac{2}{3}}", "The answer is 2 2/3."],
+            [r"\boxed{\frac{4}{3}}", "2"],
+        ),
+        ("-2 2/3", [r"\boxed{-\frac{8}{3}}", "It is −2⅔."], [r"\boxed{\frac{8}{3}}", r"\boxed{-\frac{4}{3}}"]),
+        ("2", [r"\boxed{2}"], ["The answer is 2 2/3.", r"\boxed{2 2/3}"]),
+        ("1 1/2 hours", [r"\boxed{1.5}", "3/2"], ["1"]),
+        # thousands
+        ("1 000", ["The answer is 1000.", r"\boxed{1\,000}", r"\boxed{1,000}"], ["The answer is 0.", r"\boxed{0}"]),
+        ("1_000", [r"\boxed{1000}"], [r"\boxed{1}"]),
+        ("1000000", [r"\boxed{1.000.000}", r"\boxed{1 000 000}", "It is 10,00,000."], [r"\boxed{0}"]),
+        # intervals
+        ("(-∞, 5]", [r"\boxed{(-\infty,5]}", "It is (-∞, 5]."], ["The answer is 5.", r"\boxed{(-\infty,5)}"]),
+        ("(-oo, 3) U (5, inf)", [r"\boxed{(-\infty,3)\cup(5,\infty)}"], [r"\boxed{(-\infty,3)}"]),
+        ("(1, 2)", ["The answer is (1, 2)."], ["2"]),
+        ("5", [r"\boxed{5}"], ["The answer is (-∞, 5].", "The answer is (1, 5)."]),
+        # powers
+        ("1e3", [r"\boxed{1000}", "1000", "10^3"], [r"\boxed{3e}", r"\boxed{8.15}"]),
+        ("2**10", [r"\boxed{1024}", "The answer is 2^{10}.", "It is 2^10."], ["The answer is 2."]),
+        ("1.2 × 10⁻³", ["0.0012", r"\boxed{1.2\times10^{-3}}"], ["10", r"\boxed{0.12}"]),
+        ("1500000", ["about 1.5e6 people", "1.5 × 10⁶"], ["1.5"]),
+        ("x²", [r"\boxed{x^2}"], [r"\boxed{x}"]),
+        # units, currencies, words
+        ("25 m/s", [r"\boxed{25}", r"\boxed{25\text{ m/s}}"], [r"\boxed{52}"]),
+        ("€5", [r"\boxed{5}"], [r"\boxed{6}"]),
+        ("Monday", [r"\boxed{\text{Monday}}", "It is Monday."], [r"\boxed{Tuesday}", "It is not Monday."]),
+        ("yes", [r"\boxed{\text{Yes}}", r"\boxed{yes}"], [r"\boxed{no}"]),
+        ("3x+2t", [r"\boxed{2t+3x}"], [r"\boxed{3x+2}"]),
+        ("1 or 2", [r"\boxed{1, 2}"], [r"\boxed{2}"]),
+        # signs
+        ("-3", ["The answer is −3.", r"\boxed{−3}", "It is - 3."], ["The answer is 3."]),
+    ],
+)
+def test_numbers_with_one_plain_reading_are_read_as_written(answer, right, wrong):
+    assert math_scorer.check_reference(answer) is None
+    assert [score(completion, answer) for completion in right] == [1.0] * len(right)
+    assert [score(completion, answer) for completion in wrong] == [0.0] * len(wrong)
+
+
+MISREAD = [
+    ("2 hours 30 minutes", "30", r"\boxed{2\text{ hours } 30\text{ minutes}}"),
+    ("12 apples and 3 pears", "3", r"\boxed{12 apples and 3 pears}"),
+    ("12:30", "2/5", "The answer is 12:30."),
+    ("12:30 pm", "12", "12:30 pm"),
+    ("2024-01-05", "2018", r"\boxed{2024-01-05}"),
+    ("10-15", "-5", r"\boxed{10-15}"),
+    ("5'3\"", "53", "5'3\""),
+    ("5 ft 3 in", "3", r"\boxed{5 ft 3 in}"),
+    ("1 million", "1", r"\boxed{1 million}"),
+    ("2 and 1/2", "1/2", r"\boxed{2 and 1/2}"),
+    ("12 34", "46", r"\boxed{12 34}"),
+    ("12,34,567", r"\boxed{567}", r"\boxed{12,34,567}"),
+    ("6 R 2", r"\boxed{12R}", r"\boxed{6 R 2}"),
+    ("0x1F", r"\boxed{0}", r"\boxed{0x1F}"),
+]
+
+
+@pytest.mark.parametrize(("answer", "wrong", "right"), MISREAD)
+def test_a_reference_without_a_plain_reading_equals_the_same_text_only(answer, wrong, right):
+    assert math_scorer.check_reference(answer) is not None
+    assert score(wrong, answer) == 0.0
+    assert score(right, answer) == 1.0
+
+
+def test_references_that_are_misread_are_all_in_one_warning(recwarn):
+    problems = [Problem(f"row-{row}", "?", answer) for row, (answer, _, _) in enumerate(MISREAD)]
+    Grader.make({"math": 0.0, "exact": 1.0}, [*PROBLEMS, *problems])
+    (warning,) = recwarn
+    sentence = str(warning.message)
+    assert f"does not read {len(MISREAD)} of {len(MISREAD) + 3} reference answers as they are written" in sentence
+    assert (
+        "'row-0': '2 hours 30 minutes' as 30; 'row-1': '12 apples and 3 pears' as 3; 'row-2': '12:30' as 2/5"
+        in sentence
+    )
+    assert all(f"{problem.prompt_id!r}: {problem.answer!r} as " in sentence for problem in problems)
+    Grader.make("exact", problems)
+    assert len(recwarn) == 1
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        (r"\boxed{1} then \boxed{840}", "840", 1.0),
+        (r"\boxed{1} then \boxed{840}", "1840", 0.0),
+        (r"\boxed{1}, \boxed{840}", "1840", 0.0),
+        (r"\boxed{1} then \boxed{840}", "1", 0.0),
+        (r"\boxed{1} and $\boxed{2}$", "1, 2", 1.0),
+        (r"\boxed{1}, \boxed{840}", "1, 840", 1.0),
+        (r"\boxed{1} so \fbox{840}", "840", 1.0),
+        (r"\boxed{50}\%", "0.5", 1.0),
+        (r"\boxed{\boxed{840}}", "840", 1.0),
+        (r"earlier \boxed{840}, but no: \boxed{", "840", 0.0),
+        (r"\boxed{84", "84", 0.0),
+        ("<think>maybe 840", "840", 0.0),
+        (r"<think>maybe \boxed{840}", "840", 0.0),
+        ("<think>maybe 840</think> The answer is 7.", "840", 0.0),
+        ("<think>maybe 7</think> The answer is 840.", "840", 1.0),
+        ("The answer is **840**.", "840", 1.0),
+        ("The answer is 12:30.", "12", 0.0),
+    ],
+)
+def test_which_part_of_a_completion_counts(completion, answer, expected):
+    assert score(completion, answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("0.0000001", "0.0000002", False),
+        ("0.00000014", "0.0000001", False),
+        ("1e-7", "10^{-7}", True),
+        ("10^{-8}", "10^{-9}", False),
+        (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False),
+        (r"\frac{1}{2^{99}}", "2^{-99}", True),
+        ("0", "0.0000001", False),
+        ("1", "0.9999999", False),
+        ("1.0000001", "1.0000002", False),
+        ("1.1", "1.1000001", False),
+        ("(0.0000001, 1)", "(0.0000002, 1)", False),
+        ("x = 0.0000001", "x = 0.0000002", False),
+        (r"\begin{pmatrix} 0.0000001 \\ 1 \end{pmatrix}", r"\begin{pmatrix} 0.0000002 \\ 1 \end{pmatrix}", False),
+        ("10^{50}", "10^{51}", False),
+        ("123456789012345678", "123456789012345679", False),
+        ("6.02e23", r"6.02 \times 10^{23}", True),
+        # one is the other rounded, or differs by the rounding of floating-point numbers
+        ("0.333333", r"\frac{1}{3}", True),
+        ("0.33", r"\frac{1}{3}", False),
+        ("0.3333333333", "0.333333", True),
+        ("2.449490", r"\sqrt{6}", True),
+        ("3.1415927", r"\pi", True),
+        ("0.3", "0.30000000000000004", True),
+        (r"9\%", "9", True),
+    ],
+)
+def test_numbers_that_differ_are_different_unless_one_is_rounded(one, other, equal):
+    assert score(rf"\boxed{{{one}}}", other) == equal
+    assert score(rf"\boxed{{{other}}}", one) == equal
+
+
 def test_a_reference_answer_is_read_as_text_or_as_mathematics():
     assert math_scorer.math_score("5", "5 apples") == 1.0
     assert math_scorer.math_score(r"\boxed{(1, 2)}", r"\left(1, 2\right)") == 1.0
@@ -88,7 +232,7 @@ def test_a_comparison_that_times_out_counts_unless_another_is_equal(monkeypatch,
             raise outcome
         return outcome
 
-    monkeypatch.setattr(math_scorer, "_parse_reference", lambda answer: ("gold",))
+    monkeypatch.setattr(math_scorer, "_reference", lambda answer: math_scorer._Reference(("gold",), None))
     monkeypatch.setattr(math_scorer, "_parse", lambda text: list(outcomes))
     monkeypatch.setattr(math_scorer, "verify", verify)
     if expected is None:
@@ -105,7 +249,7 @@ def test_a_parse_that_times_out_is_counted_and_one_that_fails_finds_nothing(monk
 
         return parse
 
-    monkeypatch.setattr(math_scorer, "_parse_reference", lambda answer: (answer,))
+    monkeypatch.setattr(math_scorer, "_reference", lambda answer: math_scorer._Reference((answer,), None))
     monkeypatch.setattr(math_scorer, "parse", fails(TimeoutException()))
     with pytest.raises(ScoringTimeoutError, match="a parse by math-verify took over 5 s"):
         math_scorer.math_score("text", "answer")
