@@ -166,12 +166,18 @@ class RunDirectory:
         run.rollouts.mkdir(parents=True, exist_ok=True)
         run.measurement.mkdir(parents=True, exist_ok=True)
         if part is None:
-            for folder in (path, run.rollouts, run.measurement, run.values, path / "tables", path / "figures"):
-                remove_partials(folder)
+            run.remove_partials()
             run.take_over(remarks=not grows)
         if not grows:  # else only when the larger run is known to contain the smaller one
             run.write_experiment()
         return run
+
+    def remove_partials(self) -> None:
+        """Remove what interrupted writers left; the caller must be the only writer."""
+        others = (self.path / name for name in ("tables", "figures", "regraded"))
+        shards = self.measurement.glob("shard-*")
+        for folder in (self.path, self.rollouts, self.measurement, self.values, *others, *shards):
+            remove_partials(folder)
 
     def take_over(self, *, remarks: bool = True, without: str | None = None) -> None:
         """Add what earlier calls and parts did to the timings and remarks of the run."""

@@ -154,6 +154,7 @@ def regrade_run(
 def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
+    run.remove_partials()
     run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
     with run.step("regrading"):
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _SCORED = {"completion_text": "reward", "greedy_text": "greedy_reward"}
 RewardSetting = str | list[str] | dict[str, float] | None
 _KEY = ["prompt_id", "sample_id"]
+_TABLE = re.compile(r"rewards-(\d{5,})\.parquet", re.ASCII)
 
 
 def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSetting, progress: bool) -> None:
@@ -33,7 +34,8 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
 
     First the old and new rewards are written to ``regraded/rewards-NNNNN.parquet``, then ``regraded/pending.json``
     records that they are to replace those of the shards; from then on an interrupted change is finished by the next
-    process that works on the run.
+    process that works on the run. Where the last change already says all that this one would, nothing is written: the
+    same command, repeated after it was interrupted, leaves what it would have left at once.
     """
     from gradstats.rewards.grading import Grader
 
@@ -59,25 +61,46 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
                     counts_of_shard.setdefault(name, counts)
             tables.append(table)
             report.advance(len(frame))
-    changes = path / "regraded"
-    number = len(list(changes.glob("rewards-*.parquet")))
-    name = f"rewards-{number:05d}.parquet"
     table = pd.concat(tables, ignore_index=True)
-    with atomic_path(changes / name) as partial:
-        table.to_parquet(partial, index=False)
-    answers = {problem.prompt_id: problem.answer for problem in problems}
     change = {
-        "table": name,
-        "checksum_of_table": file_digest(changes / name),
         "old_reward": next(iter(shards.values())).metadata.get("reward"),
         "reward": grader.describe(),
         "n_changed": int(np.sum(table["old_reward"].to_numpy() != table["reward"].to_numpy())),
         "setting": reward,
         "tallies": counts_of_shard,
-        "answers": [answers_digest(one.prompt_ids, answers) for one in rounds_of(folder)],
+        "answers": _answers_digests(folder, {problem.prompt_id: problem.answer for problem in problems}),
     }
+    earlier = read_regradings(path)
+    if earlier and _is_in_place(change, path, shards, table):
+        return
+    # One that was written by a regrading that ended before its record is replaced.
+    number = 1 + max((int(_TABLE.fullmatch(str(entry["table"]))[1]) for entry in earlier), default=-1)
+    name = f"rewards-{number:05d}.parquet"
+    rewards_file = path / "regraded" / name
+    with atomic_path(rewards_file) as partial:
+        table.to_parquet(partial, index=False)
+    change |= {"table": name, "checksum_of_table": file_digest(rewards_file)}
     write_json(path / PENDING_REWARDS, change)
     finish_regrading(path)
+
+
+def _answers_digests(folder: Path, answers: dict[str, str]) -> list[str]:
+    return [answers_digest(one.prompt_ids, answers) for one in rounds_of(folder)]
+
+
+def _is_in_place(change: dict[str, Any], path: Path, shards: dict[str, Rollouts], table: pd.DataFrame) -> bool:
+    """Return whether a change is that which the run holds: the same rewards, counts, answers and setting."""
+    setting = yaml.safe_load((path / "experiment.yaml").read_text(encoding="utf-8"))["sampling"]["reward"]
+    return (
+        setting == change["setting"]
+        and change["answers"] == [one.answers for one in rounds_of(path / "rollouts")]
+        and all(table[f"old_{column}"].equals(table[column]) for column in _SCORED.values() if column in table)
+        and all(
+            shard.metadata.get("reward") == change["reward"]
+            and shard.metadata.get("grading") == change["tallies"][name]
+            for name, shard in shards.items()
+        )
+    )
 
 
 def finish_regrading(path: Path) -> None:
@@ -123,7 +146,7 @@ def _refuse_other_places(change: dict[str, Any], folder: Path, pending: Path) ->
     shards = {shard_path(folder, number, "").name for number in range(n_planned(read_plan(folder), folder / PLAN))}
     for name in sorted(set(change["tallies"]) - shards):
         raise ValueError(f"{pending} names {name!r}, which is not a shard of the run: restore it from a copy")
-    if not re.fullmatch(r"rewards-\d{5,}\.parquet", change["table"], re.ASCII):
+    if not _TABLE.fullmatch(change["table"]):
         raise ValueError(
             f"{pending} names {change['table']!r}, which is not a table of rewards: restore it from a copy"
         )

@@ -1,7 +1,9 @@
 """Scoring a run again: no model is touched, old rewards are kept, an interrupted change is finished."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,12 @@ import pandas as pd
 import pytest
 import yaml
 from command_line import run as command
+from killed_runs import contents, die, in_a_fork, kill_at
 from small_runs import consonants, sampled_and_measured, small_experiment, vowels
 
 from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs import regrading
+from gradstats.runs import pipeline, regrading
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.system.files import remove_path, write_json
 
@@ -141,6 +144,55 @@ def test_an_interrupted_regrading_is_finished_by_what_comes_next(finished, no_mo
     assert frame["reward"].tolist() == [consonants(text, None) for text in frame["completion_text"]]
     pd.testing.assert_frame_equal(frame, measured)
     assert len(regrading.read_regradings(path)) == 1
+
+
+#: A write, or the analysis that follows them all.
+KILLS = [
+    "written:regraded/rewards", "named:regraded/rewards", "named:regraded/pending", "named:rollouts/shard-00001",
+    "written:shard-00001/rollouts", "written:regraded/changes", "named:regraded/changes", "analysis",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_a_killed_regrading_that_is_repeated_leaves_what_it_would_have_left(
+    finished, no_analysis, monkeypatch, tmp_path
+):
+    _, path = finished
+    copies = [shutil.copytree(path, tmp_path / str(number)) for number in range(len(KILLS))]
+    words = ("small_runs:consonants",)
+    regrade_run(path, *words, progress=False)
+    regrade_run(path, *words, progress=False)
+    whole = untimed(path)
+    assert len(regrading.read_regradings(path)) == 1
+    for kill, copy in zip(KILLS, copies, strict=True):
+
+        def killed(kill=kill, copy=copy):
+            if kill == "analysis":
+                pipeline.analyse = lambda *_arguments: die()
+            else:
+                kill_at(*kill.split(":"))
+            regrade_run(copy, *words, progress=False)
+
+        assert in_a_fork(killed) == -signal.SIGKILL, kill
+        regrade_run(copy, *words, progress=False)
+        assert untimed(copy) == whole, kill
+    # another change of the same setting is recorded: a reward that was corrected
+    monkeypatch.setattr("gradstats.rewards.grading.Grader.grade", ones)
+    regrade_run(path, *words, progress=False)
+    regrade_run(path, *words, progress=False)
+    assert [entry["table"] for entry in regrading.read_regradings(path)] == [
+        "rewards-00000.parquet", "rewards-00001.parquet",
+    ]  # fmt: skip
+    assert stored(path)[0]["reward"].unique().tolist() == [1.0]
+
+
+def untimed(path):
+    """All files but those with times: the analysis, which is left out here, joins the steps' into the manifest."""
+    return {name: content for name, content in contents(path).items() if name != ".steps.json"}
+
+
+def ones(self, texts, problems):
+    return [1.0] * len(texts), {"completions": len(texts), "rewards": {}, "disagreements": {}}
 
 
 @pytest.mark.parametrize("name", ["../mine", "/{folder}/mine", "../../mine", "mine", "shard-00003", "./shard-00000"])
