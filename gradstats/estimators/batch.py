@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
-from gradstats.rollouts.schema import SCHEMA, refuse_unclear_labels
+from gradstats.rollouts.schema import LARGEST_REWARD, SCHEMA, refuse_unclear_labels
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 #: Fields with one value per token.
@@ -85,6 +85,40 @@ class MeasuredCompletions(Protocol):
     def rollouts(self) -> CompletionTable:
         """The completions."""
         ...
+
+
+def rewards_field(
+    rewards: npt.ArrayLike, greedy_rewards: npt.ArrayLike | None
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"] | None]:
+    """Return both, (N,), those that are equal up to rounding made equal: 0.1 + 0.2 and 0.3.
+
+    Groups of equal rewards have no gradient. Equal are neighbours that differ by at most 8 units in the last place, of
+    themselves in the precision that they are given in, or of the largest in double precision (0.3 − 0.2 − 0.1 is 0).
+    """
+    given = [("rewards", rewards), *([] if greedy_rewards is None else [("greedy_rewards", greedy_rewards)])]
+    arrays = [sequence_field(name, value, None) for name, value in given]
+    for (name, _), array in zip(given, arrays, strict=True):
+        largest = np.abs(array).argmax()
+        if abs(array[largest]) > LARGEST_REWARD:
+            raise ValueError(
+                f"{name} holds {array[largest]:g} at completion {largest}, beyond ±{LARGEST_REWARD:g}, where squares "
+                "are not finite: scale the rewards"
+            )
+    values, index, counts = np.unique(np.concatenate(arrays), return_inverse=True, return_counts=True)
+    sizes = np.abs(values)
+    precision = max(_precision(value) for _, value in given)
+    apart = 8 * np.maximum(precision * np.maximum(sizes[1:], sizes[:-1]), np.finfo(np.float64).eps * sizes.max())
+    alike = np.concatenate([[0], np.cumsum(np.diff(values) > apart)])
+    # Of values that are alike 0 stands for all, else the most frequent.
+    order = np.lexsort((-counts, values != 0, alike))
+    equal = values[order][np.unique(alike, return_index=True)[1]][alike][index.reshape(-1)]
+    n = arrays[0].size
+    return equal[:n], None if greedy_rewards is None else equal[n:]
+
+
+def _precision(value: npt.ArrayLike) -> float:
+    dtype = np.asarray(value).dtype
+    return float(np.finfo(dtype if np.issubdtype(dtype, np.floating) else np.float64).eps)
 
 
 def sequence_field(name: str, value: npt.ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
@@ -307,7 +341,7 @@ class Batch:
             "sum_pi_squared": sum_pi_squared, "values": values, "fitted_values": fitted_values,
             "token_energy": token_energy, "token_cross": token_cross, "importance": importance,
         }  # fmt: skip
-        reward_array = sequence_field("rewards", rewards, None)
+        reward_array, greedy_array = rewards_field(rewards, greedy_rewards)
         n = reward_array.size
         length_array = checked_lengths(lengths, n)
         group_array = checked_groups(groups, n)
@@ -330,7 +364,7 @@ class Batch:
             )
         for name, value in per_token.items():
             checked[name] = None if value is None else token_field(name, value, mask_array)
-        for name, value in (("greedy_rewards", greedy_rewards), ("sq_norms", sq_norms)):
+        for name, value in (("greedy_rewards", greedy_array), ("sq_norms", sq_norms)):
             checked[name] = None if value is None else sequence_field(name, value, n)
         for name, value in checked.items():
             object.__setattr__(self, name, value)

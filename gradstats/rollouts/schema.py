@@ -38,6 +38,9 @@ _MOST_IDS = 2**31
 #: The columns of log-probabilities. A sampler's may be NaN where it did not record them.
 LOGPROB_COLUMNS = ("sampler_logprobs", "proximal_logprobs")
 _PER_TOKEN = ("completion_mask", "token_rewards", *LOGPROB_COLUMNS)
+#: Squares of rewards beyond it, times squared norms of gradients, are infinite.
+LARGEST_REWARD = 1e100
+_TOO_LARGE = f"beyond ±{LARGEST_REWARD:g}, of which squares are not finite: scale the rewards, or drop the row"
 # A log-probability that an engine computed in low precision may lie a little above 0.
 _MOST_LOGPROB = 0.01
 _FINISH_REASONS = ("stop", "length")
@@ -62,6 +65,7 @@ def validate(frame: pd.DataFrame) -> None:
     )
     rewards = frame["reward"].to_numpy(dtype=np.float64)
     _refuse(frame, ~np.isfinite(rewards), "has a reward that is not finite: grade it, or drop the row")
+    _refuse(frame, np.abs(rewards) > LARGEST_REWARD, f"has a reward {_TOO_LARGE}")
     for name in _PER_TOKEN:
         if name in frame:
             _refuse(
@@ -89,6 +93,7 @@ def validate(frame: pd.DataFrame) -> None:
     if "greedy_reward" in frame:
         greedy = frame["greedy_reward"].to_numpy(dtype=np.float64)
         _refuse(frame, ~np.isfinite(greedy), "has a greedy_reward that is not finite: grade it, or drop the column")
+        _refuse(frame, np.abs(greedy) > LARGEST_REWARD, f"has a greedy_reward {_TOO_LARGE}")
     _refuse(
         frame, frame["prompt_id"].isna().to_numpy(), "has no prompt_id: give each completion the name of its prompt"
     )

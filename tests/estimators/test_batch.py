@@ -32,11 +32,36 @@ def test_token_fields_may_be_wider_than_the_longest():
     assert batch.mask.shape == (2, 5)
 
 
+@pytest.mark.parametrize("label", ["rloo", "group_mean", "grpo", "max_rl", "remax"])
+def test_rewards_equal_up_to_rounding_are_equal(label):
+    near, equal = [0.1 + 0.2, 0.3, 0.3, 1.0, 0.3 - 0.2 - 0.1, 0.0], [0.3, 0.3, 0.3, 1.0, 0.0, 0.0]
+    greedy = [0.3, 0.3, 0.1 + 0.2, 1.0, 0.0, 0.0]
+    batches = [
+        Batch(rewards, [1, 2, 3, 1, 2, 3], [0, 0, 1, 1, 2, 2], greedy_rewards=greedy, truncated=[0] * 6)
+        for rewards in (near, equal)
+    ]
+    assert_array_equal(batches[0].rewards, equal)
+    one, other = (registry.get_estimator(label).weights(batch) for batch in batches)
+    assert_array_equal(one, other)
+    assert not one[[0, 1, 4, 5]].any()
+
+
+def test_rewards_that_differ_by_more_than_rounding_stay():
+    rewards = np.array([1.0, 1.0 + 1e-14, 0.0, 1e-14, 1e-9, -1e-9])
+    assert_array_equal(Batch(rewards, [1] * 6, [0] * 6).rewards, rewards)
+    single = np.array([0.1, 0.2, 0.3], dtype=np.float32)
+    assert len({*Batch(np.append(single[:1] + single[1:2], single[2:]), [1, 1], [0, 0]).rewards}) == 1
+    assert len({*Batch(np.float32([0.3, 0.30001]), [1, 1], [0, 0]).rewards}) == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"rewards": []}, "rewards is empty"),
         ({"rewards": [1, np.nan]}, "rewards holds 1 values that are not finite .*completion 1.*leave these compl"),
+        ({"rewards": [1, -1e308]}, r"rewards holds -1e\+308 at completion 1, beyond ±1e\+100, .*: scale the rewards"),
+        ({"greedy_rewards": [1e308, 0]}, r"greedy_rewards holds 1e\+308 at completion 0"),
+        ({"greedy_rewards": [1]}, r"greedy_rewards has shape \(1,\)"),
         ({"rewards": [[1, 0]]}, r"rewards has shape \(1, 2\)"),
         ({"lengths": [1]}, r"lengths has shape \(1,\)"),
         ({"lengths": [1, -3]}, "lengths must be at least 1, got -3 at completion 1"),

@@ -193,6 +193,7 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
         ({"prompt_tokens": [[1], [None]]}, "prompt_tokens of row 1 hold None, which is not a token id"),
         ({"prompt_tokens": [[1], [2**40]]}, "prompt_tokens of row 1 hold 1099511627776, which is not a token id: ids"),
         ({"rewards": [1.0, float("nan")]}, "row 1 .* has a reward that is not finite"),
+        ({"rewards": [1.0, -1e308]}, r"row 1 .* has a reward beyond ±1e\+100, of which squares are not finite: scale"),
         ({"rewards": [1.0]}, "reward has 1 entries but prompt_ids has 2"),
         ({"completion_mask": [[True], [True]]}, "row 0 .* completion_mask of another length"),
         ({"completion_mask": [[False] * 3, [True]]}, "row 0 .* completion_mask with no True"),
@@ -298,6 +299,8 @@ def test_wrong_columns_of_samplers_are_named():
         rollouts_with(token_source=["guess"])
     with pytest.raises(ValueError, match="greedy_reward that is not finite"):
         rollouts_with(greedy_reward=[float("nan")])
+    with pytest.raises(ValueError, match=r"greedy_reward beyond ±1e\+100"):
+        rollouts_with(greedy_reward=[1e308])
 
 
 def test_columns_of_ones_own_are_kept_in_files(tmp_path):
