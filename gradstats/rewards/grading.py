@@ -24,6 +24,10 @@ class ReferenceAnswerError(ValueError):
     """The scorer cannot parse the reference answer."""
 
 
+class MisreadReferenceWarning(UserWarning):
+    """Reference answers are not read as they are written; a run shows it before it samples, not only among its notes."""
+
+
 class RewardCounts(TypedDict):
     """Completions that one reward could not score."""
 
@@ -131,7 +135,7 @@ class Grader:
             and (reading := _misread(problem)) is not None
         }
         if misread:
-            warnings.warn(_misread_sentence(misread, len(problems)), UserWarning, stacklevel=2)
+            warnings.warn(_misread_sentence(misread, len(problems)), MisreadReferenceWarning, stacklevel=2)
         return grader
 
     def __call__(self, completion: str, problem: Problem) -> float:

@@ -22,6 +22,7 @@ from gradstats.report.saved_results import (
     table_checksums,
     write_recorded_experiment,
 )
+from gradstats.rewards.grading import MisreadReferenceWarning
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.executors.local import Executor, LocalExecutor
 from gradstats.runs.growth import DIVIDING, may_grow, read_plan, rounds_of
@@ -111,6 +112,7 @@ def part_records(folder: Path) -> dict[Path, dict[str, Any]]:
     return {path: read_json(path) for path in sorted(folder.glob(f"{PART}*-of-*.json"))}
 
 
+_REMARKED = (UserWarning, RuntimeWarning, MisreadReferenceWarning)
 #: The step that every call repeats, so that its remarks are not kept.
 ANALYSIS = "analysis"
 #: Seconds of steps that ended since the manifest was written, so that a call that is killed later does not lose them.
@@ -236,18 +238,25 @@ class RunDirectory:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time a step and keep its warnings as remarks."""
-        start = time.monotonic()
-        with warnings.catch_warnings(record=True) as caught:
+        """Time a step and keep its warnings as remarks; one of misread references is shown at once."""
+        start, show = time.monotonic(), warnings.showwarning
+        caught: list[tuple[type[Warning], str]] = []
+
+        def keep(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            caught.append((category, str(message)))
+            if category is MisreadReferenceWarning:
+                show(message, category, *where)
+
+        with warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.showwarning = keep
             try:
                 yield
             finally:
                 seconds = time.monotonic() - start
                 self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
                 self.tracking.step(name, self.timings[name])
-                heard = [str(item.message) for item in caught if item.category in (UserWarning, RuntimeWarning)]
-                self.keep_remarks(name, heard)
+                self.keep_remarks(name, [text for category, text in caught if category in _REMARKED])
                 self._record_timing(name, seconds)
 
     def _record_timing(self, name: str, seconds: float) -> None:

@@ -99,6 +99,21 @@ def test_a_dry_run_states_the_cost_and_writes_nothing(monkeypatch, capsys, run_d
     assert not list(tmp_path.iterdir())
 
 
+def test_references_that_are_misread_are_named_before_anything_is_sampled(monkeypatch, capsys, run_directory, tmp_path):
+    answers = ["7", "12:30", "2 2/3", "2 hours 30 minutes"]
+    rows = [{"prompt": f"ab {number}", "answer": answer} for number, answer in enumerate(answers)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("run", run_directory / "tiny.yaml", "--set", f"prompts.source={tmp_path / 'p.jsonl'}", "prompts.n=4")
+    words = (*words, "prompts.settings={}", "sampling.reward=math", "--out", tmp_path / "run")
+    for more in (("--dry-run",), ()):
+        code, _, err = run(monkeypatch, capsys, *words, *more)
+        assert code == 0
+        said = " ".join(err.split())
+        assert said.count("math-verify does not read 2 of 4 reference answers as they are written") == 1
+        assert "('1': '12:30' as 2/5; '3': '2 hours 30 minutes' as 30)" in said
+    assert "'12:30' as 2/5" in " ".join(json.loads((tmp_path / "run" / "manifest.json").read_text())["remarks"])
+
+
 def test_settings_of_an_experiment_can_be_changed_from_the_command(monkeypatch, capsys, run_directory, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ("run", run_directory / "tiny.yaml", "--dry-run", "--set")
