@@ -90,7 +90,7 @@ def final_answer(completion: str) -> str:
     text = spoken(completion)
     if text is None:
         return ""
-    tagged = _last_tagged(text)
+    tagged = tagged_answer(text)
     if tagged is not None:
         return tagged
     found = boxes(text)
@@ -99,8 +99,8 @@ def final_answer(completion: str) -> str:
     return found[-1].content if found else last_number(text) or text.strip()
 
 
-def _last_tagged(text: str) -> str | None:
-    """Return the text between the last pair of tags, in one pass, since a completion may hold megabytes of tags."""
+def tagged_answer(text: str) -> str | None:
+    """Return the text in the last pair of ``<answer>`` tags, in one pass: a completion may hold megabytes of them."""
     answer, place = None, 0
     while (start := text.find(_OPEN, place)) >= 0 and (end := text.find(_CLOSE, start)) >= 0:
         answer, place = text[start + len(_OPEN) : end].strip(), end + len(_CLOSE)
@@ -124,7 +124,11 @@ _VULGAR = {
     "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10",
 }  # fmt: skip
 _VULGAR_SIGN = re.compile(f"(\\d?) ?([{''.join(_VULGAR)}])")
-_ROOT = re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z]|\(([^()]*)\))")
+_ROOT = re.compile(r"([√∛])\s*(\d+(?:\.\d+)?|[A-Za-z]|\(([^()]*)\))")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]"}
+_COMMANDS = {
+    "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "≠": r"\ne ",
+}  # fmt: skip
 _CURRENCY = re.compile(r"[€£¥₹₩₽]\s?(?=\d)|(?<=\d)\s?[€£¥₹₩₽]")
 
 # A number begins where no other number or name goes on.
@@ -140,6 +144,9 @@ _DOTTED = re.compile(
 )
 # Groups after commas that cannot be entries of a list, since one begins with 0: "1,000", "10,00,000".
 _WITH_ZEROS = re.compile(r"(?<![\w.,])(?=[\d,]*,0\d)(\d{1,3}(?:,\d{2,3})*,\d{3})(?!\d|,\d)")
+# Decimals behind a comma that cannot be entries of a list either: "100,00".
+_COMMA_ZEROS = re.compile(r"(?<![\w.,])(\d+),(0\d?|0\d{3,})(?![\w,]|\.\d)")
+_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _E_NOTATION = re.compile(rf"{_BEGIN}(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{{1,3}})(?![\w^]|\.\d)")
 _POWER_OF_TEN = re.compile(
     rf"{_BEGIN}(\d+(?:\.\d+)?|\.\d+)\s*(?:\\times|\\cdot|[×·xX*])\s*10\s*(?:\^|\*\*)\s*"
@@ -148,7 +155,7 @@ _POWER_OF_TEN = re.compile(
 # ``**`` between what can be base and exponent; elsewhere it makes text bold.
 _STARS = re.compile(r"(?<=[\w)])(?:\*\*|\s\*\*\s)(?=-?\d|[a-z]\b|\(-?\d)")
 _RAISED_NUMBER = re.compile(r"(?<=[\w)])\s*\^\s*(?:\{\s*(-?\d+)\s*\}|(-\d+))")
-_MIXED = re.compile(r"(?<![\w.,/^}\\])(?<!\d[ ])(\d+)[ ]+(\d+)[ ]*/[ ]*(\d+)(?![\w^]|\.\d|\s*/\s*\d)")
+_MIXED = re.compile(r"(?<![\w.,/^}\\])(?<!\d[ ])(\d+)[ ]+(\d+)[ ]*/[ ]*(\d+)(\s*\\?%)?(?![\w^]|\.\d|\s*/\s*\d)")
 _MIXED_LATEX = re.compile(r"(?<=\d)(?:~|\\[,;: ])+(?=\\[dtc]?frac)")
 # math-verify takes the last letter for a unit and drops it: "3x+2t", "2ab".
 _LAST_VARIABLE = re.compile(
@@ -178,13 +185,15 @@ def plain_notation(text: str) -> str:
         text = _VULGAR_SIGN.sub(
             lambda found: f"{found[1]} {_VULGAR[found[2]]}" if found[1] else _VULGAR[found[2]], text
         )
-        text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] if found[2] is None else found[2]}}}", text)
+        text = _ROOT.sub(lambda found: rf"{_ROOTS[found[1]]}{{{found[3] or found[2]}}}", text)
         text = _CURRENCY.sub("", text)
-        for sign, command in (("∞", r"\infty "), ("∪", r"\cup "), ("∩", r"\cap ")):
+        for sign, command in _COMMANDS.items():
             text = text.replace(sign, command)
     text = _SEPARATED.sub(_joined, text)
     text = _DOTTED.sub(_undotted, text)
     text = _WITH_ZEROS.sub(lambda found: found[1].replace(",", ""), text)
+    text = _COMMA_ZEROS.sub(r"\1.\2", text)
+    text = _PI.sub(r"\\pi ", text)
     text = _E_NOTATION.sub(lambda found: _decimal(found[1], found[2]), text)
     text = _POWER_OF_TEN.sub(lambda found: _decimal(found[1], found[2] or found[3] or found[4]), text)
     text = _STARS.sub("^", text)
@@ -222,9 +231,15 @@ def _decimal(mantissa: str, exponent: str) -> str:
 _LARGEST_EXPONENT = 60
 
 
+# Denominators of mixed numbers that are written as decimals before a percent sign.
+_HALVED = (2, 4, 5, 8, 10)
+
+
 def _mixed(found: re.Match[str]) -> str:
-    whole, above, below = found.groups()
-    return f"({whole}+{above}/{below})" if int(above) < int(below) else found[0]
+    whole, above, below, percent = found.groups()
+    if percent and int(below) in _HALVED:
+        return f"{int(whole) + int(above) / int(below)}\\%"
+    return f"({whole}+{above}/{below}){percent or ''}" if int(above) < int(below) else found[0]
 
 
 # What is written as mathematics, with the words that it may hold; the rest of a reference is text.
@@ -237,6 +252,7 @@ _MATHEMATICAL_WORDS = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _BASE = re.compile(r"_\s*(?:\{\d+\}|\d+)")
+_IN_BASE, _LARGEST_BASE = re.compile(r"(\d+)_\s*\{?(\d+)\}?"), 36
 _WITHOUT_PLAIN_READING = re.compile(
     r"""
     \d\s+\d                                    # 12 34
@@ -248,6 +264,11 @@ _WITHOUT_PLAIN_READING = re.compile(
     | \d[A-Za-z]\d | \b[A-Za-z]\d | \d\s*[A-Za-z]\s+\d     # 0x1F, B2, 5 r 2
     | \d\s*(?!and\b|or\b|mod\b)[A-Za-z]{2,}[.,]?\s*\d      # 5 ft 3 in
     | \d\s*(?:,?\s*and|&|\\text\{\s*and\s*\})\s*(?:\d+\s*/\s*\d|\\[dtc]?frac)  # 2 and 1/2
+    | ^\s*\d+-\d+/\d+\s*$                      # 1-1/2
+    | ^\s*\d+,\d+\s*[A-Za-z%]                # 1,5 kg
+    | \d\s[A-Za-z]+\s*×\s*\d                 # 100 m × 50 m
+    | \$\s?[\d.,]+\s?[kKMB]\b                # $5M
+    | (?i:\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|sept|oct|nov|dec)[a-z]*\.?\s+\d)  # June 5
     | ^\s*\([A-Z]\)\s*\S                       # (A) 5
     | (?<![\d,])\d{1,2}(?:,\d{2})+,\d{3}(?!\d|,\d)  # 12,34,567
     """,
@@ -257,7 +278,10 @@ _WITHOUT_PLAIN_READING = re.compile(
 
 def has_no_plain_reading(reference: str) -> bool:
     """Return whether a reference, in plain notation, may be read in more than one way, or in none that is a value."""
-    return bool(_WITHOUT_PLAIN_READING.search(_BASE.sub("", reference)))
+    bases = ((found[1], int(found[2])) for found in _IN_BASE.finditer(reference))
+    return bool(_WITHOUT_PLAIN_READING.search(_BASE.sub("", reference))) or any(
+        not 2 <= base <= _LARGEST_BASE or max(map(int, digits)) >= base for digits, base in bases
+    )
 
 
 def words_of(reference: str) -> list[str]:

@@ -25,7 +25,7 @@ class ReferenceAnswerError(ValueError):
 
 
 class MisreadReferenceWarning(UserWarning):
-    """Reference answers are not read as they are written; a run shows it before it samples, not only among its notes."""
+    """Reference answers are not read as they are written; a run shows it before it samples, and among its notes."""
 
 
 class RewardCounts(TypedDict):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from math_verify import grader, parse, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, parse, verify
 from math_verify.errors import TimeoutException
 from sympy import Basic, Float, Integer, MatrixBase, Number, Rational, Symbol, multiplicity
 
@@ -19,6 +20,7 @@ from gradstats.rewards.answers import (
     numbers_of,
     plain_notation,
     spoken,
+    tagged_answer,
     words_of,
 )
 from gradstats.rewards.grading import ReferenceAnswerError, ScoringTimeoutError
@@ -44,6 +46,8 @@ def math_score(completion: str, answer: str) -> float:
     """
     reference = _reference(answer)
     text = spoken(completion)
+    if text is not None and (tagged := tagged_answer(text)) is not None:
+        text = tagged
     found = None if text is None else boxes(text)
     if text is None or found is None:
         return 0.0
@@ -79,7 +83,7 @@ def check_reference(answer: str) -> str | None:
 
 # Without these in a text, what was left out of a number is a unit or other words.
 _MEANT = re.compile(
-    r"[\d^*+=<>≤≥≠±√∞π\\:]|(?<![A-Za-z])/|/(?![A-Za-z])|-\s*$|(?i:\b(?:minus|negative|pi|sqrt|dozens?|hundreds?|thousands?|"
+    r"[\d%^*+=<>≤≥≠±√∞π\\:]|(?<![A-Za-z])/|/(?![A-Za-z])|-\s*$|(?i:\b(?:minus|negative|pi|sqrt|dozens?|hundreds?|thousands?|"
     r"millions?|billions?|trillions?|half|halves|thirds?|quarters?|tenths?|hundredths?|thousandths?|score|bn|mn|mio)\b)"
 )
 # Mathematics with letters is not a number with a unit: "3xy + 1".
@@ -101,18 +105,17 @@ def _reference(answer: str) -> _Reference:
     if written.isalpha() and len(written) <= _LONGEST_PRODUCT:  # "yes" is a word, "xyz" may be a product
         return _Reference((*_parse(f"${written}$"), *_parse(rf"$\text{{{written}}}$")), None)
     ways = [_as_text, _as_mathematics] if is_text and not _ALGEBRA.search(written) else [_as_mathematics, _as_text]
-    misread = None
+    misread: list[Expression] = []
     for way in ways:
         expressions, whole = way(written)
         if expressions and whole and not has_no_plain_reading(written):
             return _Reference(expressions, None)
-        if expressions and misread is None:
-            misread = str(expressions[0])
-    if misread is None:
+        misread += expressions[:1]
+    if not misread:
         raise ReferenceAnswerError(
             f"math-verify cannot parse the reference answer {answer!r}: use another reward, or correct the answer"
         )
-    return _Reference((), misread)
+    return _Reference((), str(min(misread, key=lambda one: isinstance(one, str))))
 
 
 # The limit of an interval, in a reference without LaTeX.
@@ -129,7 +132,7 @@ def _bare(answer: str) -> str:
     found = boxes(text)
     if found and len(found) == 1 and found[0].start == 0 and found[0].end == len(text):
         text = found[0].content
-    return re.sub(r"^\*\*(.*)\*\*$", r"\1", text)
+    return re.sub(r"^\*\*(.*)\*\*$", r"\1", re.sub(r"^[~≈]\s*(?=\d)", "", text))
 
 
 def _is_name(text: str) -> bool:
@@ -145,23 +148,24 @@ def _as_text(written: str) -> tuple[tuple[Expression, ...], bool]:
         return (), False
     extracted, text = str(expressions[-1]), written.replace(",", "")
     before, _, after = text.partition(extracted.replace(",", "").strip())
+    if not isinstance(expressions[0], str) and expressions[0].has(Rational(1, 100)):
+        after = after.replace("%", "")
     whole = _same_text(extracted, written) or (extracted in text and not _MEANT.search(f"{before} {after}"))
-    return tuple(expressions), whole
+    return tuple(expressions), whole and _is_read(extracted, expressions[0])
 
 
 def _as_mathematics(written: str) -> tuple[tuple[Expression, ...], bool]:
     """Return what a text is read as in dollars, and whether each of its numbers and letters was."""
-    expressions = _parse(f"${written}$")
+    expressions = _parse(f"${written}$", [LatexExtractionConfig()])
     if not expressions:
         return (), False
-    first = expressions[0]
-    if isinstance(first, str):
-        return tuple(expressions), _same_text(first, written)
-    return tuple(expressions), not words_of(written) and _numbers_were_read(written, first)
+    return tuple(expressions), not words_of(written) and _is_read(written, expressions[0])
 
 
-def _numbers_were_read(written: str, expression: Basic | MatrixBase) -> bool:
+def _is_read(written: str, expression: Expression) -> bool:
     """Return whether an expression holds every number of a text; a fraction may have been reduced."""
+    if isinstance(expression, str):
+        return not numbers_of(written)
     if isinstance(expression, Rational) and not isinstance(expression, Integer):
         return True
     atoms = [part for atom in expression.atoms(Number) for part in _parts(atom)]
@@ -184,7 +188,7 @@ def _is_words(expression: Expression) -> bool:
 
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{([^{}]*)\}")
-_MARKUP = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[,;:! ]|[$\s]|\*\*|\.$")
+_MARKUP = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[,;:! $]|[$\s]|\*\*|\.$")
 
 
 def _same_text(one: str, other: str) -> bool:
@@ -221,9 +225,12 @@ def _plain_text(text: str) -> str:
     return "".join(pieces)
 
 
-def _parse(text: str) -> list[Expression]:
+_ANY = (LatexExtractionConfig(), ExprExtractionConfig())
+
+
+def _parse(text: str, kinds: Sequence[LatexExtractionConfig | ExprExtractionConfig] = _ANY) -> list[Expression]:
     try:
-        return parse(text, parsing_timeout=_SECONDS, raise_on_error=True)
+        return parse(text, extraction_config=kinds, parsing_timeout=_SECONDS, raise_on_error=True)
     except TimeoutException as error:
         raise ScoringTimeoutError(f"a parse by math-verify took over {_SECONDS} s") from error
     except Exception:  # what math-verify itself does by default: no expression was found
@@ -255,7 +262,8 @@ def _differ(gold: Basic, candidate: Basic) -> bool:
     if any(one is not None for one in percent) and not any(one.has(Float) for one in (gold, candidate)):
         return False  # "9%" is accepted for 9
     try:
-        one, other = (grader.safe_sympy_doit(each) for each in (gold, candidate))
+        evaluated: list[Any] = [grader.safe_sympy_doit(each) for each in (gold, candidate)]
+        one, other = evaluated
         apart = abs((one - other).evalf(30))
         size = max(abs(one.evalf(30)), abs(other.evalf(30)))
         if apart <= size * Float("1e-12"):
@@ -276,6 +284,6 @@ def _decimals(number: Basic) -> int | None:
     if isinstance(number, Float):
         return max(0, -int(Decimal(repr(float(number))).normalize().as_tuple().exponent))
     if isinstance(number, Rational):
-        twos, fives = multiplicity(2, number.q), multiplicity(5, number.q)
+        twos, fives = (multiplicity(prime, number.q) or 0 for prime in (2, 5))
         return max(twos, fives) if 2**twos * 5**fives == number.q else None
     return None

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _SCORED = {"completion_text": "reward", "greedy_text": "greedy_reward"}
 RewardSetting = str | list[str] | dict[str, float] | None
 _KEY = ["prompt_id", "sample_id"]
-_TABLE = re.compile(r"rewards-(\d{5,})\.parquet", re.ASCII)
 
 
 def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSetting, progress: bool) -> None:
@@ -74,7 +73,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
     if earlier and _is_in_place(change, path, shards, table):
         return
     # One that was written by a regrading that ended before its record is replaced.
-    number = 1 + max((int(_TABLE.fullmatch(str(entry["table"]))[1]) for entry in earlier), default=-1)
+    number = 1 + max((int(re.sub(r"\D", "", str(entry["table"]))) for entry in earlier), default=-1)
     name = f"rewards-{number:05d}.parquet"
     rewards_file = path / "regraded" / name
     with atomic_path(rewards_file) as partial:
@@ -146,7 +145,7 @@ def _refuse_other_places(change: dict[str, Any], folder: Path, pending: Path) ->
     shards = {shard_path(folder, number, "").name for number in range(n_planned(read_plan(folder), folder / PLAN))}
     for name in sorted(set(change["tallies"]) - shards):
         raise ValueError(f"{pending} names {name!r}, which is not a shard of the run: restore it from a copy")
-    if not _TABLE.fullmatch(change["table"]):
+    if not re.fullmatch(r"rewards-\d{5,}\.parquet", change["table"], re.ASCII):
         raise ValueError(
             f"{pending} names {change['table']!r}, which is not a table of rewards: restore it from a copy"
         )

@@ -88,6 +88,12 @@ def test_reference_answers_are_read_whole(answer, right, wrong):
         ("1.2 × 10⁻³", ["0.0012", r"\boxed{1.2\times10^{-3}}"], ["10", r"\boxed{0.12}"]),
         ("1500000", ["about 1.5e6 people", "1.5 × 10⁶"], ["1.5"]),
         ("x²", [r"\boxed{x^2}"], [r"\boxed{x}"]),
+        ("100,00", [r"\boxed{100}"], [r"\boxed{0, 100}"]),
+        # limits, percent, signs of mathematics
+        ("x ∈ [−2, ∞)", [r"\boxed{[-2,\infty)}"], [r"\boxed{-2}"]),
+        ("5 1/2 %", [r"\boxed{5.5\%}", r"\boxed{0.055}"], [r"\boxed{5.5}"]),
+        ("3pi", [r"\boxed{3\pi}"], [r"\boxed{3}"]),
+        ("∛8", [r"\boxed{2}"], [r"\boxed{8}"]),
         # units, currencies, words
         ("25 m/s", [r"\boxed{25}", r"\boxed{25\text{ m/s}}"], [r"\boxed{52}"]),
         ("€5", [r"\boxed{5}"], [r"\boxed{6}"]),
@@ -119,6 +125,12 @@ MISREAD = [
     ("12 34", "46", r"\boxed{12 34}"),
     ("12,34,567", r"\boxed{567}", r"\boxed{12,34,567}"),
     ("6 R 2", r"\boxed{12R}", r"\boxed{6 R 2}"),
+    ("June 5", "5", r"\boxed{June 5}"),
+    ("1,5 kg", "5", r"\boxed{1,5 kg}"),
+    ("$5M", "5", r"\boxed{\$5M}"),
+    ("> 5", "5", r"\boxed{> 5}"),
+    ("1_0", "1", r"\boxed{1_0}"),
+    ("1-1/2", r"\boxed{\frac{1}{2}}", r"\boxed{1-1/2}"),
     ("0x1F", r"\boxed{0}", r"\boxed{0x1F}"),
 ]
 
@@ -164,6 +176,7 @@ def test_references_that_are_misread_are_all_in_one_warning(recwarn):
         ("<think>maybe 840</think> The answer is 7.", "840", 0.0),
         ("<think>maybe 7</think> The answer is 840.", "840", 1.0),
         ("The answer is **840**.", "840", 1.0),
+        ("<think>7</think><answer>840</answer>", "840", 1.0),
         ("The answer is 12:30.", "12", 0.0),
     ],
 )
