@@ -47,7 +47,7 @@ OptionsOf = Annotated[Declared, tyro.conf.arg(name="")]
 
 _ADVANCED = "advanced"
 
-#: An option that most people never need, which help shows at its end; of a section all fields but its ``often_set``.
+#: An option that most people never need, which help shows at its end; of a section all fields but those often set.
 Advanced = Annotated[Declared, _ADVANCED]
 
 #: Settings as words: ``name=value …``.
@@ -278,7 +278,7 @@ def _options_of_command(command: Callable[..., None]) -> Iterator[StructFieldSpe
 def _options_of_section(section: type[Section]) -> Iterator[StructFieldSpec]:
     hints = get_type_hints(section, include_extras=True)
     for name, field in section.model_fields.items():
-        hint = hints[name] if name in section.often_set else Advanced[hints[name]]
+        hint = hints[name] if name in section.fields_that("often set") else Advanced[hints[name]]
         yield StructFieldSpec(name, hint, field.get_default(call_default_factory=True), field.description)
 
 

@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
@@ -42,8 +42,52 @@ def nearest_or_all(name: str, known: Collection[str], otherwise: str) -> str:
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 
+#: What a setting decides: the words of the third argument of :func:`setting`, of which the first is one of these.
+DECIDED = ("samples", "measurements", "values", "answers", "nothing")
+#: The words that may follow, from which every list of settings elsewhere is made.
+EFFECTS = {
+    "often set": "by most people: help shows it before the others",
+    "no argument": "of the function whose options the section declares",
+    "of the question": "runs that differ in it answer different questions",
+    "grows": "a run can be extended to a larger value",
+    "regraded": "stored completions can be scored again under another value",
+    "divides": "only the work: a later call may have another value, and agrees up to rounding",
+    "unstated": "in the digest by which shards know their run",
+    "reshapes": "the distribution of tokens, unless it has its default",
+    "truncates": "that distribution: some of what the policy can draw is never drawn",
+    "recorded": "in the metadata of a measurement by its name, as it was given",
+    "shared": "measurements are joined only where their metadata agree on it",
+}
+
+
+def setting(default: Any, description: str, effect: str, *, validate_default: bool | None = None) -> Any:
+    """Declare a field of a section: its default (``...`` for none, or what makes one), its help, and what it decides.
+
+    The effect begins with one of :data:`DECIDED`, followed by any of :data:`EFFECTS`.
+
+    >>> class Drawing(Section):
+    ...     top_p: float = setting(1.0, "nucleus mass; 1 keeps every token.", "samples, reshapes, truncates")
+    >>> Drawing.fields_that("truncates")
+    ('top_p',)
+    """
+    given: dict[str, Any] = {"default_factory": default} if callable(default) else {"default": default}
+    field = Field(description=description, validate_default=validate_default, **given)
+    field.metadata.append(_Effect(effect))
+    return field
+
+
+class _Effect(tuple[str, ...]):
+    """What a setting decides, in words."""
+
+    def __new__(cls, text: str) -> _Effect:
+        decided, *others = text.split(", ")
+        if decided not in DECIDED or not EFFECTS.keys() >= {*others}:
+            raise ValueError(f"the effect is {text!r}: give {', '.join(DECIDED)}, then any of {', '.join(EFFECTS)}")
+        return super().__new__(cls, (decided, *others))
+
+
 class Section(BaseModel):
-    """A set of options: each field declares name, type, range, default and help of one option.
+    """A set of options: each field declares, by :func:`setting`, type, range, default, help and effect of one option.
 
     Raises:
         WrongSettingsError: for settings that are unknown, missing, of a wrong type or out of range.
@@ -55,10 +99,6 @@ class Section(BaseModel):
 
     #: The name of the section in a sentence.
     title: ClassVar[str] = "the section"
-    #: Fields that are not arguments of the function whose options these are.
-    not_arguments: ClassVar[frozenset[str]] = frozenset()
-    #: Fields that most people set, which help shows before the others where they are options of a command.
-    often_set: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, **settings: Any) -> None:
         settings = {name: _plain(value) for name, value in settings.items()}
@@ -70,10 +110,27 @@ class Section(BaseModel):
 
     def arguments(self, **changes: object) -> dict[str, Any]:
         """Return the section as keyword arguments of the function whose options it declares."""
-        options = self.model_dump(exclude=set(self.not_arguments))
+        options = self.model_dump(exclude=set(self.fields_that("no argument")))
         if "seed" in options:
             options["rng"] = options.pop("seed")
         return options | changes
+
+    @classmethod
+    def effect(cls, name: str) -> tuple[str, ...]:
+        """Return what a field decides, in the words of its declaration.
+
+        Raises:
+            TypeError: where the field does not declare it.
+        """
+        for declared in cls.model_fields[name].metadata:
+            if isinstance(declared, _Effect):
+                return declared
+        raise TypeError(f"{cls.__name__}.{name} does not declare what it decides: write it as setting(…)")
+
+    @classmethod
+    def fields_that(cls, *effects: str) -> tuple[str, ...]:
+        """Return the fields with one of several effects, in order, as ``SamplingSection.fields_that("truncates")``."""
+        return tuple(name for name in cls.model_fields if not {*effects}.isdisjoint(cls.effect(name)))
 
     @classmethod
     def _wrong(cls, errors: list[ErrorDetails], settings: Mapping[str, object]) -> Iterator[WrongSetting]:

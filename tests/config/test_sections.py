@@ -4,32 +4,39 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
-from gradstats.config.options import adam_section, estimate_section, read_display_names, read_label, written
+from gradstats.config.options import (
+    AdamSection,
+    EstimateSection,
+    adam_section,
+    estimate_section,
+    read_display_names,
+    read_label,
+    written,
+)
 from gradstats.config.sections import (
     DEFAULT_ESTIMATORS,
+    ExecutionSection,
     FiguresSection,
     LengthScalingSection,
     MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
+    ValuesSection,
     VarianceSection,
 )
-from gradstats.config.validation import WrongSettingsError
+from gradstats.config.validation import DECIDED, WrongSettingsError, setting
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.plots.save import FORMATS
 from gradstats.plots.style import INK, VENUES
 from gradstats.policy.model import DTYPES
+from gradstats.runs.growth import settings_digest
 from gradstats.sampling.plan import SAMPLERS
-
-
-@pytest.mark.parametrize("section", [SamplingSection, MeasurementSection, VarianceSection])
-def test_what_most_people_set_are_fields_of_the_section(section):
-    assert section.often_set < section.model_fields.keys()
+from gradstats.system.files import digest
 
 
 @pytest.mark.parametrize("token_exact", [0, 1, 7, 0.25, 3.0])
@@ -77,6 +84,54 @@ def test_every_field_says_what_it_is(section):
     for name, field in section.model_fields.items():
         assert field.description, (section, name)
         assert field.description.endswith("."), (section, name)
+
+
+@pytest.mark.parametrize(
+    "section", [*SECTIONS, ValuesSection, ExecutionSection, AdamSection, EstimateSection, Experiment]
+)
+def test_every_field_declares_what_it_decides(section):
+    assert section.fields_that(*DECIDED) == tuple(section.model_fields)
+
+
+def test_a_field_without_a_declared_effect_is_refused():
+    class Drawing(SamplingSection):
+        typical_p: float = Field(default=1.0, description="mass of typical tokens.")
+
+    with pytest.raises(TypeError, match=r"^Drawing\.typical_p does not declare what it decides: write it as setting"):
+        Drawing.fields_that("truncates")
+
+
+@pytest.mark.parametrize("effect", ["truncates, samples", "samples, trims", ""])
+def test_an_effect_begins_with_what_is_decided(effect):
+    with pytest.raises(ValueError, match=rf"^the effect is '{effect}': give samples, .*then any of often set"):
+        setting(1.0, "mass of typical tokens.", effect)
+
+
+#: What runs, measurements and verdicts on samples have relied on since they were first written.
+RELIED_ON = {
+    "grows": ("prompts.n", "sampling.group_size"),
+    "regraded": ("sampling.reward",),
+    "divides": ("measurement.token_budget", "measurement.memory_gib", "measurement.recompute"),
+    "unstated": ("measurement.recompute",),
+    "truncates": ("sampling.top_p", "sampling.top_k", "sampling.min_p"),
+    "reshapes": ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    "shared": ("metric", "sketch_dim", "sketch_seed", "sketch_version", "token_probes", "token_exact", "token_seed"),
+}
+
+
+@pytest.mark.parametrize("effect", RELIED_ON)
+def test_settings_that_runs_made_before_rely_on_have_kept_their_effects(effect):
+    found = Experiment.settings_that(effect)
+    assert {*RELIED_ON[effect]} <= {*found, *(name.rpartition(".")[2] for name in found)}
+
+
+def test_shards_know_their_run_by_the_settings_that_stay_as_they_are():
+    experiment = Experiment(name="e", policy={"name": "embedded"}, prompts={"source": "embedded", "n": 2})
+    fixed = {name.partition(".")[0] for name in experiment.settled_settings()}
+    assert fixed == {"policy", "prompts", "sampling", "measurement"}  # and of other policies what differs
+    changing = {"prompts.n", "sampling.group_size", "sampling.reward", "measurement.recompute"}
+    settled = {name: value for name, value in experiment.settled_settings().items() if name not in changing}
+    assert settings_digest(experiment) == digest(sorted(settled.items()))
 
 
 def test_fixed_sets_of_names_are_those_of_the_registries():
