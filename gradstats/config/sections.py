@@ -366,7 +366,7 @@ class MeasurementSection(Section):
         "measurements, divides, unstated",
     )
 
-    def recorded(self) -> dict[str, object]:
+    def recorded(self) -> dict[str, Any]:
         """Return the settings that stand in a measurement's metadata as they were given."""
         return self.model_dump(include=set(self.fields_that("recorded"))) | {
             "block_sketches": self.block_sketches or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -34,6 +35,15 @@ class WrongSettingsError(ValueError):
     def __init__(self, wrong: list[WrongSetting], owner: str) -> None:
         super().__init__("; ".join(setting.sentence(owner) for setting in wrong))
         self.wrong = wrong
+
+
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Begin the error of whatever refuses a value with the setting that the value is of."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ImportError) as error:
+        raise ValueError(f"{setting}: {error.args[0]}") from error
 
 
 def nearest_or_all(name: str, known: Collection[str], otherwise: str) -> str:
