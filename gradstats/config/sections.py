@@ -84,12 +84,11 @@ class PromptsSection(Section):
     )
 
 
-class SamplingSection(Section):
-    """Arguments of :func:`gradstats.sample`."""
+class DrawingSection(Section):
+    """How the tokens of a completion are drawn; by default from the policy's own distribution, untruncated."""
 
     title: ClassVar[str] = "sampling"
 
-    group_size: Count = setting(8, "completions of each prompt.", "samples, often set, of the question, grows")
     max_new_tokens: Count = setting(1500, "cap on a completion's tokens.", "samples, often set, of the question")
     temperature: PositiveFloat | None = setting(
         None, "the sampler's temperature; the policy's own by default.", "samples, often set, of the question, reshapes"
@@ -110,6 +109,12 @@ class SamplingSection(Section):
         "penalty on tokens that have occurred; 1 leaves the logits unchanged.",
         "samples, of the question, reshapes",
     )
+
+
+class SamplingSection(DrawingSection):
+    """Arguments of :func:`gradstats.sample`."""
+
+    group_size: Count = setting(8, "completions of each prompt.", "samples, often set, of the question, grows")
     reward: RewardNames = setting(
         None,
         "name of the reward, or module:function, or path/to/file.py:function, or several as name=weight; "

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
@@ -120,10 +125,28 @@ class Section(BaseModel):
 
     def arguments(self, **changes: object) -> dict[str, Any]:
         """Return the section as keyword arguments of the function whose options it declares."""
-        options = self.model_dump(exclude=set(self.fields_that("no argument")))
-        if "seed" in options:
-            options["rng"] = options.pop("seed")
-        return options | changes
+        settings = self.model_dump()
+        return {argument: settings[name] for name, argument in self.argument_names().items()} | changes
+
+    @classmethod
+    def argument_names(cls) -> dict[str, str]:
+        """Return field → what the function calls it, of the fields that are its arguments."""
+        others = set(cls.fields_that("no argument"))
+        return {name: "rng" if name == "seed" else name for name in cls.model_fields if name not in others}
+
+    @classmethod
+    def of_arguments(cls, given: Mapping[str, Any], **others: Any) -> Self:
+        """Return the section of the ``**settings`` of a function that :func:`takes` it; a mapping may be None.
+
+        Raises:
+            TypeError: for a name that is not an argument of the function.
+        """
+        known = cls.argument_names().values()
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{cls.title} takes no argument {name!r}: {nearest_or_all(name, known, 'it takes')}")
+        makes = {name for name, field in cls.model_fields.items() if field.default_factory}
+        return cls(**{name: one for name, one in given.items() if one is not None or name not in makes}, **others)
 
     @classmethod
     def effect(cls, name: str) -> tuple[str, ...]:
@@ -179,6 +202,51 @@ class Section(BaseModel):
         if NoneType in members:
             allowed.append("None")
         return f"{', '.join(allowed[:-1])}{', or ' if allowed[1:] else ''}{allowed[-1]}"
+
+
+def takes(section: type[Section]) -> Callable[[Function], Function]:
+    """Let the ``**settings`` of a function be the options of a section, in its signature and in its docstring.
+
+    Parameters that the function declares or describes by itself stay as they are.
+    """
+
+    def declare(function: Function) -> Function:
+        own = inspect.signature(function)
+        hints = get_type_hints(section)
+        begin = [one for one in own.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        rest = {name: one for name, one in own.parameters.items() if one.kind is one.KEYWORD_ONLY}
+        options, described = [], {}
+        for field, argument in section.argument_names().items():
+            declared = section.model_fields[field]
+            default = None if declared.default_factory else declared.default  # None stands for what is made
+            option = inspect.Parameter(
+                argument, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field]
+            )
+            options.append(rest.pop(argument, option))
+            described[argument] = declared.description or ""
+        changed: Any = function
+        changed.__signature__ = own.replace(parameters=[*begin, *options, *rest.values()])
+        changed.__doc__ = _with_arguments(
+            inspect.getdoc(function) or "", list(changed.__signature__.parameters), described
+        )
+        return function
+
+    return declare
+
+
+_ENTRY = re.compile(r"^    (\**\w+): .*(?:\n {5,}.*)*", re.MULTILINE)
+
+
+def _with_arguments(doc: str, names: Collection[str], described: Mapping[str, str]) -> str:
+    """Return a docstring with an entry for each argument, in order: its own, or what the section says."""
+    before, _, after = doc.partition("Args:\n")
+    entries, blank, rest = after.partition("\n\n")
+    found = {match[1]: match[0] for match in _ENTRY.finditer(entries)}
+    lines = [
+        found.get(name) or textwrap.fill(f"    {name}: {described[name]}", 116, subsequent_indent=" " * 8)
+        for name in names
+    ]
+    return "".join([before, "Args:\n", "\n".join(lines), blank, rest])
 
 
 def _plain(value: object) -> object:

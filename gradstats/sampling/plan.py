@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -133,7 +133,7 @@ class SamplingPlan:
         settings = SamplerSettings.of(section, policy.temperature)
         prompt_options = {"system_prompt": section.system_prompt, "template_options": section.template_options}
         tokens = [policy.encode_prompt(problem.prompt, **prompt_options) for problem in problems]
-        settings = replace(settings, max_new_tokens=_fitting_cap(policy, tokens, settings.max_new_tokens))
+        settings = settings.capped(_fitting_cap(policy, tokens, settings.max_new_tokens))
         refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
         if sampler is None:
             sampler = open_sampler(section.sampler, policy, section.base_url, section.sampler_options)
@@ -146,7 +146,7 @@ class SamplingPlan:
         grader = Grader.make(section.reward if reward is None else reward, problems)
         metadata = {
             "policy": policy.describe(),
-            "sampler": {**sampler.describe(), **asdict(settings)},
+            "sampler": {**sampler.describe(), **settings.model_dump()},
             "group_size": group_size,
             "batch_size": batch_size,
             "seed": section.seed,

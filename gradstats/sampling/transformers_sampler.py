@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -137,7 +137,7 @@ class _Batch:
         rows = list(range(len(self._tokens)))
         left = settings.max_new_tokens
         while rows and left:
-            running, drawn = self._draw_some(rows, replace(settings, max_new_tokens=left), on_tokens)
+            running, drawn = self._draw_some(rows, settings.capped(left), on_tokens)
             left -= drawn
             rows = [row for row, runs in zip(rows, running.tolist(), strict=True) if runs]
             if rows and left:

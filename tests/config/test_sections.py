@@ -1,9 +1,11 @@
 """The sections of an experiment: values, labels with parameters, and what is refused in one sentence."""
 
-from typing import get_args
+import inspect
+from typing import Annotated, get_args
 
 import numpy as np
 import pytest
+from annotated_types import Gt
 from pydantic import Field, ValidationError
 
 from gradstats import estimators
@@ -29,7 +31,7 @@ from gradstats.config.sections import (
     ValuesSection,
     VarianceSection,
 )
-from gradstats.config.validation import DECIDED, WrongSettingsError, setting
+from gradstats.config.validation import DECIDED, Section, WrongSettingsError, setting, takes
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.plots.save import FORMATS
 from gradstats.plots.style import INK, VENUES
@@ -341,8 +343,8 @@ def test_an_experiment_names_every_wrong_setting_with_its_section():
         "policy.name",
         "policy",
         "prompts",
-        "sampling.group_size",
         "sampling.top_k",
+        "sampling.group_size",
         "measurement",
         "an",
     ]
@@ -362,3 +364,56 @@ def test_arguments_are_those_of_the_function():
     arguments = VarianceSection(group_size=[2, 4], seed=5).arguments(reference="reinforce")
     assert (arguments["rng"], arguments["reference"], arguments["group_size"]) == (5, "reinforce", [2, 4])
     assert not {"seed", "confidence_level"} & arguments.keys()
+
+
+class Drawing(Section):
+    """A section of a few options."""
+
+    title = "drawing"
+
+    top_p: Annotated[float, Gt(0)] = setting(1.0, "nucleus mass; 1 keeps every token.", "samples, truncates")
+    seed: int = setting(0, "seed of the sampler.", "samples")
+    options: dict[str, str] = setting(dict, "options of the engine.", "samples")
+    dtype: str = setting("float32", "type in which it is saved.", "nothing, no argument")
+
+
+@takes(Drawing)
+def drawn(policy, *, rng: int = 0, progress: bool = True, **settings):
+    """Draw.
+
+    Args:
+        policy: the policy.
+        rng: a seed, so that the same call
+            draws the same.
+        progress: show a bar.
+        **settings: the others.
+
+    Returns:
+        The settings.
+    """
+    return Drawing.of_arguments(settings, seed=rng)
+
+
+def test_a_function_takes_the_settings_of_a_section_in_the_place_of_its_own():
+    assert str(inspect.signature(drawn)) == (
+        "(policy, *, top_p: float = 1.0, rng: int = 0, options: dict[str, str] = None, progress: bool = True)"
+    )
+    assert str(inspect.getdoc(drawn)).partition("Args:\n")[2] == (
+        "    policy: the policy.\n"
+        "    top_p: nucleus mass; 1 keeps every token.\n"
+        "    rng: a seed, so that the same call\n        draws the same.\n"
+        "    options: options of the engine.\n"
+        "    progress: show a bar.\n\n"
+        "Returns:\n    The settings."
+    )
+    assert drawn(None, top_p=0.5, rng=3, options=None) == Drawing(top_p=0.5, seed=3)
+    with pytest.raises(WrongSettingsError, match=r"top_p is 0: it must be a number above 0 \(nucleus mass"):
+        drawn(None, top_p=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("topp", "did you mean 'top_p'"), ("dtype", "it takes top_p"), ("seed", "it takes top_p, rng")]
+)
+def test_what_is_not_an_argument_is_refused_as_python_does(name, hint):
+    with pytest.raises(TypeError, match=rf"^drawing takes no argument '{name}': {hint}"):
+        drawn(None, **{name: 1})
