@@ -91,23 +91,21 @@ class DrawingSection(Section):
 
     max_new_tokens: Count = setting(1500, "cap on a completion's tokens.", "samples, often set, of the question")
     temperature: PositiveFloat | None = setting(
-        None, "the sampler's temperature; the policy's own by default.", "samples, often set, of the question, reshapes"
+        None, "the sampler's temperature; the policy's own by default.", "samples, often set, reshapes"
     )
     top_p: Annotated[float, Gt(0), Le(1)] = setting(
-        1.0, "nucleus mass; 1 keeps every token.", "samples, of the question, reshapes, truncates"
+        1.0, "nucleus mass; 1 keeps every token.", "samples, reshapes, truncates"
     )
-    top_k: NonNegativeInt = setting(
-        0, "number of tokens kept; 0 keeps all.", "samples, of the question, reshapes, truncates"
-    )
+    top_k: NonNegativeInt = setting(0, "number of tokens kept; 0 keeps all.", "samples, reshapes, truncates")
     min_p: Annotated[float, Ge(0), Lt(1)] = setting(
         0.0,
         "share of the likeliest token's probability below which tokens are dropped; 0 keeps all.",
-        "samples, of the question, reshapes, truncates",
+        "samples, reshapes, truncates",
     )
     repetition_penalty: PositiveFloat = setting(
         1.0,
         "penalty on tokens that have occurred; 1 leaves the logits unchanged.",
-        "samples, of the question, reshapes",
+        "samples, reshapes",
     )
 
 

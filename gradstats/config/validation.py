@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Declared = TypeVar("Declared", bound="Section")
 
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
@@ -63,12 +64,12 @@ DECIDED = ("samples", "measurements", "values", "answers", "nothing")
 EFFECTS = {
     "often set": "by most people: help shows it before the others",
     "no argument": "of the function whose options the section declares",
-    "of the question": "runs that differ in it answer different questions",
+    "of the question": "that is asked: runs are told apart by it",
     "grows": "a run can be extended to a larger value",
     "regraded": "stored completions can be scored again under another value",
     "divides": "only the work: a later call may have another value, and agrees up to rounding",
     "unstated": "in the digest by which shards know their run",
-    "reshapes": "the distribution of tokens, unless it has its default",
+    "reshapes": "the distribution of tokens, unless it has its default: runs are told apart by it as well",
     "truncates": "that distribution: some of what the policy can draw is never drawn",
     "recorded": "in the metadata of a measurement by its name, as it was given",
     "shared": "measurements are joined only where their metadata agree on it",
@@ -135,7 +136,7 @@ class Section(BaseModel):
         return {name: "rng" if name == "seed" else name for name in cls.model_fields if name not in others}
 
     @classmethod
-    def of_arguments(cls, given: Mapping[str, Any], **others: Any) -> Self:
+    def of_arguments(cls: type[Declared], given: Mapping[str, Any], **others: Any) -> Declared:
         """Return the section of the ``**settings`` of a function that :func:`takes` it; a mapping may be None.
 
         Raises:

@@ -540,7 +540,7 @@ def setting_named(settings: Mapping[str, object], name: str) -> object:
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
     """Find settings that runs on the same axes should share and do not: name → one value per run."""
     differing = {}
-    for name in Experiment.settings_that("of the question"):
+    for name in Experiment.settings_that("of the question", "reshapes"):
         values = [run.settings.get(name) for run in runs]
         if any(value != values[0] for value in values):
             differing[name] = values

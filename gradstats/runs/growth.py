@@ -148,7 +148,7 @@ def grown_plan(
     if waiting:
         size = len(plan.rows[0])
         batches = [len(waiting[start : start + size]) for start in range(0, len(waiting), size)]
-        rounds.append(_round(plan, ids, plan.group_size, waiting, batches))
+        rounds.append(_round(plan, ids, plan.section.group_size, waiting, batches))
         rows += _cut(waiting, batches)
     return GrownPlan(rows, rounds, origin if earlier else _origin(plan, rounds[0], experiment))
 

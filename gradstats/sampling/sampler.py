@@ -20,7 +20,7 @@ class SamplerSettings(DrawingSection):
     """How a sampler draws: all settled, by default at temperature 1."""
 
     temperature: PositiveFloat = setting(  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
-        1.0, "the sampler's temperature.", "samples, of the question, reshapes"
+        1.0, "the sampler's temperature.", "samples, reshapes"
     )
 
     def __init__(self, max_new_tokens: int, **settings: Any) -> None:
@@ -59,26 +59,11 @@ class SamplerSettings(DrawingSection):
 
 
 # Entries of a generation config that do not change the distribution that is sampled.
-_NOT_SAMPLING = frozenset(
-    {
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "decoder_start_token_id",
-        "transformers_version",
-        "_from_model_config",
-        "use_cache",
-        "cache_implementation",
-        "output_attentions",
-        "output_hidden_states",
-        "output_scores",
-        "output_logits",
-        "return_dict_in_generate",
-        "max_length",
-        "max_new_tokens",
-        "do_sample",
-    }
-)
+_NOT_SAMPLING = {
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
+    "_from_model_config", "use_cache", "cache_implementation", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "max_length", "max_new_tokens", "do_sample",
+}  # fmt: skip
 
 
 TOO_LATE = "the whole answer took longer than its limit"
