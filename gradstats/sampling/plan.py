@@ -135,6 +135,7 @@ class SamplingPlan:
         refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
         if sampler is None:
             sampler = open_sampler(section.sampler, policy, section.base_url, section.sampler_options)
+        settings.refuse_unknown_to(sampler)
         group_size, batch_size = section.group_size, section.batch_size
         if section.greedy:  # whole groups
             batch_size = max(batch_size // group_size, 1) * group_size

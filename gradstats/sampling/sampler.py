@@ -49,6 +49,16 @@ class SamplerSettings(DrawingSection):
         neutral = self._neutral() | {"temperature": policy_temperature}
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
 
+    def refuse_unknown_to(self, sampler: object) -> None:
+        """Refuse settings that an engine would pass over."""
+        implemented = getattr(sampler, "implements", self.fields_that("reshapes"))
+        for name, value in self._neutral().items():
+            if name not in implemented and getattr(self, name) != value:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, which a {type(sampler).__name__} does not implement: leave it "
+                    f'at {value}, or use sampler "transformers"'
+                )
+
     def overridden(self, generation_config: Any) -> dict[str, object]:
         """Return what the model's ``generation_config`` would have changed, had it been used."""
         if generation_config is None:
@@ -133,7 +143,11 @@ class Completion:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """An engine that draws completions of prompts given as token ids."""
+    """An engine that draws completions of prompts given as token ids.
+
+    One that knows only some of the settings that reshape a distribution names them in ``implements``; others are then
+    refused.
+    """
 
     own_seeds: bool
 

@@ -131,6 +131,7 @@ class ServerSampler:
     api_key: str | None = None  # the key, or None to use OPENAI_API_KEY from the environment; local servers need none
     kept: dict[str, Completion] = field(default_factory=dict, repr=False)
     own_seeds = True
+    implements = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
     def __post_init__(self) -> None:
         if not self.base_url:

@@ -75,6 +75,7 @@ class TransformersSampler:
 
     policy: Policy
     own_seeds = False
+    implements = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
     def describe(self) -> dict[str, object]:
         """Return the engine's name."""
@@ -298,6 +299,7 @@ class ContinuousSampler:
     policy: Policy
     options: Mapping[str, object] = field(default_factory=dict)  # fields of ContinuousBatchingConfig
     own_seeds = False
+    implements = ("temperature", "top_p", "top_k", "min_p")
 
     def describe(self) -> dict[str, object]:
         """Return the engine's name and options."""
@@ -311,12 +313,7 @@ class ContinuousSampler:
         on_tokens: Callable[[int], None] = lambda count: None,
     ) -> list[Completion]:
         """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`."""
-        if settings.repetition_penalty != 1.0:
-            raise ValueError(
-                f"repetition_penalty is {settings.repetition_penalty}: continuous batching does not support "
-                "it; leave it at 1, "
-                'or use sampler "transformers"'
-            )
+        settings.refuse_unknown_to(self)
         stop_tokens = stop_token_ids(self.policy)
         options: dict[str, object] = {"return_logprobs": True, "drop_unsupported_processors": False}
         if self.policy.device.type == "cpu":
