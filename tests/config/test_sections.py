@@ -110,6 +110,7 @@ def test_an_effect_begins_with_what_is_decided(effect):
 
 
 #: What runs, measurements and verdicts on samples have relied on since they were first written.
+# fmt: off
 RELIED_ON = {
     "grows": ("prompts.n", "sampling.group_size"),
     "regraded": ("sampling.reward",),
@@ -117,8 +118,15 @@ RELIED_ON = {
     "unstated": ("measurement.recompute",),
     "truncates": ("sampling.top_p", "sampling.top_k", "sampling.min_p"),
     "reshapes": ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    "of the question": (
+        "policy.name", "policy.revision", "policy.temperature", "prompts.source", "prompts.settings",
+        "sampling.group_size", "sampling.max_new_tokens", "sampling.reward", "sampling.system_prompt",
+        "sampling.sampler", "measurement.params", "variance.group_size", "variance.reference",
+    ),
+    "recorded": ("params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed"),
     "shared": ("metric", "sketch_dim", "sketch_seed", "sketch_version", "token_probes", "token_exact", "token_seed"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("effect", RELIED_ON)
