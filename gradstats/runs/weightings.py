@@ -197,15 +197,8 @@ def _ragged(rollouts: Rollouts, padded: Mapping[str, np.ndarray]) -> dict[str, l
 
 #: Fields of a Batch that every run has.
 ALWAYS = {
-    "logprobs",
-    "old_logprobs",
-    "entropy",
-    "truncated",
-    "sum_pi_squared",
-    "sq_norms",
-    "token_rewards",
-    "importance",
-}
+    "logprobs", "old_logprobs", "entropy", "truncated", "sum_pi_squared", "sq_norms", "token_rewards", "importance",
+}  # fmt: skip
 _OF_PROBES = {"token_energy", "token_cross"}
 
 
