@@ -13,7 +13,7 @@ from gradstats.plots.quantities import NO_LIMITS
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy
 from gradstats.stats.on_policy import (
-    SAMPLER_SETTINGS,
+    NEUTRAL,
     TemperatureTest,
     departures_of,
     energy_ratio,
@@ -245,7 +245,7 @@ def check_on_policy(measured: MeasuredPolicy, *, rng: int | np.random.Generator 
         surprise=surprise(excess, prompts),
         mean_score_sq=mean_score_sq(measured, prompts, np.random.default_rng(rng)),
         energy_ratio=ratio,
-        sampler={name: recorded[name] for name in SAMPLER_SETTINGS if name in recorded},
+        sampler={name: recorded[name] for name in NEUTRAL if name in recorded},
         scorer_temperature=scorer.get("temperature"),
         n_prompts=n_prompts,
         energy_prompts=energy_prompts,

@@ -10,7 +10,7 @@ from gradstats.analyses.printed import Printed, records
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler, effective_sample_size
-from gradstats.stats.on_policy import SAMPLER_SETTINGS, departures_of, other_policy_of
+from gradstats.stats.on_policy import NEUTRAL, departures_of, other_policy_of, truncating
 from gradstats.system.late import Float, np, npt, pd
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -155,7 +155,7 @@ class SamplerGap(Printed):
 
     @property
     def _truncates(self) -> bool:
-        return any(name.startswith(("top_p", "top_k", "min_p")) for name in self.departures)
+        return bool(truncating(self.departures))
 
 
 def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
@@ -222,7 +222,7 @@ def sampler_gap(measured: MeasuredSampler) -> SamplerGap:
             n_tokens=sum(gap.size for gap in known),
             n_unknown=sum(gap.size for gap in gaps) - sum(gap.size for gap in known),
             n_sequences=int(whole.sum()),
-            sampler={name: sampler[name] for name in SAMPLER_SETTINGS if name in sampler},
+            sampler={name: sampler[name] for name in NEUTRAL if name in sampler},
             scorer_temperature=scorer.get("temperature"),
             other_policy=tuple(other_policy_of(rollouts.metadata.get("policy"), scorer)),
         )

@@ -13,6 +13,7 @@ from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
 from gradstats.estimators.recipes.weightings import advantage_of_values
 from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import with_ends
+from gradstats.stats.on_policy import untruncated
 from gradstats.stats.ratios import RatioSpread
 from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.inputs import FEWEST_EFFECTIVE_COMPLETIONS, TargetChoice
@@ -324,7 +325,7 @@ def why_not_judged(target: TargetChoice) -> str | None:
     if target.truncating:
         return (
             f"{start} the sampler cut off part of the distribution ({', '.join(target.truncating)}), whose share no "
-            "importance weight brings back: draw with top_p=1, top_k=0, min_p=0, or judge against the gradient of "
+            f"importance weight brings back: draw with {untruncated()}, or judge against the gradient of "
             "what was drawn (target='on_policy')"
         )
     if target.ratios is None:

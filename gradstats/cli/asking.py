@@ -237,7 +237,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
         if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
             words: Any = default or ()
             default = hint(words)
-        if option in analysis.advanced or (of_section and option not in VarianceSection.often_set):
+        if option in analysis.advanced or (of_section and option not in VarianceSection.fields_that("often set")):
             hint = Advanced[hint]
         found[option] = (Annotated[hint, annotation], default, argument)
     return found

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse, takewhile
+from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_type_hints
 
 import tyro
@@ -47,7 +48,7 @@ OptionsOf = Annotated[Declared, tyro.conf.arg(name="")]
 
 _ADVANCED = "advanced"
 
-#: An option that most people never need, which help shows at its end; of a section all fields but its ``often_set``.
+#: An option that most people never need, which help shows at its end; of a section all fields but those often set.
 Advanced = Annotated[Declared, _ADVANCED]
 
 #: Settings as words: ``name=value …``.
@@ -278,7 +279,7 @@ def _options_of_command(command: Callable[..., None]) -> Iterator[StructFieldSpe
 def _options_of_section(section: type[Section]) -> Iterator[StructFieldSpec]:
     hints = get_type_hints(section, include_extras=True)
     for name, field in section.model_fields.items():
-        hint = hints[name] if name in section.often_set else Advanced[hints[name]]
+        hint = hints[name] if name in section.fields_that("often set") else Advanced[hints[name]]
         yield StructFieldSpec(name, hint, field.get_default(call_default_factory=True), field.description)
 
 
@@ -305,65 +306,38 @@ def _or_nothing(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
 @REGISTRY.primitive_rule
 def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """Return how to parse a type that is given as several words on the command line."""
-    if info.type == FreeOptions:
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[NAME=VALUE ...]",
-            instance_from_str=lambda words: with_settings({}, words),
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=_as_words,
-        )
     if isinstance(info.type, type) and issubclass(info.type, Several):
         several = info.type
         name = several.kind.__name__.upper()
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar=f"[{name} [{name} ...]]",
-            instance_from_str=lambda words: several(map(several.kind, words)),
-            is_instance=lambda value: isinstance(value, several),
-            str_from_instance=lambda value: list(map(str, value)),
-        )
-    if info.type == DisplayNames:
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[LABEL=NAME ...]",
-            instance_from_str=read_display_names,
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=_as_words,
-        )
-    if info.type == SettingWords:
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[NAME=VALUE ...]",
-            instance_from_str=tuple,
-            is_instance=lambda value: isinstance(value, tuple),
-            str_from_instance=lambda value: list(value) or ["none"],
-        )
-    if info.type == RewardNames:
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[NAME|NAME=WEIGHT ...]",
-            instance_from_str=lambda words: words or None,
-            is_instance=lambda value: value is None or isinstance(value, list),
-            str_from_instance=lambda value: value or ["None"],
-        )
-    if info.type == BlockNames:
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="STR",
-            instance_from_str=lambda words: words[0],
-            is_instance=lambda value: isinstance(value, str),
-            str_from_instance=lambda value: [value],
-        )
-    if info.type == GroupSizes:
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="[INT ...]",
-            instance_from_str=_group_sizes,
-            is_instance=lambda value: value is None or isinstance(value, int | list),
-            str_from_instance=lambda value: list(map(str, value if isinstance(value, list) else [value])),
-        )
+        return _spec(f"{name} [{name} ...]", lambda words: several(map(several.kind, words)), several, list)
+    for type_, spec in (
+        (FreeOptions, _spec("NAME=VALUE ...", lambda words: with_settings({}, words), dict, _as_words)),
+        (DisplayNames, _spec("LABEL=NAME ...", read_display_names, dict, _as_words)),
+        (SettingWords, _spec("NAME=VALUE ...", tuple, tuple, lambda value: [*value] or ["none"])),
+        (RewardNames, _spec("NAME|NAME=WEIGHT ...", lambda words: words or None, (list, NoneType), _listed)),
+        (GroupSizes, _spec("INT ...", _group_sizes, (int, list, NoneType), _listed)),
+        (BlockNames, replace(_spec("", lambda words: words[0], str, _listed), nargs=1, metavar="STR")),
+    ):
+        if info.type == type_:
+            return spec
     return None
+
+
+def _spec(
+    metavar: str, parse: Callable[[list[str]], Any], kind: type | tuple[type, ...], words: Callable[[Any], list[Any]]
+) -> PrimitiveConstructorSpec[Any]:
+    """Return how several words are parsed as a kind of value, and which words give a value."""
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"[{metavar}]",
+        instance_from_str=parse,
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: list(map(str, words(value))),
+    )
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _as_words(pairs: Mapping[str, object]) -> list[str]:

@@ -285,10 +285,8 @@ def measure(
         table = READERS[rollouts_format](rollouts, loaded.tokenizer, **options)
     metric, table = metric_and_rest(loaded, table, settings, progress)
     if out.exists():
-        compared = {"params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed"}
-        described = {"policy": loaded.describe(), "metric": None if metric is None else metric.describe()}
-        described["block_sketches"] = settings.block_sketches or None
-        known = {**described, **settings.model_dump(include=compared)}
+        known = {"policy": loaded.describe(), "metric": None if metric is None else metric.describe()}
+        known |= settings.recorded()
         refuse_to_replace_measurement(out, known, table, overwrite)
     require_space(out, measured_bytes(table, settings, n_block_sketches(loaded, settings)))
     measured = gradstats.measure(

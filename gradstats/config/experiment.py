@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 
 from gradstats.config.options import AskedQuestions, FreeOptions, Tracker
@@ -28,7 +28,7 @@ from gradstats.config.sections import (
     VarianceSection,
 )
 from gradstats.config.trust import is_received, refuse_untrusted
-from gradstats.config.validation import Section, WrongSettingsError
+from gradstats.config.validation import Section, WrongSettingsError, setting
 
 # An experiment has some hundred values; a few lines of nested aliases can stand for billions.
 _MOST_VALUES = 100_000
@@ -99,43 +99,48 @@ class Experiment(Section):
 
     title: ClassVar[str] = "an experiment"
 
-    name: str = Field(description="the experiment's name; that of its file by default.")
-    description: str = Field(default="", description="what the experiment does, in a sentence or two.")
-    policy: PolicySection = Field(description="the policy, as in {name: embedded}.")
-    behaviour_policy: FreeOptions = Field(
-        default_factory=dict,
-        description="settings in which the policy that samples differs, as in {revision: step-4000}; none by default.",
+    name: str = setting(..., "the experiment's name; that of its file by default.", "nothing")
+    description: str = setting("", "what the experiment does, in a sentence or two.", "nothing")
+    policy: PolicySection = setting(..., "the policy, as in {name: embedded}.", "samples")
+    behaviour_policy: FreeOptions = setting(
+        dict,
+        "settings in which the policy that samples differs, as in {revision: step-4000}; none by default.",
+        "samples",
     )
-    reference_policy: FreeOptions = Field(
-        default_factory=dict,
-        description="settings in which the reference of a KL term differs from the policy, as in {name: models/sft}; "
+    reference_policy: FreeOptions = setting(
+        dict,
+        "settings in which the reference of a KL term differs from the policy, as in {name: models/sft}; "
         "none is measured by default.",
+        "measurements",
     )
-    prompts: PromptsSection = Field(description="the problems, as in {source: embedded, n: 32}.")
-    sampling: SamplingSection = Field(default=SamplingSection(), description="how completions are drawn and scored.")
-    measurement: MeasurementSection = Field(
-        default=MeasurementSection(), description="which gradients are measured, and how."
+    prompts: PromptsSection = setting(..., "the problems, as in {source: embedded, n: 32}.", "samples")
+    sampling: SamplingSection = setting(SamplingSection(), "how completions are drawn and scored.", "samples")
+    measurement: MeasurementSection = setting(
+        MeasurementSection(), "which gradients are measured, and how.", "measurements"
     )
-    values: ValuesSection = Field(
-        default=ValuesSection(), description="which state values are made, for gae and vine; none by default."
+    values: ValuesSection = setting(
+        ValuesSection(), "which state values are made, for gae and vine; none by default.", "values"
     )
-    length_scaling: LengthScalingSection = Field(default=LengthScalingSection(), description="the fit of α.")
-    variance: VarianceSection = Field(default=VarianceSection(), description="which estimators are compared, and how.")
-    analyses: AskedQuestions = Field(
-        default_factory=dict,
-        description="questions that the run answers besides those of every run, or with other settings, and false for "
+    length_scaling: LengthScalingSection = setting(LengthScalingSection(), "the fit of α.", "answers")
+    variance: VarianceSection = setting(VarianceSection(), "which estimators are compared, and how.", "answers")
+    analyses: AskedQuestions = setting(
+        dict,
+        "questions that the run answers besides those of every run, or with other settings, and false for "
         "those that it leaves out, as in {allocation: false, success_bins: {bins: 8}, my_module:question: {}}; "
         "`gradstats ask` lists them.",
+        "answers",
     )
-    figures: FiguresSection = Field(default=FiguresSection(), description="the figures' appearance.")
-    tracking: Tracker = Field(
-        default="none",
-        description="where settings, progress and results are logged while the run goes on: trackio, wandb, or none.",
+    figures: FiguresSection = setting(FiguresSection(), "the figures' appearance.", "nothing")
+    tracking: Tracker = setting(
+        "none",
+        "where settings, progress and results are logged while the run goes on: trackio, wandb, or none.",
+        "nothing",
     )
 
-    execution: ExecutionSection = Field(
-        default=ExecutionSection(),
-        description="where the work is done; a run records it in its manifest, and may be resumed with another.",
+    execution: ExecutionSection = setting(
+        ExecutionSection(),
+        "where the work is done; a run records it in its manifest, and may be resumed with another.",
+        "nothing",
     )
 
     _folder: Path | None = PrivateAttr(default=None)
@@ -186,12 +191,31 @@ class Experiment(Section):
         """Return the resolved experiment as YAML, without where it is executed."""
         return yaml.safe_dump(self.model_dump(exclude={"execution"}), sort_keys=False, allow_unicode=True)
 
-    def settled_settings(self) -> dict[str, object]:
-        """Return the settings that decide what is sampled and measured, flat: ``"sampling.group_size"`` → value."""
-        sections = self.model_dump(
-            include={"policy", "behaviour_policy", "reference_policy", "prompts", "sampling", "measurement"}
-        )
+    def settled_settings(self, *decided: str) -> dict[str, object]:
+        """Return the settings that decide what is sampled and measured, or one of both, by flat names.
+
+        >>> Experiment(
+        ...     name="e", policy={"name": "embedded"}, prompts={"source": "embedded"}
+        ... ).settled_settings("samples")["sampling.group_size"]
+        8
+        """
+        sections = self.model_dump(include=set(self.fields_that(*(decided or ("samples", "measurements")))))
         return {f"{section}.{key}": value for section, entries in sections.items() for key, value in entries.items()}
+
+    @classmethod
+    def settings_that(cls, *effects: str) -> tuple[str, ...]:
+        """Return the settings with one of several effects, see :func:`gradstats.config.validation.setting`, by name.
+
+        >>> Experiment.settings_that("grows")
+        ('prompts.n', 'sampling.group_size')
+        """
+        sections = {name: field.annotation for name, field in cls.model_fields.items()}
+        return tuple(
+            f"{name}.{one}"
+            for name, section in sections.items()
+            if isinstance(section, type) and issubclass(section, Section)
+            for one in section.fields_that(*effects)
+        )
 
 
 def load_experiment(

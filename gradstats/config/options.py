@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import Field
 
-from gradstats.config.validation import Section
+from gradstats.config.validation import Section, setting
 
 #: Dtypes of the weights in which the engines are checked, the widest first.
 CHECKED_TYPES = ("float64", "float32", "bfloat16")
@@ -126,24 +125,23 @@ class AdamSection(Section):
 
     title: ClassVar[str] = "the metric"
 
-    eps: Annotated[float, Ge(0)] | None = Field(default=None, description="ε; that of the file, or 1e-8.")
-    power: Annotated[float, Ge(0)] = Field(default=0.5, description="the power of the second moments.")
-    step: Annotated[int, Ge(1)] | None = Field(
-        default=None, description="steps after which uncorrected moments were taken; that of the file, or none."
+    eps: Annotated[float, Ge(0)] | None = setting(None, "ε; that of the file, or 1e-8.", "measurements")
+    power: Annotated[float, Ge(0)] = setting(0.5, "the power of the second moments.", "measurements")
+    step: Annotated[int, Ge(1)] | None = setting(
+        None, "steps after which uncorrected moments were taken; that of the file, or none.", "measurements"
     )
-    beta2: Annotated[float, Gt(0), Lt(1)] | None = Field(default=None, description="β₂; that of the file, or 0.999.")
+    beta2: Annotated[float, Gt(0), Lt(1)] | None = setting(None, "β₂; that of the file, or 0.999.", "measurements")
 
 
 class EstimateSection(Section):
     """How second moments are estimated: arguments of :func:`gradstats.estimate_second_moments`, and which prompts."""
 
     title: ClassVar[str] = "the estimate of second moments"
-    not_arguments: ClassVar[frozenset[str]] = frozenset({"share"})
 
-    estimator: str = Field(default="rloo", description="label of the estimator whose batch gradients are squared.")
-    prompts_per_batch: Annotated[int, Ge(1)] = Field(default=16, description="prompts of a batch.")
-    share: Annotated[float, Gt(0), Lt(1)] = Field(
-        default=0.25, description="share of the prompts that are set aside for the estimate, and not measured."
+    estimator: str = setting("rloo", "label of the estimator whose batch gradients are squared.", "measurements")
+    prompts_per_batch: Annotated[int, Ge(1)] = setting(16, "prompts of a batch.", "measurements")
+    share: Annotated[float, Gt(0), Lt(1)] = setting(
+        0.25, "share of the prompts that are set aside for the estimate, and not measured.", "measurements, no argument"
     )
 
 

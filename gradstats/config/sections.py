@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from gradstats.config.options import (
     CONFIDENCE_LEVEL,
@@ -29,7 +29,7 @@ from gradstats.config.options import (
     estimate_section,
     refuse_correction,
 )
-from gradstats.config.validation import Section
+from gradstats.config.validation import Section, setting
 
 DEFAULT_ESTIMATORS = (
     "reinforce",
@@ -49,22 +49,21 @@ class PolicySection(Section):
     """Arguments of :func:`gradstats.load_policy`."""
 
     title: ClassVar[str] = "the policy"
-    not_arguments: ClassVar[frozenset[str]] = frozenset({"name"})
 
-    name: str = Field(description='"embedded", a local folder, a .gguf file or a hub id.')
-    dtype: WeightType = Field(
-        default="float32",
-        description="type of the weights and gradients: float32, float64, bfloat16 or float16.",
+    name: str = setting(
+        ..., '"embedded", a local folder, a .gguf file or a hub id.', "samples, no argument, of the question"
     )
-    temperature: PositiveFloat = Field(
-        default=1.0,
-        description="temperature of the distribution whose log-probability is differentiated.",
+    dtype: WeightType = setting(
+        "float32", "type of the weights and gradients: float32, float64, bfloat16 or float16.", "samples"
     )
-    device: str = Field(default="auto", description='"auto" (CUDA where there is one), "cpu", "cuda" or "mps".')
-    revision: str | None = Field(default=None, description="commit, tag or branch on the hub.")
-    adapter: str | None = Field(default=None, description="a peft adapter to apply to the model: a folder or a hub id.")
-    trust_remote_code: bool = Field(default=False, description="run model code that comes with the weights.")
-    allow_pickle: bool = Field(default=False, description="read pickled weights, which may run code.")
+    temperature: PositiveFloat = setting(
+        1.0, "temperature of the distribution whose log-probability is differentiated.", "samples, of the question"
+    )
+    device: str = setting("auto", '"auto" (CUDA where there is one), "cpu", "cuda" or "mps".', "samples")
+    revision: str | None = setting(None, "commit, tag or branch on the hub.", "samples, of the question")
+    adapter: str | None = setting(None, "a peft adapter to apply to the model: a folder or a hub id.", "samples")
+    trust_remote_code: bool = setting(False, "run model code that comes with the weights.", "samples")
+    allow_pickle: bool = setting(False, "read pickled weights, which may run code.", "samples")
 
 
 class PromptsSection(Section):
@@ -72,63 +71,73 @@ class PromptsSection(Section):
 
     title: ClassVar[str] = "the problem set"
 
-    source: str = Field(
-        description='"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK, a hub data set, or a function of '
-        "your own: module:function or path/to/file.py:function."
+    source: str = setting(
+        ...,
+        '"embedded", a .jsonl, .csv or .parquet file, reasoning-gym/TASK, a hub data set, or a function of '
+        "your own: module:function or path/to/file.py:function.",
+        "samples, of the question",
     )
-    n: Count | None = Field(default=None, description="number of prompts; all of a file or data set by default.")
-    seed: NonNegativeInt = Field(default=0, description="seed of the subset, or of the generator.")
-    settings: FreeOptions = Field(
-        default_factory=dict, description="options of the source, as in prompt_column=question answer_format=hashes."
+    n: Count | None = setting(None, "number of prompts; all of a file or data set by default.", "samples, grows")
+    seed: NonNegativeInt = setting(0, "seed of the subset, or of the generator.", "samples")
+    settings: FreeOptions = setting(
+        dict, "options of the source, as in prompt_column=question answer_format=hashes.", "samples, of the question"
     )
 
 
-class SamplingSection(Section):
-    """Arguments of :func:`gradstats.sample`."""
+class DrawingSection(Section):
+    """How the tokens of a completion are drawn; by default from the policy's own distribution, untruncated."""
 
     title: ClassVar[str] = "sampling"
-    often_set: ClassVar[frozenset[str]] = frozenset(
-        {"group_size", "max_new_tokens", "temperature", "reward", "seed", "sampler"}
+
+    max_new_tokens: Count = setting(1500, "cap on a completion's tokens.", "samples, often set, of the question")
+    temperature: PositiveFloat | None = setting(
+        None, "the sampler's temperature; the policy's own by default.", "samples, often set, reshapes"
+    )
+    top_p: Annotated[float, Gt(0), Le(1)] = setting(
+        1.0, "nucleus mass; 1 keeps every token.", "samples, reshapes, truncates"
+    )
+    top_k: NonNegativeInt = setting(0, "number of tokens kept; 0 keeps all.", "samples, reshapes, truncates")
+    min_p: Annotated[float, Ge(0), Lt(1)] = setting(
+        0.0,
+        "share of the likeliest token's probability below which tokens are dropped; 0 keeps all.",
+        "samples, reshapes, truncates",
+    )
+    repetition_penalty: PositiveFloat = setting(
+        1.0,
+        "penalty on tokens that have occurred; 1 leaves the logits unchanged.",
+        "samples, reshapes",
     )
 
-    group_size: Count = Field(default=8, description="completions of each prompt.")
-    max_new_tokens: Count = Field(default=1500, description="cap on a completion's tokens.")
-    temperature: PositiveFloat | None = Field(
-        default=None, description="the sampler's temperature; the policy's own by default."
-    )
-    top_p: Annotated[float, Gt(0), Le(1)] = Field(default=1.0, description="nucleus mass; 1 keeps every token.")
-    top_k: NonNegativeInt = Field(default=0, description="number of tokens kept; 0 keeps all.")
-    min_p: Annotated[float, Ge(0), Lt(1)] = Field(
-        default=0.0,
-        description="share of the likeliest token's probability below which tokens are dropped; 0 keeps all.",
-    )
-    repetition_penalty: PositiveFloat = Field(
-        default=1.0, description="penalty on tokens that have occurred; 1 leaves the logits unchanged."
-    )
-    reward: RewardNames = Field(
-        default=None,
-        description="name of the reward, or module:function, or path/to/file.py:function, or several as name=weight; "
+
+class SamplingSection(DrawingSection):
+    """Arguments of :func:`gradstats.sample`."""
+
+    group_size: Count = setting(8, "completions of each prompt.", "samples, often set, of the question, grows")
+    reward: RewardNames = setting(
+        None,
+        "name of the reward, or module:function, or path/to/file.py:function, or several as name=weight; "
         "the problem set's own by default.",
+        "samples, often set, of the question, regraded",
     )
-    seed: NonNegativeInt = Field(
-        default=0, description="seed of the sampler; on the command line also of the problems."
+    seed: NonNegativeInt = setting(
+        0, "seed of the sampler; on the command line also of the problems.", "samples, often set"
     )
-    batch_size: Count = Field(default=64, description="completions drawn together.")
-    system_prompt: str | None = Field(default=None, description="a system message for the chat template.")
-    template_options: FreeOptions = Field(
-        default_factory=dict, description="variables of the chat template, as in enable_thinking=false."
+    batch_size: Count = setting(64, "completions drawn together.", "samples")
+    system_prompt: str | None = setting(None, "a system message for the chat template.", "samples, of the question")
+    template_options: FreeOptions = setting(
+        dict, "variables of the chat template, as in enable_thinking=false.", "samples"
     )
-    sampler: Literal["transformers", "continuous", "vllm", "openai"] = Field(
-        default="transformers",
-        description="the engine: transformers, continuous (its continuous batching), vllm, or openai for a server of "
-        "that API.",
+    sampler: Literal["transformers", "continuous", "vllm", "openai"] = setting(
+        "transformers",
+        "the engine: transformers, continuous (its continuous batching), vllm, or openai for a server of that API.",
+        "samples, often set, of the question",
     )
-    base_url: str | None = Field(default=None, description="the server's address, as in http://localhost:8000/v1.")
-    sampler_options: FreeOptions = Field(
-        default_factory=dict, description="options of the engine, as in model=NAME concurrency=16 timeout_seconds=60."
+    base_url: str | None = setting(None, "the server's address, as in http://localhost:8000/v1.", "samples")
+    sampler_options: FreeOptions = setting(
+        dict, "options of the engine, as in model=NAME concurrency=16 timeout_seconds=60.", "samples"
     )
-    greedy: bool = Field(
-        default=False, description="also draw one greedy completion of each prompt, whose reward is ReMax's baseline."
+    greedy: bool = setting(
+        False, "also draw one greedy completion of each prompt, whose reward is ReMax's baseline.", "samples"
     )
 
 
@@ -140,26 +149,25 @@ class ValuesSection(Section):
 
     title: ClassVar[str] = "the state values"
 
-    fitted: bool = Field(
-        default=False,
-        description="fit a ridge value head on the policy's last hidden states, cross-fitted by prompt, for gae and "
-        "recipe:ppo.",
+    fitted: bool = setting(
+        False,
+        "fit a ridge value head on the policy's last hidden states, cross-fitted by prompt, for gae and recipe:ppo.",
+        "values",
     )
-    n_folds: Annotated[int, Ge(2)] = Field(
-        default=5, description="folds of prompts; the values of a fold come from a head fitted to the others."
+    n_folds: Annotated[int, Ge(2)] = setting(
+        5, "folds of prompts; the values of a fold come from a head fitted to the others.", "values"
     )
-    tokens_per_completion: Count = Field(
-        default=64, description="the fit uses at most so many tokens of each completion, evenly spaced."
+    tokens_per_completion: Count = setting(
+        64, "the fit uses at most so many tokens of each completion, evenly spaced.", "values"
     )
-    monte_carlo: NonNegativeInt = Field(
-        default=0, description="completions drawn from the beginning of each step, for vine; 0 for none."
+    monte_carlo: NonNegativeInt = setting(
+        0, "completions drawn from the beginning of each step, for vine; 0 for none.", "values"
     )
-    steps: str = Field(
-        default=r"\n+",
-        description="regular expression that ends a step in a completion's text; a line break by default.",
+    steps: str = setting(
+        r"\n+", "regular expression that ends a step in a completion's text; a line break by default.", "values"
     )
-    seed: NonNegativeInt = Field(default=0, description="seed of the completions of prefixes.")
-    batch_size: Count = Field(default=64, description="completions of prefixes drawn together.")
+    seed: NonNegativeInt = setting(0, "seed of the completions of prefixes.", "values")
+    batch_size: Count = setting(64, "completions of prefixes drawn together.", "values")
 
     @field_validator("steps")
     @classmethod
@@ -176,25 +184,26 @@ class ExecutionSection(Section):
 
     title: ClassVar[str] = "the execution"
 
-    executor: ExecutorName = Field(
-        default="local",
-        description="where shards are made: local, in this process; ray, by workers on this machine or on a cluster.",
+    executor: ExecutorName = setting(
+        "local",
+        "where shards are made: local, in this process; ray, by workers on this machine or on a cluster.",
+        "nothing",
     )
-    workers: Count = Field(default=1, description="how many workers ray starts.")
-    gpus_per_worker: NonNegativeInt = Field(default=0, description="GPUs of each worker; 0 for workers on CPUs.")
-    ranks_per_worker: Count = Field(
-        default=1,
-        description="processes that hold the model together, each a part of its weights, for a model larger than one "
+    workers: Count = setting(1, "how many workers ray starts.", "nothing")
+    gpus_per_worker: NonNegativeInt = setting(0, "GPUs of each worker; 0 for workers on CPUs.", "nothing")
+    ranks_per_worker: Count = setting(
+        1,
+        "processes that hold the model together, each a part of its weights, for a model larger than one "
         "GPU; all on one machine, each with a GPU of its own where there are GPUs.",
+        "nothing",
     )
-    threads: Count | None = Field(
-        default=None,
-        description="threads of each worker; torch's own choice by default, and 1 for a worker of ray.",
+    threads: Count | None = setting(
+        None, "threads of each worker; torch's own choice by default, and 1 for a worker of ray.", "nothing"
     )
-    address: str | None = Field(
-        default=None,
-        description="a cluster of ray that runs already: auto, or its address; by default one is started on this "
-        "machine.",
+    address: str | None = setting(
+        None,
+        "a cluster of ray that runs already: auto, or its address; by default one is started on this machine.",
+        "nothing",
     )
 
 
@@ -202,11 +211,10 @@ class LengthScalingSection(Section):
     """Options of the length-scaling fit; ``published`` names data sets that are drawn in the figure."""
 
     title: ClassVar[str] = "length_scaling"
-    not_arguments: ClassVar[frozenset[str]] = frozenset({"published"})
 
-    confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the intervals.")
-    published: str | None = Field(
-        default=None, description="a data set to draw over the figure, see `gradstats list data`."
+    confidence_level: ConfidenceLevel = setting(CONFIDENCE_LEVEL, "level of the intervals.", "answers")
+    published: str | None = setting(
+        None, "a data set to draw over the figure, see `gradstats list data`.", "answers, no argument"
     )
 
 
@@ -214,41 +222,44 @@ class VarianceSection(Section):
     """Arguments of :func:`gradstats.compare`; an estimator is a label such as ``length_weighted(alpha=0.8)``."""
 
     title: ClassVar[str] = "the variance comparison"
-    not_arguments: ClassVar[frozenset[str]] = frozenset({"confidence_level"})
-    often_set: ClassVar[frozenset[str]] = frozenset({"estimators", "group_size", "reference"})
 
-    estimators: list[str] = Field(
-        default_factory=lambda: list(DEFAULT_ESTIMATORS),
-        description='labels of estimators, with parameters as in "length_weighted(alpha=0.8, loo=True)".',
+    estimators: list[str] = setting(
+        lambda: list(DEFAULT_ESTIMATORS),
+        'labels of estimators, with parameters as in "length_weighted(alpha=0.8, loo=True)".',
+        "answers, often set",
     )
-    group_size: GroupSizes = Field(
-        default=None,
-        description="completions of a group, one size or several; all of a prompt by default. Single tokens are "
+    group_size: GroupSizes = setting(
+        None,
+        "completions of a group, one size or several; all of a prompt by default. Single tokens are "
         "studied at the first.",
+        "answers, often set, of the question",
     )
-    reference: str = Field(default="rloo", description="estimator that ratios are taken to.")
-    target: Target = Field(
-        default="auto",
-        description="what cosine and bias are judged against; auto weights by importance ratios where sampler and "
-        "scorer differ.",
+    reference: str = setting("rloo", "estimator that ratios are taken to.", "answers, often set, of the question")
+    target: Target = setting(
+        "auto",
+        "what cosine and bias are judged against; auto weights by importance ratios where sampler and scorer differ.",
+        "answers",
     )
-    prompts_per_batch: Count | None = Field(
-        default=None,
-        description=f"prompts of a batch, for the share of bias ({PROMPTS_PER_BATCH} by default) and for batch-level "
+    prompts_per_batch: Count | None = setting(
+        None,
+        f"prompts of a batch, for the share of bias ({PROMPTS_PER_BATCH} by default) and for batch-level "
         f"estimators (by default a quarter of the prompts, at most {PROMPTS_PER_BATCH}).",
+        "answers",
     )
-    max_grad_norm: PositiveFloat | None = Field(
-        default=None,
-        description="norm that the gradient of a batch of prompts_per_batch prompts is clipped to, as trainers do, in "
+    max_grad_norm: PositiveFloat | None = setting(
+        None,
+        "norm that the gradient of a batch of prompts_per_batch prompts is clipped to, as trainers do, in "
         "every row; none by default.",
+        "answers",
     )
-    n_resamples: Count | None = Field(
-        default=None,
-        description="how often the prompts are shuffled into new batches for batch-level estimators; by default until "
+    n_resamples: Count | None = setting(
+        None,
+        "how often the prompts are shuffled into new batches for batch-level estimators; by default until "
         "the error that this leaves is small.",
+        "answers",
     )
-    confidence_level: ConfidenceLevel = Field(default=CONFIDENCE_LEVEL, description="level of the intervals.")
-    seed: NonNegativeInt = Field(default=0, description="seed of the comparison.")
+    confidence_level: ConfidenceLevel = setting(CONFIDENCE_LEVEL, "level of the intervals.", "answers, no argument")
+    seed: NonNegativeInt = setting(0, "seed of the comparison.", "answers")
 
     @property
     def first_group_size(self) -> int | None:
@@ -261,22 +272,21 @@ class FiguresSection(Section):
 
     title: ClassVar[str] = "the figures"
 
-    venue: Literal["icml", "neurips", "iclr", "colm", "acl", "jmlr", "slide"] = Field(
-        default="icml", description="whose column widths to use."
+    venue: Literal["icml", "neurips", "iclr", "colm", "acl", "jmlr", "slide"] = setting(
+        "icml", "whose column widths to use.", "nothing"
     )
-    column: Literal["half", "full"] | None = Field(
-        default=None, description="half or full width; one column of the venue by default."
+    column: Literal["half", "full"] | None = setting(
+        None, "half or full width; one column of the venue by default.", "nothing"
     )
-    theme: Literal["light", "dark"] = Field(default="light", description="light, or dark for slides.")
-    formats: list[Literal["pdf", "svg", "png", "pgf"]] = Field(
-        default_factory=lambda: ["pdf", "png"], description="file formats of each figure."
+    theme: Literal["light", "dark"] = setting("light", "light, or dark for slides.", "nothing")
+    formats: list[Literal["pdf", "svg", "png", "pgf"]] = setting(
+        lambda: ["pdf", "png"], "file formats of each figure.", "nothing"
     )
-    labels: DisplayNames = Field(
-        default_factory=dict,
-        description="names of estimators or runs in figures, as in 'otb=OTB'; in words by default.",
+    labels: DisplayNames = setting(
+        dict, "names of estimators or runs in figures, as in 'otb=OTB'; in words by default.", "nothing"
     )
-    estimators: list[str] = Field(default_factory=list, description="estimators to draw; all compared ones by default.")
-    order: Literal["value", "listed"] = Field(default="value", description="rows by value, or as they are listed.")
+    estimators: list[str] = setting(list, "estimators to draw; all compared ones by default.", "nothing")
+    order: Literal["value", "listed"] = setting("value", "rows by value, or as they are listed.", "nothing")
 
 
 # Beyond what any study needs; a mistyped size would fill the memory.
@@ -287,68 +297,83 @@ class MeasurementSection(Section):
     """Arguments of :func:`gradstats.measure`, and the type in which token scores are saved."""
 
     title: ClassVar[str] = "the measurement"
-    not_arguments: ClassVar[frozenset[str]] = frozenset({"token_dtype"})
-    often_set: ClassVar[frozenset[str]] = frozenset({"engine", "metric", "second_moments", "sketch_dim"})
 
-    engine: Literal["auto", "ghost", "vmap", "loop"] = Field(default="auto", description="how gradients are computed.")
-    params: str | None = Field(
-        default=None,
-        description="regular expression of the parameters to differentiate; all trainable ones by default.",
+    engine: Literal["auto", "ghost", "vmap", "loop"] = setting(
+        "auto", "how gradients are computed.", "measurements, often set"
     )
-    blocks: BlockNames = Field(default="layer", description="how squared norms are split: layer, kind or parameter.")
-    metric: str | None = Field(
-        default=None,
-        description="the norm that is measured: euclidean by default, or adam, as in "
+    params: str | None = setting(
+        None,
+        "regular expression of the parameters to differentiate; all trainable ones by default.",
+        "measurements, of the question, recorded",
+    )
+    blocks: BlockNames = setting("layer", "how squared norms are split: layer, kind or parameter.", "measurements")
+    metric: str | None = setting(
+        None,
+        "the norm that is measured: euclidean by default, or adam, as in "
         "adam(eps=1e-8, power=0.5, step=1000, beta2=0.999).",
+        "measurements, often set, shared",
     )
-    second_moments: str | None = Field(
-        default=None,
-        validate_default=True,
-        description="second moments of metric adam: a trainer's optimizer.pt, a safetensors file of parameter name → "
+    second_moments: str | None = setting(
+        None,
+        "second moments of metric adam: a trainer's optimizer.pt, a safetensors file of parameter name → "
         "second moments, embedded, or estimate, as in estimate(estimator=rloo, prompts_per_batch=16, share=0.25).",
-    )
-    sketch_dim: Annotated[int, Ge(1), Le(_MOST_SKETCH_DIM)] | None = Field(
-        default=16384,
-        description="dimension of the random projections, which variance comparisons need; None for none.",
-    )
-    sketch_seed: NonNegativeInt = Field(
-        default=0, description="seed of the projections; measurements to be compared need the same."
-    )
-    sketch_version: Literal[1, 2] | None = Field(
-        default=None,
-        description="random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268 "
-        "million parameters and 2 above by default; measurements to be compared need the same.",
-    )
-    block_sketches: bool = Field(
-        default=False,
+        "measurements, often set",
         validate_default=True,
-        description="also keep the sketch of each block, from which variances are compared block by block.",
     )
-    token_probes: Annotated[int, Ge(0), Le(_MOST_TOKEN_PROBES)] = Field(
-        default=0, description="random directions that every token's score is projected on; 0 for none."
+    sketch_dim: Annotated[int, Ge(1), Le(_MOST_SKETCH_DIM)] | None = setting(
+        16384,
+        "dimension of the random projections, which variance comparisons need; None for none.",
+        "measurements, often set, recorded, shared",
     )
-    token_exact: NonNegativeInt | Annotated[float, Ge(0)] = Field(
-        default=0,
-        description="tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, "
+    sketch_seed: NonNegativeInt = setting(
+        0, "seed of the projections; measurements to be compared need the same.", "measurements, recorded, shared"
+    )
+    sketch_version: Literal[1, 2] | None = setting(
+        None,
+        "random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268 "
+        "million parameters and 2 above by default; measurements to be compared need the same.",
+        "measurements, shared",
+    )
+    block_sketches: bool = setting(
+        False,
+        "also keep the sketch of each block, from which variances are compared block by block.",
+        "measurements",
+        validate_default=True,
+    )
+    token_probes: Annotated[int, Ge(0), Le(_MOST_TOKEN_PROBES)] = setting(
+        0, "random directions that every token's score is projected on; 0 for none.", "measurements, recorded, shared"
+    )
+    token_exact: NonNegativeInt | Annotated[float, Ge(0)] = setting(
+        0,
+        "tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, "
         "or the share of the proxy that they hold.",
+        "measurements, recorded, shared",
     )
-    token_seed: NonNegativeInt = Field(default=0, description="seed of the random directions.")
-    token_dtype: Literal["float32", "float16"] = Field(
-        default="float32", description="type in which token projections are saved."
+    token_seed: NonNegativeInt = setting(0, "seed of the random directions.", "measurements, recorded, shared")
+    token_dtype: Literal["float32", "float16"] = setting(
+        "float32", "type in which token projections are saved.", "measurements, no argument"
     )
-    token_budget: Count = Field(
-        default=TOKEN_BUDGET, description="most tokens that go through the model at once, padding included."
+    token_budget: Count = setting(
+        TOKEN_BUDGET, "most tokens that go through the model at once, padding included.", "measurements, divides"
     )
-    memory_gib: PositiveFloat | None = Field(
-        default=None,
-        description="most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
+    memory_gib: PositiveFloat | None = setting(
+        None,
+        "most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
         f"{MOST_MEMORY_GIB:g} GiB, by default.",
+        "measurements, divides",
     )
-    recompute: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="run the layers again in the backward pass instead of holding their activations: on, off, or auto, "
+    recompute: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "run the layers again in the backward pass instead of holding their activations: on, off, or auto, "
         "where the activations would take more than memory_gib, or than a quarter of the machine's memory.",
+        "measurements, divides, unstated",
     )
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that stand in a measurement's metadata as they were given."""
+        return self.model_dump(include=set(self.fields_that("recorded"))) | {
+            "block_sketches": self.block_sketches or None
+        }
 
     @field_validator("metric")
     @classmethod

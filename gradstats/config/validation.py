@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Declared = TypeVar("Declared", bound="Section")
 
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
@@ -36,14 +43,67 @@ class WrongSettingsError(ValueError):
         self.wrong = wrong
 
 
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Begin the error of whatever refuses a value with the setting that the value is of."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ImportError) as error:
+        raise ValueError(f"{setting}: {error.args[0]}") from error
+
+
 def nearest_or_all(name: str, known: Collection[str], otherwise: str) -> str:
     """Return the known name that a wrong one most likely stands for, or else all of them, in words."""
     near = get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"{otherwise} {', '.join(known)}"
 
 
+#: What a setting decides: the words of the third argument of :func:`setting`, of which the first is one of these.
+DECIDED = ("samples", "measurements", "values", "answers", "nothing")
+#: The words that may follow, from which every list of settings elsewhere is made.
+EFFECTS = {
+    "often set": "by most people: help shows it before the others",
+    "no argument": "of the function whose options the section declares",
+    "of the question": "that is asked: runs are told apart by it",
+    "grows": "a run can be extended to a larger value",
+    "regraded": "stored completions can be scored again under another value",
+    "divides": "only the work: a later call may have another value, and agrees up to rounding",
+    "unstated": "in the digest by which shards know their run",
+    "reshapes": "the distribution of tokens, unless it has its default: runs are told apart by it as well",
+    "truncates": "that distribution: some of what the policy can draw is never drawn",
+    "recorded": "in the metadata of a measurement by its name, as it was given",
+    "shared": "measurements are joined only where their metadata agree on it",
+}
+
+
+def setting(default: Any, description: str, effect: str, *, validate_default: bool | None = None) -> Any:
+    """Declare a field of a section: its default (``...`` for none, or what makes one), its help, and what it decides.
+
+    The effect begins with one of :data:`DECIDED`, followed by any of :data:`EFFECTS`.
+
+    >>> class Drawing(Section):
+    ...     top_p: float = setting(1.0, "nucleus mass; 1 keeps every token.", "samples, reshapes, truncates")
+    >>> Drawing.fields_that("truncates")
+    ('top_p',)
+    """
+    given: dict[str, Any] = {"default_factory": default} if callable(default) else {"default": default}
+    field = Field(description=description, validate_default=validate_default, **given)
+    field.metadata.append(_Effect(effect))
+    return field
+
+
+class _Effect(tuple[str, ...]):
+    """What a setting decides, in words."""
+
+    def __new__(cls, text: str) -> _Effect:
+        decided, *others = text.split(", ")
+        if decided not in DECIDED or not EFFECTS.keys() >= {*others}:
+            raise ValueError(f"the effect is {text!r}: give {', '.join(DECIDED)}, then any of {', '.join(EFFECTS)}")
+        return super().__new__(cls, (decided, *others))
+
+
 class Section(BaseModel):
-    """A set of options: each field declares name, type, range, default and help of one option.
+    """A set of options: each field declares, by :func:`setting`, type, range, default, help and effect of one option.
 
     Raises:
         WrongSettingsError: for settings that are unknown, missing, of a wrong type or out of range.
@@ -55,10 +115,6 @@ class Section(BaseModel):
 
     #: The name of the section in a sentence.
     title: ClassVar[str] = "the section"
-    #: Fields that are not arguments of the function whose options these are.
-    not_arguments: ClassVar[frozenset[str]] = frozenset()
-    #: Fields that most people set, which help shows before the others where they are options of a command.
-    often_set: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, **settings: Any) -> None:
         settings = {name: _plain(value) for name, value in settings.items()}
@@ -70,10 +126,45 @@ class Section(BaseModel):
 
     def arguments(self, **changes: object) -> dict[str, Any]:
         """Return the section as keyword arguments of the function whose options it declares."""
-        options = self.model_dump(exclude=set(self.not_arguments))
-        if "seed" in options:
-            options["rng"] = options.pop("seed")
-        return options | changes
+        settings = self.model_dump()
+        return {argument: settings[name] for name, argument in self.argument_names().items()} | changes
+
+    @classmethod
+    def argument_names(cls) -> dict[str, str]:
+        """Return field → what the function calls it, of the fields that are its arguments."""
+        others = set(cls.fields_that("no argument"))
+        return {name: "rng" if name == "seed" else name for name in cls.model_fields if name not in others}
+
+    @classmethod
+    def of_arguments(cls: type[Declared], given: Mapping[str, Any], **others: Any) -> Declared:
+        """Return the section of the ``**settings`` of a function that :func:`takes` it; a mapping may be None.
+
+        Raises:
+            TypeError: for a name that is not an argument of the function.
+        """
+        known = cls.argument_names().values()
+        for name in given:
+            if name not in known:
+                raise TypeError(f"{cls.title} takes no argument {name!r}: {nearest_or_all(name, known, 'it takes')}")
+        makes = {name for name, field in cls.model_fields.items() if field.default_factory}
+        return cls(**{name: one for name, one in given.items() if one is not None or name not in makes}, **others)
+
+    @classmethod
+    def effect(cls, name: str) -> tuple[str, ...]:
+        """Return what a field decides, in the words of its declaration.
+
+        Raises:
+            TypeError: where the field does not declare it.
+        """
+        for declared in cls.model_fields[name].metadata:
+            if isinstance(declared, _Effect):
+                return declared
+        raise TypeError(f"{cls.__name__}.{name} does not declare what it decides: write it as setting(…)")
+
+    @classmethod
+    def fields_that(cls, *effects: str) -> tuple[str, ...]:
+        """Return the fields with one of several effects, in order, as ``SamplingSection.fields_that("truncates")``."""
+        return tuple(name for name in cls.model_fields if not {*effects}.isdisjoint(cls.effect(name)))
 
     @classmethod
     def _wrong(cls, errors: list[ErrorDetails], settings: Mapping[str, object]) -> Iterator[WrongSetting]:
@@ -112,6 +203,51 @@ class Section(BaseModel):
         if NoneType in members:
             allowed.append("None")
         return f"{', '.join(allowed[:-1])}{', or ' if allowed[1:] else ''}{allowed[-1]}"
+
+
+def takes(section: type[Section]) -> Callable[[Function], Function]:
+    """Let the ``**settings`` of a function be the options of a section, in its signature and in its docstring.
+
+    Parameters that the function declares or describes by itself stay as they are.
+    """
+
+    def declare(function: Function) -> Function:
+        own = inspect.signature(function)
+        hints = get_type_hints(section)
+        begin = [one for one in own.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        rest = {name: one for name, one in own.parameters.items() if one.kind is one.KEYWORD_ONLY}
+        options, described = [], {}
+        for field, argument in section.argument_names().items():
+            declared = section.model_fields[field]
+            default = None if declared.default_factory else declared.default  # None stands for what is made
+            option = inspect.Parameter(
+                argument, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field]
+            )
+            options.append(rest.pop(argument, option))
+            described[argument] = declared.description or ""
+        changed: Any = function
+        changed.__signature__ = own.replace(parameters=[*begin, *options, *rest.values()])
+        changed.__doc__ = _with_arguments(
+            inspect.getdoc(function) or "", list(changed.__signature__.parameters), described
+        )
+        return function
+
+    return declare
+
+
+_ENTRY = re.compile(r"^    (\**\w+): .*(?:\n {5,}.*)*", re.MULTILINE)
+
+
+def _with_arguments(doc: str, names: Collection[str], described: Mapping[str, str]) -> str:
+    """Return a docstring with an entry for each argument, in order: its own, or what the section says."""
+    before, _, after = doc.partition("Args:\n")
+    entries, blank, rest = after.partition("\n\n")
+    found = {match[1]: match[0] for match in _ENTRY.finditer(entries)}
+    lines = [
+        found.get(name) or textwrap.fill(f"    {name}: {described[name]}", 116, subsequent_indent=" " * 8)
+        for name in names
+    ]
+    return "".join([before, "Args:\n", "\n".join(lines), blank, rest])
 
 
 def _plain(value: object) -> object:

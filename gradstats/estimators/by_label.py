@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import TypeVar, overload
 
+from gradstats.config.experiment import Experiment
 from gradstats.config.options import read_label
+from gradstats.config.validation import naming
 from gradstats.estimators import registry
+from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Weighting, nearest
 from gradstats.estimators.recipes import named
 from gradstats.estimators.recipes.recipe import PREFIX, Recipe
+from gradstats.system.late import np
 
 W = TypeVar("W", bound=Weighting)
 
@@ -102,4 +107,55 @@ def with_parameter(estimator: str | Weighting, parameter: str, value: float) -> 
         return get(estimator.label, **changed)
     raise TypeError(
         f"{estimator.label} is an object without parameters of its own: give the label of an estimator or a recipe"
+    )
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse estimators of a comparison that cannot be found, or whose parameters contradict one another."""
+    section = experiment.variance
+    with naming("variance.estimators"):
+        for one in get_all(section.estimators):
+            _try(one)
+    with naming("variance.reference"):
+        reference = get(section.reference)
+        if reference.across_groups:
+            raise ValueError(f"{reference.label} is a batch-level estimator: choose 'rloo', for example")
+        _try(reference)
+
+
+def _try(one: Weighting) -> None:
+    """Compute weights on a few made-up completions; what data functions of a user accept is unknown."""
+    advantage = one.advantage if isinstance(one, Recipe) else one
+    if not isinstance(advantage, Estimator) or not advantage.definition.checked:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one.weights(trial_batch())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{one.label} cannot be computed: {error}") from error
+
+
+def trial_batch() -> Batch:
+    """Return 4 prompts of 4 completions with every field and ratios that vary."""
+    rng = np.random.default_rng(0)
+    n, width = 16, 6
+    groups = np.repeat(np.arange(4), 4)
+    logprobs = -rng.uniform(0.1, 1.0, (n, width))
+    return Batch(
+        rewards=np.tile([0.0, 1.0, 1.0, 0.0], 4),
+        lengths=rng.integers(2, width + 1, n),
+        groups=groups,
+        logprobs=logprobs,
+        old_logprobs=logprobs + 0.1 * rng.normal(size=(n, width)),
+        ref_logprobs=logprobs + 0.1 * rng.normal(size=(n, width)),
+        entropy=rng.uniform(0.1, 1.0, (n, width)),
+        sum_pi_squared=rng.uniform(0.2, 0.9, (n, width)),
+        values=rng.uniform(0.0, 1.0, (n, width)),
+        token_energy=rng.uniform(0.5, 1.5, (n, width)),
+        token_cross=rng.uniform(0.5, 1.5, (n, width)),
+        importance=rng.uniform(0.8, 1.2, (n, width)),
+        greedy_rewards=np.array([0.0, 1.0, 1.0, 0.0])[groups],
+        sq_norms=rng.uniform(1.0, 9.0, n),
+        truncated=np.arange(n) % 5 == 0,
     )

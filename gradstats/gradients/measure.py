@@ -12,10 +12,11 @@ from torch import Tensor
 
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
+from gradstats.config.validation import takes
 from gradstats.gradients.attention import measuring_attention, refuse_mixed_lengths
 from gradstats.gradients.metric import AdamMetric
 from gradstats.gradients.objective import Objective, make_chunk, plan_chunks
-from gradstats.gradients.parameters import Blocks, ParameterSelection, refuse_replaced, whole_parameters
+from gradstats.gradients.parameters import ParameterSelection, refuse_replaced, whole_parameters
 from gradstats.gradients.recompute import RecomputeRule, recomputed_layers
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.scores import TokenWeights, named_weightings
@@ -33,30 +34,18 @@ _MISMATCH = "load the policy that drew them, or pass --allow-policy-mismatch (in
 SHARD_SIZE, SHARD_TOKENS = 64, 2**14
 
 
+@takes(MeasurementSection)
 def measure(
     policy: object,
     rollouts: Rollouts,
     *,
-    engine: str = "auto",
-    params: str | None = None,
-    blocks: Blocks = "layer",
     metric: str | AdamMetric | None = None,
-    second_moments: str | None = None,
-    sketch_dim: int | None = 16384,
-    sketch_seed: int = 0,
-    sketch_version: int | None = None,
-    block_sketches: bool = False,
     token_weights: TokenWeights | None = None,
     reference_policy: object = None,
-    token_probes: int = 0,
-    token_exact: int | float = 0,
-    token_seed: int = 0,
-    token_budget: int = TOKEN_BUDGET,
-    memory_gib: float | None = None,
-    recompute: str = "auto",
     keep_in: str | os.PathLike[str] | None = None,
     allow_policy_mismatch: bool = False,
     progress: bool = True,
+    **settings: Any,
 ) -> Measurement:
     r"""Measure the gradient :math:`S_i = \sum_t \nabla_\theta \log\pi(y_{i,t})` of every rollout.
 
@@ -72,7 +61,6 @@ def measure(
             knows), "vmap" (``torch.func``, any architecture that it traces), "loop" (one backward pass per sequence),
             or "auto": the first of these that knows the model and passes the self-check. A warning and the metadata
             state why an earlier one was passed over.
-        params: regular expression of the parameters to differentiate; all trainable ones by default.
         blocks: how squared norms are split: "layer", "kind" or "parameter", or a mapping from regular expressions to
             names; see :func:`gradstats.gradients.select_parameters`.
         metric: the norm that is measured: euclidean by default, or adam, with which squared norms, sketches, weighted
@@ -82,10 +70,6 @@ def measure(
         second_moments: second moments of metric adam: a trainer's optimizer.pt, a safetensors file of parameter name →
             second moments, embedded, or estimate, which runs and the command line know; see
             :meth:`gradstats.AdamMetric.read`, and :func:`gradstats.estimate_second_moments`.
-        sketch_dim: dimension of the random projections, which variance comparisons need; None for none.
-        sketch_seed: seed of the projections; measurements to be compared need the same.
-        sketch_version: random signs of the projections: 1 (kept in memory), 2 (computed on the device); 1 up to 268
-            million parameters and 2 above by default; measurements to be compared need the same.
         block_sketches: also keep the sketch of each block, from which variances are compared block by block: by
             ``gs.compare(…, blocks=True)``.
         token_weights: further weightings to measure, :math:`\sum_t w_{i,t} \nabla\log\pi(y_{i,t})`: name → for each
@@ -100,9 +84,6 @@ def measure(
             the share of the proxy that they hold. The proxy is :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2`; each such token
             takes one backward pass.
         token_seed: seed of the random directions; measurements to be compared need the same.
-        token_budget: most tokens that go through the model at once, padding included.
-        memory_gib: most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most 4
-            GiB, by default.
         recompute: run the layers again in the backward pass instead of holding their activations: "on", "off", or
             "auto", where the activations would take more than ``memory_gib``, or than a
             quarter of the machine's memory.
@@ -111,6 +92,7 @@ def measure(
         allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another
             tokenizer.
         progress: show a progress bar.
+        **settings: as :class:`gradstats.config.sections.MeasurementSection` declares them.
 
     Returns:
         The measurement. Sequences whose gradient is not finite are left out, warned about, and listed in its metadata.
@@ -139,28 +121,11 @@ def measure(
         raise TypeError(
             f"metric is {given_as}: give the label of one, such as 'adam', or a gradstats.AdamMetric(second_moments)"
         )
-    options: dict[str, Any] = {
-        "engine": engine,
-        "params": params,
-        "blocks": blocks if isinstance(blocks, str) else dict(blocks),
-        "metric": metric if isinstance(metric, str) else None,
-        "second_moments": second_moments,
-        "sketch_dim": sketch_dim,
-        "sketch_seed": sketch_seed,
-        "sketch_version": sketch_version,
-        "block_sketches": block_sketches,
-        "token_probes": token_probes,
-        "token_exact": token_exact,
-        "token_seed": token_seed,
-        "token_budget": token_budget,
-        "memory_gib": memory_gib,
-        "recompute": recompute,
-    }
     policy = as_policy(policy)
     if not allow_policy_mismatch:
         refuse_other_policy(rollouts.metadata.get("policy"), policy.digests, "the rollouts", _MISMATCH)
-    section = MeasurementSection(**options)
     given = metric if isinstance(metric, AdamMetric) else None
+    section = MeasurementSection.of_arguments(settings, metric=metric if given is None else None)
     session = MeasuringSession.open(policy, rollouts, section, reference_policy=reference_policy, metric=given)
     with progress_bar("measuring", len(rollouts), shown=progress) as report:
         if keep_in is None:

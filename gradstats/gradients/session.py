@@ -164,18 +164,12 @@ class MeasuringSession:
         recompute = RecomputeRule.of(policy, section.recompute, section.memory_gib, section.engine)
         described = {"policy": policy.describe()}
         settings = {
-            "params": section.params,
+            **section.recorded(),
             "n_parameters": selection.n_parameters,
             "block_names": list(selection.block_names),
             "metric": None if metric is None else metric.describe(),
-            "sketch_dim": section.sketch_dim,
-            "sketch_seed": section.sketch_seed,
             "sketch_version": sketch_version,
-            "block_sketches": section.block_sketches or None,
             "reference_policy": None if reference is None else reference.describe(),
-            "token_probes": section.token_probes,
-            "token_exact": section.token_exact,
-            "token_seed": section.token_seed,
             "token_distribution": None if tokens is None else tokens.tangents.distribution,
         }
         versions = {"versions": {name: version(name) for name in ("gradstats", "torch", "transformers")}}

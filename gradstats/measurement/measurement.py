@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError, safe_open
 
 from gradstats.config.options import EUCLIDEAN, written
+from gradstats.config.sections import MeasurementSection
 from gradstats.measurement.state_values import stored_values
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.rollouts.table import Rollouts, part_of_run, read_rollouts, refuse_different_policies
@@ -29,7 +30,7 @@ from gradstats.system.files import (
 )
 from gradstats.system.late import np, pd
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
-from gradstats.system.shards import ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
+from gradstats.system.shards import OF_THE_CALL, ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 
 T = TypeVar("T")
 
@@ -512,11 +513,8 @@ class Measurement:
             write_json(partial / "measurement.json", described)
 
 
-# Entries of the metadata that measurements must share to be joined.
-_SHARED = (
-    "metric", "sketch_dim", "sketch_seed", "sketch_version", "block_names", "token_probes", "token_seed", "token_exact",
-    "token_distribution",
-)  # fmt: skip
+# Entries of the metadata that measurements must share to be joined: settings, and what follows from others.
+_SHARED = (*MeasurementSection.fields_that("shared"), "block_names", "token_distribution")
 
 
 def _refuse_different(shards: Sequence[Measurement]) -> None:
@@ -572,10 +570,6 @@ def _listed(cell: Any) -> Any:
     return np.asarray(cell).tolist() if isinstance(cell, (list, tuple, np.ndarray)) else cell
 
 
-# Entries of the metadata that differ between two calls with the same settings.
-_VARYING = {"self_check", "token_self_check", "versions", "not_finite", ORIGIN}
-
-
 def refuse_to_replace_measurement(
     folder: str | os.PathLike[str], metadata: Mapping[str, object], rollouts: Rollouts, overwrite: bool
 ) -> None:
@@ -585,7 +579,7 @@ def refuse_to_replace_measurement(
         return
     there = read_json(earlier / "measurement.json")
     known = {name: value for name, value in there["metadata"].items() if name in metadata}
-    refuse_other_result(folder, differing_entry(known, metadata, _VARYING), overwrite)
+    refuse_other_result(folder, differing_entry(known, metadata, OF_THE_CALL), overwrite)
     same = there.get("sequences") == _sequences_digest(rollouts)
     refuse_other_result(folder, None if same else "other completions", overwrite)
 

@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 
-from gradstats.config.validation import nearest_or_all
+from gradstats.config.experiment import Experiment
+from gradstats.config.validation import naming, nearest_or_all
 from gradstats.prompts.embedded import generate_problems
 from gradstats.prompts.problem import ColumnMapping, Problem, Settings, problems_from_rows
 from gradstats.system.environment import hub_problem
@@ -349,3 +350,11 @@ def required(n: int | None, name: str) -> int:
     if n > _MOST_GENERATED:
         raise ValueError(f"n is {n}: {name!r} generates at most {_MOST_GENERATED} problems, so ask for fewer")
     return n
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse problems of an experiment that are generated, and of which it does not say how many."""
+    section = experiment.prompts
+    if generates(section.source):
+        with naming("prompts"):
+            required(section.n, section.source)

@@ -537,19 +537,10 @@ def setting_named(settings: Mapping[str, object], name: str) -> object:
     return entry.get(inside) if isinstance(entry, Mapping) else None
 
 
-# Settings in which two runs must agree to answer the same question.
-_SETTINGS_OF_THE_QUESTION = (
-    "policy.name", "policy.revision", "policy.temperature", "prompts.source", "prompts.settings",
-    "sampling.group_size", "sampling.max_new_tokens", "sampling.temperature", "sampling.top_p", "sampling.top_k",
-    "sampling.min_p", "sampling.repetition_penalty", "sampling.reward", "sampling.system_prompt", "sampling.sampler",
-    "measurement.params", "variance.group_size", "variance.reference",
-)  # fmt: skip
-
-
 def differing_settings(runs: list[SavedResults]) -> dict[str, list[object]]:
     """Find settings that runs on the same axes should share and do not: name → one value per run."""
     differing = {}
-    for name in _SETTINGS_OF_THE_QUESTION:
+    for name in Experiment.settings_that("of the question", "reshapes"):
         values = [run.settings.get(name) for run in runs]
         if any(value != values[0] for value in values):
             differing[name] = values

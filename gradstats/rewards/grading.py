@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+from gradstats.config.experiment import Experiment
+from gradstats.config.validation import naming
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.registry import REWARDS, Reward, get_reward
 from gradstats.system.worker import PROCESS, IsolatedError, IsolatedTimeoutError
@@ -243,3 +245,9 @@ def _failed(counts: RewardCounts, reason: str) -> float:
     counts["failures"] += 1
     counts["first_failure"] = counts["first_failure"] or reason[:200]
     return math.nan
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse rewards of an experiment that cannot be found."""
+    with naming("sampling.reward"):
+        Grader.make(experiment.sampling.reward, [])

@@ -22,7 +22,7 @@ from gradstats.rollouts.schema import (
 from gradstats.system.files import remark_on_missing_checksums
 from gradstats.system.late import np, pa, pd, pq
 from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
-from gradstats.system.shards import ORIGIN, planned_shards, refuse_foreign_shard
+from gradstats.system.shards import OF_THE_CALL, ORIGIN, planned_shards, refuse_foreign_shard
 
 
 def refuse_different_policies(metadata: Iterable[Mapping[str, Any]], what: str) -> None:
@@ -55,11 +55,6 @@ def part_of_run(folder: Path, part: str) -> Path:
         raise ValueError(f"scoring {run} again was interrupted: finish it with `gradstats regrade {run}`")
     inside = folder / part
     return inside if inside.is_dir() else folder
-
-
-# Token ids are written as 32-bit integers.
-# Entries of the metadata that differ between two calls with the same settings.
-_VARYING = {"grading", "versions", ORIGIN}
 
 
 @dataclass(frozen=True)
@@ -368,7 +363,7 @@ def refuse_to_replace_rollouts(
         raise FileExistsError(
             f"{error}; replace it with --overwrite (overwrite=True), or choose another path"
         ) from error
-    refuse_other_result(path, differing_entry(there.metadata, metadata, _VARYING), overwrite)
+    refuse_other_result(path, differing_entry(there.metadata, metadata, OF_THE_CALL), overwrite)
     refuse_other_result(path, None if set(there.prompt_id) == set(prompt_ids) else "other prompts", overwrite)
 
 

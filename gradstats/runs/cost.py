@@ -115,7 +115,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         loading_seconds = time.perf_counter() - start
     policy = plan.policy
     cap = plan.settings.max_new_tokens
-    trial = SamplerSettings(min(_TRIAL_TOKENS, cap), plan.settings.temperature)
+    trial = SamplerSettings(min(_TRIAL_TOKENS, cap), temperature=plan.settings.temperature)
     rows = plan.rows[-1]
     start = time.perf_counter()
     generate(policy, [plan.prompt_tokens[index] for index, _ in rows], trial, 0)

@@ -25,7 +25,7 @@ from gradstats.report.saved_results import (
 from gradstats.rewards.grading import MisreadReferenceWarning
 from gradstats.rollouts.table import token_sources
 from gradstats.runs.executors.local import Executor, LocalExecutor
-from gradstats.runs.growth import DIVIDING, may_grow, read_plan, rounds_of
+from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
@@ -117,11 +117,10 @@ _REMARKED = (UserWarning, RuntimeWarning, MisreadReferenceWarning)
 ANALYSIS = "analysis"
 #: Seconds of steps that ended since the manifest was written, so that a call that is killed later does not lose them.
 _STEPS = ".steps.json"
-#: What to do where a setting differs from that of the run.
+#: What to do where a setting with such an effect differs from that of the run.
 _REMEDIES = {
-    "prompts.n": "a run can grow but not shrink, so choose another directory (--out)",
-    "sampling.group_size": "a run can grow but not shrink, so choose another directory (--out)",
-    "sampling.reward": "score its completions again with `gradstats regrade`, or choose another directory (--out)",
+    "grows": "a run can grow but not shrink, so choose another directory (--out)",
+    "regraded": "score its completions again with `gradstats regrade`, or choose another directory (--out)",
 }
 
 
@@ -156,12 +155,14 @@ class RunDirectory:
             before, settled = read_recorded_experiment(previous).settled_settings(), experiment.settled_settings()
             for name in (*settled, *(name for name in before if name not in settled)):
                 value = settled.get(name)
-                if before.get(name) == value or name in DIVIDING:
+                if before.get(name) == value or name in Experiment.settings_that("divides"):
                     continue
                 if not may_grow(name, before.get(name), value):
+                    remedies = (_REMEDIES[one] for one in _REMEDIES if name in Experiment.settings_that(one))
+                    otherwise = "choose another directory (--out), or remove it to start again"
                     raise ValueError(
                         f"the run directory {path} was made with {name}={before.get(name)!r}, not {value!r}: "
-                        f"{_REMEDIES.get(name, 'choose another directory (--out), or remove it to start again')}"
+                        f"{next(remedies, otherwise)}"
                     )
                 grows = True
         run = cls(path, experiment, part=part)

@@ -57,11 +57,6 @@ def _what_to_download(asked: dict[str, tuple[str, str, str, str | None]], missin
 
 #: The remedy where a run's policy has changed.
 RESTORE = "restore that policy, or choose another directory (--out)"
-#: Settings of a run directory that may grow.
-GROWING = ("prompts.n", "sampling.group_size")
-#: Settings that say how many sequences go through the model together: a later call may have others, as after memory ran
-#: out, and its numbers agree up to rounding.
-DIVIDING = ("measurement.token_budget", "measurement.memory_gib", "measurement.recompute")
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class Round:
 
 def may_grow(name: str, before: object, wanted: object) -> bool:
     """Return whether a run with one value of a setting can be extended to another; None stands for all problems."""
-    if name not in GROWING or not isinstance(before, int):
+    if name not in Experiment.settings_that("grows") or not isinstance(before, int):
         return False
     return wanted is None or (isinstance(wanted, int) and wanted >= before)
 
@@ -99,7 +94,7 @@ def rounds_of(folder: Path) -> list[Round]:
 
 def settings_digest(experiment: Experiment) -> str:
     """Return a digest of the settings that all shards of a run share: those that neither grow nor are scored again."""
-    changing = {*GROWING, "sampling.reward", "measurement.recompute"}
+    changing = Experiment.settings_that("grows", "regraded", "unstated")
     return digest(
         sorted((name, value) for name, value in experiment.settled_settings().items() if name not in changing)
     )
@@ -153,7 +148,7 @@ def grown_plan(
     if waiting:
         size = len(plan.rows[0])
         batches = [len(waiting[start : start + size]) for start in range(0, len(waiting), size)]
-        rounds.append(_round(plan, ids, plan.group_size, waiting, batches))
+        rounds.append(_round(plan, ids, plan.section.group_size, waiting, batches))
         rows += _cut(waiting, batches)
     return GrownPlan(rows, rounds, origin if earlier else _origin(plan, rounds[0], experiment))
 

@@ -137,9 +137,7 @@ def draws_alike(one: Experiment, other: Experiment) -> bool:
 
 def _drawing(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that decide which completions are drawn."""
-    measuring = ("measurement.", "reference_policy.")
-    settled = experiment.settled_settings()
-    settings = {name: value for name, value in settled.items() if not name.startswith(measuring)}
+    settings = experiment.settled_settings("samples")
     if experiment.sampling.temperature is not None:  # else the sampler takes that of the policy
         del settings["policy.temperature"]
     return settings

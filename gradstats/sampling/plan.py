@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,14 +95,12 @@ class SamplingPlan:
     policy: Policy
     problems: Sequence[Problem]
     prompt_tokens: list[list[int]]
-    settings: SamplerSettings
-    group_size: int
-    seed: int
+    section: SamplingSection
+    settings: SamplerSettings  # those of the section that fit this policy
     reward: Grader
     rows: list[list[tuple[int, int]]]
     metadata: dict[str, Any]
     sampler: Sampler
-    greedy: bool = False
 
     @property
     def in_step(self) -> bool:
@@ -133,12 +131,13 @@ class SamplingPlan:
         settings = SamplerSettings.of(section, policy.temperature)
         prompt_options = {"system_prompt": section.system_prompt, "template_options": section.template_options}
         tokens = [policy.encode_prompt(problem.prompt, **prompt_options) for problem in problems]
-        settings = replace(settings, max_new_tokens=_fitting_cap(policy, tokens, settings.max_new_tokens))
+        settings = settings.capped(_fitting_cap(policy, tokens, settings.max_new_tokens))
         refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
         if sampler is None:
             sampler = open_sampler(section.sampler, policy, section.base_url, section.sampler_options)
+        settings.refuse_unknown_to(sampler)
         group_size, batch_size = section.group_size, section.batch_size
-        if section.greedy:
+        if section.greedy:  # whole groups
             batch_size = max(batch_size // group_size, 1) * group_size
         by_length = sorted(range(len(problems)), key=lambda index: (len(tokens[index]), index))
         pairs = [(index, number) for index in by_length for number in range(group_size)]
@@ -146,7 +145,7 @@ class SamplingPlan:
         grader = Grader.make(section.reward if reward is None else reward, problems)
         metadata = {
             "policy": policy.describe(),
-            "sampler": {**sampler.describe(), **asdict(settings)},
+            "sampler": {**sampler.describe(), **settings.model_dump()},
             "group_size": group_size,
             "batch_size": batch_size,
             "seed": section.seed,
@@ -157,19 +156,7 @@ class SamplingPlan:
             "generation_config_not_followed": settings.overridden(policy.model.generation_config),
             "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
         }
-        return cls(
-            policy,
-            problems,
-            tokens,
-            settings,
-            group_size,
-            section.seed,
-            grader,
-            rows,
-            metadata,
-            sampler,
-            section.greedy,
-        )
+        return cls(policy, problems, tokens, section, settings, grader, rows, metadata, sampler)
 
     @property
     def n_batches(self) -> int:
@@ -203,10 +190,10 @@ class SamplingPlan:
         """Draw and score one batch."""
         rows = self.rows[batch]
         # The first seed does not depend on how many are drawn: an engine with one seed per batch uses it.
-        seeds = np.random.SeedSequence([self.seed, batch]).generate_state(len(rows)).tolist()
+        seeds = np.random.SeedSequence([self.section.seed, batch]).generate_state(len(rows)).tolist()
         prompts = [self.prompt_tokens[index] for index, _ in rows]
         completions = self.sampler.draw(prompts, self.settings, seeds, on_tokens)
-        greedy = self._draw_greedy(rows, seeds, on_tokens) if self.greedy else None
+        greedy = self._draw_greedy(rows, seeds, on_tokens) if self.section.greedy else None
         return self._table(rows, completions, seeds, greedy)
 
     def _draw_greedy(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gradstats.config.sections import SamplingSection
+from gradstats.config.validation import takes
 from gradstats.policy.policy import Policy
 from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import RewardSpec
@@ -40,28 +41,17 @@ def draw_batches(plan: SamplingPlan, shards: Shards[Rollouts] | None, *, progres
     return shards.read_all(plan.n_batches)
 
 
+@takes(SamplingSection)
 def sample(
     policy: Policy,
     problems: Sequence[Problem],
     *,
-    group_size: int = 8,
-    max_new_tokens: int = 1500,
-    temperature: float | None = None,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
     reward: RewardSpec = None,
     rng: int = 0,
-    batch_size: int = 64,
-    system_prompt: str | None = None,
-    template_options: Mapping[str, object] | None = None,
     sampler: str | Sampler = "transformers",
-    base_url: str | None = None,
-    sampler_options: Mapping[str, object] | None = None,
-    greedy: bool = False,
     keep_in: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    **settings: Any,
 ) -> Rollouts:
     """Sample completions of each problem from a policy and score them.
 
@@ -72,30 +62,20 @@ def sample(
     Args:
         policy: the policy.
         problems: the problems, see :func:`gradstats.load_prompts`.
-        group_size: completions of each prompt.
-        max_new_tokens: cap on a completion's tokens.
-        temperature: the sampler's temperature; the policy's own by default.
-        top_p: nucleus mass; 1 keeps every token.
-        top_k: number of tokens kept; 0 keeps all.
-        min_p: share of the likeliest token's probability below which tokens are dropped; 0 keeps all.
-        repetition_penalty: penalty on tokens that have occurred; 1 leaves the logits unchanged.
         reward: name of the reward, or ``module:function``, or ``path/to/file.py:function``, or several as
             ``name=weight``; the problem set's own by default. Names are "math", "exact", "embedded" and
             ``"reasoning_gym"``. A function ``(completion_text, problem) -> float`` and a mapping such as
             ``{"math": 1.0, "module:format": 0.1}`` work too.
         rng: seed of the sampler; the same seed on the same machine gives the same completions.
-        batch_size: completions drawn together.
-        system_prompt: a system message for the chat template.
         template_options: variables of the chat template, as in ``{"enable_thinking": False}``.
         sampler: the engine: "transformers", "continuous" (its continuous batching), "vllm", or "openai" for a server of
             that API; or your own :class:`Sampler`.
-        base_url: the server's address, as in ``http://localhost:8000/v1``.
         sampler_options: options of the engine, as in ``{"concurrency": 16, "timeout_seconds": 60}``; see
             :mod:`gradstats.sampling.plan`.
-        greedy: also draw one greedy completion of each prompt, whose reward is ReMax's baseline.
         keep_in: a folder in which finished batches are kept. The same call resumes an interrupted one from them; the
             folder is not removed afterwards.
         progress: show a progress bar.
+        **settings: as :class:`gradstats.config.sections.SamplingSection` declares them.
 
     Returns:
         The rollouts, ordered by problem and sample, with ``sampler_logprobs`` where the engine reports them and all
@@ -114,28 +94,12 @@ def sample(
         >>> len(rollouts), len(set(rollouts.prompt_id)), int(rollouts.lengths.max())
         (4, 2, 16)
     """
-    options: dict[str, Any] = {
-        "group_size": group_size,
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "reward": None if callable(reward) else reward,
-        "seed": rng,
-        "batch_size": batch_size,
-        "system_prompt": system_prompt,
-        "template_options": dict(template_options or {}),
-        "sampler_options": dict(sampler_options or {}),
-        "greedy": greedy,
-    }
-    if isinstance(sampler, str):
-        options |= {"sampler": sampler, "base_url": base_url}
+    named = {"sampler": sampler} if isinstance(sampler, str) else {}
+    section = SamplingSection.of_arguments(settings, reward=None if callable(reward) else reward, seed=rng, **named)
     plan = SamplingPlan.make(
         policy,
         problems,
-        SamplingSection(**options),
+        section,
         sampler=None if isinstance(sampler, str) else sampler,
         reward=reward if callable(reward) else None,
     )

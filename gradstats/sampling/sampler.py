@@ -6,81 +6,74 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from gradstats.config.sections import SamplingSection
+from gradstats.config.options import PositiveFloat
+from gradstats.config.sections import DrawingSection
+from gradstats.config.validation import setting
 from gradstats.policy.policy import Policy
 from gradstats.system.chat_template import end_tokens
 
 
-@dataclass(frozen=True)
-class SamplerSettings:
-    """How completions are drawn. The defaults draw from the policy's own distribution, untruncated."""
+class SamplerSettings(DrawingSection):
+    """How a sampler draws: all settled, by default at temperature 1."""
 
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: PositiveFloat = setting(  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
+        1.0, "the sampler's temperature.", "samples, reshapes"
+    )
 
-    def __post_init__(self) -> None:
-        SamplingSection(**asdict(self))  # the ranges are declared there
+    def __init__(self, max_new_tokens: int, **settings: Any) -> None:
+        super().__init__(max_new_tokens=max_new_tokens, **settings)
 
     @classmethod
-    def of(cls, section: SamplingSection, policy_temperature: float) -> SamplerSettings:
+    def of(cls, section: DrawingSection, policy_temperature: float) -> SamplerSettings:
         """Return the settings of a section; one that states no temperature draws at the policy's."""
-        named: dict[str, Any] = {field.name: getattr(section, field.name) for field in fields(cls)}
-        if section.temperature is None:
-            named["temperature"] = policy_temperature
-        return cls(**named)
+        settings: dict[str, Any] = section.model_dump(include=set(cls.model_fields))
+        settings["temperature"] = section.temperature or policy_temperature
+        return cls(**settings)
+
+    def capped(self, max_new_tokens: int) -> SamplerSettings:
+        """Return the settings with another cap."""
+        return self.model_copy(update={"max_new_tokens": max_new_tokens})
+
+    def _neutral(self) -> dict[str, Any]:
+        return {name: type(self).model_fields[name].default for name in self.fields_that("reshapes")}
 
     def greedy(self) -> SamplerSettings:
         """Return the settings that always take the likeliest token: only one token is kept."""
-        return replace(self, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0, repetition_penalty=1.0)
+        return self.model_copy(update=self._neutral() | {"top_k": 1})
 
     def departures(self, policy_temperature: float) -> list[str]:
         """Return the settings that make samples off-policy for a score at ``policy_temperature``, as ``name=value``."""
-        neutral = {
-            "temperature": policy_temperature,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-        }
+        neutral = self._neutral() | {"temperature": policy_temperature}
         return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
+
+    def refuse_unknown_to(self, sampler: object) -> None:
+        """Refuse settings that an engine would pass over."""
+        implemented = getattr(sampler, "implements", self.fields_that("reshapes"))
+        for name, value in self._neutral().items():
+            if name not in implemented and getattr(self, name) != value:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, which a {type(sampler).__name__} does not implement: leave it "
+                    f'at {value}, or use sampler "transformers"'
+                )
 
     def overridden(self, generation_config: Any) -> dict[str, object]:
         """Return what the model's ``generation_config`` would have changed, had it been used."""
         if generation_config is None:
             return {}
-        used = asdict(self) | {"do_sample": True}
+        used = self.model_dump() | {"do_sample": True}
         config = {key: value for key, value in generation_config.to_diff_dict().items() if key not in _NOT_SAMPLING}
         return {key: value for key, value in config.items() if value is not None and used.get(key) != value}
 
 
 # Entries of a generation config that do not change the distribution that is sampled.
-_NOT_SAMPLING = frozenset(
-    {
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "decoder_start_token_id",
-        "transformers_version",
-        "_from_model_config",
-        "use_cache",
-        "cache_implementation",
-        "output_attentions",
-        "output_hidden_states",
-        "output_scores",
-        "output_logits",
-        "return_dict_in_generate",
-        "max_length",
-        "max_new_tokens",
-        "do_sample",
-    }
-)
+_NOT_SAMPLING = {
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version",
+    "_from_model_config", "use_cache", "cache_implementation", "output_attentions", "output_hidden_states",
+    "output_scores", "output_logits", "return_dict_in_generate", "max_length", "max_new_tokens", "do_sample",
+}  # fmt: skip
 
 
 TOO_LATE = "the whole answer took longer than its limit"
@@ -150,7 +143,11 @@ class Completion:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """An engine that draws completions of prompts given as token ids."""
+    """An engine that draws completions of prompts given as token ids.
+
+    One that knows only some of the settings that reshape a distribution names them in ``implements``; others are then
+    refused.
+    """
 
     own_seeds: bool
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -131,6 +131,7 @@ class ServerSampler:
     api_key: str | None = None  # the key, or None to use OPENAI_API_KEY from the environment; local servers need none
     kept: dict[str, Completion] = field(default_factory=dict, repr=False)
     own_seeds = True
+    implements = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
     def __post_init__(self) -> None:
         if not self.base_url:
@@ -165,7 +166,7 @@ class ServerSampler:
         sent = [self._prompt(prompt) for prompt in prompts]
         fields = dict(self.dialect.fields(settings, self._stop_tokens))
         keep_logprobs = self._keep_logprobs(settings)
-        about = [asdict(settings), self.describe()]
+        about = [settings.model_dump(), self.describe()]
         requests = [digest([prompt, int(seed), about]) for prompt, seed in zip(prompts, seeds, strict=False)]
         done = {row: self.kept[request] for row, request in enumerate(requests) if request in self.kept}
         for completion in done.values():

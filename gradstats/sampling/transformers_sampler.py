@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -75,6 +75,7 @@ class TransformersSampler:
 
     policy: Policy
     own_seeds = False
+    implements = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
     def describe(self) -> dict[str, object]:
         """Return the engine's name."""
@@ -137,7 +138,7 @@ class _Batch:
         rows = list(range(len(self._tokens)))
         left = settings.max_new_tokens
         while rows and left:
-            running, drawn = self._draw_some(rows, replace(settings, max_new_tokens=left), on_tokens)
+            running, drawn = self._draw_some(rows, settings.capped(left), on_tokens)
             left -= drawn
             rows = [row for row, runs in zip(rows, running.tolist(), strict=True) if runs]
             if rows and left:
@@ -298,6 +299,7 @@ class ContinuousSampler:
     policy: Policy
     options: Mapping[str, object] = field(default_factory=dict)  # fields of ContinuousBatchingConfig
     own_seeds = False
+    implements = ("temperature", "top_p", "top_k", "min_p")
 
     def describe(self) -> dict[str, object]:
         """Return the engine's name and options."""
@@ -311,12 +313,7 @@ class ContinuousSampler:
         on_tokens: Callable[[int], None] = lambda count: None,
     ) -> list[Completion]:
         """Draw one completion for each prompt, see :class:`gradstats.sampling.sampler.Sampler`."""
-        if settings.repetition_penalty != 1.0:
-            raise ValueError(
-                f"repetition_penalty is {settings.repetition_penalty}: continuous batching does not support "
-                "it; leave it at 1, "
-                'or use sampler "transformers"'
-            )
+        settings.refuse_unknown_to(self)
         stop_tokens = stop_token_ids(self.policy)
         options: dict[str, object] = {"return_logprobs": True, "drop_unsupported_processors": False}
         if self.policy.device.type == "cpu":

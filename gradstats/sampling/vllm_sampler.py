@@ -24,6 +24,7 @@ class VllmSampler:
     policy: Policy  # whose name and revision vLLM loads
     options: Mapping[str, object] = field(default_factory=dict)  # arguments of vllm.LLM, such as gpu_memory_utilization
     own_seeds = True
+    implements = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
     def describe(self) -> dict[str, object]:
         """Return the engine's name, version and options."""

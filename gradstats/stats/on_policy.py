@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from gradstats.config.sections import SamplingSection
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy, effective_sample_size
 from gradstats.stats.token_profiles import has_token_energies, prompt_mean, summed_energy
@@ -14,13 +16,11 @@ from gradstats.stats.variance.products import ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.system.late import Float, Int, np, special
 
-SAMPLER_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-# What leaves the distribution as it is; servers write "no top-k" in several ways.
-NEUTRAL: dict[str, tuple[float, ...]] = {
-    "top_p": (1.0,),
-    "top_k": (0.0, -1.0),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
+#: Settings of a sampler that change the distribution of tokens, with the values that leave it as it is: for all but the
+#: temperature their defaults, and what servers and trainers write instead.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **{name: (SamplingSection.model_fields[name].default,) for name in SamplingSection.fields_that("reshapes")},
+    "top_k": (0, -1),
 }
 
 
@@ -29,10 +29,21 @@ def departures_of(sampler: Mapping[str, object], scorer_temperature: float | Non
 
     A setting that was not recorded, or recorded as None, is not a departure.
     """
-    neutral = dict(NEUTRAL)
+    neutral = {name: values for name, values in NEUTRAL.items() if name != "temperature"}
     if scorer_temperature is not None:
         neutral["temperature"] = (scorer_temperature,)
     return [f"{name}={sampler[name]}" for name, values in neutral.items() if not _is_one_of(sampler.get(name), values)]
+
+
+def truncating(departures: Iterable[str]) -> tuple[str, ...]:
+    """Return those of :func:`departures_of` with which some of what the scored policy can draw is never drawn."""
+    cutting = SamplingSection.fields_that("truncates")
+    return tuple(one for one in departures if one.partition("=")[0] in cutting)
+
+
+def untruncated() -> str:
+    """Return the settings that draw from a whole distribution, as "top_p=1, top_k=0"."""
+    return ", ".join(f"{name}={NEUTRAL[name][0]:g}" for name in SamplingSection.fields_that("truncates"))
 
 
 def other_policy_of(drawn_by: object, scored: Mapping[str, object]) -> list[str]:

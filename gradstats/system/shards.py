@@ -20,6 +20,8 @@ Content = TypeVar("Content")
 PLAN = "plan.json"
 #: Entry of a shard's metadata that states where it belongs: ``run``, ``settings`` and ``shard``, its number.
 ORIGIN = "origin"
+#: Entries of the metadata of results in which two calls with the same settings differ.
+OF_THE_CALL = {"grading", "self_check", "token_self_check", "versions", "not_finite", ORIGIN}
 _OTHER = {"run": "another run", "settings": "a run with other settings", "shard": "another place in this run"}
 _NO_FAIR_SAMPLE = "shards are ordered by prompt length, so the existing ones are not a representative sample"
 
@@ -79,6 +81,7 @@ class Shards(Generic[Content]):
                         f"{folder} holds shards of an unfinished command with another {differing[0]}: finish that "
                         "command, or remove the folder"
                     )
+                wanted = earlier  # in the order in which the digest of its shards was made
             remove_partials(folder)
             write_json(recorded, wanted | {"stamped": stamped})
             for old in folder.glob("part-*"):  # the name that shards of an unfinished command had up to version 0.1

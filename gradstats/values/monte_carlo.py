@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -65,7 +64,7 @@ def monte_carlo_values(
             "the rollouts do not record how they were sampled (metadata['sampler']): values must come from the same "
             "sampler; sample with gradstats.sample, or put its settings there"
         )
-    settings = SamplerSettings(**{key: sampler[key] for key in SamplerSettings.__dataclass_fields__ if key in sampler})
+    settings = SamplerSettings(**{key: sampler[key] for key in SamplerSettings.model_fields if key in sampler})
     known = {problem.prompt_id: problem for problem in problems}
     missing = sorted({str(prompt) for prompt in rollouts.prompt_id} - set(known))
     if missing:
@@ -91,7 +90,7 @@ def monte_carlo_values(
             left = [settings.max_new_tokens - start for _, start in batch]
             prefixes = [[*map(int, prompt_tokens[row]), *map(int, tokens[row][:start])] for row, start in batch]
             with suitable_threads(policy):
-                drawn = generate(policy, prefixes, replace(settings, max_new_tokens=max(left)), seed, counter.tokens)
+                drawn = generate(policy, prefixes, settings.capped(max(left)), seed, counter.tokens)
             for (row, start), most, completion in zip(batch, left, drawn, strict=True):
                 whole = [*map(int, tokens[row][:start]), *completion.tokens[:most]]
                 text = policy.tokenizer.decode(whole, skip_special_tokens=True)

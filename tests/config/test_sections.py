@@ -1,35 +1,44 @@
 """The sections of an experiment: values, labels with parameters, and what is refused in one sentence."""
 
-from typing import get_args
+import inspect
+from typing import Annotated, get_args
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from annotated_types import Gt
+from pydantic import Field, ValidationError
 
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
-from gradstats.config.options import adam_section, estimate_section, read_display_names, read_label, written
+from gradstats.config.options import (
+    AdamSection,
+    EstimateSection,
+    adam_section,
+    estimate_section,
+    read_display_names,
+    read_label,
+    written,
+)
 from gradstats.config.sections import (
     DEFAULT_ESTIMATORS,
+    ExecutionSection,
     FiguresSection,
     LengthScalingSection,
     MeasurementSection,
     PolicySection,
     PromptsSection,
     SamplingSection,
+    ValuesSection,
     VarianceSection,
 )
-from gradstats.config.validation import WrongSettingsError
+from gradstats.config.validation import DECIDED, Section, WrongSettingsError, setting, takes
 from gradstats.gradients.engines.registry import ENGINES
 from gradstats.plots.save import FORMATS
 from gradstats.plots.style import INK, VENUES
 from gradstats.policy.model import DTYPES
+from gradstats.runs.growth import settings_digest
 from gradstats.sampling.plan import SAMPLERS
-
-
-@pytest.mark.parametrize("section", [SamplingSection, MeasurementSection, VarianceSection])
-def test_what_most_people_set_are_fields_of_the_section(section):
-    assert section.often_set < section.model_fields.keys()
+from gradstats.system.files import digest
 
 
 @pytest.mark.parametrize("token_exact", [0, 1, 7, 0.25, 3.0])
@@ -77,6 +86,62 @@ def test_every_field_says_what_it_is(section):
     for name, field in section.model_fields.items():
         assert field.description, (section, name)
         assert field.description.endswith("."), (section, name)
+
+
+@pytest.mark.parametrize(
+    "section", [*SECTIONS, ValuesSection, ExecutionSection, AdamSection, EstimateSection, Experiment]
+)
+def test_every_field_declares_what_it_decides(section):
+    assert section.fields_that(*DECIDED) == tuple(section.model_fields)
+
+
+def test_a_field_without_a_declared_effect_is_refused():
+    class Drawing(SamplingSection):
+        typical_p: float = Field(default=1.0, description="mass of typical tokens.")
+
+    with pytest.raises(TypeError, match=r"^Drawing\.typical_p does not declare what it decides: write it as setting"):
+        Drawing.fields_that("truncates")
+
+
+@pytest.mark.parametrize("effect", ["truncates, samples", "samples, trims", ""])
+def test_an_effect_begins_with_what_is_decided(effect):
+    with pytest.raises(ValueError, match=rf"^the effect is '{effect}': give samples, .*then any of often set"):
+        setting(1.0, "mass of typical tokens.", effect)
+
+
+#: What runs, measurements and verdicts on samples have relied on since they were first written.
+# fmt: off
+RELIED_ON = {
+    "grows": ("prompts.n", "sampling.group_size"),
+    "regraded": ("sampling.reward",),
+    "divides": ("measurement.token_budget", "measurement.memory_gib", "measurement.recompute"),
+    "unstated": ("measurement.recompute",),
+    "truncates": ("sampling.top_p", "sampling.top_k", "sampling.min_p"),
+    "reshapes": ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    "of the question": (
+        "policy.name", "policy.revision", "policy.temperature", "prompts.source", "prompts.settings",
+        "sampling.group_size", "sampling.max_new_tokens", "sampling.reward", "sampling.system_prompt",
+        "sampling.sampler", "measurement.params", "variance.group_size", "variance.reference",
+    ),
+    "recorded": ("params", "sketch_dim", "sketch_seed", "token_probes", "token_exact", "token_seed"),
+    "shared": ("metric", "sketch_dim", "sketch_seed", "sketch_version", "token_probes", "token_exact", "token_seed"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("effect", RELIED_ON)
+def test_settings_that_runs_made_before_rely_on_have_kept_their_effects(effect):
+    found = Experiment.settings_that(effect)
+    assert {*RELIED_ON[effect]} <= {*found, *(name.rpartition(".")[2] for name in found)}
+
+
+def test_shards_know_their_run_by_the_settings_that_stay_as_they_are():
+    experiment = Experiment(name="e", policy={"name": "embedded"}, prompts={"source": "embedded", "n": 2})
+    fixed = {name.partition(".")[0] for name in experiment.settled_settings()}
+    assert fixed == {"policy", "prompts", "sampling", "measurement"}  # and of other policies what differs
+    changing = {"prompts.n", "sampling.group_size", "sampling.reward", "measurement.recompute"}
+    settled = {name: value for name, value in experiment.settled_settings().items() if name not in changing}
+    assert settings_digest(experiment) == digest(sorted(settled.items()))
 
 
 def test_fixed_sets_of_names_are_those_of_the_registries():
@@ -286,8 +351,8 @@ def test_an_experiment_names_every_wrong_setting_with_its_section():
         "policy.name",
         "policy",
         "prompts",
-        "sampling.group_size",
         "sampling.top_k",
+        "sampling.group_size",
         "measurement",
         "an",
     ]
@@ -307,3 +372,56 @@ def test_arguments_are_those_of_the_function():
     arguments = VarianceSection(group_size=[2, 4], seed=5).arguments(reference="reinforce")
     assert (arguments["rng"], arguments["reference"], arguments["group_size"]) == (5, "reinforce", [2, 4])
     assert not {"seed", "confidence_level"} & arguments.keys()
+
+
+class Drawing(Section):
+    """A section of a few options."""
+
+    title = "drawing"
+
+    top_p: Annotated[float, Gt(0)] = setting(1.0, "nucleus mass; 1 keeps every token.", "samples, truncates")
+    seed: int = setting(0, "seed of the sampler.", "samples")
+    options: dict[str, str] = setting(dict, "options of the engine.", "samples")
+    dtype: str = setting("float32", "type in which it is saved.", "nothing, no argument")
+
+
+@takes(Drawing)
+def drawn(policy, *, rng: int = 0, progress: bool = True, **settings):
+    """Draw.
+
+    Args:
+        policy: the policy.
+        rng: a seed, so that the same call
+            draws the same.
+        progress: show a bar.
+        **settings: the others.
+
+    Returns:
+        The settings.
+    """
+    return Drawing.of_arguments(settings, seed=rng)
+
+
+def test_a_function_takes_the_settings_of_a_section_in_the_place_of_its_own():
+    assert str(inspect.signature(drawn)) == (
+        "(policy, *, top_p: float = 1.0, rng: int = 0, options: dict[str, str] = None, progress: bool = True)"
+    )
+    assert str(inspect.getdoc(drawn)).partition("Args:\n")[2] == (
+        "    policy: the policy.\n"
+        "    top_p: nucleus mass; 1 keeps every token.\n"
+        "    rng: a seed, so that the same call\n        draws the same.\n"
+        "    options: options of the engine.\n"
+        "    progress: show a bar.\n\n"
+        "Returns:\n    The settings."
+    )
+    assert drawn(None, top_p=0.5, rng=3, options=None) == Drawing(top_p=0.5, seed=3)
+    with pytest.raises(WrongSettingsError, match=r"top_p is 0: it must be a number above 0 \(nucleus mass"):
+        drawn(None, top_p=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("topp", "did you mean 'top_p'"), ("dtype", "it takes top_p"), ("seed", "it takes top_p, rng")]
+)
+def test_what_is_not_an_argument_is_refused_as_python_does(name, hint):
+    with pytest.raises(TypeError, match=rf"^drawing takes no argument '{name}': {hint}"):
+        drawn(None, **{name: 1})

@@ -10,11 +10,15 @@ import pytest
 from conftest import tiny_model, tiny_tokenizer
 
 from gradstats.config.sections import SamplingSection
+from gradstats.config.validation import setting
 from gradstats.policy.policy import Policy
 from gradstats.prompts import Problem
 from gradstats.sampling import Completion, Sampler, SamplerSettings
 from gradstats.sampling.sample import sample
 from gradstats.sampling.sampler import client_until, stop_token_ids, usual_stop_token
+from gradstats.sampling.server_sampler import ServerSampler
+from gradstats.sampling.transformers_sampler import ContinuousSampler, TransformersSampler
+from gradstats.sampling.vllm_sampler import VllmSampler
 
 openai = pytest.importorskip("openai")
 
@@ -95,6 +99,25 @@ def test_departures_are_from_the_policys_own_distribution():
     assert SamplerSettings(8, temperature=0.6).departures(0.6) == []
     assert SamplerSettings(8, top_k=5).departures(0.6) == ["temperature=1.0", "top_k=5"]
     assert SamplerSettings(8, temperature=0.5, min_p=0.1).greedy() == SamplerSettings(8, top_k=1)
+
+
+@pytest.mark.parametrize("sampler", [TransformersSampler, ContinuousSampler, VllmSampler, ServerSampler])
+def test_a_setting_that_an_engine_would_pass_over_is_refused(sampler):
+    class Settings(SamplerSettings):
+        typical_p: float = setting(1.0, "mass of typical tokens.", "samples, reshapes, truncates")
+
+    Settings(8, top_p=0.9, top_k=5, min_p=0.1, temperature=0.5).refuse_unknown_to(object.__new__(sampler))
+    message = rf"typical_p is 0\.9, which a {sampler.__name__} does not implement: leave it at 1\.0, or use"
+    with pytest.raises(ValueError, match=message):
+        Settings(8, typical_p=0.9).refuse_unknown_to(object.__new__(sampler))
+
+
+def test_every_setting_of_a_draw_is_one_of_the_policys_own_sampler():
+    assert TransformersSampler.implements == SamplingSection.fields_that("reshapes")
+
+
+def test_a_users_sampler_is_given_every_setting():
+    SamplerSettings(8, repetition_penalty=1.2).refuse_unknown_to(object())
 
 
 def test_only_what_changes_the_distribution_is_overridden():

@@ -30,7 +30,7 @@ def test_continuous_batching_decodes_greedily_what_generate_does(policy, monkeyp
         assert completion.tokens == likeliest(policy, prompt, 6)
         assert completion.logprobs == pytest.approx([0.0] * len(completion.tokens), abs=1e-5)
     assert sum(seen) == sum(len(completion.tokens) for completion in drawn)
-    with pytest.raises(ValueError, match="repetition_penalty is 1.2: continuous batching does not support it"):
+    with pytest.raises(ValueError, match="repetition_penalty is 1.2, which a ContinuousSampler does not implement"):
         sampler.draw(prompts, SamplerSettings(6, repetition_penalty=1.2), [1], seen.append)
 
 
@@ -95,7 +95,7 @@ def test_requests_that_fail_are_named(answering, answers, message):
 def test_a_repetition_penalty_is_refused_before_anything_is_drawn(answering):
     sampler, calls = answering
     with pytest.raises(
-        ValueError, match=r"repetition_penalty is 1\.2: continuous batching does not support it; leave it at 1"
+        ValueError, match=r"repetition_penalty is 1\.2, which a ContinuousSampler does not implement: leave it at 1\.0"
     ):
         sampler(lambda prompts: {}).draw([[2]], SamplerSettings(6, repetition_penalty=1.2), [1])
     assert calls == []

@@ -200,3 +200,13 @@ def test_shards_of_other_settings_are_refused(tmp_path):
     for other, named in (({"a": 2, "b": None}, "a"), ({"a": 1, "b": None, "c": 3}, "c")):
         with pytest.raises(ValueError, match=f"with another {named}: finish that command, or remove the folder"):
             numbers(tmp_path, other)
+
+
+def test_shards_are_known_in_whatever_order_settings_are_written(tmp_path):
+    def opened(settings):
+        with Shards.resume(tmp_path / "shards", settings, ".json", json.loads, str, stamped=True) as shards:
+            return shards.origin
+
+    first = opened({"seed": 0, "engine": "ghost"})
+    assert first
+    assert opened({"engine": "ghost", "seed": 0}) == first

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradstats.integrations.installed import known_versions
 from gradstats.rollouts.table import Rollouts
+from gradstats.stats.on_policy import NEUTRAL
 from gradstats.system.environment import installed
 
 if TYPE_CHECKING:
@@ -197,8 +198,7 @@ def sampler_settings(trainer: Trainer) -> dict[str, object]:
     """Return the settings with which a trainer draws tokens, those of ``generation_kwargs`` in the last place."""
     args = trainer.args
     given: Mapping[str, object] = args.generation_kwargs or {}
-    names = ("top_p", "top_k", "min_p", "repetition_penalty")
-    settings = {"temperature": trainer.temperature} | {name: getattr(args, name, None) for name in names}
+    settings = {name: getattr(args, name, None) for name in NEUTRAL} | {"temperature": trainer.temperature}
     return {name: given.get(name, value) for name, value in settings.items()}
 
 

@@ -42,7 +42,7 @@ from gradstats.estimators.recipes.weightings import (
 from gradstats.measurement.measurement import NO_SKETCHES, Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
 from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
-from gradstats.stats.on_policy import departures_of, other_policy_of
+from gradstats.stats.on_policy import departures_of, other_policy_of, truncating
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.stats.variance.moments import (
     Groups,
@@ -73,9 +73,6 @@ from gradstats.system.late import Bool, Float, Int, np, npt
 
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0
-
-# Settings with which a sampler cannot draw some of what the scored policy can.
-_TRUNCATING = ("top_p", "top_k", "min_p")
 
 
 def recorded_differences(measured: object) -> list[str]:
@@ -109,7 +106,7 @@ class TargetChoice:
     @property
     def truncating(self) -> tuple[str, ...]:
         """The recorded settings with which the sampler cut off a part of the distribution."""
-        return tuple(one for one in self.differences if one.partition("=")[0] in _TRUNCATING)
+        return truncating(self.differences)
 
     @property
     def unusable(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 import trl
 from small_trainers import small_trainer
 
+from gradstats.config.sections import SamplingSection
 from gradstats.integrations.installed import is_known
 from gradstats.integrations.trl.contract import Generation, check_trainer, intercept, sampler_settings
 from gradstats.system.environment import installed
@@ -97,9 +98,8 @@ def test_padding_is_left_out():
     assert rollouts.frame["prompt_tokens"].tolist() == [[5], [4, 5], [6]]
     assert rollouts.frame["completion_tokens"].tolist() == [[7, 8, 1], [7, 7, 7, 7], [9, 1]]
     assert rollouts.frame["finish_reason"].tolist() == ["stop", "length", "stop"]
-    assert rollouts.metadata["sampler"] == {
-        "temperature": 0.8, "top_p": 0.9, "top_k": 7, "min_p": None, "repetition_penalty": 1.0,
-    }  # fmt: skip
+    expected = {"temperature": 0.8, "top_p": 0.9, "top_k": 7, "min_p": None, "repetition_penalty": 1.0}
+    assert rollouts.metadata["sampler"] == dict.fromkeys(SamplingSection.fields_that("reshapes")) | expected
 
 
 @pytest.mark.usefixtures("unchecked")
