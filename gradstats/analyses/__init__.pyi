@@ -20,12 +20,11 @@ from .curve import plot_variance_curve_panels as plot_variance_curve_panels
 from .curve import variance_curve as variance_curve
 from .declaration import Analysis as Analysis
 from .declaration import AnalysisFigure as AnalysisFigure
-from .declaration import Answer as Answer
 from .declaration import Column as Column
 from .declaration import FurtherTable as FurtherTable
-from .declaration import KeptTable as KeptTable
 from .declaration import Result as Result
 from .declaration import Row as Row
+from .declaration import ScalarResult as ScalarResult
 from .declaration import column as column
 from .declaration import estimate as estimate
 from .group_sizes import EquivalentGroupSize as EquivalentGroupSize

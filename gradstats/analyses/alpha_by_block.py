@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
-from gradstats.analyses.declaration import SENTENCE, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
@@ -39,6 +38,9 @@ from gradstats.system.late import np, pd, plt, sns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from gradstats.config.experiment import Experiment
+    from gradstats.measurement.measurement import Measurement
 
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
 _SHORT = re.compile(r"\.weight$|^model\.")
@@ -238,14 +240,9 @@ def _map_of(value: str) -> Any:
     return lambda frame: plot_block_heatmap(frame, value=value)
 
 
-def _of_alpha(stated: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Return the rows that ``alpha.json`` holds, where blocks were measured."""
-    if not stated.get("by_block"):
-        return None
-    # JSON has null where nothing is known, of which a whole column is no number.
-    frame = pd.DataFrame(stated["by_block"]).replace({None: np.nan})
-    frame.attrs[SENTENCE] = sentence_on_blocks(frame)
-    return frame
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    several = measured.sq_norms_by_block.shape[1] > 1
+    return {"confidence_level": experiment.length_scaling.confidence_level} if several else None
 
 
 def _caption(frame: pd.DataFrame) -> str:
@@ -271,28 +268,23 @@ ANALYSIS = Analysis(
     row_heading="block",
     caption=_caption,
     label="tab:alpha-by-block",
-    of_alpha=_of_alpha,
+    in_run=_in_run,
     figures=(
         AnalysisFigure(
             "alpha_by_block",
             "Length exponent of each block of parameters.",
             plot_alpha_by_block,
-            link="figure: α by block",
-            topics=("block",),
-            after="ratios",
         ),
         AnalysisFigure(
             "blocks_share_of_sq_norm",
             "Share of the squared gradient norm by layer and kind of parameter.",
             _map_of("share_of_sq_norm"),
-            after="alpha_by_block",
             rows=_with_kinds,
         ),
         AnalysisFigure(
             "blocks_alpha",
             "Length exponent by layer and kind of parameter.",
             _map_of("alpha"),
-            after="blocks_share_of_sq_norm",
             rows=_with_kinds,
         ),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -64,7 +64,6 @@ from gradstats.system.late import np, npt, pd, plt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 #: Prompts of a batch where none are asked for: a common size of a step of GRPO.
@@ -489,14 +488,20 @@ def _lines(frame: pd.DataFrame) -> list[tuple[list[str], np.ndarray, np.ndarray]
     ]
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> BatchSizes | None:
-    """Return the answer for the estimators of the run that stay within their group."""
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of the estimators of the run that stay within their group."""
     if len(set(measured.rollouts.prompt_id)) < 3:
         return None
-    shared = {"reference": section.reference, "target": section.target, "prompts": section.prompts_per_batch}
-    if "tokens" in settings:
-        shared.pop("prompts")
-    return batch_size(measured, within_groups(measured, section), rng=section.seed, **shared | settings)
+    section = experiment.variance
+    asked = experiment.analyses.get("batch_size")
+    by_tokens = isinstance(asked, Mapping) and "tokens" in asked
+    return {
+        "estimators": within_groups(measured, section),
+        "reference": section.reference,
+        "target": section.target,
+        "rng": section.seed,
+        **({} if by_tokens else {"prompts": section.prompts_per_batch}),
+    }
 
 
 def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
@@ -534,8 +539,6 @@ ANALYSIS = Analysis(
             "Share of a noiseless gradient's improvement that a step reaches, against prompts per batch (below) and "
             "completion tokens (above), with intervals; dashed: the batch asked for.",
             plot_batch_size,
-            link="figure: what a batch reaches",
-            after="variance_bias",
         ),
     ),
 )

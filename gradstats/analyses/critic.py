@@ -333,8 +333,6 @@ ANALYSIS = Analysis(
     row_heading="states",
     row_name=_row_name,
     caption=_caption,
-    kept=True,
-    needs_values=True,
     figures=(
         AnalysisFigure(
             "critic",

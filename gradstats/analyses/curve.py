@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -478,15 +477,6 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['value']:.4g}".replace("-", "−")
 
 
-def curve_name(label: str, parameter: str) -> str:
-    """Name the files of a curve.
-
-    >>> curve_name("length_weighted(loo=True)", "alpha")
-    'curve_length_weighted_loo_true_alpha'
-    """
-    return "curve_" + re.sub(r"[^a-z0-9]+", "_", f"{label} {parameter}".lower()).strip("_")
-
-
 def parameter_values(text: str) -> tuple[str, np.ndarray]:
     """Read a parameter and its values: ``alpha=0:2:41``, first, last and how many, or ``k=1,2,4``.
 
@@ -519,19 +509,6 @@ def _read_values(text: str) -> dict[str, Any]:
     return {"parameter": parameter, "values": values}
 
 
-def _words(frame: pd.DataFrame) -> list[str] | None:
-    """Return the words that ask a curve again; None for a table that does not name its estimator and parameter."""
-    about, values = frame.attrs, frame["value"].to_numpy(dtype=float)
-    if not {"curve", "parameter"} <= set(about):
-        return None
-    first, last, n = values[0], values[-1], len(values)
-    evenly = n > 2 and np.allclose(values, np.linspace(first, last, n))
-    written = f"{first:g}:{last:g}:{n}" if evenly else ",".join(f"{value:g}" for value in values)
-    words = [str(about["curve"]), f"{about['parameter']}={written}"]
-    reference = about.get("reference", "rloo")
-    return words if reference == "rloo" else [*words, "--reference", str(reference)]
-
-
 def _weightings(asked: Mapping[str, Any]) -> list[Weighting]:
     """Return the estimator at the first value, and the reference."""
     parameter, label = asked["parameter"], asked["estimator"]
@@ -549,7 +526,6 @@ ANALYSIS = Analysis(
         "max_grad_norm", "rng",
     ),
     read={"values": _read_values},
-    words=_words,
     weightings=_weightings,
     columns=(
         Column("value", "of the parameter"),
@@ -567,8 +543,5 @@ ANALYSIS = Analysis(
     row_heading=lambda frame: str(frame.attrs.get("parameter")),
     row_name=_row_name,
     caption=_caption,
-    kept=True,
-    file_name=lambda asked: curve_name(asked["estimator"], asked["parameter"]),
-    pattern="curve_*",
     figures=(AnalysisFigure("curve", _figure_caption, draw_curve),),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,15 +17,17 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
 from gradstats.analyses.printed import Printed
+from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
-from gradstats.measurement.measurement import NO_SKETCHES
+from gradstats.measurement.measurement import NO_SKETCHES, metric_label
 from gradstats.plots.quantities import NO_LIMITS, Limits, filled_in, limits_of
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
 from gradstats.system.late import np, pd
 from gradstats.system.outputs import write_table
 
 if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
     from gradstats.stats.measured import MeasuredGradients
@@ -33,10 +36,10 @@ if TYPE_CHECKING:
 POINTS = "length_scaling"
 #: Entry of the ``.attrs`` of a table that is drawn: whether its rows are sorted by ``value``, or stand as ``listed``.
 ORDER = "order"
-#: Entry of the ``.attrs`` of an answer in a run: the sentence that answers.
-SENTENCE = "sentence"
-#: Another: true where the sentence says all, and the rows add nothing to it.
+#: Entry of what an answer is about: true where the sentence says all, and the rows add nothing to it.
 SETTLED = "settled"
+#: Another: the options that it was asked with, by name, where they are not those of the question itself.
+ASKED = "asked"
 _KEY = "column"
 
 
@@ -177,8 +180,8 @@ class Result(Printed):
         write_table(Path(path), self.to_frame(), overwrite=overwrite)
 
 
-class Answer(Row, Result):
-    """An answer of one row, whose fields are its columns; its sentence is what is printed."""
+class ScalarResult(Row, Result):
+    """A result of one row, whose fields are its columns; its sentence is what is printed."""
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row: the declared columns.
@@ -208,13 +211,9 @@ class AnalysisFigure:
     name: str  # of its files
     caption: str | Callable[[pd.DataFrame], str]
     draw: Callable[..., Any]  # of a frame, on a figure of its own
-    link: str = ""  # what a link to it is called on the page
-    topics: tuple[str, ...] = ()  # what sentences with such a link mention, as regular expressions
-    after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
-    table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
+    table: str = ""  # that it draws, where it is not that of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
     columns: tuple[Column, ...] = ()  # that its rows have and the table lacks
-    on_prompts: bool = False  # whether the page links to it where it lists the prompts
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """Return the caption of the figure of a frame."""
@@ -301,9 +300,9 @@ class FurtherTable(Tabulated):
     #: Returns its frame, of the result and a level; an empty one where there is nothing to tell.
     frame: Callable[..., pd.DataFrame]
     columns: tuple[Column, ...]
-    row_name: Callable[[dict[str, Any]], str]
-    row_heading: str | Callable[[pd.DataFrame], str]
-    caption: Callable[[pd.DataFrame], str]
+    row_name: Callable[[dict[str, Any]], str] = _first_cell
+    row_heading: str | Callable[[pd.DataFrame], str] = ""
+    caption: Callable[[pd.DataFrame], str] = lambda frame: ""
     label: str = ""  # of the table in LaTeX; by default tab:NAME
     headings: Mapping[str, str] | None = None
     ends: str | None = ""
@@ -313,20 +312,10 @@ class FurtherTable(Tabulated):
 
 
 @dataclass(frozen=True)
-class KeptTable:
-    """A table in which files hold a part of an answer that is more than its rows."""
-
-    name: str  # of its file, and of the `table` of a figure that draws it
-    frame: Callable[..., pd.DataFrame]  # of the result and a level
-    columns: tuple[Column, ...] = ()  # where no table of the analysis has that name
-    about: tuple[Column, ...] = ()  # entries of the JSON file beside the first of them
-
-
-@dataclass(frozen=True)
 class Analysis(Tabulated):
     """A question and everything that is shown of its answer; see docs/design.md and CONTRIBUTING.md."""
 
-    #: In ``gradstats ask RUN NAME``; of its files as well, unless ``file_name`` says otherwise.
+    #: In ``gradstats ask RUN NAME``, and of its files.
     name: str
     #: Answers it: takes a measurement first, and returns a result with ``to_frame(confidence_level)``.
     ask: Callable[..., Any]
@@ -355,43 +344,17 @@ class Analysis(Tabulated):
     ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
-    #: The tables in which a run keeps the answer, in its folder and not among its tables, and ``--out`` of the command
-    #: in another folder: that of the answer first, with its ``.attrs`` in a JSON file beside it.
-    keeps: tuple[KeptTable, ...] = ()
     also: tuple[Column, ...] = ()
     extends: str = ""
-    #: Options that most people never need, beside those fields of the section `variance` that are not often set.
-    advanced: Sequence[str] = ()
-    #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
-    in_run: Callable[..., Any] | None = None
-    #: The section of an experiment file that holds its settings: every run answers it with these, in words and files of
-    #: its own, and a command of its name asks it.
+    #: The arguments with which every run asks it, of a measurement and an experiment; None where the data are too few.
+    #: A question without it is asked by a command, which adds the answer to the run where it has a figure.
+    in_run: Callable[[Measurement, Experiment], dict[str, Any] | None] | None = None
+    #: The section of an experiment file that holds its settings, where it has one of its own.
     section: str = ""
-    #: Why an experiment file does not list it among its ``analyses``: what asks it.
-    instead: str = ""
-    #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
-    in_latex: bool = False
-    says_why: bool = False
-    #: What the ``.attrs`` of its frame state, from a frame that was read from CSV and the lengths of the completions.
-    recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
-    #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
-    beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
-    #: Returns its table from what a run states of α, in ``alpha.json``, where it is a part of that; or None.
-    of_alpha: Callable[[Mapping[str, Any]], pd.DataFrame | None] | None = None
-    #: What the ``.attrs`` of its table would state in a run that recorded no answer, from the run's manifest.
-    of_manifest: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda manifest: {}
-    #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.
-    kept: bool = False
-    #: The name of its files, from the arguments, and the pattern that all of these match.
-    file_name: Callable[[Mapping[str, Any]], str] | None = None
-    pattern: str = ""
-    #: The words by which the command line asks it again, from its frame; None where the frame does not tell.
-    words: Callable[[pd.DataFrame], Sequence[str] | None] | None = None
     #: Reads an option from a word of the command line as arguments of ``ask``.
     read: Mapping[str, Callable[[str], dict[str, Any]]] = field(default_factory=dict)
-    #: The estimators that arguments name: refused before the work, and asked whether they need state values.
+    #: The estimators that arguments name, which are refused before the work.
     weightings: Callable[[Mapping[str, Any]], Sequence[Weighting]] | None = None
-    needs_values: bool = False
 
     def __post_init__(self) -> None:
         """Let the result know how it is drawn."""
@@ -428,17 +391,31 @@ class Analysis(Tabulated):
         """Whether the level of intervals is an argument of ``ask``, and so that of its answer."""
         return "confidence_level" in inspect.signature(self.ask).parameters
 
-    def frame_of(self, found: Any, confidence_level: float) -> pd.DataFrame:
-        """Return the frame of an answer at a level, which is that of the answer where it was asked at one.
+    def answer_of(
+        self,
+        found: Any,
+        confidence_level: float,
+        asked: Mapping[str, Any] | None = None,
+        measured_in: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Return what was found as an answer, at a level, which is that of the result where it was asked at one.
 
-        Its ``.attrs`` state the sentence that answers, where there is one.
+        Args:
+            found: what ``ask`` returned.
+            confidence_level: of the intervals.
+            asked: the options that it was asked with.
+            measured_in: what the answer is about besides what its result states, as the metric of the measurement.
         """
         levels = () if self.asked_at_level else (confidence_level,)
         frame = found.to_frame(*levels)
-        if hasattr(found, "sentence"):
-            frame.attrs[SENTENCE] = found.sentence(*levels)
-            frame.attrs |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
-        return frame
+        sentence = found.sentence(*levels) if hasattr(found, "sentence") else ""
+        given = dict(measured_in or {})
+        about = given | {str(name): value for name, value in frame.attrs.items() if name != "notes"}
+        about |= {ASKED: dict(asked)} if asked else {}
+        about |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
+        beside = {one.name: one.frame(found, confidence_level) for one in self.further}
+        further = {name: Answer(name, table, given | table.attrs) for name, table in beside.items() if len(table)}
+        return Answer(self.name, frame, about, sentence, tuple(getattr(found, "notes", ())), further)
 
     @property
     def question(self) -> str:
@@ -446,9 +423,9 @@ class Analysis(Tabulated):
         return (sys.modules[self.ask.__module__].__doc__ or self.name).strip().partition("\n")[0]
 
     @property
-    def table_name(self) -> str:
-        """What the files of a run call its table."""
-        return self.keeps[0].name if self.keeps else self.name
+    def kept(self) -> bool:
+        """Whether the command adds the answer to the run: one that no run has by itself, and that is drawn."""
+        return self.in_run is None and any(not one.table for one in self.figures)
 
     @property
     def tables(self) -> tuple[Analysis | FurtherTable, ...]:
@@ -473,11 +450,11 @@ class Analysis(Tabulated):
                 that belongs elsewhere, or reads something else than a measurement.
             KeyError: for an unknown estimator.
         """
-        instead = self.instead
         if self.section:
-            instead = f"every run answers it with the settings of its section `{self.section}:`; change those"
-        if instead:
-            raise ValueError(f"this question cannot be listed in `analyses:`: {instead}")
+            raise ValueError(
+                "this question cannot be listed in `analyses:`: every run answers it with the settings of its section "
+                f"`{self.section}:`; change those"
+            )
         if self.source is not _measurement:
             raise ValueError(
                 f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "
@@ -490,8 +467,7 @@ class Analysis(Tabulated):
                 known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.settings) or 'none'}"
                 raise ValueError(f"there is no setting {name!r}: {known}")
         if self.in_run is None:
-            needed = [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
-            missing = [name for name in needed if name in self.settings and name not in settings]
+            missing = [name for name in self.required if name in self.settings and name not in settings]
             if missing:
                 raise ValueError(f"{' and '.join(missing)} must be given")
         hints = self.hints
@@ -499,35 +475,82 @@ class Analysis(Tabulated):
             reason = "" if name in self.read else _reason_against(value, hints.get(self.settings[name], Any))
             if reason:
                 raise ValueError(f"{name} is {value!r}: {reason}")
-        self.estimators_in(self.arguments_in_run(settings, section))
+        self.estimators_in(self.as_arguments(settings) | _shared(self, section, settings))
 
-    def arguments_in_run(self, settings: Mapping[str, Any], section: VarianceSection) -> dict[str, Any]:
-        """Return the arguments that an experiment file gives; besides ``in_run``, some are those of its comparison."""
-        compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
-        shared = {name: getattr(section, name) for name in self.settings if name in compared}
+    @property
+    def required(self) -> list[str]:
+        """The arguments of ``ask`` that have no default."""
+        return [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
+
+    def as_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of ``ask`` that options of an experiment file, or of the command line, are."""
         given: dict[str, Any] = {}
-        for name, value in (dict(settings) if self.in_run else shared | dict(settings)).items():
+        for name, value in options.items():
             given |= self.read[name](value) if name in self.read else {self.settings[name]: value}
         return given
 
-    def found_in_run(self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]) -> Any:
-        """Return the answer in a run, with settings of its experiment file; None for too few data."""
-        given = self.arguments_in_run(settings, section)
-        return self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
-
     def answer_in_run(
-        self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]
-    ) -> dict[str, pd.DataFrame]:
-        """Return the tables of the answer in a run, with settings of its experiment file; none for too few data."""
-        found = self.found_in_run(measured, section, settings)
-        if found is None:
-            return {}
-        level = section.confidence_level
-        return {self.name: self.frame_of(found, level)} | {one.name: one.frame(found, level) for one in self.further}
+        self, measured: Measurement, experiment: Experiment, settings: Mapping[str, Any]
+    ) -> tuple[Any, Answer] | None:
+        """Return what it finds in a run, with settings of its experiment file, and the answer; None for few data."""
+        if self.in_run is None:
+            given = _shared(self, experiment.variance, settings)
+        else:
+            found = self.in_run(measured, experiment)
+            if found is None:
+                return None
+            given = dict(found)
+        section = getattr(experiment, self.section or "variance")
+        level = given.pop("confidence_level", section.confidence_level)
+        arguments = given | ({"confidence_level": level} if self.asked_at_level else {}) | self.as_arguments(settings)
+        result = self.ask(measured, **arguments)
+        of_options = {
+            option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
+        }
+        asked = self.not_usual({**of_options, **settings}, without=() if "estimators" in settings else ("estimators",))
+        metric = {"metric": metric_label(measured.metadata)}
+        return result, self.answer_of(result, level, {} if self.section else asked, metric)
 
-    def files_named(self, arguments: Mapping[str, Any]) -> str:
-        """Return the name of the files of an answer."""
-        return self.name if self.file_name is None else self.file_name(arguments)
+    def not_usual(self, options: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+        """Return options that differ from their defaults, as files hold them."""
+        parameters = inspect.signature(self.ask).parameters
+        found = {}
+        for option, value in options.items():
+            argument = self.settings.get(option, option)
+            usual = parameters[argument].default if argument in parameters else section_default(option)
+            if option not in without and value is not None and not _equal(value, usual):
+                found[option] = as_text(value)
+        return found
+
+    def words(self, answer: Answer) -> list[str] | None:
+        """Return the words by which the command line asks it again; None where the answer does not say them all."""
+        asked = dict(answer.about.get(ASKED, {}))
+        words: list[str] = []
+        for option, argument in self.settings.items():
+            value = asked.get(option)
+            positional = option in self.read or argument in self.required
+            if value is None:
+                if positional and argument != "estimators":
+                    return None
+                continue
+            listed = [f"{one:.15g}" if isinstance(one, float) else str(one) for one in _listed(value)]
+            words += listed if positional or argument == "estimators" else [f"--{option.replace('_', '-')}", *listed]
+        return words
+
+    def file_name(self, options: Mapping[str, Any]) -> str:
+        """Return the name of the files of an answer: that of the question, with the words that must be given.
+
+        A question that needs none has one answer in a run, which another replaces.
+        """
+        needed = [name for name, argument in self.settings.items() if name in self.read or argument in self.required]
+        # Of alpha=0:2:41 the parameter alone: another range replaces the curve.
+        words = [
+            str(options[name]).partition("=")[0] if name in self.read else str(options[name])
+            for name in needed
+            if name != "estimators" and name in options
+        ]
+        slug = re.sub(r"[^a-z0-9]+", "_", " ".join([self.name, *words]).lower()).strip("_")
+        return slug if words else self.name
 
     def estimators_in(self, arguments: Mapping[str, Any]) -> Sequence[Weighting]:
         """Return the estimators that arguments name; raises for an unknown label."""
@@ -535,6 +558,43 @@ class Analysis(Tabulated):
             return self.weightings(arguments)
         labels = [*(arguments.get("estimators") or ()), *filter(None, [arguments.get("reference")])]
         return [estimators.get(label) for label in labels]
+
+
+def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a question that are those of the comparison of a run, where it does not set them."""
+    if analysis.in_run is not None:
+        return {}
+    compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
+    names = [name for name in analysis.settings if name in compared and name not in settings]
+    return {analysis.settings[name]: getattr(section, name) for name in names}
+
+
+def section_default(option: str) -> object:
+    """Return the default of an option of the section `variance`."""
+    from gradstats.config.sections import VarianceSection
+
+    field_of = VarianceSection.model_fields.get(option)
+    return None if field_of is None else field_of.default
+
+
+def _equal(value: Any, usual: object) -> bool:
+    try:
+        return bool(value == usual) or (isinstance(value, Sequence) and list(value) == list(usual))  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        return False
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def as_text(value: Any) -> Any:
+    """Return the value of an option as files hold it: estimators by their labels."""
+    if isinstance(value, (list, tuple)):
+        return [as_text(one) for one in value]
+    if isinstance(value, (str, bool, int, float)):
+        return value
+    return getattr(value, "label", str(value))
 
 
 def _reason_against(value: object, hint: Any) -> str:

@@ -45,7 +45,6 @@ from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gr
 from gradstats.system.late import Int, np, npt, pd
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 
@@ -372,13 +371,11 @@ def _scale(
     return fieller_ratio(cross_signal(mine, theirs.moments, pool.sketch_error), theirs.moments.signal)
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> LengthBinsOfSeveral | None:
-    """Return the bins of the reference, which comes first, and of each estimator that is split by length."""
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of the reference, which comes first, and of each estimator that is split by length."""
+    section = experiment.variance
     chosen = within_groups(measured, section, dict.fromkeys([section.reference, *section.estimators]))
-    if not chosen:
-        return None
-    settings = {"target": section.target, **settings}
-    return variances_by_length(measured, chosen, rng=section.seed, **settings)
+    return {"estimators": chosen, "target": section.target, "rng": section.seed} if chosen else None
 
 
 def _of_reference(bins: pd.DataFrame) -> pd.DataFrame | None:
@@ -438,16 +435,12 @@ ANALYSIS = Analysis(
             "length_bins",
             "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
             plot_length_bins,
-            link="figure: noise by length",
-            after="prompt_parts",
             rows=_of_reference,
         ),
         AnalysisFigure(
             "length_shares",
             "Share of the expected gradient that completions of each range of lengths make up, by aggregation.",
             plot_shares,
-            link="figure: gradient by length",
-            after="length_bins",
             rows=_of_units,
         ),
     ),

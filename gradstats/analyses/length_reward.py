@@ -256,11 +256,8 @@ ANALYSIS = Analysis(
             "length_reward",
             "Reward against length, both relative to the mean of the same prompt.",
             _draw,
-            link="figure: length and reward",
-            after="blocks_alpha",
             table=POINTS,
             rows=_points_that_vary,
-            on_prompts=True,
         ),
     ),
 )

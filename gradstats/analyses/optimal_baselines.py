@@ -417,7 +417,6 @@ ANALYSIS = Analysis(
     row_name=_row_name,
     caption=_caption,
     label="tab:baselines",
-    kept=True,
     figures=(
         AnalysisFigure(
             "optimal_baselines",

@@ -814,7 +814,6 @@ ANALYSIS = Analysis(
         "half_width", "noise", "length_spread", "estimator", "ratio", "quantity", "reference", "group_size", "signal",
         "within", "equivalent", "critical_batch",
     ),
-    advanced=("noise", "length_spread", "quantity"),
     weightings=lambda asked: [families.get(asked[name]) for name in ("estimator", "reference") if asked[name]],
     columns=(
         Column("confidence_level", "level of the planned interval"),

@@ -251,5 +251,4 @@ ANALYSIS = Analysis(
     row_name=lambda row: row["heading"],
     row_heading="quantity",
     caption=_caption,
-    instead="it compares finished runs; ask `gradstats profile RUN [RUN ...]`",
 )

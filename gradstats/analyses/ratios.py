@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis, AnalysisFigure, Column, FurtherTable, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, Result
 from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
@@ -21,7 +21,6 @@ from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.system.late import Int, np, pd
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 #: Parameters of ratios that clip, and the values with which they never do.
@@ -310,9 +309,9 @@ def _clipped(batch: Batch, estimators: Sequence[str | Recipe] | None) -> tuple[t
     return tuple(shares), notes
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> RatioDiagnostics | None:
-    """Return the ratios of completions whose sampler recorded log-probabilities."""
-    return None if measured.old_logprobs is None else ratio_diagnostics(measured, **settings)
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of completions whose sampler recorded log-probabilities."""
+    return None if measured.old_logprobs is None else {}
 
 
 #: Squared deviations of ratios below this are those of float32.
@@ -397,20 +396,10 @@ CLIPPING = FurtherTable(
 _SPREAD = "stats/ratios.py"
 
 
-def _of_sampler(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run recorded of its sampler and its scorer, without the evidence, and whether that says all."""
-    gap = manifest.get("sampler_gap") or {}
-    if not gap.get("sentence"):
-        return {}
-    answer = f"{gap['sentence'].partition(':')[0].removesuffix('.')}."
-    return {SENTENCE: answer, SETTLED: gap.get("off_policy") is False}
-
-
 ANALYSIS = Analysis(
     name="ratios",
     ask=ratio_diagnostics,
     lacking=lambda measured: NO_LOGPROBS if measured.old_logprobs is None else "",
-    of_manifest=_of_sampler,
     options=("n_bins",),
     columns=(
         Column("ratio", "kind of importance ratio: of tokens, of completions, geometric mean", file=_SPREAD),
@@ -436,17 +425,12 @@ ANALYSIS = Analysis(
     shown=_without_rounding,
     further=(CLIPPING,),
     in_run=_in_run,
-    in_latex=True,
-    says_why=True,
     figures=(
         AnalysisFigure(
             "ratios",
             "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are "
             "equal.",
             draw_effective_shares,
-            link="figure: importance ratios",
-            topics=("χ²", "importance"),
-            after="length_shares",
             rows=_effective_shares,
             columns=(
                 Column("effective_share", "effective sample size over n", estimated=True),

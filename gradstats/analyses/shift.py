@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, Answer, column, estimate
+from gradstats.analyses.declaration import Analysis, ScalarResult, column, estimate
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
@@ -15,7 +15,7 @@ from gradstats.system.late import Float, np
 
 
 @dataclass(frozen=True, repr=False)
-class ImpliedShift(Answer):
+class ImpliedShift(ScalarResult):
     r"""How far an estimator's baseline lies above the group mean, on average.
 
     Attributes:

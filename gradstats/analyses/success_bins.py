@@ -53,7 +53,6 @@ from gradstats.stats.variance.shares import GradientShares, binned, gradient_sha
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 
@@ -393,21 +392,16 @@ def _of_units(bins: pd.DataFrame) -> pd.DataFrame | None:
     return lines_of_units(bins, fewest_resolved=1)
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> SuccessBins | None:
-    """Return the bins of the reference and of the first estimator of each other unit."""
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of the reference and of the first estimator of each other unit."""
     if most_completions(measured) < 4:  # half of them form a group, and one completion has no baseline
         return None
+    section = experiment.variance
     reference = families.get(section.reference)
     by_unit: dict[str, Weighting] = {unit_of(reference): reference}
     for one in within_groups(measured, section):
         by_unit.setdefault(unit_of(one), one)
-    given: dict[str, Any] = {"rng": section.seed, "target": section.target} | settings
-    return variance_by_success(measured, list(by_unit.values()), **given)
-
-
-def _recovered(frame: pd.DataFrame, lengths: npt.ArrayLike) -> dict[str, Any]:
-    sizes = set(frame["group_size"]) if "group_size" in frame else set()
-    return {"group_size": sizes.pop() if len(sizes) == 1 else None}
+    return {"estimators": list(by_unit.values()), "rng": section.seed, "target": section.target}
 
 
 def _caption(frame: pd.DataFrame) -> str:
@@ -461,16 +455,12 @@ ANALYSIS = Analysis(
     caption=_caption,
     label="tab:success",
     in_run=_in_run,
-    recovered=_recovered,
     figures=(
         AnalysisFigure(
             "success_shares",
             "Share of the expected gradient that prompts of each range of success rates make up.",
             plot_shares,
-            link="figure: gradient by success rate",
-            after="length_bins",
             rows=_of_units,
-            on_prompts=True,
         ),
     ),
 )

@@ -99,10 +99,10 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         for name, run, of_run in zip(names, runs, of_runs, strict=True)
     ]
     figures = []
-    for at, (run, row, of_run) in enumerate(zip(runs, rows, of_runs, strict=True)):
+    for at, (row, of_run) in enumerate(zip(rows, of_runs, strict=True)):
         if of_run.figure is not None:
             listed, svg = of_run.figure
-            caption = listed.caption_of(run)
+            caption = listed.caption
             drawn = inline_svg(svg, f"run-{at}", f"{row['name']}: {caption}")
             figures.append({"run": row, "alpha": of_run.cells[0]["html"], "caption": caption, "svg": drawn})
     chosen = {label: name for run in runs for label, name in run.figure_style.labels.items()}

@@ -170,16 +170,22 @@ class Table:
             FileExistsError: when a file lies there that is not an earlier table, or is one that may not be replaced.
             ValueError: as :meth:`headings_at`.
         """
-        tex, markdown, csv = paths = table_paths(path_stem)
+        *_, csv = table_paths(path_stem)
         refuse_foreign_tables(path_stem)
         if csv.exists():
             same = same_table(csv.read_text(encoding="utf-8"), csv_text(self.source))
             refuse_other_result(csv, None if same else "other numbers", overwrite)
         # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
+        paths = self.save_texts(path_stem, layout=layout)
+        write_csv(csv, self.source)
+        return [*paths, csv]
+
+    def save_texts(self, path_stem: str | os.PathLike[str], *, layout: Layout | None = None) -> list[Path]:
+        """Write ``.tex`` and ``.md`` alone, where an answer holds the numbers; otherwise as :meth:`save`."""
+        tex, markdown, _ = table_paths(path_stem)
         write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", TABLE)
         write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", TABLE)
-        write_csv(csv, self.source)
-        return paths
+        return [tex, markdown]
 
 
 def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
@@ -199,29 +205,24 @@ def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
     refuse_foreign(csv, Kind(TABLE.what, lambda _: is_marked(tex)))
 
 
-def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
+def alpha_table(
+    fits: Mapping[str, LengthScalingFit | pd.DataFrame], *, confidence_level: float = CONFIDENCE_LEVEL
+) -> Table:
     """Return the length exponent of one or several fits.
 
     Args:
-        fits: name → :class:`gradstats.stats.LengthScalingFit`.
-        confidence_level: of the intervals.
+        fits: name → :class:`gradstats.stats.LengthScalingFit`, or the frame of an answer on α.
+        confidence_level: of the intervals of fits; a frame has its own.
 
     Raises:
         ValueError: when ``fits`` is empty.
     """
     if not fits:
         raise ValueError("fits is empty: give at least one name and its fit")
-    frame = pd.concat([fit.to_frame(confidence_level) for fit in fits.values()], ignore_index=True)
+    rows = [_alpha_row(fit, confidence_level) for fit in fits.values()]
+    frame = pd.concat(rows, ignore_index=True)
     frame.insert(0, "run", list(fits))
-    frame.attrs["metric"] = " or ".join(dict.fromkeys(fit.metric for fit in fits.values()))
-    with warnings.catch_warnings():  # what the fits lack was said when they were made
-        warnings.simplefilter("ignore", UserWarning)
-        within = [fit.within_prompts() for fit in fits.values()]
-        ends = [
-            (math.nan,) * 3 if fit is None else (fit.alpha, *fit.confidence_interval(confidence_level))
-            for fit in within
-        ]
-    frame[["alpha_within", "alpha_within_low", "alpha_within_high"]] = ends
+    frame.attrs["metric"] = " or ".join(dict.fromkeys(row.attrs["metric"] for row in rows))
     counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
     known = triples_of(frame, "alpha_within")
     return Table(
@@ -237,6 +238,24 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         source=frame,
         label="tab:alpha",
     )
+
+
+def _alpha_row(fit: LengthScalingFit | pd.DataFrame, confidence_level: float) -> pd.DataFrame:
+    """Return the row of a fit, or of an answer, with α within prompts beside it."""
+    names = ["alpha_within", "alpha_within_low", "alpha_within_high"]
+    if isinstance(fit, pd.DataFrame):
+        row, within = fit.copy(), fit.attrs.get("within_prompt") or {}
+        row[names] = [[within.get(f"alpha{end}") for end in ("", "_low", "_high")]]
+        row[names] = row[names].astype(float)
+        return row
+    row = fit.to_frame(confidence_level)
+    row.attrs["metric"] = fit.metric
+    with warnings.catch_warnings():  # what the fit lacks was said when it was made
+        warnings.simplefilter("ignore", UserWarning)
+        inner = fit.within_prompts()
+        ends = (math.nan,) * 3 if inner is None else (inner.alpha, *inner.confidence_interval(confidence_level))
+    row[names] = [ends]
+    return row
 
 
 def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:

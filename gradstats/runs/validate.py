@@ -185,7 +185,7 @@ def _check_group_sizes(experiment: Experiment) -> None:
 
 def _check_question(name: str, settings: bool | dict[str, object], experiment: Experiment) -> None:
     analysis = _check("analyses", lambda: registry.get(name))
-    if settings is not False or analysis.instead or analysis.section:
+    if settings is not False or analysis.section:
         given = settings if isinstance(settings, dict) else {}
         _check(f"analyses.{name}", lambda: analysis.refuse_settings(given, experiment.variance))
 
