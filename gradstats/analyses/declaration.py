@@ -21,7 +21,7 @@ from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
-from gradstats.plots.quantities import NO_LIMITS, Limits, filled_in, limits_of
+from gradstats.plots.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
 from gradstats.system.late import np, pd
 from gradstats.system.outputs import write_table
@@ -54,6 +54,8 @@ class Column:
     short: bool = False  # whether the result's repr and the first screen of the command show it
     limits: Limits = NO_LIMITS  # the least and the greatest possible value; an unbiased estimate may lie beyond
     file: str = ""  # that computes it, from the folder of the package; that of the analysis by default
+    places: tuple[Place, ...] = ("paper", "page", "terminal")  # whose tables have it, where it has a heading
+    sentence: Callable[[pd.DataFrame], str] = lambda frame: ""  # that captions of tables with it contain
 
 
 def column(meaning: str, heading: str = "", *, short: bool = False, file: str = "") -> Any:
@@ -248,30 +250,35 @@ class Tabulated:
     short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
     #: The result whose repr shows the columns of a first screen, where nothing else says which these are.
     result: type[Result] | None = None
-    #: Whether its table is that of a comparison of estimators, with the best set in bold.
-    as_comparison: bool = False
     #: How a short table orders its rows; without it they are those of the whole table, in their order.
     ranking: Ranking | None = None
     #: Changes the numbers that tables show, where they are not those of the files.
     shown: Callable[[pd.DataFrame], pd.DataFrame]
 
-    @property
-    def declared_headings(self) -> dict[str, str]:
-        """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
-        return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
+    def shown_in(self, place: Place) -> dict[str, str]:
+        """Return the columns of a table in a place: name → heading, in which ``{reference}`` is not yet filled in."""
+        return dict(
+            self.headings or {one.name: one.heading for one in self.columns if one.heading and place in one.places}
+        )
 
     @property
     def known_by(self) -> list[str]:
         """The columns by which a file is known as one of its tables: the first, and the first shown that all have."""
         also = {one.name for one in self.also}
-        shown = [name for name in self.declared_headings if name not in also]
+        shown = [name for name in self.shown_in("paper") if name not in also]
         return [self.columns[0].name, *(shown or [self.columns[-1].name])[:1]]
 
-    def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
+    def headings_of(self, frame: pd.DataFrame, place: Place = "paper") -> dict[str, str]:
         """Return the columns of a table: name → heading, without those that only other tables have."""
         lacking = {one.name for one in self.also} - set(frame)
-        declared = self.declared_headings.items()
+        declared = self.shown_in(place).items()
         return {name: filled_in(heading, frame.attrs) for name, heading in declared if name not in lacking}
+
+    @property
+    def leading(self) -> Analysis | FurtherTable | None:
+        """The table of a first screen: one that ranks its rows, or else its own; None for a question without tables."""
+        tables = [one for one in getattr(self, "tables", (self,)) if one.shown_in("terminal")]
+        return next((one for one in tables if one.ranking is not None), next(iter(tables), None))
 
     def first_shown(self, frame: pd.DataFrame) -> list[str]:
         """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
@@ -340,7 +347,6 @@ class Analysis(Tabulated):
     headings: Mapping[str, str] | None = None
     short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
     ends: str | None = ""
-    as_comparison: bool = False
     ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()

@@ -22,7 +22,14 @@ from gradstats.analyses.declaration import (
 )
 from gradstats.analyses.numbers import ROUNDING, number_with_interval
 from gradstats.analyses.printed import Printed
-from gradstats.analyses.variance import VarianceComparison, compare
+from gradstats.analyses.variance import (
+    COLUMNS,
+    VarianceComparison,
+    caption_of_comparison,
+    compare,
+    row_name,
+    with_sizes_in_names,
+)
 from gradstats.analyses.variance_notes import moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -559,19 +566,16 @@ ANALYSIS = Analysis(
         "estimators", "group_sizes", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",
     ),
-    columns=(
-        _LABEL,
-        *(
-            Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/estimates.py")
-            for one in VARIANCE_COMPONENTS
-        ),
+    columns=COLUMNS,
+    also=tuple(
+        Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/estimates.py")
+        for one in VARIANCE_COMPONENTS
     ),
-    extends="variance",
     result=GroupSizes,
-    as_comparison=True,
     row_heading="estimator",
-    row_name=lambda row: f"{row['estimator']}, N = {row['group_size']:g}",
-    caption=lambda frame: "",
+    row_name=row_name,
+    shown=with_sizes_in_names,
+    caption=caption_of_comparison,
     label="tab:group-sizes",
     further=(EQUIVALENTS,),
     in_run=_in_run,

@@ -129,7 +129,6 @@ class LengthBins(Printed):
         }
         for place, (name, column) in enumerate(columns.items(), start=1):
             frame.insert(place, str(name), column)
-        del frame.attrs["lowest_beyond_doubt"]  # bins are not compared with each other
         return frame.assign(estimator=self.estimator)
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:

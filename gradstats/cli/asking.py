@@ -334,7 +334,7 @@ def _show(analysis: Analysis, asked_of: Any, answer: Answer, found: Any, given: 
     """
     from gradstats.analyses.declaration import SETTLED
     from gradstats.cli.answers import answer_screen
-    from gradstats.report.analysis_tables import analysis_table, short_table
+    from gradstats.report.analysis_tables import short_table, table_of
     from gradstats.report.verdict import headline_of
 
     tables = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
@@ -357,17 +357,15 @@ def _show(analysis: Analysis, asked_of: Any, answer: Answer, found: Any, given: 
         headline = headline_of(source, asked_of.rollouts)
         terminal.show_comparison(found, answer.frame, headline, notes, everything, with_notes)
         return
-    declared = [one for one in analysis.tables if one.declared_headings or one.as_comparison]
+    declared, leading = [one for one in analysis.tables if one.shown_in("terminal")], analysis.leading
     closing = terminal.more(len(notes), with_notes, everything or not declared)
-    # A comparison without columns of its own leaves the first screen to the table that answers.
-    leading = next((one for one in declared if one.declared_headings), None)
     answers = None if leading is None else tables.get(leading.name)
     settled = everything or answer.about.get(SETTLED) or answers is None or not len(answers)
     short = None if settled or leading is None or answers is None else short_table(leading, answers)
     terminal.show(answer_screen(first, short, closing))
     for one in declared if everything else ():
         if one.name in tables and len(tables[one.name]):
-            terminal.show_table(analysis_table(one, tables[one.name]))
+            terminal.show_table(table_of(one, tables[one.name], "terminal", in_words=False))
     if with_notes:
         terminal.show_notes(notes)
     sys.stdout.flush()

@@ -83,7 +83,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             sketch_dim="dimension of the sketches",
             n_completions="completions in groups",
             notes="what to know when reading the table",
-            lowest_beyond_doubt="the only estimator in the best set",
         ),
         *_of("measurement/measurement.py", metric="the metric that gradients were measured in"),
         *_of(_INPUTS, target="the gradient that bias and cosine are judged against"),

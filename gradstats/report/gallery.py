@@ -11,9 +11,9 @@ from typing import TypedDict
 from urllib.parse import quote
 
 from gradstats.analyses.numbers import triples_of
-from gradstats.analyses.variance import best_rows
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.plots.quantities import JUDGED, QUANTITIES
+from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.figures import RunFigure, first_figure_as_svg
 from gradstats.report.page import (
     Cell,
@@ -171,7 +171,7 @@ def _ratios_of_run(run: SavedResults, quantity: str) -> dict[str, Cell]:
     """Return the cell of each estimator; of one in groups of several sizes, that of the first."""
     if run.variance is None:
         return {}
-    best = best_rows(run.variance) if quantity == JUDGED.name else []
+    best = rows_in_best_set(run.variance) if quantity == JUDGED.name else []
     cells: dict[str, Cell] = {}
     estimators = map(str, run.variance["estimator"])
     for at, (estimator, triple) in enumerate(zip(estimators, triples_of(run.variance, quantity), strict=True)):

@@ -9,31 +9,25 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SETTLED, Analysis
-from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten
-from gradstats.analyses.variance import best_rows
+from gradstats.analyses.numbers import Triple, common_exponent, power_of_ten
+from gradstats.analyses.variance import TOGETHER
 from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES, shown_in
-from gradstats.report.analysis_tables import (
-    BEST_SET,
-    TOGETHER,
-    best_set_marks,
-    frame_in_words,
-    short_table,
-    variance_columns,
-)
+from gradstats.plots.quantities import JUDGED, QUANTITIES
+from gradstats.report.analysis_tables import frame_in_words, short_table, table_of
 from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
-from gradstats.report.tables import Table
+from gradstats.report.tables import Table, cell_text
 from gradstats.report.verdict import (
     Compared,
     Naming,
@@ -122,44 +116,29 @@ class VarianceOnPage(TypedDict):
     reference: str | None
     notes: list[str]
     together: list[str]
-    has_best_set: bool
 
 
 def variance_on_page(answer: Answer | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
-    """Return the table of a comparison for the page, or None where there is none.
-
-    The relative noise, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
-    """
+    """Return the table of a comparison for the page, or None where there is none."""
     if answer is None:
         return None
     saved = answer.frame.copy()
     saved.attrs |= {LABELS: dict(labels or {})}
-    frame = frame_in_words(saved)
-    about = frame.attrs
-    shown = [name for name in shown_in("page") if name in frame]
-    columns = [column_definition("estimator", "estimator")]
-    rows = [
-        named_row(str(name), str(label)) for name, label in zip(frame["estimator"], saved["estimator"], strict=True)
-    ]
+    # The relative noise, by which estimators are ranked, stands beside the names on a narrow screen.
+    declared = registry.get("variance")
+    ranked = sorted(declared.columns, key=lambda one: (not one.name.startswith(JUDGED.name), one.name != "in_best_set"))
+    table = table_of(replace(declared, columns=tuple(ranked)), saved, "page")
+    about, columns = frame_in_words(saved).attrs, [column_definition("estimator", "estimator")]
+    labels_of_rows = [str(label) for label in saved["estimator"]]
+    rows = [named_row(name, label) for name, label in zip(table.rows, labels_of_rows, strict=True)]
+    for at, (name, heading) in enumerate(table.names.items()):
+        cells = table.columns[heading]
+        exponent = common_exponent(cells)
+        columns.append(column_definition(name, heading + (f" (×{power_of_ten(exponent)})" if exponent else "")))
+        for number, (row, one) in enumerate(zip(rows, cells, strict=True)):
+            row["cells"].append(cell(one, exponent, bold=(number, at) in table.bold))
     names = {row["label"]: row["name"] for row in rows}
-    best, marks = best_rows(saved), best_set_marks(frame)
-    listed = variance_columns(frame, shown, "page")
-    judged = [column for column in listed if column.quantity == JUDGED.name]
-    # The best set stands behind the columns of the relative noise that it is drawn from.
-    for column in (*judged, None, *(column for column in listed if column.quantity != JUDGED.name)):
-        if column is not None:
-            exponent = common_exponent(column.triples)
-            name = f"{column.quantity}_simultaneous" if column.together else column.quantity
-            columns.append(
-                column_definition(name, column.heading + (f" (×{power_of_ten(exponent)})" if exponent else ""))
-            )
-            bold = best if column.quantity == JUDGED.name and not column.together else []
-            for number, (row, triple) in enumerate(zip(rows, column.triples, strict=True)):
-                row["cells"].append(cell(triple, exponent, bold=number in bold))
-        elif marks is not None:
-            columns.append(column_definition("in_best_set", BEST_SET))
-            for row, mark in zip(rows, marks, strict=True):
-                row["cells"].append({"html": mark, "key": {"yes": "0", "no": "1"}.get(mark, ""), "bold": False})
+    together = [heading for name, heading in table.names.items() if name.endswith("_simultaneous")]
     return {
         "columns": columns,
         "rows": rows,
@@ -167,8 +146,7 @@ def variance_on_page(answer: Answer | None, labels: Mapping[str, str] | None = N
         "n_prompts": about.get("n_prompts"),
         "reference": about.get("reference"),
         "notes": [in_words_of(note, names) for note in answer.notes],
-        "together": [column.heading for column in listed if column.together],
-        "has_best_set": marks is not None,
+        "together": together,
     }
 
 
@@ -178,15 +156,14 @@ def column_definition(name: str, heading: str) -> Definition:
     return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
 
 
-def cell(triple: Triple, exponent: int = 0, *, bold: bool = False) -> Cell:
-    """Return the cell of a number with its interval, sorted by the number or, where it is not known, the lower end."""
-    value, low, _ = triple
+def cell(one: Triple | str, exponent: int = 0, *, bold: bool = False) -> Cell:
+    """Return a cell, sorted by its number or, where that is not known, the lower end; of a best set "yes" is first."""
+    text = cell_text(one, "html", exponent)
+    if isinstance(one, str):
+        return {"html": text, "key": {"yes": "0", "no": "1"}.get(one, ""), "bold": bold}
+    value, low, _ = one
     key = value if math.isfinite(value) else low
-    return {
-        "html": number_with_interval(*triple, exponent=exponent, markup="html"),
-        "key": repr(float(key)) if math.isfinite(key) else "",
-        "bold": bold,
-    }
+    return {"html": text, "key": repr(float(key)) if math.isfinite(key) else "", "bold": bold}
 
 
 def named_row(name: str, label: str) -> Row:
@@ -412,11 +389,10 @@ def _question(
                 found["answer"] = _answer_on_estimators(compared, in_words)
                 found["headings"], found["rows"] = _noise_on_page(compared, in_words)
         return found
-    # A comparison has the columns of the estimators' section, and another table says what is new in it.
-    declared = next((one for one in analysis.tables if not one.as_comparison), None)
-    table = tables.get(name if declared is analysis or declared is None else declared.name)
-    if table is not None and answer is not None and not answer.about.get(SETTLED):
-        short = short_table(declared or analysis, frame_in_words(table.source), table)
+    declared = analysis.leading
+    table = None if declared is None else tables.get(name if declared is analysis else declared.name)
+    if declared is not None and table is not None and answer is not None and not answer.about.get(SETTLED):
+        short = short_table(declared, frame_in_words(table.source), table)
         if short.headings:
             found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
         found["caption"] = table.full_caption

@@ -12,17 +12,12 @@ import pandas as pd
 
 from gradstats.analyses import registry
 from gradstats.analyses.numbers import Triple
+from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
-from gradstats.plots.quantities import JUDGED
-from gradstats.report.analysis_tables import (
-    COMPARED_ROWS,
-    VARIANCE_COLUMNS,
-    analysis_table,
-    frame_in_words,
-    variance_table,
-)
+from gradstats.plots.quantities import JUDGED, shown_in
+from gradstats.report.analysis_tables import frame_in_words, table_of, variance_table
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
@@ -44,7 +39,7 @@ def run_tables(
     tables: dict[str, Table] = {}
     for file, answer in answers.items():
         declared = registry.of_answer(answer.question)
-        if declared is None or not (declared.declared_headings or declared.as_comparison):
+        if declared is None or not declared.shown_in("paper"):
             continue
         if declared.name == "alpha":
             tables[file] = alpha_table({style.labels.get(name, name): answer.frame})
@@ -53,8 +48,7 @@ def run_tables(
                 if by_value:
                     frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
                 frame.attrs[COMPARED_ROWS] = len(answer.frame)
-            named = frame if declared.as_comparison else frame_in_words(frame)
-            tables[file] = replace(analysis_table(declared, named), source=frame)
+            tables[file] = table_of(declared, frame)
     return tables
 
 
@@ -175,7 +169,7 @@ def compared_table(frame: pd.DataFrame, levels: str) -> Table:
     """Return one row per estimator and run."""
     named = frame_in_words(frame)
     # The variance itself has the unit of its metric, the others are ratios.
-    shown = [name for name in VARIANCE_COLUMNS if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]
+    shown = [name for name in shown_in("paper") if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]
     table = variance_table(frame, columns=shown)
     rows = tuple(f"{name}, {run}" for name, run in zip(named["estimator"], frame["run"], strict=True))
     bold = {JUDGED.heading: "Bold: the best set of each run."} if table.bold else {}

@@ -209,7 +209,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         source = recorded if recorded.exists() else "EXPERIMENT"
         if any((path / name).exists() for name in ("variance.csv", "alpha.json")) and not left_out:
             raise ValueError(
-                f"{path} was analysed by an earlier version: `gradstats run {source} --out {path}` repeats the analysis, "
+                f"{path} was analysed by an earlier version: `gradstats run {source} --out {path}` analyses it again, "
                 "and leaves rollouts and measurement as they are"
             )
         state = "an unfinished run" if recorded.exists() else "not a run directory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
 import warnings
@@ -47,7 +48,7 @@ class Table:
         caption: one paragraph: what, n, level, method; a metric that ``source`` has in its ``.attrs`` is added.
         heading: of the first column, which names the rows.
         rows: name of each row.
-        columns: for each column its heading and, for each row, ``(value, low, high)``.
+        columns: for each column its heading and, for each row, ``(value, low, high)`` or a word.
         bold: ``(row, column)`` positions set in bold.
         source: the numbers in full, as they go into the CSV file.
         label: the label by which LaTeX refers to it.
@@ -59,7 +60,7 @@ class Table:
     caption: str
     heading: str
     rows: tuple[str, ...]
-    columns: Mapping[str, Sequence[Triple]]
+    columns: Mapping[str, Sequence[Triple | str]]
     source: pd.DataFrame = field(repr=False)
     bold: frozenset[tuple[int, int]] = frozenset()
     label: str = "tab:gradstats"
@@ -75,16 +76,13 @@ class Table:
 
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
-        escape = {"latex": latex_escape, "markdown": markdown_escape, "plain": str}[markup]
+        escape = _ESCAPES[markup]
         headings, texts = [escape(self.heading)], [[escape(name)] for name in self.rows]
         for at, (heading, triples) in enumerate(self.columns.items()):
             exponent = common_exponent(triples)
             headings.append(_in_powers(escape(heading), exponent, markup))
             for row, triple in enumerate(triples):
-                text = number_with_interval(*triple, exponent=exponent, markup=markup)
-                if (row, at) in self.bold and markup != "plain":
-                    text = rf"\textbf{{\boldmath {text}}}" if markup == "latex" else f"**{text}**"
-                texts[row].append(text)
+                texts[row].append(cell_text(triple, markup, exponent, bold=(row, at) in self.bold))
         return headings, texts
 
     def headings_at(self, layout: Layout) -> list[str]:
@@ -145,7 +143,7 @@ class Table:
         return LatexColumn(
             heading,
             _in_powers("", exponent, "latex").strip(),
-            [number_with_interval(*triple, exponent=exponent, markup="latex", narrow=True) for triple in triples],
+            [cell_text(triple, "latex", exponent, narrow=True) for triple in triples],
             [(row, at) in self.bold for row in range(len(self.rows))],
         )
 
@@ -186,6 +184,24 @@ class Table:
         write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", TABLE)
         write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", TABLE)
         return [tex, markdown]
+
+
+def cell_text(cell: Triple | str, markup: str, exponent: int = 0, *, bold: bool = False, narrow: bool = False) -> str:
+    """Return a cell in ``"latex"``, ``"markdown"``, ``"html"`` or ``"plain"``: a word, or a number with its interval.
+
+    Args:
+        cell: the word, or the estimate with the ends of its interval as readers see them.
+        markup: how it is written.
+        exponent: the power of ten in the heading of its column.
+        bold: set it in bold, which plain text cannot.
+        narrow: leave out the space between a number and its interval.
+    """
+    if isinstance(cell, str):
+        text = _ESCAPES[markup](cell)
+    else:
+        text = number_with_interval(*cell, exponent=exponent, markup=markup, narrow=narrow)
+    in_bold = {"latex": rf"\textbf{{\boldmath {text}}}", "markdown": f"**{text}**", "html": f"<strong>{text}</strong>"}
+    return in_bold.get(markup, text) if bold else text
 
 
 def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
@@ -283,6 +299,9 @@ def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: fl
 def markdown_escape(text: str) -> str:
     """Escape a text for Markdown."""
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
+
+
+_ESCAPES = {"latex": latex_escape, "markdown": markdown_escape, "html": html.escape, "plain": str}
 
 
 def _in_powers(heading: str, exponent: int, markup: str) -> str:
