@@ -105,6 +105,8 @@ class Allocation(Result):
         best_size: completions per prompt at which ``rloo`` has the least noise; None where it cannot be extrapolated.
     """
 
+    question: ClassVar[str] = "allocation"
+
     row: ClassVar = Allocated
     stated: ClassVar = ("tokens", "mean_length", "reference", "reference_size")
     reference: ClassVar = "rloo"
@@ -476,7 +478,6 @@ ANALYSIS = Analysis(
     lacking=without_groups,
     options=("estimators", "tokens", "group_sizes", "target"),
     columns=Allocated.columns(),
-    result=Allocation,
     ranking=Ranking("relative_noise"),
     row_heading=_row_heading,
     row_name=_row_name,

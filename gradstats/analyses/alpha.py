@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
-from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, Result
+from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, Result, chosen
 from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
@@ -64,6 +64,8 @@ class AlphaReport(Result):
         points: a row for each completion: prompt_id, sample_id, reward, length, sq_norm, truncated and, where it was
             measured, energy; None for bare points.
     """
+
+    question: ClassVar[str] = "alpha"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "r_squared", "method", "interval")
 
@@ -480,20 +482,15 @@ ANALYSIS = Analysis(
     name="alpha",
     ask=alpha_report,
     options=("method", "interval"),
-    columns=FIT_COLUMNS,
-    also=(
+    columns=(
+        *chosen(FIT_COLUMNS, {"alpha": "α", "r_squared": "R²", "n": "n"}),
         Column("run", "name of the run", file="report/tables.py"),
         Column("alpha_within", "α within prompts, that of a group baseline", file="report/tables.py"),
     ),
-    result=AlphaReport,
-    headings={"alpha": "α", "r_squared": "R²", "n": "n"},
     row_name=lambda row: row["method"],
     row_heading="method",
     caption=_caption,
     source=load_points,
-    source_help="a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or "
-    ".parquet; - for standard input); a measurement folder or a run directory; or the name of a published data set, "
-    "as in gloeckle2026.",
     section="length_scaling",
     in_run=lambda measured, experiment: experiment.length_scaling.arguments(),
     further=(FurtherTable(POINTS, AlphaReport.points_frame, POINT_COLUMNS),),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, chosen
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
@@ -57,6 +57,8 @@ class AlphaByBlock(Result):
         measured: the measurement.
         method: of the fits.
     """
+
+    question: ClassVar[str] = "alpha_by_block"
 
     printed_columns = ("block", "alpha", "share_of_sq_norm")
 
@@ -259,15 +261,12 @@ ANALYSIS = Analysis(
     options=("method",),
     columns=(
         Column("block", "block of parameters", file="analyses/alpha.py"),
-        *FIT_COLUMNS,
-        Column("share_of_sq_norm", "its share of Σ‖S‖²", file="analyses/alpha.py"),
+        *chosen(FIT_COLUMNS, {"alpha": "α"}),
+        Column("share_of_sq_norm", "its share of Σ‖S‖²", "share of squared norm", file="analyses/alpha.py"),
     ),
-    result=AlphaByBlock,
-    headings={"alpha": "α", "share_of_sq_norm": "share of squared norm"},
     row_name=lambda row: str(row["block"]),
     row_heading="block",
     caption=_caption,
-    label="tab:alpha-by-block",
     in_run=_in_run,
     figures=(
         AnalysisFigure(

@@ -136,6 +136,8 @@ class BatchSizes(Result):
         notes: what could not be estimated, and why.
     """
 
+    question: ClassVar[str] = "batch_size"
+
     row: ClassVar = BatchRow
 
     rows: tuple[BatchRow, ...]
@@ -527,7 +529,6 @@ ANALYSIS = Analysis(
     lacking=without_sketches,
     options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
     columns=BatchRow.columns(),
-    result=BatchSizes,
     ranking=Ranking("relative_prompts"),
     row_heading="estimator",
     caption=_caption,

@@ -76,6 +76,8 @@ class CriticQuality(Result):
         notes: what could not be estimated, and why.
     """
 
+    question: ClassVar[str] = "critic"
+
     row: ClassVar = CriticRow
     stated: ClassVar = ("low",)
 
@@ -329,7 +331,6 @@ ANALYSIS = Analysis(
     lacking=_without_values,
     options=("last_step", "low"),
     columns=CriticRow.columns(),
-    result=CriticQuality,
     row_heading="states",
     row_name=_row_name,
     caption=_caption,

@@ -7,8 +7,9 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,6 +42,8 @@ SETTLED = "settled"
 #: Another: the options that it was asked with, by name, where they are not those of the question itself.
 ASKED = "asked"
 _KEY = "column"
+#: The places whose tables have a column that has a heading.
+PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Column:
     short: bool = False  # whether the result's repr and the first screen of the command show it
     limits: Limits = NO_LIMITS  # the least and the greatest possible value; an unbiased estimate may lie beyond
     file: str = ""  # that computes it, from the folder of the package; that of the analysis by default
-    places: tuple[Place, ...] = ("paper", "page", "terminal")  # whose tables have it, where it has a heading
+    places: tuple[Place, ...] = PLACES  # whose tables have it, where it has a heading
     sentence: Callable[[pd.DataFrame], str] = lambda frame: ""  # that captions of tables with it contain
 
 
@@ -125,8 +128,8 @@ class Result(Printed):
     row: ClassVar[type[Row] | None] = None
     #: Its fields that the ``.attrs`` of its frame state, besides the notes and the level of the intervals.
     stated: ClassVar[tuple[str, ...]] = ()
-    #: Set by the declaration that names this class as its result.
-    analysis: ClassVar[Analysis]
+    #: The question that it answers.
+    question: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         """Print the columns that the rows declare as short."""
@@ -170,12 +173,15 @@ class Result(Printed):
         Raises:
             ValueError: for a question that has no figure.
         """
-        if not self.analysis.figures:
+        from gradstats.analyses import registry
+
+        figures = registry.get(self.question).figures
+        if not figures:
             raise ValueError(
-                f"the question {self.analysis.name!r} has no figure: read its numbers with to_frame(), or declare an "
+                f"the question {self.question!r} has no figure: read its numbers with to_frame(), or declare an "
                 "AnalysisFigure in its `figures`"
             )
-        return self.analysis.figures[0].draw(self.to_frame(), **options)
+        return figures[0].draw(self.to_frame(), **options)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the frame as CSV."""
@@ -196,7 +202,8 @@ class ScalarResult(Row, Result):
         return frame
 
 
-def _measurement(path: Path, *, partial: bool = False) -> Measurement:
+def measurement(path: Path, *, partial: bool = False) -> Measurement:
+    """A measurement folder or a run directory."""  # noqa: D401
     from gradstats.measurement.measurement import read_measurement
 
     return read_measurement(path, partial=partial)
@@ -237,19 +244,9 @@ class Ranking:
 class Tabulated:
     """What the tables of files and of print share: columns and their headings."""
 
+    name: str
+    #: Where none of them has a heading there is no table: the sentence is the answer. A table may lack some.
     columns: tuple[Column, ...]
-    #: Columns that only some of its tables have, as those of one kind of plan.
-    also: tuple[Column, ...] = ()
-    #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
-    headings: Mapping[str, str] | None
-    #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
-    ends: str | None
-    #: The table whose columns it has as well.
-    extends: str = ""
-    #: The columns of a first screen, where the rows do not declare any as short.
-    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
-    #: The result whose repr shows the columns of a first screen, where nothing else says which these are.
-    result: type[Result] | None = None
     #: How a short table orders its rows; without it they are those of the whole table, in their order.
     ranking: Ranking | None = None
     #: Changes the numbers that tables show, where they are not those of the files.
@@ -257,22 +254,18 @@ class Tabulated:
 
     def shown_in(self, place: Place) -> dict[str, str]:
         """Return the columns of a table in a place: name → heading, in which ``{reference}`` is not yet filled in."""
-        return dict(
-            self.headings or {one.name: one.heading for one in self.columns if one.heading and place in one.places}
-        )
+        return {one.name: one.heading for one in self.columns if one.heading and place in one.places}
 
     @property
     def known_by(self) -> list[str]:
-        """The columns by which a file is known as one of its tables: the first, and the first shown that all have."""
-        also = {one.name for one in self.also}
-        shown = [name for name in self.shown_in("paper") if name not in also]
-        return [self.columns[0].name, *(shown or [self.columns[-1].name])[:1]]
+        """The columns by which a file is known as one of its tables."""
+        return [self.columns[0].name]
 
     def headings_of(self, frame: pd.DataFrame, place: Place = "paper") -> dict[str, str]:
         """Return the columns of a table: name → heading, without those that only other tables have."""
-        lacking = {one.name for one in self.also} - set(frame)
+        known = {str(name).removesuffix("_low") for name in frame}
         declared = self.shown_in(place).items()
-        return {name: filled_in(heading, frame.attrs) for name, heading in declared if name not in lacking}
+        return {name: filled_in(heading, frame.attrs) for name, heading in declared if name in known}
 
     @property
     def leading(self) -> Analysis | FurtherTable | None:
@@ -282,10 +275,7 @@ class Tabulated:
 
     def first_shown(self, frame: pd.DataFrame) -> list[str]:
         """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
-        headings = self.headings_of(frame)
-        short = self.short(frame) if callable(self.short) else self.short
-        short = short or {one.name for one in self.columns if one.short}
-        short = short or (() if self.result is None else self.result.printed_columns)
+        headings, short = self.headings_of(frame), {one.name for one in self.columns if one.short}
         return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
     def limits_of(self, name: str) -> Limits:
@@ -293,10 +283,10 @@ class Tabulated:
         declared = next((one.limits for one in self.columns if one.name == name), NO_LIMITS)
         return limits_of(name) if declared == NO_LIMITS else declared
 
-    def names_of_ends(self, name: str) -> list[str]:
-        """Return the columns of an estimate and of the ends of its interval in tables."""
-        ends = ("low", "high")
-        return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
+    @property
+    def label(self) -> str:
+        """By which LaTeX refers to its table."""
+        return f"tab:{self.name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -310,12 +300,8 @@ class FurtherTable(Tabulated):
     row_name: Callable[[dict[str, Any]], str] = _first_cell
     row_heading: str | Callable[[pd.DataFrame], str] = ""
     caption: Callable[[pd.DataFrame], str] = lambda frame: ""
-    label: str = ""  # of the table in LaTeX; by default tab:NAME
-    headings: Mapping[str, str] | None = None
-    ends: str | None = ""
     ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
-    also: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -336,36 +322,19 @@ class Analysis(Tabulated):
     row_heading: str | Callable[[pd.DataFrame], str] = ""
     caption: Callable[[pd.DataFrame], str] = lambda frame: ""
     #: Reads what is asked from the path of the command line, and whether shards may be missing; a mapping that it
-    #: returns holds several arguments of ``ask``.
-    source: Callable[..., Any] = _measurement
-    source_help: str = "a measurement folder or a run directory."
+    #: returns holds several arguments of ``ask``. The first paragraph of its docstring is the help of that path.
+    source: Callable[..., Any] = measurement
     #: Why a measurement cannot be asked, with the remedy, as far as what it holds tells; "" where nothing is missing.
     lacking: Callable[[Measurement], str] = lambda measured: ""
-    label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
-    result: type[Result] | None = None
-    headings: Mapping[str, str] | None = None
-    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
-    ends: str | None = ""
     ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
-    also: tuple[Column, ...] = ()
-    extends: str = ""
     #: The arguments with which every run asks it, of a measurement and an experiment; None where the data are too few.
     #: A question without it is asked by a command, which adds the answer to the run where it has a figure.
     in_run: Callable[[Measurement, Experiment], dict[str, Any] | None] | None = None
     #: The section of an experiment file that holds its settings, where it has one of its own.
     section: str = ""
-    #: Reads an option from a word of the command line as arguments of ``ask``.
-    read: Mapping[str, Callable[[str], dict[str, Any]]] = field(default_factory=dict)
-    #: The estimators that arguments name, which are refused before the work.
-    weightings: Callable[[Mapping[str, Any]], Sequence[Weighting]] | None = None
-
-    def __post_init__(self) -> None:
-        """Let the result know how it is drawn."""
-        if self.result is not None:
-            self.result.analysis = self
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Ask."""
@@ -444,6 +413,12 @@ class Analysis(Tabulated):
         return f"{self.ask.__module__.partition('.')[2].replace('.', '/')}.py"
 
     @property
+    def source_help(self) -> str:
+        """What the path of the command line is."""
+        text = " ".join((self.source.__doc__ or "").partition("\n\n")[0].split())
+        return f"{text[:1].lower()}{text[1:]}"
+
+    @property
     def settings(self) -> dict[str, str]:
         """What an experiment file may set: name → the argument of ``ask`` that it is."""
         return {"seed" if argument == "rng" else argument: argument for argument in self.options}
@@ -461,7 +436,7 @@ class Analysis(Tabulated):
                 "this question cannot be listed in `analyses:`: every run answers it with the settings of its section "
                 f"`{self.section}:`; change those"
             )
-        if self.source is not _measurement:
+        if self.source is not measurement:
             raise ValueError(
                 f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "
                 f"{self.source_help.rstrip('.')}: leave it out and ask `gradstats ask RUN {self.name}` of the finished "
@@ -478,22 +453,15 @@ class Analysis(Tabulated):
                 raise ValueError(f"{' and '.join(missing)} must be given")
         hints = self.hints
         for name, value in settings.items():
-            reason = "" if name in self.read else _reason_against(value, hints.get(self.settings[name], Any))
+            reason = _reason_against(value, hints.get(self.settings[name], Any))
             if reason:
                 raise ValueError(f"{name} is {value!r}: {reason}")
-        self.estimators_in(self.as_arguments(settings) | _shared(self, section, settings))
+        self.estimators_in(settings)
 
     @property
     def required(self) -> list[str]:
         """The arguments of ``ask`` that have no default."""
         return [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
-
-    def as_arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of ``ask`` that options of an experiment file, or of the command line, are."""
-        given: dict[str, Any] = {}
-        for name, value in options.items():
-            given |= self.read[name](value) if name in self.read else {self.settings[name]: value}
-        return given
 
     def answer_in_run(
         self, measured: Measurement, experiment: Experiment, settings: Mapping[str, Any]
@@ -508,7 +476,8 @@ class Analysis(Tabulated):
             given = dict(found)
         section = getattr(experiment, self.section or "variance")
         level = given.pop("confidence_level", section.confidence_level)
-        arguments = given | ({"confidence_level": level} if self.asked_at_level else {}) | self.as_arguments(settings)
+        own = {self.settings[name]: value for name, value in settings.items()}
+        arguments = given | ({"confidence_level": level} if self.asked_at_level else {}) | own
         result = self.ask(measured, **arguments)
         of_options = {
             option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
@@ -534,7 +503,7 @@ class Analysis(Tabulated):
         words: list[str] = []
         for option, argument in self.settings.items():
             value = asked.get(option)
-            positional = option in self.read or argument in self.required
+            positional = argument in self.required
             if value is None:
                 if positional and argument != "estimators":
                     return None
@@ -548,10 +517,10 @@ class Analysis(Tabulated):
 
         A question that needs none has one answer in a run, which another replaces.
         """
-        needed = [name for name, argument in self.settings.items() if name in self.read or argument in self.required]
+        needed = [name for name, argument in self.settings.items() if argument in self.required]
         # Of alpha=0:2:41 the parameter alone: another range replaces the curve.
         words = [
-            str(options[name]).partition("=")[0] if name in self.read else str(options[name])
+            re.sub(r"^(\w+)=.*", r"\1", str(options[name]))
             for name in needed
             if name != "estimators" and name in options
         ]
@@ -560,10 +529,11 @@ class Analysis(Tabulated):
 
     def estimators_in(self, arguments: Mapping[str, Any]) -> Sequence[Weighting]:
         """Return the estimators that arguments name; raises for an unknown label."""
-        if self.weightings is not None:
-            return self.weightings(arguments)
-        labels = [*(arguments.get("estimators") or ()), *filter(None, [arguments.get("reference")])]
-        return [estimators.get(label) for label in labels]
+        labels = [*(arguments.get("estimators") or ()), arguments.get("reference")]
+        found = [estimators.get(label) for label in labels if label]
+        with suppress(TypeError):  # a parameter that the question itself gives
+            found += [estimators.get(label) for label in filter(None, [arguments.get("estimator")])]
+        return found
 
 
 def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -612,6 +582,16 @@ def _reason_against(value: object, hint: Any) -> str:
     except (PydanticUserError, TypeError):
         return ""
     return ""
+
+
+def chosen(columns: Iterable[Column], headings: Mapping[str, str], short: Collection[str] = ()) -> tuple[Column, ...]:
+    """Return the columns of another question, of which tables show some, in another order or under other headings."""
+    known = {one.name: one for one in columns}
+    first = [
+        replace(known[name], heading=heading, short=name in short, places=PLACES) for name, heading in headings.items()
+    ]
+    others = [replace(one, heading="", short=False) for name, one in known.items() if name not in headings]
+    return (*first, *others)
 
 
 def level_of(frame: pd.DataFrame) -> str:

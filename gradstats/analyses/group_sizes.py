@@ -345,6 +345,8 @@ class GroupSizes(Result):
         group_size_of_run: completions of each prompt; None where prompts have different numbers.
     """
 
+    question: ClassVar[str] = "group_sizes"
+
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "group_size", "trace_cov", "within_prompt", "ratio")
 
     comparison: VarianceComparison
@@ -546,16 +548,20 @@ EQUIVALENTS = FurtherTable(
         Column(
             "tokens_saved",
             "share of tokens saved at equal noise, against RLOO in groups of the same size",
+            "share of tokens saved",
             estimated=True,
         ),
-        Column("equivalent_group_size", "group size at which RLOO is as noisy", estimated=True),
+        Column(
+            "equivalent_group_size",
+            "group size at which RLOO is as noisy",
+            "equivalent group size",
+            estimated=True,
+        ),
     ),
-    headings={"equivalent_group_size": "equivalent group size", "tokens_saved": "share of tokens saved"},
     row_heading="estimator",
     row_name=lambda row: str(row["estimator"]),
     caption=_caption_of_equivalents,
     ranking=Ranking("equivalent_group_size", most_first=True),
-    label="tab:equivalent",
 )
 
 ANALYSIS = Analysis(
@@ -566,17 +572,17 @@ ANALYSIS = Analysis(
         "estimators", "group_sizes", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",
     ),
-    columns=COLUMNS,
-    also=tuple(
-        Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/estimates.py")
-        for one in VARIANCE_COMPONENTS
+    columns=(
+        *COLUMNS,
+        *(
+            Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/estimates.py")
+            for one in VARIANCE_COMPONENTS
+        ),
     ),
-    result=GroupSizes,
     row_heading="estimator",
     row_name=row_name,
     shown=with_sizes_in_names,
     caption=caption_of_comparison,
-    label="tab:group-sizes",
     further=(EQUIVALENTS,),
     in_run=_in_run,
     figures=(

@@ -12,12 +12,13 @@ from gradstats.analyses.declaration import (
     Column,
     Ranking,
     Result,
+    chosen,
     within_groups,
     without_sketches,
 )
 from gradstats.analyses.numbers import percentage
 from gradstats.analyses.printed import Printed
-from gradstats.analyses.variance import VarianceComparison, compared
+from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
 from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -409,25 +410,30 @@ ANALYSIS = Analysis(
     columns=(
         Column("n_completions", "completions of these lengths"),
         Column("length", "range of lengths", estimated=True),
-        Column("scale", "what their expected gradient keeps of the target's", estimated=True),
-        Column("share_of_gradient", "share of the expected gradient that the bin makes up", estimated=True),
-        Column("share_of_variance", "share of tr Cov: the covariance of the bin's part with the whole", estimated=True),
+        Column("scale", "what their expected gradient keeps of the target's", "scale kept", estimated=True),
+        Column(
+            "share_of_gradient",
+            "share of the expected gradient that the bin makes up",
+            SHARES["share_of_gradient"],
+            estimated=True,
+            short=True,
+        ),
+        Column(
+            "share_of_variance",
+            "share of tr Cov: the covariance of the bin's part with the whole",
+            SHARES["share_of_variance"],
+            estimated=True,
+            short=True,
+        ),
+        *chosen(
+            COLUMNS,
+            {"matched_bias_share": "matched bias", "cosine": "cosine", "noise_to_signal": "noise to signal"},
+        ),
     ),
-    extends="variance",
-    result=LengthBinsOfSeveral,
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),
-    headings={
-        "scale": "scale kept",
-        "matched_bias_share": "matched bias",
-        "share_of_gradient": SHARES["share_of_gradient"],
-        "cosine": "cosine",
-        "noise_to_signal": "noise to signal",
-        "share_of_variance": SHARES["share_of_variance"],
-    },
     row_heading="estimator",
     row_name=_row_name,
     caption=_caption,
-    label="tab:lengths",
     in_run=_in_run,
     figures=(
         AnalysisFigure(

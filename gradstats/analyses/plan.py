@@ -7,7 +7,6 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from gradstats import estimators as families
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
@@ -814,7 +813,6 @@ ANALYSIS = Analysis(
         "half_width", "noise", "length_spread", "estimator", "ratio", "quantity", "reference", "group_size", "signal",
         "within", "equivalent", "critical_batch",
     ),
-    weightings=lambda asked: [families.get(asked[name]) for name in ("estimator", "reference") if asked[name]],
     columns=(
         Column("confidence_level", "level of the planned interval"),
         Column("n_prompts", "prompts needed, by the pilot's estimates", estimated=True),
@@ -827,8 +825,6 @@ ANALYSIS = Analysis(
         Column("n_assured", "completions of n_prompts_assured"),
         Column("n_tokens", "tokens of those"),
         Column("hours", "hours that they take"),
-    ),
-    also=(
         Column("half_width", "wanted half-width of α"),
         Column("stderr_of_one", "standard error of α, or of the logarithm of the ratio, times √M"),
         Column("estimator", "in the numerator, or whose signal or critical batch is planned for"),
@@ -845,5 +841,4 @@ ANALYSIS = Analysis(
         Column("quadratic", "part that falls like 2/M²"),
     ),
     source=load_points,
-    source_help="the pilot: a table of points, a measurement folder or a run directory, as for the question alpha.",
 )  # fmt: skip

@@ -74,6 +74,8 @@ class PolicyProfile(Result):
         comparison: three estimators beside RLOO, of which the table has the relative noise.
     """
 
+    question: ClassVar[str] = "profile"
+
     printed_columns: ClassVar[tuple[str, ...]] = ("heading", "value")
 
     n_prompts: int
@@ -236,18 +238,13 @@ ANALYSIS = Analysis(
     columns=(
         Column("quantity", "name"),
         Column("heading", "in words"),
-        Column("value", "the number"),
+        Column("value", "the number", "value"),
         Column("low", "lower end of its interval"),
         Column("high", "upper end"),
-    ),
-    also=(
         *(Column(name, meaning) for name, meaning in PROFILE_QUANTITIES.items()),
         Column("policy", "name of the policy", file="report/tables.py"),
         Column(JUDGED.name, "relative noise of an estimator, rloo = 1", file="stats/variance/estimates.py"),
     ),
-    headings={"value": "value"},
-    ends=None,
-    result=PolicyProfile,
     row_name=lambda row: row["heading"],
     row_heading="quantity",
     caption=_caption,

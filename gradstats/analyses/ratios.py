@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, Result
 from gradstats.analyses.numbers import number_alone, number_with_interval
@@ -125,6 +125,8 @@ class RatioDiagnostics(Result):
         notes: what a reader of the tables has to know, one sentence each.
         largest: the largest absolute difference of a token's log-probability; NaN where it was not computed.
     """
+
+    question: ClassVar[str] = "ratios"
 
     spreads: tuple[RatioSpread, ...]
     by_length: tuple[RatioSpread, ...]
@@ -390,7 +392,6 @@ CLIPPING = FurtherTable(
     row_heading="recipe",
     row_name=lambda row: str(row["recipe"]),
     caption=_caption_of_clips,
-    label="tab:clipping",
 )
 
 _SPREAD = "stats/ratios.py"
@@ -418,7 +419,6 @@ ANALYSIS = Analysis(
             file="stats/measured.py",
         ),
     ),
-    result=RatioDiagnostics,
     row_heading="ratio",
     row_name=_row_name,
     caption=_caption,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, ScalarResult, column, estimate
@@ -24,6 +25,8 @@ class ImpliedShift(ScalarResult):
         n_prompts: prompts it rests on.
         by_construction: whether δ is 0 whatever the rewards are, as that of a leave-one-out mean.
     """
+
+    question: ClassVar[str] = "shift"
 
     estimator: str = column("label of the estimator", file="estimators/by_label.py")
     delta: Estimate = estimate("δ, the baseline less the group mean")
@@ -116,7 +119,5 @@ ANALYSIS = Analysis(
     name="shift",
     ask=implied_shift,
     options=("estimator",),
-    weightings=lambda asked: [families.get(asked["estimator"])],
     columns=ImpliedShift.columns(),
-    result=ImpliedShift,
 )

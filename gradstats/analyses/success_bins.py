@@ -95,6 +95,8 @@ class SuccessBins(Result):
         metric: label of the metric that gradients were measured in.
     """
 
+    question: ClassVar[str] = "success_bins"
+
     printed_columns: ClassVar[tuple[str, ...]] = (
         "estimator", "success", "n_prompts", "scale", "share_of_gradient", "share_of_variance",
     )  # fmt: skip
@@ -424,18 +426,20 @@ COLUMNS = (
     Column("success", "range of success rates", estimated=True),
     Column("n_prompts", "prompts of these rates"),
     Column("group_size", "completions per group"),
-    Column("scale", "factor of the prompts' expected gradient on that of the target", "scale", True),
+    Column("scale", "factor of the prompts' expected gradient on that of the target", "scale", True, True),
     Column("kept_scale", "the same of groups with any non-zero weight", "scale of kept groups", True),
     Column(
         "share_of_gradient",
         "share of the expected gradient that the bin makes up",
         SHARES["share_of_gradient"],
         True,
+        True,
     ),
     Column(
         "share_of_variance",
         "share of tr Cov: the covariance of the bin's part with the whole",
         SHARES["share_of_variance"],
+        True,
         True,
     ),
     Column("kept_share", "share of groups with any non-zero weight", "groups kept", True),
@@ -448,12 +452,10 @@ ANALYSIS = Analysis(
     lacking=without_groups,
     options=("estimators", "success", "group_size", "bins", "target"),
     columns=COLUMNS,
-    result=SuccessBins,
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),
     row_heading="estimator, success rate",
     row_name=_row_name,
     caption=_caption,
-    label="tab:success",
     in_run=_in_run,
     figures=(
         AnalysisFigure(

@@ -170,6 +170,8 @@ class ProxyQuality(Result):
         notes: what to know when reading the table, one sentence each.
     """
 
+    question: ClassVar[str] = "tokens"
+
     row: ClassVar = ProxyRow
     stated: ClassVar = ("n_prompts", "n_tokens", "n_probes", "share_exact")
 
@@ -404,10 +406,8 @@ ANALYSIS = Analysis(
     lacking=lambda measured: NO_PROBES if measured.token_projections is None else "",
     options=("group_size", "rng"),
     columns=(*ProxyRow.columns(), *(Column(name, meaning, estimated=True) for name, meaning in _ALONG.items())),
-    result=ProxyQuality,
     row_heading="proxy",
     caption=_caption,
-    label="tab:proxies",
     in_run=_in_run,
     further=(
         FurtherTable(
@@ -416,22 +416,18 @@ ANALYSIS = Analysis(
             columns=(
                 Column("first", "first value of the axis in a bin"),
                 Column("last", "last value of it"),
-                Column("value", "the estimate"),
+                Column("value", "the estimate", "value"),
                 Column("low", "lower end of its interval"),
                 Column("high", "upper end"),
                 Column("n_prompts", "prompts"),
                 Column("profile", "which profile"),
                 Column("axis", "distance, position or number of tokens"),
                 Column("quantity", "what is estimated"),
-            ),
-            also=(
                 Column("correlation", "correlation of token scores by the distance between tokens", file=_PROFILE),
                 Column("concentration", "share of a completion's energy in its heaviest tokens", file=_PROFILE),
                 Column("local_slope", "exponent of summed energy from position to position", file=_PROFILE),
                 Column("share", "the quantity of the profile concentration", file=_PROFILE),
             ),
-            headings={"value": "value"},
-            ends=None,
             row_name=lambda row: f"{row['profile']}, {row['axis']} {row['first']:g}–{row['last']:g}",
             row_heading="profile",
             caption=lambda frame: "Profiles along completions.",

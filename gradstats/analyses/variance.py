@@ -96,8 +96,9 @@ _SENTENCES = {JUDGED.name: _on_bold, "bias_share": _on_batch, "matched_bias_shar
 def _compared_column(one: Quantity) -> tuple[Column, ...]:
     """Return the column of a quantity and, where it has one, that of its intervals for all rows at once."""
     said = _SENTENCES.get(one.name, lambda frame: "")
+    short = one.name in (JUDGED.name, "matched_bias_share")
     own = Column(
-        one.name, filled_in(one.heading, {}), one.heading, True, False, one.limits, _ESTIMATES, one.shown_in, said
+        one.name, filled_in(one.heading, {}), one.heading, True, short, one.limits, _ESTIMATES, one.shown_in, said
     )
     if not one.together_in:
         return (own,)
@@ -177,6 +178,8 @@ class VarianceComparison(Result):
         max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
         metric: label of the metric that gradients were measured in, ``"euclidean"`` or ``"adam(…)"``.
     """
+
+    question: ClassVar[str] = "variance"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
     printed_limits: ClassVar[Mapping[str, Limits]] = {name: quantity.limits for name, quantity in QUANTITIES.items()}
@@ -322,6 +325,8 @@ class VarianceByBlock(Result):
     where an estimator's noise lies, and ``ratio`` which blocks' noise it reduces. The weights of completions are those
     of the whole in every block.
     """
+
+    question: ClassVar[str] = "variance_by_block"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", JUDGED.name, "cosine")
 
@@ -797,14 +802,12 @@ ANALYSIS = Analysis(
         "estimators", "group_size", "reference", "target", "prompts_per_batch", "max_grad_norm", "n_resamples", "rng",
     ),
     columns=COLUMNS,
-    short=("matched_ratio", "matched_bias_share"),
     row_heading="estimator",
     row_name=row_name,
     shown=with_sizes_in_names,
     caption=caption_of_comparison,
     section="variance",
     in_run=lambda measured, experiment: experiment.variance.arguments(),
-    result=VarianceComparison,
     figures=(
         AnalysisFigure(
             "variance",

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, Column, level_of
-from gradstats.analyses.variance import VarianceByBlock, compare, row_name, with_sizes_in_names
+from gradstats.analyses.declaration import Analysis, Column, chosen, level_of
+from gradstats.analyses.variance import COLUMNS, VarianceByBlock, compare, row_name, with_sizes_in_names
 from gradstats.config.options import Target
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES
@@ -79,13 +79,12 @@ ANALYSIS = Analysis(
     ask=variance_by_block,
     lacking=lambda measured: NO_BLOCK_SKETCHES if measured.sketches_by_block is None else "",
     options=("estimators", "group_size", "reference", "target", "prompts_per_batch", "n_resamples", "rng"),
-    columns=(Column("block", "block of parameters", file="analyses/variance.py"),),
-    extends="variance",
-    result=VarianceByBlock,
-    headings={"trace_cov": "variance", "ratio": "ratio"},
+    columns=(
+        Column("block", "block of parameters", short=True, file="analyses/variance.py"),
+        *chosen(COLUMNS, {"trace_cov": "variance", "ratio": "ratio"}, short=("trace_cov", "ratio")),
+    ),
     row_heading="block, estimator",
     row_name=_row_name,
     shown=with_sizes_in_names,
     caption=_caption,
-    label="tab:variance-by-block",
 )

@@ -219,10 +219,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             annotation = tyro.conf.arg(help=text)
         hint = hints[argument] if known else VarianceSection.model_fields[option].annotation
         default = signature[argument].default if known else VarianceSection.model_fields[option].default
-        if argument in analysis.read:
-            hint, default = Positional[str], inspect.Parameter.empty
-        else:
-            hint = _in_words(hint)
+        hint = _in_words(hint)
         if hint is Several:
             annotation = tyro.conf.arg(
                 help=text, metavar="[ESTIMATOR ...]", help_behavior_hint="(default: those of the run)"
@@ -230,8 +227,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
         if hint in (Several, str) and default is inspect.Parameter.empty:
             hint = Positional[hint]
         if hint == Positional[str]:  # the word stands alone on the help screen and where it is missing
-            word = "PARAMETER=VALUES" if argument in analysis.read else option.upper()
-            annotation = tyro.conf.arg(help=text, metavar=word)
+            annotation = tyro.conf.arg(help=text, metavar=option.upper())
         if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
             words: Any = default or ()
             default = hint(words)
@@ -267,10 +263,7 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
         value = given[option]
         if value == () and default is inspect.Parameter.empty and argument != "estimators":
             raise ValueError(f"name one or more {argument}: gradstats ask {label} --help says which there are")
-        if argument in analysis.read:
-            arguments |= analysis.read[argument](value)
-        else:
-            arguments[argument] = None if value == () else value
+        arguments[argument] = None if value == () else value
     level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
     if analysis.asked_at_level:
         arguments["confidence_level"] = level
@@ -318,7 +311,7 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) 
     hints = analysis.hints
     filled = dict(arguments)
     for name, value in arguments.items():
-        is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == _or_none(str)
+        is_array = name in hints and _in_words(hints[name]) == _or_none(str)
         if isinstance(value, str) and is_array and str not in typing.get_args(hints[name])[:1]:
             frame = asked_of.rollouts.frame
             if value not in frame:

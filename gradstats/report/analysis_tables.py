@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking
+from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking, chosen
 from gradstats.analyses.numbers import UNRESOLVED, Triple, readable
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import Comparison, frame_of
@@ -86,14 +86,15 @@ def variance_table(
         KeyError: for a column that is not an estimated quantity.
     """
     frame = frame_of(comparison, confidence_level)
-    shown = None
+    declared = VARIANCE
     if columns is not None:
-        shown = {name: QUANTITIES[name].heading for name in columns}
+        headings = {name: QUANTITIES[name].heading for name in columns}
+        declared = replace(VARIANCE, columns=chosen(VARIANCE.columns, headings))
         needed = ["estimator", *(f"{name}{end}" for name in columns for end in ("", "_low", "_high"))]
         missing = [name for name in needed if name not in frame]
         if missing:
             raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
-    return table_of(replace(VARIANCE, headings=shown), frame)
+    return table_of(declared, frame)
 
 
 def table_of(
@@ -111,8 +112,7 @@ def table_of(
     numbers, heading = declared.shown(named), declared.row_heading
     headings = declared.headings_of(named, place)
     declares = {one.name: one for one in declared.columns}
-    columns = {shown: _cells(declared, name, numbers) for name, shown in headings.items() if _has(numbers, name)}
-    headings = {name: shown for name, shown in headings.items() if shown in columns}
+    columns = {shown: _cells(declared, name, numbers) for name, shown in headings.items()}
     sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
     sentences = {shown: sentence for shown, sentence in sentences.items() if sentence}
     bold = [] if _BEST not in declares or JUDGED.name not in headings else rows_in_best_set(frame)
@@ -123,16 +123,11 @@ def table_of(
         columns=columns,
         source=frame,
         bold=frozenset((row, list(headings).index(JUDGED.name)) for row in bold),
-        label=declared.label or f"tab:{declared.name}",
+        label=declared.label,
         names=headings,
         first=tuple(headings[name] for name in _NARROW_FIRST if name in headings),
         about=sentences,
     )
-
-
-def _has(numbers: pd.DataFrame, name: str) -> bool:
-    """Return whether a frame has a column, or the ends of its intervals."""
-    return name in numbers or f"{name}_low" in numbers
 
 
 def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) -> list[Triple] | list[str]:
@@ -145,7 +140,8 @@ def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) 
         pairs = numbers[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).tolist()
         return [(low if low == high else math.nan, low, high) for low, high in pairs]
     limits = declared.limits_of(name)
-    triples = numbers.reindex(columns=declared.names_of_ends(name)).to_numpy(dtype=float).tolist()
+    ends = ["low", "high"] if f"{name}_low" not in numbers and "low" in numbers else [f"{name}_low", f"{name}_high"]
+    triples = numbers.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
     return [readable(value, low, high, limits) for value, low, high in triples]
 
 

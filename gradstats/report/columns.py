@@ -195,10 +195,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 for _one in registry.every():
     for _table in _one.tables:
         _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
-        _columns = (*_table.columns, *_table.also, *(column for figure in _figures for column in figure.columns))
-        _own = _own_of(_one, _columns)
-        _names = {column.name for column in _own}
-        INDEX[_table.name] = (*_own, *(one for one in INDEX.get(_table.extends, ()) if one.name not in _names))
+        INDEX[_table.name] = _own_of(_one, (*_table.columns, *(one for figure in _figures for one in figure.columns)))
 
 
 def without_interval_end(column: str) -> str:
