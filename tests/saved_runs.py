@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from gradstats.analyses import registry
-from gradstats.answers import Answer
+from gradstats.answers.answer import Answer, answer_paths
 from gradstats.config.experiment import Experiment
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats import fit_length_scaling
@@ -51,9 +51,10 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
     ):
         frame[column] = values.get(column, [0.5] * 4)
         frame[f"{column}_low"], frame[f"{column}_high"] = 0.8 * frame[column], 1.3 * frame[column]
+    frame["in_best_set"] = [False, False, True, None]
     about = {"reference": "rloo", "confidence_level": 0.95, "n_prompts": 15, "prompts_per_batch": 128}
     about |= {"target": "on_policy", "metric": "euclidean"}
-    of_one_size = {"n_groups": 15, "n_completions": 60, "lowest_beyond_doubt": ESTIMATORS[2]}
+    of_one_size = {"n_groups": 15, "n_completions": 60}
     save_answer(folder, Answer("variance", frame, about | of_one_size, notes=("a note",)))
     sizes = pd.concat([frame.assign(group_size=size) for size in (2, 4)], ignore_index=True)
     for part in ("within_prompt", "between_prompt"):
@@ -80,11 +81,33 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
     return folder
 
 
+def place_of(folder, question):
+    """Where a run has the answer to a question."""
+    return folder / question if question in registry.OF_EVERY_RUN else folder / "tables" / question
+
+
 def save_answer(folder, answer, **about):
     """Write an answer where a run has it, in place of an earlier one, about other things where some are given."""
     answer = replace(answer, about={**answer.about, **about})
-    stem = folder / answer.question if answer.question in registry.OF_EVERY_RUN else folder / "tables" / answer.question
-    return answer.save(stem, further_in=folder / "tables")
+    return answer.save(place_of(folder, answer.question), further_in=folder / "tables")
+
+
+def saved_answer(folder, question):
+    """An answer of a run."""
+    return Answer.read(place_of(folder, question))
+
+
+def change_frame(folder, question, change):
+    """Write an answer of a run again with other numbers."""
+    answer = saved_answer(folder, question)
+    save_answer(folder, replace(answer, frame=change(answer.frame)))
+
+
+def forget(folder, *questions):
+    """Remove answers of a run."""
+    for question in questions:
+        for path in answer_paths(place_of(folder, question)):
+            path.unlink()
 
 
 #: What a model may answer: markup, the end of a script, control characters, a mark that turns all text after it.

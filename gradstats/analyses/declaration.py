@@ -385,11 +385,13 @@ class Analysis(Tabulated):
         frame = found.to_frame(*levels)
         sentence = found.sentence(*levels) if hasattr(found, "sentence") else ""
         given = dict(measured_in or {})
-        about = given | {str(name): value for name, value in frame.attrs.items() if name != "notes"}
+        about = given | _without_notes(frame)
         about |= {ASKED: dict(asked)} if asked else {}
         about |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
         beside = {one.name: one.frame(found, confidence_level) for one in self.further}
-        further = {name: Answer(name, table, given | table.attrs) for name, table in beside.items() if len(table)}
+        further = {
+            name: Answer(name, table, given | _without_notes(table)) for name, table in beside.items() if len(table)
+        }
         return Answer(self.name, frame, about, sentence, tuple(getattr(found, "notes", ())), further)
 
     @property
@@ -543,6 +545,11 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
     compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
     names = [name for name in analysis.settings if name in compared and name not in settings]
     return {analysis.settings[name]: getattr(section, name) for name in names}
+
+
+def _without_notes(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return what the ``.attrs`` of a frame state besides the notes, which an answer has apart."""
+    return {str(name): value for name, value in frame.attrs.items() if name != "notes"}
 
 
 def section_default(option: str) -> object:

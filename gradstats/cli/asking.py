@@ -291,7 +291,10 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
         answer = replace(analysis.answer_of(found, level, usual, metric), question=label)
         _show(analysis, asked_of, answer, found, given)
         if folder is not None:
-            save_result(answer, folder, name, overwrite, quiet=as_json)
+            named = analysis.estimators_in(arguments | {"estimator": getattr(found, "estimator", None)})
+            without = replace(asked_of, values=None, fitted_values=None)
+            uses_values = any("values" in one.needs for one in named) or bool(analysis.lacking(without))
+            save_result(answer, folder, name, overwrite, uses_values, quiet=as_json)
     if not analysis.kept:
         save_table(out, answer.frame, overwrite, quiet=as_json)
 

@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     from gradstats.answers import Answer
 
 
-def save_result(answer: Answer, folder: Path, name: str, overwrite: bool, *, quiet: bool = False) -> None:
+def save_result(
+    answer: Answer, folder: Path, name: str, overwrite: bool, uses_values: bool, *, quiet: bool = False
+) -> None:
     """Write an answer and its figure to a run, or to the folder asked for, and name one, unless the output is JSON."""
     from gradstats.report.added_results import save_addition
 
-    paths = save_addition(answer, folder, name, overwrite=overwrite)
+    paths = save_addition(answer, folder, name, overwrite=overwrite, uses_values=uses_values)
     if not quiet:
         drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
         terminal.show([f"  → {drawn}"])

@@ -13,7 +13,9 @@ from gradstats.report.figures import figures_of, sample_size_of_run, styled
 from gradstats.report.saved_results import SavedResults, read_results
 
 
-def save_addition(answer: Answer, folder: Path, name: str, *, overwrite: bool = True) -> list[Path]:
+def save_addition(
+    answer: Answer, folder: Path, name: str, *, overwrite: bool = True, uses_values: bool = True
+) -> list[Path]:
     """Write an answer to ``tables`` and its figure to ``figures`` of a folder; returns the paths.
 
     The figure of a run is drawn in the style that its experiment states. The answer says which rewards and values it
@@ -22,7 +24,7 @@ def save_addition(answer: Answer, folder: Path, name: str, *, overwrite: bool = 
     run = SavedResults(folder, name, {}, {}, {})
     if (folder / "measurement").is_dir():
         run = read_results(folder)
-        state = {COMPUTED_WITH: run.manifest.get("computed_with")}
+        state = {COMPUTED_WITH: (run.manifest.get("computed_with") or {}) | ({} if uses_values else {"values": None})}
         further = {key: replace(one, about={**one.about, **state}) for key, one in answer.further.items()}
         answer = replace(answer, about={**answer.about, **state}, further=further)
     style = run.figure_style if run.settings else FiguresSection()

@@ -24,7 +24,13 @@ FRAME = pd.DataFrame(
         "prompt": ["007", None, ""],
     }
 )
-ABOUT = {"level": 0.5, "sizes": (2, np.nan, {"most": np.inf}), "seed": np.int64(3), "norms": np.arange(2.0), "none": None}
+ABOUT = {
+    "level": 0.5,
+    "sizes": (2, np.nan, {"most": np.inf}),
+    "seed": np.int64(3),
+    "norms": np.arange(2.0),
+    "none": None,
+}
 
 
 def same(one: Answer, other: Answer) -> None:
@@ -124,7 +130,9 @@ def test_a_changed_or_missing_file_is_named(tmp_path):
 def test_another_answer_is_replaced_only_where_that_is_asked_for(tmp_path):
     Answer("mine", FRAME, ABOUT).save(tmp_path / "mine")
     Answer("mine", FRAME, ABOUT).save(tmp_path / "mine", overwrite=False)
-    with pytest.raises(FileExistsError, match="holds a finished result with another level: replace it with --overwrite"):
+    with pytest.raises(
+        FileExistsError, match="holds a finished result with another level: replace it with --overwrite"
+    ):
         Answer("mine", FRAME, {**ABOUT, "level": 0.9}).save(tmp_path / "mine", overwrite=False)
     with pytest.raises(FileExistsError, match="holds a finished result with other numbers"):
         Answer("mine", FRAME.assign(n=[1, 2, 4]), ABOUT).save(tmp_path / "mine", overwrite=False)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from saved_runs import HOSTILE, save_rollouts, save_run
+from saved_runs import HOSTILE, forget, save_rollouts, save_run
 
 from gradstats.report import prompts_on_page as module
 from gradstats.report.page import report_page
@@ -91,7 +91,7 @@ def test_why_there_are_no_completions_is_said(tmp_path):
     shard = folder / "rollouts" / "shard-00000.parquet"
     shard.write_bytes(shard.read_bytes()[:-9])
     assert "cannot be shown: the rollouts" in prompts_on_page(read_results(folder))["about_texts"]
-    (folder / "tables" / "length_scaling.csv").unlink()
+    forget(folder, "alpha", "length_scaling")
     assert prompts_on_page(read_results(folder)) is None
 
 
