@@ -33,11 +33,11 @@ from tests.off_policy import turned_policy
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gradstats"
 
+registry.every()  # imports all of them
+RESULTS = [*Result.__subclasses__(), *ScalarResult.__subclasses__()]
 #: Result class → the tables that its frames are: of every question, and those that answer a part of one.
 TABLES_OF = {
-    **{
-        one.__name__: one.question for one in [*Result.__subclasses__(), *ScalarResult.__subclasses__()] if one.question
-    },
+    **{one.__name__: one.question for one in RESULTS if one.question},
     "AlphaDifference": "alpha difference",
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",

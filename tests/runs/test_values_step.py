@@ -113,7 +113,8 @@ def test_what_was_made_from_other_values_is_not_shown(run, monkeypatch, capsys):
     result = run_experiment(experiment(), run, progress=False)
     assert added <= set(read_results(run).answers)
     assert not [note for note in result.run.remarks if "left out" in note]
-    result = run_experiment(experiment(values={"tokens_per_completion": 2}), run, progress=False)
+    with pytest.warns(UserWarning, match="is left out"):
+        result = run_experiment(experiment(values={"tokens_per_completion": 2}), run, progress=False)
     left_out = [note for note in result.run.remarks if "is left out, since the run had other state values" in note]
     assert {note.partition(" ")[0] for note in left_out} == {"critic", "curve_gae_lam"}
     with pytest.warns(UserWarning, match="is left out"):
