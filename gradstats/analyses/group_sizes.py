@@ -30,6 +30,7 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
+from gradstats.plots.names import reference_name
 from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
@@ -508,7 +509,12 @@ def draw_group_sizes(frame: pd.DataFrame) -> object:
 def _largest_groups(sizes: pd.DataFrame) -> pd.DataFrame | None:
     """Return the variance components at the largest group size where they are known."""
     within = _with_components(sizes)
-    return None if within is None else within.query("group_size == group_size.max()")
+    if within is None:
+        return None
+    largest = within.query("group_size == group_size.max()")
+    if not isinstance(sizes.attrs.get("n_groups"), Mapping) and len(set(sizes["group_size"])) > 1:
+        largest.attrs.pop("n_groups", None)  # an earlier version summed them over all sizes
+    return largest
 
 
 def _caption_of_equivalents(frame: pd.DataFrame) -> str:
@@ -576,9 +582,11 @@ ANALYSIS = Analysis(
     figures=(
         AnalysisFigure(
             "group_sizes",
-            "Samples that each estimator needs for equal noise, where RLOO in groups of the same size needs 1; the "
-            "upright line is the group size of the run. Broken lines, half-filled markers: the baseline includes the "
-            "completion itself.",
+            lambda frame: (
+                f"Samples that each estimator needs for equal noise, where {reference_name(frame)} in groups of the "
+                "same size needs 1; the upright line is the group size of the run. Broken lines, half-filled markers: "
+                "the baseline includes the completion itself."
+            ).replace("\u00a0", " "),
             draw_group_sizes,
             link="figure: group sizes",
             after="variance_bias",

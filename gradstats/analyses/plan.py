@@ -16,6 +16,7 @@ from gradstats.analyses.variance import Comparison, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
 from gradstats.plots.quantities import JUDGED
+from gradstats.plots.save import n_groups_of
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.prompt_plan import (
@@ -515,8 +516,9 @@ def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
     if "completions_per_prompt" in about:
         return float(about["completions_per_prompt"])
     size = row.get("group_size", about.get("group_size"))
-    groups = about.get("n_groups", about["n_prompts"]) / about["n_prompts"]
-    return float(size) * groups if size is not None and np.isfinite(float(size)) else 1.0
+    if size is None or not np.isfinite(float(size)):
+        return 1.0
+    return float(size) * (n_groups_of(about, float(size)) or about["n_prompts"]) / about["n_prompts"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

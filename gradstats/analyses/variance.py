@@ -299,7 +299,10 @@ class VarianceComparison(Result):
             "prompts_per_batch": self.prompts_per_batch,
             **({} if self.max_grad_norm is None else {"max_grad_norm": self.max_grad_norm}),
             "n_prompts": self.n_prompts,
-            "n_groups": self.n_groups,
+            # Those of several sizes share completions, so that their sum says nothing of a row.
+            "n_groups": self.n_groups
+            if len(self.splits) == 1
+            else {f"{split.group_size}": split.n_groups for split in self.splits},
             "n_leftover": self.n_leftover,
             "sketch_dim": self.sketch_dim,
             **target_attrs(self.target, confidence_level),
@@ -752,7 +755,11 @@ def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVaria
 def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
-    groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
+    n_groups, groups = about.get("n_groups"), ""
+    if isinstance(n_groups, Mapping):
+        groups = f" (groups: {', '.join(f'{number} of {size}' for size, number in n_groups.items())})"
+    elif n_groups is not None and ("group_size" not in frame or len(set(frame["group_size"])) <= 1):
+        groups = f" ({n_groups} groups)"
     caption = (
         f"Variance of one prompt group's gradient, {level_of(frame)}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,12 +53,20 @@ def sample_size_of(frame: pd.DataFrame) -> str:
         ranges = zip(sizes.min(0), sizes.max(0), strict=True)
         ends = [f"{low}–{high}" if low < high else f"{low}" for low, high in ranges]
         return f"{ends[0]} prompts and {ends[1]} completions in each cell"
-    n_prompts, n_groups = frame.attrs.get("n_prompts"), frame.attrs.get("n_groups")
     sizes = set(frame["group_size"].dropna()) if "group_size" in frame else set()
-    if not n_prompts or not n_groups or len(sizes) != 1:
+    if len(sizes) != 1:
         return ""
     (group_size,) = sizes
+    n_prompts, n_groups = frame.attrs.get("n_prompts"), n_groups_of(frame.attrs, group_size)
+    if not n_prompts or not n_groups:
+        return ""
     return sample_size(int(n_prompts), int(n_groups) * int(group_size), int(group_size))
+
+
+def n_groups_of(about: Mapping[Any, Any], group_size: float) -> int | None:
+    """Return how many groups of a size were compared, of a frame's ``.attrs``; None where these do not state it."""
+    n_groups = about.get("n_groups")
+    return n_groups.get(f"{group_size:g}") if isinstance(n_groups, Mapping) else n_groups
 
 
 def write_sample_size(figure: Figure, text: str) -> None:

@@ -65,7 +65,7 @@ def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
         frame = run.table(figure.table or analysis.name)
         if frame is not None and analysis.beside is not None:
             frame = frame.copy()
-            frame.attrs |= analysis.beside(run.tables)
+            frame.attrs = analysis.beside(run.tables) | frame.attrs  # what was saved with the table wins
         return None if frame is None else figure.rows(frame)
 
     return RunFigure(figure.name, figure.caption, needs, lambda run, table: figure.draw(table))
@@ -291,9 +291,11 @@ def draw_overlay(
     if len(fits) == len(runs):
         with styled(figure_style) as current_figure:
             ax, colors = None, palette()
-            for at, (fit, label) in enumerate(zip(fits, labels, strict=True)):
-                published, color = runs[0].published if at == 0 else None, colors[at % len(colors)]
-                ax = plots.plot_length_scaling(fit, ax=ax, label=label, color=color, published=published)
+            for at, (fit, label, run) in enumerate(zip(fits, labels, runs, strict=True)):
+                published, color = run.published if at == 0 else None, colors[at % len(colors)]
+                ax = plots.plot_length_scaling(
+                    fit, ax=ax, label=label, color=color, published=published, confidence_level=run.level_of_alpha
+                )
             _legend_of_fits(ax, fits[-1])
             write_sample_size(current_figure(), n)
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]

@@ -13,7 +13,6 @@ import pandas as pd
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.analyses.numbers import Triple
-from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.plots.quantities import JUDGED
 from gradstats.report.analysis_tables import (
@@ -45,7 +44,7 @@ def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_val
         tables["variance"] = variance_table(frame)
     if run.fit is not None:
         tables["alpha"] = alpha_table(
-            {style.labels.get(run.name, run.name): run.fit}, confidence_level=run.confidence_level
+            {style.labels.get(run.name, run.name): run.fit}, confidence_level=run.level_of_alpha
         )
     for analysis in registry.asked_in_runs():
         for declared in analysis.tables:
@@ -107,9 +106,9 @@ def _has(frame: pd.DataFrame, declared: Analysis | FurtherTable) -> bool:
 
 
 def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.DataFrame:
-    """Return a table read from CSV with the attributes that it was made with."""
+    """Return a table read from CSV with attributes from elsewhere in the run, where none were saved with it."""
     frame = frame.copy()
-    frame.attrs |= {"confidence_level": run.confidence_level, **attrs}
+    frame.attrs = {"confidence_level": run.confidence_level, **attrs} | frame.attrs
     return frame
 
 
@@ -156,7 +155,7 @@ def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
 def levels_of(runs: Sequence[SavedResults]) -> str:
     """Return the levels of the intervals of some runs, as ``"95%"`` or ``"90% or 95%"``."""
     levels = {run.confidence_level for run in runs}
-    levels |= {run.alpha.get("confidence_level", CONFIDENCE_LEVEL) for run in runs if run.alpha is not None}
+    levels |= {run.level_of_alpha for run in runs if run.alpha is not None}
     return " or ".join(f"{level:.0%}" for level in sorted(levels))
 
 

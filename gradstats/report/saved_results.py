@@ -393,7 +393,12 @@ class SavedResults:
         if self.points is None or self.alpha is None:
             return self.points
         points = self.points.copy()
-        points.attrs |= {"method": self.alpha.get("method", "ols"), "metric": self.metric, "published": self.published}
+        points.attrs |= {
+            "method": self.alpha.get("method", "ols"),
+            "metric": self.metric,
+            "published": self.published,
+            "confidence_level": self.level_of_alpha,
+        }
         return points
 
     @property
@@ -406,6 +411,11 @@ class SavedResults:
     def confidence_level(self) -> float:
         """The level of the comparison's intervals."""
         return float(str(self.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
+
+    @property
+    def level_of_alpha(self) -> float:
+        """The level of the intervals of α."""
+        return float((self.alpha or {}).get("confidence_level", CONFIDENCE_LEVEL))
 
     @property
     def published(self) -> str | None:

@@ -111,6 +111,12 @@ def test_the_size_by_hand():
     )
 
 
+def test_of_a_comparison_of_several_sizes_the_groups_of_the_planned_one_count():
+    frame = pilot()
+    frame.attrs["n_groups"] = {"2": 4 * 400, "4": 2 * 400}
+    assert plan_ratio(frame, "grpo").completions_per_prompt == 8
+
+
 def test_the_range_is_that_of_the_variance_of_the_pilot():
     plan = plan_ratio(pilot(), "grpo")
     for size, tail in ((plan.n_prompts_low, 0.975), (plan.n_prompts_high, 0.025)):

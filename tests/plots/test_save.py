@@ -28,6 +28,9 @@ def test_a_comparison_states_what_it_measured():
     several = pd.concat([frame, frame.assign(group_size=8)])
     several.attrs = frame.attrs
     assert sample_size_of(several) == ""
+    several.attrs |= {"n_groups": {"4": 96, "8": 48}}
+    of_four = several.query("group_size == 4")
+    assert sample_size_of(of_four) == "48 prompts × 8 completions, in groups of 4"
 
 
 def test_cells_of_a_sweep_state_their_range():
