@@ -412,19 +412,21 @@ def _with_energy(points: pd.DataFrame) -> pd.DataFrame | None:
     return _fitted(points) if "energy" in points else None
 
 
+def _level_of_points(points: pd.DataFrame) -> float:
+    return points.attrs.get("confidence_level", CONFIDENCE_LEVEL)
+
+
 def _draw_length_scaling(points: pd.DataFrame) -> None:
     plot_length_scaling(
-        fit_of_points(points),
-        published=points.attrs.get("published"),
-        confidence_level=points.attrs.get("confidence_level", CONFIDENCE_LEVEL),
+        fit_of_points(points), published=points.attrs.get("published"), confidence_level=_level_of_points(points)
     )
 
 
 def _draw_energies(points: pd.DataFrame) -> None:
-    first, second, *_ = palette()
-    ax = plot_length_scaling(fit_of_points(points), label=r"$\Vert S\Vert^2$", color=first)
+    (first, second, *_), level = palette(), _level_of_points(points)
+    ax = plot_length_scaling(fit_of_points(points), label=r"$\Vert S\Vert^2$", color=first, confidence_level=level)
     energies = fit_of_points(points, "energy")
-    plot_length_scaling(energies, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second)
+    plot_length_scaling(energies, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second, confidence_level=level)
     ax.set_ylabel(in_metric(r"$\Vert S\Vert^2$ and token energy", points.attrs))
 
 

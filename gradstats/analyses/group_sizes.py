@@ -37,6 +37,7 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
+from gradstats.plots.names import reference_name
 from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
@@ -588,9 +589,11 @@ ANALYSIS = Analysis(
     figures=(
         AnalysisFigure(
             "group_sizes",
-            "Samples that each estimator needs for equal noise, where RLOO in groups of the same size needs 1; the "
-            "upright line is the group size of the run. Broken lines, half-filled markers: the baseline includes the "
-            "completion itself.",
+            lambda frame: (
+                f"Samples that each estimator needs for equal noise, where {reference_name(frame)} in groups of the "
+                "same size needs 1; the upright line is the group size of the run. Broken lines, half-filled markers: "
+                "the baseline includes the completion itself."
+            ).replace("\u00a0", " "),
             draw_group_sizes,
             rows=_of_several_sizes,
         ),

@@ -513,6 +513,8 @@ def _stderr_of_logarithm(pilot: Comparison | pd.DataFrame, estimator: str, quant
 def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
     if "completions_per_prompt" in about:
         return float(about["completions_per_prompt"])
+    if "n_completions" in about:
+        return about["n_completions"] / about["n_prompts"]
     size = row.get("group_size", about.get("group_size"))
     groups = about.get("n_groups", about["n_prompts"]) / about["n_prompts"]
     return float(size) * groups if size is not None and np.isfinite(float(size)) else 1.0

@@ -753,7 +753,9 @@ def caption_of_comparison(frame: pd.DataFrame) -> str:
     """Return the caption of the table of a comparison."""
     about = frame.attrs
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
-    groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
+    # Groups of several sizes share completions: their number says nothing.
+    size = (about.get("n_groups"), "groups") if "n_groups" in about else (about.get("n_completions"), "completions")
+    groups = f" ({size[0]:,} {size[1]})" if size[0] is not None else ""
     caption = (
         f"Variance of one prompt group's gradient, {level_of(frame)}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."

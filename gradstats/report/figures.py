@@ -256,9 +256,12 @@ def draw_overlay(
     if len(fits) == len(runs):
         with styled(figure_style) as current_figure:
             ax, colors = None, palette()
-            for at, (fit, label) in enumerate(zip(fits, labels, strict=True)):
+            for at, (fit, label, run) in enumerate(zip(fits, labels, runs, strict=True)):
                 published, color = _published(runs[0]) if at == 0 else None, colors[at % len(colors)]
-                ax = plots.plot_length_scaling(fit, ax=ax, label=label, color=color, published=published)
+                level = run.alpha.get("confidence_level", CONFIDENCE_LEVEL)
+                ax = plots.plot_length_scaling(
+                    fit, ax=ax, label=label, color=color, published=published, confidence_level=level
+                )
             _legend_of_fits(ax, fits[-1])
             write_sample_size(current_figure(), n)
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]

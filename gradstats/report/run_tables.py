@@ -14,7 +14,6 @@ from gradstats.analyses import registry
 from gradstats.analyses.numbers import Triple
 from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
-from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.plots.quantities import JUDGED, shown_in
 from gradstats.report.analysis_tables import frame_in_words, table_of, variance_table
@@ -118,7 +117,7 @@ def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
 def levels_of(runs: Sequence[SavedResults]) -> str:
     """Return the levels of the intervals of some runs, as ``"95%"`` or ``"90% or 95%"``."""
     levels = {run.confidence_level for run in runs}
-    levels |= {run.alpha.get("confidence_level", CONFIDENCE_LEVEL) for run in runs if run.alpha is not None}
+    levels |= {run.level_of_alpha for run in runs if run.alpha is not None}
     return " or ".join(f"{level:.0%}" for level in sorted(levels))
 
 
