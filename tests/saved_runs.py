@@ -61,10 +61,11 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
         for end in ("", "_low", "_high"):
             sizes[f"{part}{end}"] = sizes[f"trace_cov{end}"] / sizes["group_size"]
     equal = pd.DataFrame({"estimator": ESTIMATORS[:2], "group_size": 4, "equivalent_group_size": [4.0, 3.1]})
+    equal = equal.assign(equivalent_group_size_low=[4.0, 2.8], equivalent_group_size_high=[4.0, 3.5])
     equal = Answer("equivalent_group_size", equal, about)
     further = {"equivalent_group_size": equal}
     save_answer(folder, Answer("group_sizes", sizes, about | {"group_size_of_run": 4}, further=further))
-    bins = frame[:2].assign(estimator="rloo", length_low=[10, 61], length_high=[60, 300])
+    bins = frame[:2].assign(estimator="rloo", length_low=[10, 61], length_high=[60, 300], n_completions=30)
     save_answer(folder, Answer("length_bins", bins, about))
     rates = pd.concat([frame[:2].assign(success_low=at / 2, success_high=(at + 1) / 2, n_prompts=7) for at in (0, 1)])
     for share in ("share_of_gradient", "share_of_variance"):

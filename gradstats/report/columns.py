@@ -92,7 +92,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         ),
     ),
     "alpha.json": (
-        *_declared("alpha"),
+        *(one for one in _declared("alpha") if one.name not in ("run", "alpha_within")),  # of a row for each run
         *_of(
             "analyses/alpha.py",
             mean_scaling="α of the mean of ‖S‖²",

@@ -20,7 +20,7 @@ from matplotlib.font_manager import FontProperties
 from gradstats import plots
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure
-from gradstats.config.experiment import FiguresSection
+from gradstats.config.sections import FiguresSection
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.marks import legend_below, legend_height
@@ -258,9 +258,8 @@ def draw_overlay(
             ax, colors = None, palette()
             for at, (fit, label, run) in enumerate(zip(fits, labels, runs, strict=True)):
                 published, color = _published(runs[0]) if at == 0 else None, colors[at % len(colors)]
-                level = run.alpha.get("confidence_level", CONFIDENCE_LEVEL)
                 ax = plots.plot_length_scaling(
-                    fit, ax=ax, label=label, color=color, published=published, confidence_level=level
+                    fit, ax=ax, label=label, color=color, published=published, confidence_level=run.level_of_alpha
                 )
             _legend_of_fits(ax, fits[-1])
             write_sample_size(current_figure(), n)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -169,6 +169,11 @@ class SavedResults:
         return None if self.points is None or self.alpha is None else fit_of_points(self.points)
 
     @property
+    def level_of_alpha(self) -> float:
+        """The level of the intervals of α."""
+        return float((self.alpha or {}).get("confidence_level", CONFIDENCE_LEVEL))
+
+    @property
     def metric(self) -> str:
         """The label of the metric that was measured."""
         return next((str(one.about["metric"]) for one in self.answers.values() if "metric" in one.about), EUCLIDEAN)
@@ -200,9 +205,10 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         )
     recorded = path / "experiment.yaml"
     manifest = cast(SavedManifest, _read_json(path / "manifest.json") or {})
-    experiment = read_recorded_experiment(recorded) if recorded.exists() else None
+    stems = answer_stems(path)
+    experiment = read_recorded_experiment(recorded) if stems and recorded.exists() else None
     settings = {} if experiment is None else flat_settings(experiment)
-    answers, left_out = _read_answers(path, manifest, {} if experiment is None else experiment.analyses)
+    answers, left_out = _read_answers(stems, manifest, {} if experiment is None else experiment.analyses)
     for sentence in left_out:
         warnings.warn(sentence, UserWarning, stacklevel=2)
     if not answers:
@@ -247,12 +253,12 @@ def answer_stems(run: Path) -> list[Path]:
 
 
 def _read_answers(
-    path: Path, manifest: SavedManifest, asked: Mapping[str, object]
+    stems: Iterable[Path], manifest: SavedManifest, asked: Mapping[str, object]
 ) -> tuple[dict[str, Answer], list[str]]:
     """Return the answers of a run by the names of their files, and a sentence for each that is left out."""
     answers: dict[str, Answer] = {}
     left_out: list[str] = []
-    for stem in answer_stems(path):
+    for stem in stems:
         try:
             answer = Answer.read(stem)
         except (ValueError, OSError) as error:

@@ -246,7 +246,7 @@ def test_unusable_batches_and_levels_are_refused():
     for quantity in ("variance", "in_best_set"):
         with pytest.raises(ValueError, match=f"quantity='{quantity}' is not estimated: choose from trace_cov"):
             comparison.confidence_interval(0.95, quantity)
-    for call in (comparison.to_frame, comparison.lowest, comparison.confidence_interval):
+    for call in (comparison.to_frame, comparison.confidence_interval):
         with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
             call(1.0)
 

@@ -42,7 +42,7 @@ TABLES_OF = {
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
     "FittedValues": "fitted values",
-    "LengthBins": "length_bins",
+    **dict.fromkeys(("LengthBins", "LengthBinsOfSeveral"), "length_bins"),
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from saved_runs import change_frame, forget, save_answer, save_run, saved_answer, saved_sweep
+from saved_runs import ESTIMATORS, change_frame, forget, save_answer, save_run, saved_answer, saved_sweep
 
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.cli import commands

@@ -121,8 +121,8 @@ def test_a_figure_of_one_size_counts_the_groups_of_that_size(folder, page):
     assert "× 6 completions" not in page
 
 
-def test_a_table_of_several_sizes_counts_the_groups_of_each(folder, page):
-    assert "n = 12 prompts (groups: 24 of 2, 12 of 4);" in latex(folder, "group_sizes")
+def test_a_table_of_several_sizes_counts_completions(folder, page):
+    assert "n = 12 prompts (48 completions);" in latex(folder, "group_sizes")
     assert "n = 12 prompts (12 groups);" in latex(folder, "variance")
     for text in (page, latex(folder, "group_sizes")):
         assert "36 groups" not in text
