@@ -312,8 +312,9 @@ class Analysis(Tabulated):
     name: str
     #: Answers it: takes a measurement first, and returns a result with ``to_frame(confidence_level)``.
     ask: Callable[..., Any]
-    #: The arguments of ``ask`` that the command line takes, the positional ones first. Their types and defaults are
-    #: those of its signature and their help that of its docstring; what neither has is that of the section `variance`.
+    #: The arguments of ``ask`` that the command line takes, the positional ones first, and last those that few need.
+    #: Their types and defaults are those of its signature and their help that of its docstring; what neither has is
+    #: that of the section `variance`.
     options: Sequence[str]
     #: Where none of them has a heading there is no table: the sentence is the answer.
     columns: tuple[Column, ...]

@@ -812,8 +812,8 @@ ANALYSIS = Analysis(
     name="plan",
     ask=plan,
     options=(
-        "half_width", "noise", "length_spread", "estimator", "ratio", "quantity", "reference", "group_size", "signal",
-        "within", "equivalent", "critical_batch",
+        "half_width", "estimator", "ratio", "reference", "group_size", "signal", "within", "equivalent",
+        "critical_batch", "noise", "length_spread", "quantity",
     ),
     columns=(
         Column("confidence_level", "level of the planned interval"),

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from gradstats.measurement.measurement import Measurement
 
 
+#: As many options of a question help shows first: those after them are for the end of the screen.
+_FIRST = 9
+
+
 def ask(words: Sequence[str]) -> None:
     """Ask a question of a run: ``gradstats ask RUN QUESTION …``; alone it lists the questions.
 
@@ -208,7 +212,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
     hints = analysis.hints
     helps = {one.arg_name: one.description or "" for one in parse(analysis.ask.__doc__ or "").params}
     found: dict[str, tuple[Any, Any, str]] = {}
-    for argument in analysis.options:
+    for place, argument in enumerate(analysis.options):
         option = "seed" if argument == "rng" else argument
         of_section = option in VarianceSection.model_fields
         known = argument in signature
@@ -231,7 +235,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
         if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
             words: Any = default or ()
             default = hint(words)
-        if of_section and option not in VarianceSection.often_set:
+        if place >= _FIRST or (of_section and option not in VarianceSection.often_set):
             hint = Advanced[hint]
         found[option] = (Annotated[hint, annotation], default, argument)
     return found

@@ -607,7 +607,7 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     assert code == 0
     assert list(pd.read_csv(tmp_path / "v.csv")["group_size"]) == [2, 2, 4, 4]
     assert "samples for equal noise, rloo = 1, 2 completions a group" in out
-    assert "rloo, N=4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
+    assert "rloo, N = 4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
 
 
 def test_of_a_run_its_own_estimators_are_compared_where_none_are_named(measured, tmp_path):

@@ -123,7 +123,7 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     for name, (low, high) in {"ratio": (0.61, 0.92), "matched_ratio": (0.73, 0.84)}.items():
         frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = [1.0, low], [1.0, high]
     frame["in_best_set"] = [None, True]
-    text = printed(terminal.show_variance, frame)
+    text = printed(terminal.show_variance, frame, width=240)
     lines = [line.strip() for line in text.splitlines()]
     headings = next(line for line in lines if line.startswith("estimator"))
     assert headings.endswith("best set")
@@ -136,7 +136,7 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     assert "\n–: not resolved or not defined on these data; see the notes\n" in text
     narrow = printed(terminal.show_variance, frame, width=80).splitlines()
     assert max(map(len, narrow)) <= 80
-    assert sum(line.split()[:1] == ["estimator"] for line in narrow) == 4
+    assert sum(line.split()[:1] == ["estimator"] for line in narrow) == 5
 
 
 def test_alpha_with_its_sentences(printed):
