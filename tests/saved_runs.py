@@ -65,12 +65,14 @@ def save_run(folder, name="saved <run>", seed=0, **settings):
     equal = Answer("equivalent_group_size", equal, about)
     further = {"equivalent_group_size": equal}
     save_answer(folder, Answer("group_sizes", sizes, about | {"group_size_of_run": 4}, further=further))
-    bins = frame[:2].assign(estimator="rloo", length_low=[10, 61], length_high=[60, 300], n_completions=30)
-    save_answer(folder, Answer("length_bins", bins, about))
-    rates = pd.concat([frame[:2].assign(success_low=at / 2, success_high=(at + 1) / 2, n_prompts=7) for at in (0, 1)])
+    bins = frame[:2].assign(estimator="rloo", length_low=[10, 61], length_high=[60, 300], n_completions=30, scale=1.0)
+    rates = pd.concat(
+        [frame[:2].assign(success_low=at / 2, success_high=(at + 1) / 2, n_prompts=7, scale=1.0) for at in (0, 1)]
+    )
     for share in ("share_of_gradient", "share_of_variance"):
         for end, of_half in (("", 0.5), ("_low", 0.3), ("_high", 0.7)):
-            rates[f"{share}{end}"] = of_half
+            bins[f"{share}{end}"] = rates[f"{share}{end}"] = of_half
+    save_answer(folder, Answer("length_bins", bins, about))
     rates = rates.sort_values("estimator", kind="stable")
     save_answer(folder, Answer("success_bins", rates, about | {"group_size": 2}))
     noise = [frame[:2].assign(group_size=n, n_prompts=60.0 / n, extrapolated=n > 4) for n in (2, 4, 8)]

@@ -140,7 +140,7 @@ def test_a_run_without_a_fit_still_has_a_page(tmp_path):
     forget(folder, "alpha", "length_scaling")
     text = write_report(folder).read_text()
     assert "the data allow no fit" in text
-    assert text.count("<figure") == 8
+    assert text.count("<figure") == 7
 
 
 def test_missing_numbers_name_the_command(tmp_path):
@@ -366,7 +366,8 @@ def test_of_a_long_table_the_first_rows_are_open_and_all_of_them_folded():
 def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
     frame = pd.DataFrame({"estimator": ["reinforce", "rloo"], "prompts": 64.0, "tokens": 6400.0, "group_size": 8.0})
-    for name, values in (("critical_batch", [132.0, 62.0]), ("alignment_limit", [1.0, 1.0])):
+    known = {"critical_batch": [132.0, 62.0], "alignment_limit": [1.0, 1.0], "relative_prompts": [1.0, 0.5]}
+    for name, values in known.items():
         frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = values, [36.0] * 2, [114.0] * 2
     before = write_report(folder, svgs={}).read_text()
     assert "make signal and noise equal" not in before
