@@ -12,10 +12,6 @@ from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
     Ranking,
-    Result,
-    Row,
-    column,
-    estimate,
     level_of,
     measured_group_sizes,
     powers_of_two,
@@ -23,6 +19,7 @@ from gradstats.analyses.declaration import (
     without_groups,
 )
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget

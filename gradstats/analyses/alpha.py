@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
-from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, Result, chosen
+from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, chosen
 from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import records
+from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
 from gradstats.measurement.measurement import metric_label
 from gradstats.plots.length_scaling import plot_length_scaling

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, chosen
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
 from gradstats.plots.marks import (

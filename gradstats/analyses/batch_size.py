@@ -8,19 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import (
-    Analysis,
-    AnalysisFigure,
-    Ranking,
-    Result,
-    Row,
-    column,
-    estimate,
-    level_of,
-    within_groups,
-    without_sketches,
-)
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Ranking, level_of, within_groups, without_sketches
 from gradstats.analyses.numbers import number_with_interval, percentage
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget

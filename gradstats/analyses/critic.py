@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
+from gradstats.analyses.declaration import Analysis, AnalysisFigure
 from gradstats.analyses.numbers import number_with_interval, percentage
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions

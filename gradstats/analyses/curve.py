@@ -9,8 +9,9 @@ from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, chosen, without_sketches
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
 from gradstats.analyses.numbers import minimiser_with_interval
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe

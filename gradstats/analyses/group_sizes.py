@@ -14,7 +14,6 @@ from gradstats.analyses.declaration import (
     Column,
     FurtherTable,
     Ranking,
-    Result,
     measured_group_sizes,
     powers_of_two,
     within_groups,
@@ -22,6 +21,7 @@ from gradstats.analyses.declaration import (
 )
 from gradstats.analyses.numbers import ROUNDING, number_with_interval
 from gradstats.analyses.printed import Printed
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance import (
     COLUMNS,
     VarianceComparison,

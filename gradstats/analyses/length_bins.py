@@ -11,13 +11,13 @@ from gradstats.analyses.declaration import (
     AnalysisFigure,
     Column,
     Ranking,
-    Result,
     chosen,
     within_groups,
     without_sketches,
 )
 from gradstats.analyses.numbers import percentage
 from gradstats.analyses.printed import Printed
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
 from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL

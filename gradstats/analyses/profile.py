@@ -6,8 +6,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gradstats.analyses.declaration import Analysis, Column, Result, without_sketches
+from gradstats.analyses.declaration import Analysis, Column, without_sketches
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, ScalarResult, column, estimate
+from gradstats.analyses.declaration import Analysis
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import ScalarResult, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic

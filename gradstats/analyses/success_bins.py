@@ -12,7 +12,6 @@ from gradstats.analyses.declaration import (
     AnalysisFigure,
     Column,
     Ranking,
-    Result,
     level_of,
     most_completions,
     within_groups,
@@ -20,6 +19,7 @@ from gradstats.analyses.declaration import (
 )
 from gradstats.analyses.length_bins import share_columns
 from gradstats.analyses.numbers import percentage
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget

@@ -7,17 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gradstats.analyses.declaration import (
-    Analysis,
-    AnalysisFigure,
-    Column,
-    FurtherTable,
-    Result,
-    Row,
-    column,
-    estimate,
-)
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance import compare
 from gradstats.answers.answer import DIGITS
 from gradstats.config.options import CONFIDENCE_LEVEL

@@ -11,7 +11,8 @@ from operator import index
 from typing import Any, ClassVar, Literal, Protocol, overload, runtime_checkable
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of, without_sketches
+from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of, without_sketches
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance_notes import (
     about_target,
     notes_of_each,

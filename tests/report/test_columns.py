@@ -18,8 +18,8 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Result, ScalarResult
 from gradstats.analyses.plan import CriticalBatchPlan
+from gradstats.analyses.results import Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
