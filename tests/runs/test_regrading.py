@@ -12,6 +12,7 @@ import yaml
 from command_line import run as command
 from small_runs import consonants, sampled_and_measured, small_experiment, vowels
 
+from gradstats.analyses import registry
 from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import regrading
