@@ -62,8 +62,8 @@ class AlphaReport(Result):
         by_block: frame of :func:`gradstats.analyses.length_scaling_by_block`; None for bare points, or a single block.
         energy_fit: α of the summed token energies; None where they were not measured.
         on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
-        points: a row for each completion: prompt_id, sample_id, reward, length, sq_norm, truncated and, where it was
-            measured, energy; None for bare points.
+        points: a row for each completion, ``prompt_id``, ``sample_id``, ``reward``, ``length``, ``sq_norm``,
+            ``truncated`` and, where it was measured, ``energy``; None for bare points.
     """
 
     question: ClassVar[str] = "alpha"
