@@ -151,7 +151,7 @@ def std_factor(success: float, group_size: int = 8) -> float:
 
 def of_proxy() -> tuple[str, str]:
     """State how well the logit proxy stands for energies."""
-    rows = [frame[frame["proxy"] == "logit"].iloc[0] for _, frame in token_tables("proxy_quality")]
+    rows = [frame[frame["proxy"] == "logit"].iloc[0] for _, frame in token_tables("tokens")]
     if not rows:
         return OPEN, NOT_RUN
     ranks = all(row["rank_correlation_low"] > 0.9 for row in rows)

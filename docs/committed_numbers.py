@@ -29,8 +29,9 @@ Triple = tuple[float, float, float]
 
 
 def committed_path(run: str, name: str) -> Path:
-    """Return the path of a file of a committed run."""
-    return FIGURES / run / name
+    """Return the path of a file of a committed run, whose answers but two lie in ``tables``."""
+    answer = FIGURES / run / "tables" / name
+    return answer if answer.is_file() else FIGURES / run / name
 
 
 def table(run: str, name: str) -> pd.DataFrame | None:

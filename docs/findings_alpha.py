@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pandas as pd
 from committed_numbers import (
     Triple,
-    committed_path,
     excludes,
     for_all_rows,
     lower_bound,
@@ -35,7 +34,6 @@ from findings_runs import (
 )
 
 from gradstats import data
-from gradstats.report.saved_results import read_results
 from gradstats.stats import alpha_difference
 
 TEMPERATURES = (
@@ -334,7 +332,9 @@ def differences_of_models() -> tuple[str, ...]:
     pooled = exponents()
     chosen: dict[str, str] = {}
     for run in committed():
-        policy = read_results(committed_path(run.folder, ".")).manifest["policy"]["name"]
+        manifest = numbers(run.folder, "manifest")
+        assert manifest is not None
+        policy = manifest["policy"]["name"]
         kept = chosen.setdefault(policy, run.name)
         if width(pooled[run.name]) < width(pooled[kept]):
             chosen[policy] = run.name

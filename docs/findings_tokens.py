@@ -83,7 +83,7 @@ def section_proxy() -> str:
     ranks: list[float] = []
     higher: list[bool] = []
     factors: list[float] = []
-    for run, frame in token_tables("proxy_quality"):
+    for run, frame in token_tables("tokens"):
         by_proxy = frame.set_index("proxy")
         ranks.append(float(by_proxy.loc["logit", "rank_correlation"]))
         factors.append(float(by_proxy.loc["logit", "factor"]))

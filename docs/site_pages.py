@@ -23,7 +23,8 @@ from gradstats.analyses import registry
 from gradstats.cli.commands import COMMANDS, main
 from gradstats.integrations import trl
 from gradstats.report.columns import INDEX
-from gradstats.report.figures import FIGURES
+from gradstats.report.figures import figures_of
+from gradstats.report.saved_results import read_results
 from gradstats.system.files import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -168,13 +169,16 @@ def cell(text: str) -> str:
 
 def gallery_page() -> str:
     """Return the page with every committed figure and the command that makes it."""
-    captions = {figure.name: figure.caption for figure in FIGURES} | OTHER_CAPTIONS
+    declared = {figure.name: figure.caption for one in registry.every() for figure in one.figures}
     parts = [
         "# Figure gallery\n\nEvery figure of the repository, and the command that makes it. `make figures` redraws "
         "them from the numbers beside them, which are linked below each.\n"
     ]
     for folder, command, description in drawn_folders():
         parts.append(f"## {folder.name}\n\n{description}\n\n```bash\n{command}\n```\n")
+        captions = declared | OTHER_CAPTIONS
+        if (folder / "variance.json").exists():  # a run, whose captions state what it was asked with
+            captions |= {figure.name: figure.caption for figure in figures_of(read_results(folder))}
         for picture in sorted(folder.glob("*.png")):
             caption = captions[picture.stem]
             path = f"../../figures/{folder.name}/{picture.stem}"

@@ -1,9 +1,9 @@
 """Redraw every figure under figures/ from the numbers committed beside it; nothing is measured again.
 
-Each folder with a ``manifest.json`` and an ``alpha.json`` or ``variance.csv`` holds what one experiment produced: its
-numbers (`NUMBERS`, and in ``tables`` what commands added to the run), the figures drawn from them, each with its table
-as CSV, and ``drawn_from.json``, which records the hash of every file of numbers at the time of drawing. ``--check``
-lists the figures that are older than their numbers.
+Each folder with a ``manifest.json`` and an ``alpha.json`` or ``variance.json`` holds what one experiment produced: its
+answers as in a run directory, the figures drawn from them, each with its table as CSV, and ``drawn_from.json``, which
+records the hash of every file of numbers at the time of drawing. ``--check`` lists the figures that are older than
+their numbers.
 The folder ``zoo`` has no numbers of its own: it is drawn from two runs, and ``rows.md`` states what they leave open.
 ``--take-run RUN`` first copies the numbers and the manifest of a finished run directory, or of the folder of a sweep,
 whose cells are joined in one table.
@@ -24,25 +24,18 @@ import tyro
 
 from gradstats.analyses.alpha_by_block import plot_alpha_by_block
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.answers.answer import answer_paths, is_answer
 from gradstats.config.sections import FiguresSection
 from gradstats.plots import save_figure
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import draw_overlay, draw_run, styled
-from gradstats.report.saved_results import BREAKDOWNS, KEPT_FILES, SavedResults, added_tables, read_results
+from gradstats.report.saved_results import SavedResults, read_results
 from gradstats.report.sweeps import DIFFERENCES, LISTED, TABLE, draw_sweep, read_sweep, read_sweep_list
 from gradstats.report.tables import markdown_escape
 from gradstats.system.files import atomic_path, read_json, write_csv, write_json
 
 HERE = Path(__file__).parent
-# Where a run directory keeps each file, and its name here.
-NUMBERS = {
-    "alpha.json": "alpha.json",
-    "variance.csv": "variance.csv",
-    "variance.json": "variance.json",
-    **{f"{name}.csv": f"tables/{name}.csv" for name in ("length_scaling", *BREAKDOWNS)},
-    **{name: name for name in KEPT_FILES},
-}
-TAKEN = NUMBERS | {"manifest.json": "manifest.json", "experiment.yaml": "experiment.yaml"}
+RECORDS = ("manifest.json", "experiment.yaml")
 #: α by block of parameters, of sweeps whose cells hold the same completions measured in several ways.
 BLOCKS = "blocks.csv"
 OF_SWEEPS = (TABLE, LISTED, BLOCKS)
@@ -79,14 +72,22 @@ def take(run: Path, root: Path = HERE) -> Path:
         raise FileNotFoundError(f"{run} is not a finished run: it has no manifest.json; `gradstats run` writes it")
     target = root / run.resolve().name
     target.mkdir(exist_ok=True)
-    for name, source in TAKEN.items():
-        if (run / source).exists():
-            shutil.copyfile(run / source, target / name)
-    for table in added_tables(run):
-        (target / "tables").mkdir(exist_ok=True)
-        for path in (table, table.with_suffix(".json")):
-            shutil.copyfile(path, target / "tables" / path.name)
+    for name in RECORDS:
+        if (run / name).exists():
+            shutil.copyfile(run / name, target / name)
+    for path in numbers_in(target):
+        path.unlink()
+    for path in numbers_in(run):
+        (target / path.relative_to(run)).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target / path.relative_to(run))
     return target
+
+
+def numbers_in(folder: Path) -> list[Path]:
+    """Return the files of the answers in a folder."""
+    states = [*folder.glob("*.json"), *(folder / "tables").glob("*.json")]
+    answers = [state.with_suffix("") for state in states if is_answer(read_json(state))]
+    return [path for stem in answers for path in answer_paths(stem)]
 
 
 def take_sweep(sweep: Path, root: Path = HERE) -> Path:
@@ -115,15 +116,15 @@ def take_sweep(sweep: Path, root: Path = HERE) -> Path:
 
 def redraw(folder: Path, venue: str = "icml") -> list[Path]:
     """Draw the figures of one folder and record what they were drawn from; returns the paths."""
-    stamp = folder / STAMP
+    stamp, numbers = folder / STAMP, numbers_in(folder)
     for name in read_json(stamp)["figures"] if stamp.exists() else []:  # an earlier version did not mark its figures
-        table = f"{Path(name).stem}.csv"
-        for old in (Path(name).name, *([] if table in NUMBERS else [table])):
-            (folder / old).unlink(missing_ok=True)
+        for old in (folder / Path(name).name, folder / f"{Path(name).stem}.csv"):
+            if old not in numbers:
+                old.unlink(missing_ok=True)
     paths = []
     with TemporaryDirectory() as drawn:
         for path in _drawn(folder, Path(drawn), venue):
-            if path.name not in NUMBERS:  # the numbers that figures are drawn from stay as they are
+            if folder / path.name not in numbers:  # the numbers that figures are drawn from stay as they are
                 shutil.copyfile(path, folder / path.name)
             paths.append(folder / path.name)
     figures = sorted(path.name for path in paths if path.suffix in DRAWN)
@@ -175,7 +176,7 @@ def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
     What is not resolved, and what is left out, is written beside the figure.
     """
     runs = [root / name for name in ZOO]
-    if not all((run / "variance.csv").exists() for run in runs):
+    if not all((run / "variance.json").exists() for run in runs):
         return []
     folder = root / "zoo"
     folder.mkdir(exist_ok=True)
@@ -196,8 +197,8 @@ def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
 
 def zoo_frame(run: SavedResults) -> pd.DataFrame:
     """Return the variance table of one run with the columns ``run`` and ``note``, why a row has no values."""
-    frame = pd.DataFrame() if run.variance is None else run.variance
-    notes = [str(note) for note in frame.attrs.get("notes", [])]
+    answer = run.answers["variance"]
+    frame, notes = answer.frame, answer.notes
     return frame.assign(
         run=ZOO[run.path.name],
         note=[
@@ -263,12 +264,9 @@ def complaints(root: Path = HERE) -> list[str]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    names = [*NUMBERS, *OF_SWEEPS, *(f"tables/{table.name}" for table in added_tables(folder))]
-    return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in sorted(names)
-        if (folder / name).exists()
-    }
+    paths = [*numbers_in(folder), *(folder / name for name in OF_SWEEPS if (folder / name).exists())]
+    names = sorted(path.relative_to(folder).as_posix() for path in paths)
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
 def _sources(folder: Path) -> dict[str, str]:

@@ -1,9 +1,13 @@
-"""A measurement of random numbers, without a model."""
+"""A measurement of random numbers, without a model, and what a run answers from one."""
+
+import warnings
 
 import numpy as np
 import pandas as pd
 from conftest import ragged_rollouts
 
+from gradstats.analyses import registry
+from gradstats.config.experiment import Experiment
 from gradstats.measurement import Measurement, WeightedGradients
 
 
@@ -64,3 +68,24 @@ def _assert_same_blocks(one: np.ndarray | None, other: np.ndarray | None) -> Non
     assert (one is None) == (other is None)
     if one is not None and other is not None:
         np.testing.assert_array_equal(one, other)
+
+
+def breakdowns(measured, section):
+    """The answers of a run besides those on α and on the estimators, and the tables beside them, by name."""
+    experiment = Experiment.model_validate(
+        {"name": "mine", "policy": {"name": "p"}, "prompts": {"source": "embedded"}}
+        | {"variance": section.model_dump()}
+    )
+    found = {}
+    for analysis in registry.every():
+        if analysis.in_run is None or analysis.section:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                answered = analysis.answer_in_run(measured, experiment, {})
+        except ValueError:  # the data are too few
+            continue
+        if answered is not None and len(answered[1].frame):
+            found |= {analysis.name: answered[1], **answered[1].further}
+    return found

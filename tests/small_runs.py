@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator
 
-import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.report import figures
@@ -36,25 +36,33 @@ def small_experiment(policy: str, file, /, n_problems: int = 8, **changes) -> Ex
 
 def leave_out_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing where no file of a figure is asked for: the pictures of the page are most of the time of a run."""
-    drawn = figures._drawn
+    drawn = figures.run_figures
 
-    def blank(run, listed, style) -> Iterator[tuple[figures.RunFigure, Figure, pd.DataFrame]]:
+    def blank(run, style) -> Iterator[tuple[figures.RunFigure, Figure]]:
         if style.formats:
-            yield from drawn(run, listed, style)
+            yield from drawn(run, style)
             return
-        for one in listed:
-            table = one.needs(run)
-            if table is not None:
-                yield one, Figure(figsize=(1, 1)), figures.chosen_rows(table, style)
+        for one in figures.figures_of(run, style):
+            yield one, Figure(figsize=(1, 1))
 
-    monkeypatch.setattr(figures, "_drawn", blank)
+    monkeypatch.setattr(figures, "run_figures", blank)
     monkeypatch.setattr(figures, "_svg", lambda figure: '<svg width="2pt" height="1pt"></svg>')
 
 
 def only_two_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw two figures of each run, beside those that commands add; all of them are drawn in tests/report."""
-    two = tuple(figure for figure in figures.FIGURES if figure.name in ("variance", "length_scaling"))
-    monkeypatch.setattr(figures, "FIGURES", two)
+    all_figures, of_runs = figures.figures_of, {one.name for one in registry.every() if one.in_run is not None}
+
+    def two(run, style=None):
+        listed = all_figures(run, style)
+        names = {
+            "variance",
+            "length_scaling",
+            *(name for name, one in run.answers.items() if one.question not in of_runs),
+        }
+        return [one for one in listed if one.name in names]
+
+    monkeypatch.setattr(figures, "figures_of", two)
 
 
 def sampled_and_measured(experiment: Experiment, path) -> Measurement:

@@ -37,7 +37,19 @@ MAY_IMPORT = contract(DESIGN.read_text(encoding="utf-8"))
 #: Short files: what starts a process, or is imported by one that must stay light.
 IMPORTED_ALONE = ("__main__", "integrations/verl")
 #: Packages that never load torch or transformers.
-LIGHT = ("config", "rollouts", "measurement", "estimators", "stats", "plots", "analyses", "report", "data", "tables")
+LIGHT = (
+    "config",
+    "rollouts",
+    "measurement",
+    "estimators",
+    "stats",
+    "answers",
+    "plots",
+    "analyses",
+    "report",
+    "data",
+    "tables",
+)
 
 
 def modules() -> list[Path]:

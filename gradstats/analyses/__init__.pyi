@@ -20,14 +20,8 @@ from .curve import plot_variance_curve_panels as plot_variance_curve_panels
 from .curve import variance_curve as variance_curve
 from .declaration import Analysis as Analysis
 from .declaration import AnalysisFigure as AnalysisFigure
-from .declaration import Answer as Answer
 from .declaration import Column as Column
 from .declaration import FurtherTable as FurtherTable
-from .declaration import KeptTable as KeptTable
-from .declaration import Result as Result
-from .declaration import Row as Row
-from .declaration import column as column
-from .declaration import estimate as estimate
 from .group_sizes import EquivalentGroupSize as EquivalentGroupSize
 from .group_sizes import GroupSizes as GroupSizes
 from .group_sizes import equivalent_group_size as equivalent_group_size
@@ -56,6 +50,11 @@ from .profile import PolicyProfile as PolicyProfile
 from .profile import profile_policy as profile_policy
 from .ratios import RatioDiagnostics as RatioDiagnostics
 from .ratios import ratio_diagnostics as ratio_diagnostics
+from .results import Result as Result
+from .results import Row as Row
+from .results import ScalarResult as ScalarResult
+from .results import column as column
+from .results import estimate as estimate
 from .sampler_gap import SamplerGap as SamplerGap
 from .sampler_gap import sampler_gap as sampler_gap
 from .shift import ImpliedShift as ImpliedShift

@@ -12,10 +12,6 @@ from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
     Ranking,
-    Result,
-    Row,
-    column,
-    estimate,
     level_of,
     measured_group_sizes,
     powers_of_two,
@@ -23,6 +19,7 @@ from gradstats.analyses.declaration import (
     without_groups,
 )
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -64,7 +61,6 @@ from gradstats.system.late import np, npt, pd, plt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 
@@ -105,6 +101,8 @@ class Allocation(Result):
         notes: what could not be estimated, and why.
         best_size: completions per prompt at which ``rloo`` has the least noise; None where it cannot be extrapolated.
     """
+
+    question: ClassVar[str] = "allocation"
 
     row: ClassVar = Allocated
     stated: ClassVar = ("tokens", "mean_length", "reference", "reference_size")
@@ -439,20 +437,16 @@ def n_prompts_label(n: float) -> str:
     return f"{n:,.0f}" if n >= 1000 else f"{n:.3g}"
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> Allocation | None:
-    """Return the noise at the number of tokens of the run itself; None where a prompt has a single completion."""
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of the number of tokens of the run itself; nothing where a prompt has a single completion."""
     if not measured_group_sizes(measured):
         return None
-    asked: dict[str, Any] = {"tokens": float(np.sum(measured.rollouts.lengths)), "target": section.target}
-    return allocate(measured, within_groups(measured, section), rng=section.seed, **asked | settings)
-
-
-def _recovered(frame: pd.DataFrame, lengths: npt.ArrayLike) -> dict[str, Any]:
-    measured = frame.loc[~frame["extrapolated"].astype(bool)]
+    section = experiment.variance
     return {
-        "tokens": float(np.sum(lengths)),
-        "reference": "rloo",
-        "reference_size": f"{measured['group_size'].max():g}",
+        "estimators": within_groups(measured, section),
+        "tokens": float(np.sum(measured.rollouts.lengths)),
+        "target": section.target,
+        "rng": section.seed,
     }
 
 
@@ -475,34 +469,23 @@ def _caption(frame: pd.DataFrame) -> str:
     )
 
 
-def _words(frame: pd.DataFrame) -> list[str] | None:
-    """Return the words that ask for the same tokens and sizes; None for a run that did not record the tokens."""
-    sizes = [f"{size:g}" for size in sorted(set(frame["group_size"]))]
-    return ["--tokens", f"{frame.attrs['tokens']:.15g}", "--group-sizes", *sizes] if "tokens" in frame.attrs else None
-
-
 ANALYSIS = Analysis(
     name="allocation",
     ask=allocate,
     lacking=without_groups,
     options=("estimators", "tokens", "group_sizes", "target"),
-    words=_words,
     columns=Allocated.columns(),
-    result=Allocation,
     ranking=Ranking("relative_noise"),
     row_heading=_row_heading,
     row_name=_row_name,
     caption=_caption,
     in_run=_in_run,
-    recovered=_recovered,
     figures=(
         AnalysisFigure(
             "allocation",
             "Noise at an equal number of tokens against completions per prompt (and prompts, for the tokens of the "
             "run), relative to RLOO at the largest measured size; open markers are extrapolated.",
             plot_allocation,
-            link="figure: noise by completions per prompt",
-            after="group_sizes",
         ),
     ),
 )

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
-from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, chosen
 from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import records
+from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
 from gradstats.measurement.measurement import metric_label
 from gradstats.plots.length_scaling import plot_length_scaling
@@ -27,7 +28,7 @@ from gradstats.stats.length_scaling.diagnostics import (
 )
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
-from gradstats.stats.token_profiles import has_token_energies
+from gradstats.stats.token_profiles import has_token_energies, summed_energy
 from gradstats.system.late import np, npt, pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
@@ -61,7 +62,11 @@ class AlphaReport(Result):
         by_block: frame of :func:`gradstats.analyses.length_scaling_by_block`; None for bare points, or a single block.
         energy_fit: α of the summed token energies; None where they were not measured.
         on_policy: the on-policy check; None for bare points, or fewer than 3 prompts.
+        points: a row for each completion, ``prompt_id``, ``sample_id``, ``reward``, ``length``, ``sq_norm``,
+            ``truncated`` and, where it was measured, ``energy``; None for bare points.
     """
+
+    question: ClassVar[str] = "alpha"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("alpha", "n", "n_prompts", "r_squared", "method", "interval")
 
@@ -80,6 +85,7 @@ class AlphaReport(Result):
     by_block: pd.DataFrame | None = field(repr=False)
     energy_fit: LengthScalingFit | None
     on_policy: OnPolicyCheck | None
+    points: pd.DataFrame | None = field(default=None, repr=False)
 
     def confidence_interval(self, confidence_level: float | None = None) -> tuple[float, float]:
         """Return the interval of α, by default at the report's level."""
@@ -87,9 +93,26 @@ class AlphaReport(Result):
         return self.fit.confidence_interval(level, self.interval)
 
     def to_frame(self, confidence_level: float | None = None) -> pd.DataFrame:
-        """Return a frame of one row, that of the fit, with the report's interval."""
+        """Return a frame of one row, that of the fit, with the report's interval; :meth:`summary` as its ``.attrs``."""
+        frame = self._of_fit(confidence_level)
+        frame.attrs |= self.summary()
+        return frame
+
+    def _of_fit(self, confidence_level: float | None = None) -> pd.DataFrame:
         level = self.confidence_level if confidence_level is None else confidence_level
         return self.fit.to_frame(level, self.interval)
+
+    def points_frame(self, confidence_level: float | None = None) -> pd.DataFrame:
+        """Return the points, with what their fit takes as ``.attrs``; an empty frame where there are none."""
+        points = pd.DataFrame() if self.points is None else self.points.copy()
+        points.attrs |= {
+            "method": self.fit.method,
+            "interval": self.interval,
+            "confidence_level": self.confidence_level if confidence_level is None else confidence_level,
+            "metric": self.fit.metric,
+            "n_prompts": self.fit.n_prompts,
+        }
+        return points
 
     def plot(self, **options: Any) -> Any:
         """Draw the points with the fit; returns the axes."""
@@ -100,7 +123,7 @@ class AlphaReport(Result):
         level = self.confidence_level
         influence = self.influence
         return {
-            **self.to_frame().iloc[0].to_dict(),
+            **self._of_fit().iloc[0].to_dict(),
             "mean_scaling": _brief(self.mean_fit, level),
             "within_prompt": _brief(self.within_fit, level),
             "without_truncated": _brief(self.uncut_fit, level),
@@ -266,7 +289,24 @@ def alpha_report(
         on_policy=(
             _or_none(lambda: check_on_policy(cast(MeasuredPolicy, measured))) if hasattr(measured, "entropy") else None
         ),
+        points=None if measured is None else _points(measured),
     )
+
+
+def _points(measured: MeasuredNorms) -> pd.DataFrame:
+    """Return a row for each completion."""
+    rollouts = measured.rollouts
+    points = pd.DataFrame(
+        {
+            "prompt_id": rollouts.prompt_id,
+            "sample_id": rollouts.sample_id,
+            "reward": rollouts.rewards,
+            "length": measured.lengths,
+            "sq_norm": measured.sq_norms,
+            "truncated": rollouts.truncated,
+        }
+    )
+    return points.assign(energy=summed_energy(measured)[0]) if has_token_energies(measured) else points
 
 
 def _named_influence(
@@ -373,15 +413,21 @@ def _with_energy(points: pd.DataFrame) -> pd.DataFrame | None:
     return _fitted(points) if "energy" in points else None
 
 
+def _level_of_points(points: pd.DataFrame) -> float:
+    return points.attrs.get("confidence_level", CONFIDENCE_LEVEL)
+
+
 def _draw_length_scaling(points: pd.DataFrame) -> None:
-    plot_length_scaling(fit_of_points(points), published=points.attrs.get("published"))
+    plot_length_scaling(
+        fit_of_points(points), published=points.attrs.get("published"), confidence_level=_level_of_points(points)
+    )
 
 
 def _draw_energies(points: pd.DataFrame) -> None:
-    first, second, *_ = palette()
-    ax = plot_length_scaling(fit_of_points(points), label=r"$\Vert S\Vert^2$", color=first)
+    (first, second, *_), level = palette(), _level_of_points(points)
+    ax = plot_length_scaling(fit_of_points(points), label=r"$\Vert S\Vert^2$", color=first, confidence_level=level)
     energies = fit_of_points(points, "energy")
-    plot_length_scaling(energies, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second)
+    plot_length_scaling(energies, ax=ax, label=r"$\sum_t\Vert s_t\Vert^2$", color=second, confidence_level=level)
     ax.set_ylabel(in_metric(r"$\Vert S\Vert^2$ and token energy", points.attrs))
 
 
@@ -408,6 +454,18 @@ FIT_COLUMNS = (
 )
 
 
+_TABLE = "rollouts/schema.py"
+POINT_COLUMNS = (
+    Column("prompt_id", "prompt of a completion", file=_TABLE),
+    Column("sample_id", "its number among those of the prompt", file=_TABLE),
+    Column("reward", "reward", file=_TABLE),
+    Column("length", "tokens that count"),
+    Column("sq_norm", "‖S‖², squared norm of the gradient of its log-probability", file="measurement/measurement.py"),
+    Column("truncated", "whether it was cut off at the cap"),
+    Column("energy", "summed energy of its tokens", file="stats/token_profiles.py"),
+)
+
+
 def _caption(frame: pd.DataFrame) -> str:
     kinds = " and ".join(
         dict.fromkeys(
@@ -427,29 +485,23 @@ ANALYSIS = Analysis(
     name="alpha",
     ask=alpha_report,
     options=("method", "interval"),
-    columns=FIT_COLUMNS,
-    also=(
+    columns=(
+        *chosen(FIT_COLUMNS, {"alpha": "α", "r_squared": "R²", "n": "n"}),
         Column("run", "name of the run", file="report/tables.py"),
         Column("alpha_within", "α within prompts, that of a group baseline", file="report/tables.py"),
     ),
-    result=AlphaReport,
-    headings={"alpha": "α", "r_squared": "R²", "n": "n"},
     row_name=lambda row: row["method"],
     row_heading="method",
     caption=_caption,
     source=load_points,
-    source_help="a table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or "
-    ".parquet; - for standard input); a measurement folder or a run directory; or the name of a published data set, "
-    "as in gloeckle2026.",
     section="length_scaling",
+    in_run=lambda measured, experiment: experiment.length_scaling.arguments(),
+    further=(FurtherTable(POINTS, AlphaReport.points_frame, POINT_COLUMNS),),
     figures=(
         AnalysisFigure(
             "length_scaling",
             "Squared gradient norm of each completion against its length, with the fitted power law.",
             _draw_length_scaling,
-            link="figure: norms against length",
-            topics=("between prompts", "α = ", "moves α", "power law", "cut off"),
-            after="variance",
             table=POINTS,
             rows=_fitted,
         ),
@@ -457,9 +509,6 @@ ANALYSIS = Analysis(
             "alpha_energy",
             "Squared gradient norm and summed token energy against length; the gap between them is correlation.",
             _draw_energies,
-            link="figure: norms and token energies",
-            topics=("token energ",),
-            after="length_reward",
             table=POINTS,
             rows=_with_energy,
         ),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
-from gradstats.analyses.declaration import SENTENCE, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
 from gradstats.plots.marks import (
@@ -40,6 +40,9 @@ from gradstats.system.late import np, pd, plt, sns
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from gradstats.config.experiment import Experiment
+    from gradstats.measurement.measurement import Measurement
+
 VALUES = {"share_of_sq_norm": r"share of $\Vert S\Vert^2$", "alpha": r"$\alpha$"}
 _SHORT = re.compile(r"\.weight$|^model\.")
 _MODULE = re.compile(r"^(?:self_attn|attn|mlp)\.")
@@ -55,6 +58,8 @@ class AlphaByBlock(Result):
         measured: the measurement.
         method: of the fits.
     """
+
+    question: ClassVar[str] = "alpha_by_block"
 
     printed_columns = ("block", "alpha", "share_of_sq_norm")
 
@@ -238,14 +243,9 @@ def _map_of(value: str) -> Any:
     return lambda frame: plot_block_heatmap(frame, value=value)
 
 
-def _of_alpha(stated: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Return the rows that ``alpha.json`` holds, where blocks were measured."""
-    if not stated.get("by_block"):
-        return None
-    # JSON has null where nothing is known, of which a whole column is no number.
-    frame = pd.DataFrame(stated["by_block"]).replace({None: np.nan})
-    frame.attrs[SENTENCE] = sentence_on_blocks(frame)
-    return frame
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    several = measured.sq_norms_by_block.shape[1] > 1
+    return {"confidence_level": experiment.length_scaling.confidence_level} if several else None
 
 
 def _caption(frame: pd.DataFrame) -> str:
@@ -262,37 +262,29 @@ ANALYSIS = Analysis(
     options=("method",),
     columns=(
         Column("block", "block of parameters", file="analyses/alpha.py"),
-        *FIT_COLUMNS,
-        Column("share_of_sq_norm", "its share of Σ‖S‖²", file="analyses/alpha.py"),
+        *chosen(FIT_COLUMNS, {"alpha": "α"}),
+        Column("share_of_sq_norm", "its share of Σ‖S‖²", "share of squared norm", file="analyses/alpha.py"),
     ),
-    result=AlphaByBlock,
-    headings={"alpha": "α", "share_of_sq_norm": "share of squared norm"},
     row_name=lambda row: str(row["block"]),
     row_heading="block",
     caption=_caption,
-    label="tab:alpha-by-block",
-    of_alpha=_of_alpha,
+    in_run=_in_run,
     figures=(
         AnalysisFigure(
             "alpha_by_block",
             "Length exponent of each block of parameters.",
             plot_alpha_by_block,
-            link="figure: α by block",
-            topics=("block",),
-            after="ratios",
         ),
         AnalysisFigure(
             "blocks_share_of_sq_norm",
             "Share of the squared gradient norm by layer and kind of parameter.",
             _map_of("share_of_sq_norm"),
-            after="alpha_by_block",
             rows=_with_kinds,
         ),
         AnalysisFigure(
             "blocks_alpha",
             "Length exponent by layer and kind of parameter.",
             _map_of("alpha"),
-            after="blocks_share_of_sq_norm",
             rows=_with_kinds,
         ),
     ),

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import (
-    Analysis,
-    AnalysisFigure,
-    Ranking,
-    Result,
-    Row,
-    column,
-    estimate,
-    level_of,
-    within_groups,
-    without_sketches,
-)
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Ranking, level_of, within_groups, without_sketches
 from gradstats.analyses.numbers import number_with_interval, percentage
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -64,7 +54,6 @@ from gradstats.system.late import np, npt, pd, plt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 #: Prompts of a batch where none are asked for: a common size of a step of GRPO.
@@ -136,6 +125,8 @@ class BatchSizes(Result):
         n_prompts: prompts it rests on.
         notes: what could not be estimated, and why.
     """
+
+    question: ClassVar[str] = "batch_size"
 
     row: ClassVar = BatchRow
 
@@ -489,14 +480,20 @@ def _lines(frame: pd.DataFrame) -> list[tuple[list[str], np.ndarray, np.ndarray]
     ]
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> BatchSizes | None:
-    """Return the answer for the estimators of the run that stay within their group."""
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of the estimators of the run that stay within their group."""
     if len(set(measured.rollouts.prompt_id)) < 3:
         return None
-    shared = {"reference": section.reference, "target": section.target, "prompts": section.prompts_per_batch}
-    if "tokens" in settings:
-        shared.pop("prompts")
-    return batch_size(measured, within_groups(measured, section), rng=section.seed, **shared | settings)
+    section = experiment.variance
+    asked = experiment.analyses.get("batch_size")
+    by_tokens = isinstance(asked, Mapping) and "tokens" in asked
+    return {
+        "estimators": within_groups(measured, section),
+        "reference": section.reference,
+        "target": section.target,
+        "rng": section.seed,
+        **({} if by_tokens else {"prompts": section.prompts_per_batch}),
+    }
 
 
 def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
@@ -522,7 +519,6 @@ ANALYSIS = Analysis(
     lacking=without_sketches,
     options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
     columns=BatchRow.columns(),
-    result=BatchSizes,
     ranking=Ranking("relative_prompts"),
     row_heading="estimator",
     caption=_caption,
@@ -534,8 +530,6 @@ ANALYSIS = Analysis(
             "Share of a noiseless gradient's improvement that a step reaches, against prompts per batch (below) and "
             "completion tokens (above), with intervals; dashed: the batch asked for.",
             plot_batch_size,
-            link="figure: what a batch reaches",
-            after="variance_bias",
         ),
     ),
 )

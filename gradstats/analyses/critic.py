@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Result, Row, column, estimate
+from gradstats.analyses.declaration import Analysis, AnalysisFigure
 from gradstats.analyses.numbers import number_with_interval, percentage
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions
@@ -75,6 +76,8 @@ class CriticQuality(Result):
         low: Monte-Carlo value at or below which a step counts as wrong.
         notes: what could not be estimated, and why.
     """
+
+    question: ClassVar[str] = "critic"
 
     row: ClassVar = CriticRow
     stated: ClassVar = ("low",)
@@ -329,12 +332,9 @@ ANALYSIS = Analysis(
     lacking=_without_values,
     options=("last_step", "low"),
     columns=CriticRow.columns(),
-    result=CriticQuality,
     row_heading="states",
     row_name=_row_name,
     caption=_caption,
-    kept=True,
-    needs_values=True,
     figures=(
         AnalysisFigure(
             "critic",

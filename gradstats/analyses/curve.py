@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +9,10 @@ from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
 from gradstats.analyses.numbers import minimiser_with_interval
-from gradstats.analyses.variance import VarianceComparison, compare
+from gradstats.analyses.results import Result
+from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.by_label import with_parameter
@@ -70,6 +70,8 @@ class VarianceCurve(Result):
         notes: what a reader of the curve has to know, one sentence each.
         per_completion: along ``group_size``, the noise at an equal total of completions over that at the largest size.
     """
+
+    question: ClassVar[str] = "curve"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("value", "trace_cov", "ratio", "matched_ratio", "cosine")
 
@@ -478,15 +480,6 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['value']:.4g}".replace("-", "−")
 
 
-def curve_name(label: str, parameter: str) -> str:
-    """Name the files of a curve.
-
-    >>> curve_name("length_weighted(loo=True)", "alpha")
-    'curve_length_weighted_loo_true_alpha'
-    """
-    return "curve_" + re.sub(r"[^a-z0-9]+", "_", f"{label} {parameter}".lower()).strip("_")
-
-
 def parameter_values(text: str) -> tuple[str, np.ndarray]:
     """Read a parameter and its values: ``alpha=0:2:41``, first, last and how many, or ``k=1,2,4``.
 
@@ -514,61 +507,43 @@ def parameter_values(text: str) -> tuple[str, np.ndarray]:
     return name, values
 
 
-def _read_values(text: str) -> dict[str, Any]:
-    parameter, values = parameter_values(text)
-    return {"parameter": parameter, "values": values}
+def ask_curve(measured: Measurement, estimator: str, values: str, **options: Any) -> VarianceCurve:
+    """Follow an estimator along a parameter, as :func:`gradstats.variance_curve` does.
+
+    Args:
+        measured: a measurement.
+        estimator: a label, where the parameter may be missing, as in "length_weighted(loo=True)".
+        values: the parameter and its values: alpha=0:2:41 (first, last, how many), or group_size=2,4,8.
+        **options: those of the comparison.
+    """
+    parameter, numbers = parameter_values(values)
+    return variance_curve(measured, estimator, parameter, numbers, **options)
 
 
-def _words(frame: pd.DataFrame) -> list[str] | None:
-    """Return the words that ask a curve again; None for a table that does not name its estimator and parameter."""
-    about, values = frame.attrs, frame["value"].to_numpy(dtype=float)
-    if not {"curve", "parameter"} <= set(about):
-        return None
-    first, last, n = values[0], values[-1], len(values)
-    evenly = n > 2 and np.allclose(values, np.linspace(first, last, n))
-    written = f"{first:g}:{last:g}:{n}" if evenly else ",".join(f"{value:g}" for value in values)
-    words = [str(about["curve"]), f"{about['parameter']}={written}"]
-    reference = about.get("reference", "rloo")
-    return words if reference == "rloo" else [*words, "--reference", str(reference)]
-
-
-def _weightings(asked: Mapping[str, Any]) -> list[Weighting]:
-    """Return the estimator at the first value, and the reference."""
-    parameter, label = asked["parameter"], asked["estimator"]
-    first = float(asked["values"][0])
-    one = families.get(label) if parameter == GROUP_SIZE else with_parameter(label, parameter, first)
-    return [one, families.get(asked["reference"])]
-
-
+_SHOWN = {name: QUANTITIES[name].heading for name in (RAW, *CURVE_PANELS)}
 ANALYSIS = Analysis(
     name="curve",
-    ask=variance_curve,
+    ask=ask_curve,
     lacking=without_sketches,
     options=(
         "estimator", "values", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",
     ),
-    read={"values": _read_values},
-    words=_words,
-    weightings=_weightings,
     columns=(
         Column("value", "of the parameter"),
+        Column(
+            PER_COMPLETION,
+            "noise at an equal total of completions over that at the largest size",
+            "noise at equal completions",
+            estimated=True,
+            short=True,
+        ),
+        *chosen(COLUMNS, _SHOWN, short=(JUDGED.name, "matched_bias_share")),
         Column("cosine_simultaneous", "that holds at all values at once"),
         Column("matched_bias_share_simultaneous", "that holds at all values at once"),
     ),
-    also=(
-        Column(PER_COMPLETION, "noise at an equal total of completions over that at the largest size", estimated=True),
-    ),
-    extends="variance",
-    result=VarianceCurve,
-    headings={PER_COMPLETION: "noise at equal completions"}
-    | {name: QUANTITIES[name].heading for name in (RAW, *CURVE_PANELS)},
-    short=lambda frame: (PER_COMPLETION if PER_COMPLETION in frame else JUDGED.name, "matched_bias_share"),
     row_heading=lambda frame: str(frame.attrs.get("parameter")),
     row_name=_row_name,
     caption=_caption,
-    kept=True,
-    file_name=lambda asked: curve_name(asked["estimator"], asked["parameter"]),
-    pattern="curve_*",
     figures=(AnalysisFigure("curve", _figure_caption, draw_curve),),
 )  # fmt: skip

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
-from gradstats.analyses.printed import Printed
-from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.answers import Answer
 from gradstats.estimators.estimator import Weighting
-from gradstats.measurement.measurement import NO_SKETCHES
-from gradstats.plots.quantities import NO_LIMITS, Limits, filled_in, limits_of
-from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
+from gradstats.measurement.measurement import NO_SKETCHES, metric_label
+from gradstats.plots.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
 from gradstats.system.late import np, pd
-from gradstats.system.outputs import write_table
 
 if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
     from gradstats.stats.measured import MeasuredGradients
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 POINTS = "length_scaling"
 #: Entry of the ``.attrs`` of a table that is drawn: whether its rows are sorted by ``value``, or stand as ``listed``.
 ORDER = "order"
-#: Entry of the ``.attrs`` of an answer in a run: the sentence that answers.
-SENTENCE = "sentence"
-#: Another: true where the sentence says all, and the rows add nothing to it.
+#: Entry of what an answer is about: true where the sentence says all, and the rows add nothing to it.
 SETTLED = "settled"
-_KEY = "column"
+#: Another: the options that it was asked with, by name, where they are not those of the question itself.
+ASKED = "asked"
+#: The places whose tables have a column that has a heading.
+PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
 
 @dataclass(frozen=True)
@@ -51,147 +52,12 @@ class Column:
     short: bool = False  # whether the result's repr and the first screen of the command show it
     limits: Limits = NO_LIMITS  # the least and the greatest possible value; an unbiased estimate may lie beyond
     file: str = ""  # that computes it, from the folder of the package; that of the analysis by default
+    places: tuple[Place, ...] = PLACES  # whose tables have it, where it has a heading
+    sentence: Callable[[pd.DataFrame], str] = lambda frame: ""  # that captions of tables with it contain
 
 
-def column(meaning: str, heading: str = "", *, short: bool = False, file: str = "") -> Any:
-    """Declare a field of a row that is a column of its own, such as a label or a count.
-
-    Args:
-        meaning: what it is, in the index of columns.
-        heading: of the column in tables; without it files alone have the column.
-        short: whether the result's repr and the first screen of the command show it.
-        file: that computes it, where it is not that of the analysis.
-    """
-    return field(metadata={_KEY: {"meaning": meaning, "heading": heading, "short": short, "file": file}})
-
-
-def estimate(
-    meaning: str, heading: str = "", *, short: bool = False, limits: Limits = NO_LIMITS, file: str = ""
-) -> Any:
-    """Declare a field of a row that has an interval, and so the columns ``NAME``, ``NAME_low`` and ``NAME_high``.
-
-    Its value has a method ``with_interval(confidence_level)``, or is None where nothing is known.
-
-    Args:
-        meaning: what it is, in the index of columns.
-        heading: of the column in tables; without it files alone have the column.
-        short: whether the result's repr and the first screen of the command show it.
-        limits: the least and the greatest value that are possible: an estimate beyond them is shown as a bound.
-        file: that computes it, where it is not that of the analysis.
-    """
-    about = {"meaning": meaning, "heading": heading, "estimated": True, "short": short, "limits": limits, "file": file}
-    return field(metadata={_KEY: about})
-
-
-class Row:
-    """A row of a result: a frozen dataclass whose fields are declared by :func:`column` and :func:`estimate`."""
-
-    @classmethod
-    def columns(cls) -> tuple[Column, ...]:
-        """Return the declared columns, in order."""
-        return tuple(
-            Column(one.name, **one.metadata[_KEY])
-            for one in fields(cls)  # pyright: ignore[reportArgumentType]
-            if _KEY in one.metadata
-        )
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """Return the columns of a frame, those of intervals included."""
-        ends = {True: ("", "_low", "_high"), False: ("",)}
-        return [f"{one.name}{end}" for one in cls.columns() for end in ends[one.estimated]]
-
-    def record(self, confidence_level: float) -> dict[str, Any]:
-        """Return column → value."""
-        found: dict[str, Any] = {}
-        for one in self.columns():
-            value = getattr(self, one.name)
-            if one.estimated:
-                found |= with_ends({one.name: UNKNOWN if value is None else value.with_interval(confidence_level)})
-            else:
-                found[one.name] = value
-        return found
-
-
-class Result(Printed):
-    """The answer to a question: ``to_frame``, and where there is one ``sentence``; printed, saved and drawn alike."""
-
-    #: What its rows are; a result without it has a ``to_frame`` of its own.
-    row: ClassVar[type[Row] | None] = None
-    #: Its fields that the ``.attrs`` of its frame state, besides the notes and the level of the intervals.
-    stated: ClassVar[tuple[str, ...]] = ()
-    #: Set by the declaration that names this class as its result.
-    analysis: ClassVar[Analysis]
-
-    def __init_subclass__(cls) -> None:
-        """Print the columns that the rows declare as short."""
-        if cls.row is not None and not cls.printed_columns:
-            cls.printed_columns = tuple(one.name for one in cls.row.columns() if one.short)
-            cls.printed_limits = {one.name: one.limits for one in cls.row.columns()}
-
-    def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level of its intervals."""
-        return {**{name: getattr(self, name) for name in self.stated}, "notes": list(getattr(self, "notes", ()))}
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return one row of declared columns for each of ``rows``.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
-        require_level(confidence_level)
-        assert self.row is not None
-        records = [one.record(confidence_level) for one in self.rows]  # pyright: ignore[reportAttributeAccessIssue]
-        frame = pd.DataFrame(records, columns=self.row.names())  # which has its columns without any row as well
-        frame.attrs |= {"confidence_level": confidence_level, **self.about()}
-        return frame
-
-    def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "") -> Any:
-        """Return the ends of the interval of one quantity in every row, ``(low, high)``; of the first by default.
-
-        Raises:
-            ValueError: for a quantity that is not estimated, or a level outside (0, 1).
-        """
-        frame = self.to_frame(confidence_level)
-        estimated = [name for name in frame if {f"{name}_low", f"{name}_high"} <= set(frame)]
-        name = quantity or estimated[0]
-        if name not in estimated:
-            raise ValueError(f"quantity={quantity!r} is not estimated: choose from {', '.join(map(str, estimated))}")
-        return frame[f"{name}_low"].to_numpy(), frame[f"{name}_high"].to_numpy()
-
-    def plot(self, **options: Any) -> Any:
-        """Draw the first figure of the analysis; returns its axes.
-
-        Raises:
-            ValueError: for a question that has no figure.
-        """
-        if not self.analysis.figures:
-            raise ValueError(
-                f"the question {self.analysis.name!r} has no figure: read its numbers with to_frame(), or declare an "
-                "AnalysisFigure in its `figures`"
-            )
-        return self.analysis.figures[0].draw(self.to_frame(), **options)
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the frame as CSV."""
-        write_table(Path(path), self.to_frame(), overwrite=overwrite)
-
-
-class Answer(Row, Result):
-    """An answer of one row, whose fields are its columns; its sentence is what is printed."""
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return one row: the declared columns.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
-        frame = pd.DataFrame([self.record(require_level(confidence_level))], columns=self.names())
-        frame.attrs |= {"confidence_level": confidence_level, **self.about()}
-        return frame
-
-
-def _measurement(path: Path, *, partial: bool = False) -> Measurement:
+def measurement(path: Path, *, partial: bool = False) -> Measurement:
+    """A measurement folder or a run directory."""  # noqa: D401
     from gradstats.measurement.measurement import read_measurement
 
     return read_measurement(path, partial=partial)
@@ -208,13 +74,9 @@ class AnalysisFigure:
     name: str  # of its files
     caption: str | Callable[[pd.DataFrame], str]
     draw: Callable[..., Any]  # of a frame, on a figure of its own
-    link: str = ""  # what a link to it is called on the page
-    topics: tuple[str, ...] = ()  # what sentences with such a link mention, as regular expressions
-    after: str | None = ""  # the figure that it follows in the report; the last one by default, None for the first
-    table: str = ""  # of a run that it draws; by default the one that every run has of the analysis
+    table: str = ""  # that it draws, where it is not that of the analysis
     rows: Callable[[pd.DataFrame], pd.DataFrame | None] = lambda frame: frame  # that are drawn; None for no figure
     columns: tuple[Column, ...] = ()  # that its rows have and the table lacks
-    on_prompts: bool = False  # whether the page links to it where it lists the prompts
 
     def caption_of(self, frame: pd.DataFrame) -> str:
         """Return the caption of the figure of a frame."""
@@ -236,50 +98,38 @@ class Ranking:
 class Tabulated:
     """What the tables of files and of print share: columns and their headings."""
 
+    name: str
+    #: Where none of them has a heading there is no table: the sentence is the answer. A table may lack some.
     columns: tuple[Column, ...]
-    #: Columns that only some of its tables have, as those of one kind of plan.
-    also: tuple[Column, ...] = ()
-    #: Column → heading, where a table does not show the columns that have one; ``{reference}`` stands for its label.
-    headings: Mapping[str, str] | None
-    #: What follows a column's name in those of the ends of the intervals that tables show; None for ``low``, ``high``.
-    ends: str | None
-    #: The table whose columns it has as well.
-    extends: str = ""
-    #: The columns of a first screen, where the rows do not declare any as short.
-    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
-    #: The result whose repr shows the columns of a first screen, where nothing else says which these are.
-    result: type[Result] | None = None
-    #: Whether its table is that of a comparison of estimators, with the best set in bold.
-    as_comparison: bool = False
     #: How a short table orders its rows; without it they are those of the whole table, in their order.
     ranking: Ranking | None = None
     #: Changes the numbers that tables show, where they are not those of the files.
     shown: Callable[[pd.DataFrame], pd.DataFrame]
 
-    @property
-    def declared_headings(self) -> dict[str, str]:
-        """The columns that a table shows: name → heading, in which ``{reference}`` is not yet filled in."""
-        return dict(self.headings or {one.name: one.heading for one in self.columns if one.heading})
+    def shown_in(self, place: Place) -> dict[str, str]:
+        """Return the columns of a table in a place: name → heading, in which ``{reference}`` is not yet filled in."""
+        return {one.name: one.heading for one in self.columns if one.heading and place in one.places}
 
     @property
     def known_by(self) -> list[str]:
-        """The columns by which a file is known as one of its tables: the first, and the first shown that all have."""
-        also = {one.name for one in self.also}
-        shown = [name for name in self.declared_headings if name not in also]
-        return [self.columns[0].name, *(shown or [self.columns[-1].name])[:1]]
+        """The columns by which a file is known as one of its tables."""
+        return [self.columns[0].name]
 
-    def headings_of(self, frame: pd.DataFrame) -> dict[str, str]:
+    def headings_of(self, frame: pd.DataFrame, place: Place = "paper") -> dict[str, str]:
         """Return the columns of a table: name → heading, without those that only other tables have."""
-        lacking = {one.name for one in self.also} - set(frame)
-        declared = self.declared_headings.items()
-        return {name: filled_in(heading, frame.attrs) for name, heading in declared if name not in lacking}
+        known = {str(name).removesuffix("_low") for name in frame}
+        declared = self.shown_in(place).items()
+        return {name: filled_in(heading, frame.attrs) for name, heading in declared if name in known}
+
+    @property
+    def leading(self) -> Analysis | FurtherTable | None:
+        """The table of a first screen: one that ranks its rows, or else its own; None for a question without tables."""
+        tables = [one for one in getattr(self, "tables", (self,)) if one.shown_in("terminal")]
+        return next((one for one in tables if one.ranking is not None), next(iter(tables), None))
 
     def first_shown(self, frame: pd.DataFrame) -> list[str]:
         """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
-        headings = self.headings_of(frame)
-        short = self.short(frame) if callable(self.short) else self.short
-        short = short or {one.name for one in self.columns if one.short}
-        short = short or (() if self.result is None else self.result.printed_columns)
+        headings, short = self.headings_of(frame), {one.name for one in self.columns if one.short}
         return [heading for name, heading in headings.items() if name in short] or list(headings.values())
 
     def limits_of(self, name: str) -> Limits:
@@ -287,10 +137,10 @@ class Tabulated:
         declared = next((one.limits for one in self.columns if one.name == name), NO_LIMITS)
         return limits_of(name) if declared == NO_LIMITS else declared
 
-    def names_of_ends(self, name: str) -> list[str]:
-        """Return the columns of an estimate and of the ends of its interval in tables."""
-        ends = ("low", "high")
-        return [name, *(ends if self.ends is None else (f"{name}{self.ends}_{end}" for end in ends))]
+    @property
+    def label(self) -> str:
+        """By which LaTeX refers to its table."""
+        return f"tab:{self.name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
@@ -301,37 +151,24 @@ class FurtherTable(Tabulated):
     #: Returns its frame, of the result and a level; an empty one where there is nothing to tell.
     frame: Callable[..., pd.DataFrame]
     columns: tuple[Column, ...]
-    row_name: Callable[[dict[str, Any]], str]
-    row_heading: str | Callable[[pd.DataFrame], str]
-    caption: Callable[[pd.DataFrame], str]
-    label: str = ""  # of the table in LaTeX; by default tab:NAME
-    headings: Mapping[str, str] | None = None
-    ends: str | None = ""
+    row_name: Callable[[dict[str, Any]], str] = _first_cell
+    row_heading: str | Callable[[pd.DataFrame], str] = ""
+    caption: Callable[[pd.DataFrame], str] = lambda frame: ""
     ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
-    also: tuple[Column, ...] = ()
-
-
-@dataclass(frozen=True)
-class KeptTable:
-    """A table in which files hold a part of an answer that is more than its rows."""
-
-    name: str  # of its file, and of the `table` of a figure that draws it
-    frame: Callable[..., pd.DataFrame]  # of the result and a level
-    columns: tuple[Column, ...] = ()  # where no table of the analysis has that name
-    about: tuple[Column, ...] = ()  # entries of the JSON file beside the first of them
 
 
 @dataclass(frozen=True)
 class Analysis(Tabulated):
     """A question and everything that is shown of its answer; see docs/design.md and CONTRIBUTING.md."""
 
-    #: In ``gradstats ask RUN NAME``; of its files as well, unless ``file_name`` says otherwise.
+    #: In ``gradstats ask RUN NAME``, and of its files.
     name: str
     #: Answers it: takes a measurement first, and returns a result with ``to_frame(confidence_level)``.
     ask: Callable[..., Any]
-    #: The arguments of ``ask`` that the command line takes, the positional ones first. Their types and defaults are
-    #: those of its signature and their help that of its docstring; what neither has is that of the section `variance`.
+    #: The arguments of ``ask`` that the command line takes, the positional ones first, and last those that few need.
+    #: Their types and defaults are those of its signature and their help that of its docstring; what neither has is
+    #: that of the section `variance`.
     options: Sequence[str]
     #: Where none of them has a heading there is no table: the sentence is the answer.
     columns: tuple[Column, ...]
@@ -340,63 +177,19 @@ class Analysis(Tabulated):
     row_heading: str | Callable[[pd.DataFrame], str] = ""
     caption: Callable[[pd.DataFrame], str] = lambda frame: ""
     #: Reads what is asked from the path of the command line, and whether shards may be missing; a mapping that it
-    #: returns holds several arguments of ``ask``.
-    source: Callable[..., Any] = _measurement
-    source_help: str = "a measurement folder or a run directory."
+    #: returns holds several arguments of ``ask``. The first paragraph of its docstring is the help of that path.
+    source: Callable[..., Any] = measurement
     #: Why a measurement cannot be asked, with the remedy, as far as what it holds tells; "" where nothing is missing.
     lacking: Callable[[Measurement], str] = lambda measured: ""
-    label: str = ""  # of the table in LaTeX; by default tab:NAME
     figures: tuple[AnalysisFigure, ...] = ()
-    result: type[Result] | None = None
-    headings: Mapping[str, str] | None = None
-    short: Sequence[str] | Callable[[pd.DataFrame], Sequence[str]] = ()
-    ends: str | None = ""
-    as_comparison: bool = False
     ranking: Ranking | None = None
     shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
-    #: The tables in which a run keeps the answer, in its folder and not among its tables, and ``--out`` of the command
-    #: in another folder: that of the answer first, with its ``.attrs`` in a JSON file beside it.
-    keeps: tuple[KeptTable, ...] = ()
-    also: tuple[Column, ...] = ()
-    extends: str = ""
-    #: Options that most people never need, beside those fields of the section `variance` that are not often set.
-    advanced: Sequence[str] = ()
-    #: Answers it in every run, from a measurement and the settings of the comparison; None where the data are too few.
-    in_run: Callable[..., Any] | None = None
-    #: The section of an experiment file that holds its settings: every run answers it with these, in words and files of
-    #: its own, and a command of its name asks it.
+    #: The arguments with which every run asks it, of a measurement and an experiment; None where the data are too few.
+    #: A question without it is asked by a command, which adds the answer to the run where it has a figure.
+    in_run: Callable[[Measurement, Experiment], dict[str, Any] | None] | None = None
+    #: The section of an experiment file that holds its settings, where it has one of its own.
     section: str = ""
-    #: Why an experiment file does not list it among its ``analyses``: what asks it.
-    instead: str = ""
-    #: Whether a run writes its tables as LaTeX and Markdown as well, and remarks why it could not answer.
-    in_latex: bool = False
-    says_why: bool = False
-    #: What the ``.attrs`` of its frame state, from a frame that was read from CSV and the lengths of the completions.
-    recovered: Callable[[pd.DataFrame, Any], dict[str, Any]] | None = None
-    #: What the ``.attrs`` of its frame state of other tables of the run, from these by name.
-    beside: Callable[[Mapping[str, pd.DataFrame]], dict[str, Any]] | None = None
-    #: Returns its table from what a run states of α, in ``alpha.json``, where it is a part of that; or None.
-    of_alpha: Callable[[Mapping[str, Any]], pd.DataFrame | None] | None = None
-    #: What the ``.attrs`` of its table would state in a run that recorded no answer, from the run's manifest.
-    of_manifest: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda manifest: {}
-    #: Whether the command adds table and figure to the run; otherwise it writes a table only where ``--out`` asks.
-    kept: bool = False
-    #: The name of its files, from the arguments, and the pattern that all of these match.
-    file_name: Callable[[Mapping[str, Any]], str] | None = None
-    pattern: str = ""
-    #: The words by which the command line asks it again, from its frame; None where the frame does not tell.
-    words: Callable[[pd.DataFrame], Sequence[str] | None] | None = None
-    #: Reads an option from a word of the command line as arguments of ``ask``.
-    read: Mapping[str, Callable[[str], dict[str, Any]]] = field(default_factory=dict)
-    #: The estimators that arguments name: refused before the work, and asked whether they need state values.
-    weightings: Callable[[Mapping[str, Any]], Sequence[Weighting]] | None = None
-    needs_values: bool = False
-
-    def __post_init__(self) -> None:
-        """Let the result know how it is drawn."""
-        if self.result is not None:
-            self.result.analysis = self
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Ask."""
@@ -428,17 +221,33 @@ class Analysis(Tabulated):
         """Whether the level of intervals is an argument of ``ask``, and so that of its answer."""
         return "confidence_level" in inspect.signature(self.ask).parameters
 
-    def frame_of(self, found: Any, confidence_level: float) -> pd.DataFrame:
-        """Return the frame of an answer at a level, which is that of the answer where it was asked at one.
+    def answer_of(
+        self,
+        found: Any,
+        confidence_level: float,
+        asked: Mapping[str, Any] | None = None,
+        measured_in: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Return what was found as an answer, at a level, which is that of the result where it was asked at one.
 
-        Its ``.attrs`` state the sentence that answers, where there is one.
+        Args:
+            found: what ``ask`` returned.
+            confidence_level: of the intervals.
+            asked: the options that it was asked with.
+            measured_in: what the answer is about besides what its result states, as the metric of the measurement.
         """
         levels = () if self.asked_at_level else (confidence_level,)
         frame = found.to_frame(*levels)
-        if hasattr(found, "sentence"):
-            frame.attrs[SENTENCE] = found.sentence(*levels)
-            frame.attrs |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
-        return frame
+        sentence = found.sentence(*levels) if hasattr(found, "sentence") else ""
+        given = dict(measured_in or {})
+        about = given | _without_notes(frame)
+        about |= {ASKED: dict(asked)} if asked else {}
+        about |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
+        beside = {one.name: one.frame(found, confidence_level) for one in self.further}
+        further = {
+            name: Answer(name, table, given | _without_notes(table)) for name, table in beside.items() if len(table)
+        }
+        return Answer(self.name, frame, about, sentence, tuple(getattr(found, "notes", ())), further)
 
     @property
     def question(self) -> str:
@@ -446,9 +255,9 @@ class Analysis(Tabulated):
         return (sys.modules[self.ask.__module__].__doc__ or self.name).strip().partition("\n")[0]
 
     @property
-    def table_name(self) -> str:
-        """What the files of a run call its table."""
-        return self.keeps[0].name if self.keeps else self.name
+    def kept(self) -> bool:
+        """Whether the command adds the answer to the run: one that no run has by itself, and that is drawn."""
+        return self.in_run is None and any(not one.table for one in self.figures)
 
     @property
     def tables(self) -> tuple[Analysis | FurtherTable, ...]:
@@ -459,6 +268,12 @@ class Analysis(Tabulated):
     def file(self) -> str:
         """The file that computes its columns."""
         return f"{self.ask.__module__.partition('.')[2].replace('.', '/')}.py"
+
+    @property
+    def source_help(self) -> str:
+        """What the path of the command line is."""
+        text = " ".join((self.source.__doc__ or "").partition("\n\n")[0].split())
+        return f"{text[:1].lower()}{text[1:]}"
 
     @property
     def settings(self) -> dict[str, str]:
@@ -473,12 +288,12 @@ class Analysis(Tabulated):
                 that belongs elsewhere, or reads something else than a measurement.
             KeyError: for an unknown estimator.
         """
-        instead = self.instead
         if self.section:
-            instead = f"every run answers it with the settings of its section `{self.section}:`; change those"
-        if instead:
-            raise ValueError(f"this question cannot be listed in `analyses:`: {instead}")
-        if self.source is not _measurement:
+            raise ValueError(
+                "this question cannot be listed in `analyses:`: every run answers it with the settings of its section "
+                f"`{self.section}:`; change those"
+            )
+        if self.source is not measurement:
             raise ValueError(
                 f"{dict(settings)!r} cannot be asked in a run, which asks its measurement, since the question reads "
                 f"{self.source_help.rstrip('.')}: leave it out and ask `gradstats ask RUN {self.name}` of the finished "
@@ -490,51 +305,134 @@ class Analysis(Tabulated):
                 known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.settings) or 'none'}"
                 raise ValueError(f"there is no setting {name!r}: {known}")
         if self.in_run is None:
-            needed = [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
-            missing = [name for name in needed if name in self.settings and name not in settings]
+            missing = [name for name in self.required if name in self.settings and name not in settings]
             if missing:
                 raise ValueError(f"{' and '.join(missing)} must be given")
         hints = self.hints
         for name, value in settings.items():
-            reason = "" if name in self.read else _reason_against(value, hints.get(self.settings[name], Any))
+            reason = _reason_against(value, hints.get(self.settings[name], Any))
             if reason:
                 raise ValueError(f"{name} is {value!r}: {reason}")
-        self.estimators_in(self.arguments_in_run(settings, section))
+        self.estimators_in(settings)
 
-    def arguments_in_run(self, settings: Mapping[str, Any], section: VarianceSection) -> dict[str, Any]:
-        """Return the arguments that an experiment file gives; besides ``in_run``, some are those of its comparison."""
-        compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
-        shared = {name: getattr(section, name) for name in self.settings if name in compared}
-        given: dict[str, Any] = {}
-        for name, value in (dict(settings) if self.in_run else shared | dict(settings)).items():
-            given |= self.read[name](value) if name in self.read else {self.settings[name]: value}
-        return given
-
-    def found_in_run(self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]) -> Any:
-        """Return the answer in a run, with settings of its experiment file; None for too few data."""
-        given = self.arguments_in_run(settings, section)
-        return self.in_run(measured, section, **given) if self.in_run else self.ask(measured, **given)
+    @property
+    def required(self) -> list[str]:
+        """The arguments of ``ask`` that have no default."""
+        return [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
 
     def answer_in_run(
-        self, measured: Measurement, section: VarianceSection, settings: Mapping[str, Any]
-    ) -> dict[str, pd.DataFrame]:
-        """Return the tables of the answer in a run, with settings of its experiment file; none for too few data."""
-        found = self.found_in_run(measured, section, settings)
-        if found is None:
-            return {}
-        level = section.confidence_level
-        return {self.name: self.frame_of(found, level)} | {one.name: one.frame(found, level) for one in self.further}
+        self, measured: Measurement, experiment: Experiment, settings: Mapping[str, Any]
+    ) -> tuple[Any, Answer] | None:
+        """Return what it finds in a run, with settings of its experiment file, and the answer; None for few data."""
+        if self.in_run is None:
+            given = _shared(self, experiment.variance, settings)
+        else:
+            found = self.in_run(measured, experiment)
+            if found is None:
+                return None
+            given = dict(found)
+        section = getattr(experiment, self.section or "variance")
+        level = given.pop("confidence_level", section.confidence_level)
+        own = {self.settings[name]: value for name, value in settings.items()}
+        arguments = given | ({"confidence_level": level} if self.asked_at_level else {}) | own
+        result = self.ask(measured, **arguments)
+        of_options = {
+            option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
+        }
+        asked = self.not_usual({**of_options, **settings}, without=() if "estimators" in settings else ("estimators",))
+        metric = {"metric": metric_label(measured.metadata)}
+        return result, self.answer_of(result, level, {} if self.section else asked, metric)
 
-    def files_named(self, arguments: Mapping[str, Any]) -> str:
-        """Return the name of the files of an answer."""
-        return self.name if self.file_name is None else self.file_name(arguments)
+    def not_usual(self, options: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+        """Return options that differ from their defaults, as files hold them."""
+        parameters = inspect.signature(self.ask).parameters
+        found = {}
+        for option, value in options.items():
+            argument = self.settings.get(option, option)
+            usual = parameters[argument].default if argument in parameters else section_default(option)
+            if option not in without and value is not None and not _equal(value, usual):
+                found[option] = as_text(value)
+        return found
+
+    def words(self, answer: Answer) -> list[str] | None:
+        """Return the words by which the command line asks it again; None where the answer does not say them all."""
+        asked = dict(answer.about.get(ASKED, {}))
+        words: list[str] = []
+        for option, argument in self.settings.items():
+            value = asked.get(option)
+            positional = argument in self.required
+            if value is None:
+                if positional and argument != "estimators":
+                    return None
+                continue
+            listed = [f"{one:.15g}" if isinstance(one, float) else str(one) for one in _listed(value)]
+            words += listed if positional or argument == "estimators" else [f"--{option.replace('_', '-')}", *listed]
+        return words
+
+    def file_name(self, options: Mapping[str, Any]) -> str:
+        """Return the name of the files of an answer: that of the question, with the words that must be given.
+
+        A question that needs none has one answer in a run, which another replaces.
+        """
+        needed = [name for name, argument in self.settings.items() if argument in self.required]
+        # Of alpha=0:2:41 the parameter alone: another range replaces the curve.
+        words = [
+            re.sub(r"^(\w+)=.*", r"\1", str(options[name]))
+            for name in needed
+            if name != "estimators" and name in options
+        ]
+        slug = re.sub(r"[^a-z0-9]+", "_", " ".join([self.name, *words]).lower()).strip("_")
+        return slug if words else self.name
 
     def estimators_in(self, arguments: Mapping[str, Any]) -> Sequence[Weighting]:
         """Return the estimators that arguments name; raises for an unknown label."""
-        if self.weightings is not None:
-            return self.weightings(arguments)
-        labels = [*(arguments.get("estimators") or ()), *filter(None, [arguments.get("reference")])]
-        return [estimators.get(label) for label in labels]
+        labels = [*(arguments.get("estimators") or ()), arguments.get("reference")]
+        found = [estimators.get(label) for label in labels if label]
+        with suppress(TypeError):  # a parameter that the question itself gives
+            found += [estimators.get(label) for label in filter(None, [arguments.get("estimator")])]
+        return found
+
+
+def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a question that are those of the comparison of a run, where it does not set them."""
+    if analysis.in_run is not None:
+        return {}
+    compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
+    names = [name for name in analysis.settings if name in compared and name not in settings]
+    return {analysis.settings[name]: getattr(section, name) for name in names}
+
+
+def _without_notes(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return what the ``.attrs`` of a frame state besides the notes, which an answer has apart."""
+    return {str(name): value for name, value in frame.attrs.items() if name != "notes"}
+
+
+def section_default(option: str) -> object:
+    """Return the default of an option of the section ``variance``."""
+    from gradstats.config.sections import VarianceSection
+
+    field_of = VarianceSection.model_fields.get(option)
+    return None if field_of is None else field_of.default
+
+
+def _equal(value: Any, usual: object) -> bool:
+    try:
+        return bool(value == usual) or (isinstance(value, Sequence) and list(value) == list(usual))  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        return False
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def as_text(value: Any) -> Any:
+    """Return the value of an option as files hold it: estimators by their labels."""
+    if isinstance(value, (list, tuple)):
+        return [as_text(one) for one in value]
+    if isinstance(value, (str, bool, int, float)):
+        return value
+    return getattr(value, "label", str(value))
 
 
 def _reason_against(value: object, hint: Any) -> str:
@@ -546,6 +444,16 @@ def _reason_against(value: object, hint: Any) -> str:
     except (PydanticUserError, TypeError):
         return ""
     return ""
+
+
+def chosen(columns: Iterable[Column], headings: Mapping[str, str], short: Collection[str] = ()) -> tuple[Column, ...]:
+    """Return the columns of another question, of which tables show some, in another order or under other headings."""
+    known = {one.name: one for one in columns}
+    first = [
+        replace(known[name], heading=heading, short=name in short, places=PLACES) for name, heading in headings.items()
+    ]
+    others = [replace(one, heading="", short=False) for name, one in known.items() if name not in headings]
+    return (*first, *others)
 
 
 def level_of(frame: pd.DataFrame) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -14,7 +14,6 @@ from gradstats.analyses.declaration import (
     Column,
     FurtherTable,
     Ranking,
-    Result,
     measured_group_sizes,
     powers_of_two,
     within_groups,
@@ -22,7 +21,15 @@ from gradstats.analyses.declaration import (
 )
 from gradstats.analyses.numbers import ROUNDING, number_with_interval
 from gradstats.analyses.printed import Printed
-from gradstats.analyses.variance import VarianceComparison, compare
+from gradstats.analyses.results import Result
+from gradstats.analyses.variance import (
+    COLUMNS,
+    VarianceComparison,
+    caption_of_comparison,
+    compare,
+    row_name,
+    with_sizes_in_names,
+)
 from gradstats.analyses.variance_notes import moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -30,6 +37,7 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
+from gradstats.plots.names import reference_name
 from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
@@ -47,7 +55,7 @@ from gradstats.stats.variance.pools import PooledCompletions, multiple_of
 from gradstats.system.late import np, npt, pd
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
+    from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
 
 
@@ -335,13 +343,17 @@ class GroupSizes(Result):
         comparison: a row for each estimator and size.
         equivalents: of the estimators for which an equivalent group size is defined.
         notes: what a reader has to know, one sentence each.
+        group_size_of_run: completions of each prompt; None where prompts have different numbers.
     """
+
+    question: ClassVar[str] = "group_sizes"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "group_size", "trace_cov", "within_prompt", "ratio")
 
     comparison: VarianceComparison
     equivalents: tuple[EquivalentGroupSize, ...]
     notes: tuple[str, ...] = ()
+    group_size_of_run: int | None = None
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the frame of the comparison, with the variance within prompts and between them where it is known.
@@ -354,6 +366,7 @@ class GroupSizes(Result):
             components = self.comparison.variance_components(confidence_level)
             columns = [column for column in components if column not in frame]
             frame[columns] = components[columns]
+        frame.attrs["group_size_of_run"] = self.group_size_of_run
         return frame
 
     def equivalents_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -436,7 +449,19 @@ def variance_by_group_size(
     comparison = compare(measured_or_batch, chosen, scores, group_sizes or sizes, **options, **asked)
     if group_size is None:
         equivalents, notes = _equivalents(measured_or_batch, chosen, max(sizes, default=0) // 2, scores, **asked)
-    return GroupSizes(comparison, tuple(equivalents), (*comparison.notes, *notes))
+    of_prompts = set(_completions_per_prompt(measured_or_batch).tolist())
+    return GroupSizes(
+        comparison,
+        tuple(equivalents),
+        (*comparison.notes, *notes),
+        int(of_prompts.pop()) if len(of_prompts) == 1 else None,
+    )
+
+
+def _completions_per_prompt(measured_or_batch: Batch | MeasuredGradients) -> np.ndarray:
+    if isinstance(measured_or_batch, Batch):
+        return measured_or_batch.group_sizes
+    return np.unique(measured_or_batch.rollouts.prompt_id, return_counts=True)[1]
 
 
 def _sizes(measured_or_batch: Batch | MeasuredGradients) -> list[int]:
@@ -467,22 +492,10 @@ def _equivalents(
     return found, [str(one.message) for one in caught]
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> GroupSizes:
-    """Return the estimators that stay within their group, in groups of all measured sizes."""
-    arguments = section.arguments(estimators=within_groups(measured, section), group_size=None) | settings
-    return variance_by_group_size(measured, **arguments)
-
-
-def _beside(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """Return how the comparison of the run was made, and its group size."""
-    about: dict[str, Any] = {}
-    if "variance" in tables:
-        of_comparison = tables["variance"].attrs.items()
-        about |= {str(name): value for name, value in of_comparison if name not in ("n_groups", "lowest_beyond_doubt")}
-    if "length_scaling" in tables:
-        counts = set(tables["length_scaling"]["prompt_id"].value_counts())
-        about["group_size_of_run"] = counts.pop() if len(counts) == 1 else None
-    return about
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any]:
+    """Ask of the estimators that stay within their group, in groups of all measured sizes."""
+    section = experiment.variance
+    return section.arguments(estimators=within_groups(measured, section), group_size=None)
 
 
 def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
@@ -536,16 +549,20 @@ EQUIVALENTS = FurtherTable(
         Column(
             "tokens_saved",
             "share of tokens saved at equal noise, against RLOO in groups of the same size",
+            "share of tokens saved",
             estimated=True,
         ),
-        Column("equivalent_group_size", "group size at which RLOO is as noisy", estimated=True),
+        Column(
+            "equivalent_group_size",
+            "group size at which RLOO is as noisy",
+            "equivalent group size",
+            estimated=True,
+        ),
     ),
-    headings={"equivalent_group_size": "equivalent group size", "tokens_saved": "share of tokens saved"},
     row_heading="estimator",
     row_name=lambda row: str(row["estimator"]),
     caption=_caption_of_equivalents,
     ranking=Ranking("equivalent_group_size", most_first=True),
-    label="tab:equivalent",
 )
 
 ANALYSIS = Analysis(
@@ -557,38 +574,33 @@ ANALYSIS = Analysis(
         "max_grad_norm", "rng",
     ),
     columns=(
-        _LABEL,
+        *COLUMNS,
         *(
             Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/estimates.py")
             for one in VARIANCE_COMPONENTS
         ),
     ),
-    extends="variance",
-    result=GroupSizes,
-    as_comparison=True,
     row_heading="estimator",
-    row_name=lambda row: f"{row['estimator']}, N = {row['group_size']:g}",
-    caption=lambda frame: "",
-    label="tab:group-sizes",
+    row_name=row_name,
+    shown=with_sizes_in_names,
+    caption=caption_of_comparison,
     further=(EQUIVALENTS,),
     in_run=_in_run,
-    beside=_beside,
     figures=(
         AnalysisFigure(
             "group_sizes",
-            "Samples that each estimator needs for equal noise, where RLOO in groups of the same size needs 1; the "
-            "upright line is the group size of the run. Broken lines, half-filled markers: the baseline includes the "
-            "completion itself.",
+            lambda frame: (
+                f"Samples that each estimator needs for equal noise, where {reference_name(frame)} in groups of the "
+                "same size needs 1; the upright line is the group size of the run. Broken lines, half-filled markers: "
+                "the baseline includes the completion itself."
+            ).replace("\u00a0", " "),
             draw_group_sizes,
-            link="figure: group sizes",
-            after="variance_bias",
             rows=_of_several_sizes,
         ),
         AnalysisFigure(
             "prompt_parts",
             "Variance within prompts, which decreases with the group size, and between prompts, which does not.",
             plot_prompt_parts,
-            after="group_sizes",
             rows=_largest_groups,
         ),
     ),

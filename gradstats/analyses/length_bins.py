@@ -11,13 +11,14 @@ from gradstats.analyses.declaration import (
     AnalysisFigure,
     Column,
     Ranking,
-    Result,
+    chosen,
     within_groups,
     without_sketches,
 )
 from gradstats.analyses.numbers import percentage
 from gradstats.analyses.printed import Printed
-from gradstats.analyses.variance import VarianceComparison, compared
+from gradstats.analyses.results import Result
+from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
 from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -45,7 +46,6 @@ from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gr
 from gradstats.system.late import Int, np, npt, pd
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 
@@ -130,7 +130,6 @@ class LengthBins(Printed):
         }
         for place, (name, column) in enumerate(columns.items(), start=1):
             frame.insert(place, str(name), column)
-        del frame.attrs["lowest_beyond_doubt"]  # bins are not compared with each other
         return frame.assign(estimator=self.estimator)
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
@@ -372,13 +371,11 @@ def _scale(
     return fieller_ratio(cross_signal(mine, theirs.moments, pool.sketch_error), theirs.moments.signal)
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> LengthBinsOfSeveral | None:
-    """Return the bins of the reference, which comes first, and of each estimator that is split by length."""
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of the reference, which comes first, and of each estimator that is split by length."""
+    section = experiment.variance
     chosen = within_groups(measured, section, dict.fromkeys([section.reference, *section.estimators]))
-    if not chosen:
-        return None
-    settings = {"target": section.target, **settings}
-    return variances_by_length(measured, chosen, rng=section.seed, **settings)
+    return {"estimators": chosen, "target": section.target, "rng": section.seed} if chosen else None
 
 
 def _of_reference(bins: pd.DataFrame) -> pd.DataFrame | None:
@@ -413,41 +410,42 @@ ANALYSIS = Analysis(
     columns=(
         Column("n_completions", "completions of these lengths"),
         Column("length", "range of lengths", estimated=True),
-        Column("scale", "what their expected gradient keeps of the target's", estimated=True),
-        Column("share_of_gradient", "share of the expected gradient that the bin makes up", estimated=True),
-        Column("share_of_variance", "share of tr Cov: the covariance of the bin's part with the whole", estimated=True),
+        Column("scale", "what their expected gradient keeps of the target's", "scale kept", estimated=True),
+        Column(
+            "share_of_gradient",
+            "share of the expected gradient that the bin makes up",
+            SHARES["share_of_gradient"],
+            estimated=True,
+            short=True,
+        ),
+        Column(
+            "share_of_variance",
+            "share of tr Cov: the covariance of the bin's part with the whole",
+            SHARES["share_of_variance"],
+            estimated=True,
+            short=True,
+        ),
+        *chosen(
+            COLUMNS,
+            {"matched_bias_share": "matched bias", "cosine": "cosine", "noise_to_signal": "noise to signal"},
+        ),
     ),
-    extends="variance",
-    result=LengthBinsOfSeveral,
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),
-    headings={
-        "scale": "scale kept",
-        "matched_bias_share": "matched bias",
-        "share_of_gradient": SHARES["share_of_gradient"],
-        "cosine": "cosine",
-        "noise_to_signal": "noise to signal",
-        "share_of_variance": SHARES["share_of_variance"],
-    },
     row_heading="estimator",
     row_name=_row_name,
     caption=_caption,
-    label="tab:lengths",
     in_run=_in_run,
     figures=(
         AnalysisFigure(
             "length_bins",
             "Noise to signal of the reference's gradient contributed by completions of each range of lengths.",
             plot_length_bins,
-            link="figure: noise by length",
-            after="prompt_parts",
             rows=_of_reference,
         ),
         AnalysisFigure(
             "length_shares",
             "Share of the expected gradient that completions of each range of lengths make up, by aggregation.",
             plot_shares,
-            link="figure: gradient by length",
-            after="length_bins",
             rows=_of_units,
         ),
     ),

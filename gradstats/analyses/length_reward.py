@@ -6,10 +6,11 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, Result
+from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.plots.marks import WithFrame, as_frame, draw_nothing, points_look, require_columns
@@ -36,6 +37,8 @@ class LengthRewardCorrelation(Result):
         n_prompts: prompts whose completions differ in length and in reward.
         n: completions of those.
     """
+
+    question: ClassVar[str] = "length_reward"
 
     correlation: float
     stderr: float
@@ -234,6 +237,7 @@ def _draw(points: pd.DataFrame) -> Axes:
 
 
 def _rollouts(path: Path, *, partial: bool = False) -> Rollouts:
+    """A rollouts file or a run directory."""  # noqa: D401
     from gradstats.rollouts.table import read_rollouts
 
     return read_rollouts(path, partial=partial)
@@ -248,19 +252,14 @@ ANALYSIS = Analysis(
         Column("n_prompts", "prompts whose completions vary in both"),
         Column("n", "completions of those"),
     ),
-    result=LengthRewardCorrelation,
     source=_rollouts,
-    source_help="a rollouts file or a run directory.",
     figures=(
         AnalysisFigure(
             "length_reward",
             "Reward against length, both relative to the mean of the same prompt.",
             _draw,
-            link="figure: length and reward",
-            after="blocks_alpha",
             table=POINTS,
             rows=_points_that_vary,
-            on_prompts=True,
         ),
     ),
 )

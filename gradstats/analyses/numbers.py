@@ -233,11 +233,12 @@ def _in_mathematics(text: str) -> str:
     return re.sub(r"(?<=\d),(?=\d)", "{,}", text)  # a comma between digits would be followed by a space
 
 
-def common_exponent(triples: Iterable[Triple]) -> int:
+def common_exponent(cells: Iterable[Triple | str]) -> int:
     """Return the power of ten that most of a column's numbers are best given in; 0 where plain digits are readable.
 
     The median decides, so that one row without a sensible value does not make the others unreadable.
     """
+    triples = [cell for cell in cells if not isinstance(cell, str)]
     sizes = [abs(number) for triple in triples for number in triple if math.isfinite(number) and number != 0]
     if not sizes:
         return 0

@@ -9,9 +9,10 @@ from itertools import combinations
 from typing import Any, ClassVar
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, Result, without_sketches
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
 from gradstats.analyses.numbers import minimiser_with_interval, number_with_interval, percentage
-from gradstats.analyses.variance import VarianceComparison, compared
+from gradstats.analyses.results import Result
+from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
 from gradstats.analyses.variance_notes import why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -253,6 +254,8 @@ class OptimalBaselines(Result):
         to_learned: the same, with ratios to the learned baseline of lowest variance.
     """
 
+    question: ClassVar[str] = "optimal_baselines"
+
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "kind", "parameters", "ratio", "ratio_to_learned")
 
     learned: tuple[LearnedBaseline, ...]
@@ -398,6 +401,12 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']} ({row['kind']})"
 
 
+def _for_all_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame whose ratios have the intervals that hold for all rows at once."""
+    ends = [f"{name}{{}}_{end}" for name in ("ratio", "ratio_to_learned") for end in ("low", "high")]
+    return frame.assign(**{end.format(""): frame[end.format("_simultaneous")] for end in ends})
+
+
 ANALYSIS = Analysis(
     name="optimal_baselines",
     ask=optimal_baselines,
@@ -406,18 +415,14 @@ ANALYSIS = Analysis(
     columns=(
         Column("kind", "learned, published or oracle"),
         Column("parameters", "what was learned, with its range"),
-        Column("ratio_to_learned", "variance over that of the best learned baseline"),
+        *chosen(COLUMNS, {"ratio": "over oracle"}, short=("ratio",)),
+        Column("ratio_to_learned", "variance over that of the best learned baseline", "over best learned", short=True),
         Column("ratio_to_learned_simultaneous", "its interval that holds for all rows at once"),
     ),
-    extends="variance",
-    result=OptimalBaselines,
-    headings={"ratio": "over oracle", "ratio_to_learned": "over best learned"},
-    ends="_simultaneous",
+    shown=_for_all_rows,
     row_heading="baseline",
     row_name=_row_name,
     caption=_caption,
-    label="tab:baselines",
-    kept=True,
     figures=(
         AnalysisFigure(
             "optimal_baselines",

@@ -7,7 +7,6 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from gradstats import estimators as families
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
@@ -514,6 +513,8 @@ def _stderr_of_logarithm(pilot: Comparison | pd.DataFrame, estimator: str, quant
 def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
     if "completions_per_prompt" in about:
         return float(about["completions_per_prompt"])
+    if "n_completions" in about:
+        return about["n_completions"] / about["n_prompts"]
     size = row.get("group_size", about.get("group_size"))
     groups = about.get("n_groups", about["n_prompts"]) / about["n_prompts"]
     return float(size) * groups if size is not None and np.isfinite(float(size)) else 1.0
@@ -811,11 +812,9 @@ ANALYSIS = Analysis(
     name="plan",
     ask=plan,
     options=(
-        "half_width", "noise", "length_spread", "estimator", "ratio", "quantity", "reference", "group_size", "signal",
-        "within", "equivalent", "critical_batch",
+        "half_width", "estimator", "ratio", "reference", "group_size", "signal", "within", "equivalent",
+        "critical_batch", "noise", "length_spread", "quantity",
     ),
-    advanced=("noise", "length_spread", "quantity"),
-    weightings=lambda asked: [families.get(asked[name]) for name in ("estimator", "reference") if asked[name]],
     columns=(
         Column("confidence_level", "level of the planned interval"),
         Column("n_prompts", "prompts needed, by the pilot's estimates", estimated=True),
@@ -828,8 +827,6 @@ ANALYSIS = Analysis(
         Column("n_assured", "completions of n_prompts_assured"),
         Column("n_tokens", "tokens of those"),
         Column("hours", "hours that they take"),
-    ),
-    also=(
         Column("half_width", "wanted half-width of α"),
         Column("stderr_of_one", "standard error of α, or of the logarithm of the ratio, times √M"),
         Column("estimator", "in the numerator, or whose signal or critical batch is planned for"),
@@ -846,5 +843,4 @@ ANALYSIS = Analysis(
         Column("quadratic", "part that falls like 2/M²"),
     ),
     source=load_points,
-    source_help="the pilot: a table of points, a measurement folder or a run directory, as for the question alpha.",
 )  # fmt: skip

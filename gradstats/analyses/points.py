@@ -18,7 +18,10 @@ STDIN = Path("-")
 
 
 def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
-    """Return the input of a length-scaling fit."""
+    """A table with the columns length, sq_norm and, where prompts repeat, prompt_id (.csv, .tsv, .jsonl or .parquet; -
+    for standard input); a measurement folder or a run directory; or the name of a published data set, as in
+    gloeckle2026.
+    """  # noqa: D401
     if path.is_dir():
         return {"measured": read_measurement(path, partial=partial)}
     frame = _table(path)

@@ -6,8 +6,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gradstats.analyses.declaration import Analysis, Column, Result, without_sketches
+from gradstats.analyses.declaration import Analysis, Column, without_sketches
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
@@ -73,6 +74,8 @@ class PolicyProfile(Result):
         within: the same within prompts.
         comparison: three estimators beside RLOO, of which the table has the relative noise.
     """
+
+    question: ClassVar[str] = "profile"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("heading", "value")
 
@@ -236,20 +239,14 @@ ANALYSIS = Analysis(
     columns=(
         Column("quantity", "name"),
         Column("heading", "in words"),
-        Column("value", "the number"),
+        Column("value", "the number", "value"),
         Column("low", "lower end of its interval"),
         Column("high", "upper end"),
-    ),
-    also=(
         *(Column(name, meaning) for name, meaning in PROFILE_QUANTITIES.items()),
         Column("policy", "name of the policy", file="report/tables.py"),
         Column(JUDGED.name, "relative noise of an estimator, rloo = 1", file="stats/variance/estimates.py"),
     ),
-    headings={"value": "value"},
-    ends=None,
-    result=PolicyProfile,
     row_name=lambda row: row["heading"],
     row_heading="quantity",
     caption=_caption,
-    instead="it compares finished runs; ask `gradstats profile RUN [RUN ...]`",
 )

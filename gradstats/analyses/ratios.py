@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis, AnalysisFigure, Column, FurtherTable, Result
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
 from gradstats.analyses.numbers import number_alone, number_with_interval
+from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
@@ -21,7 +22,6 @@ from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.system.late import Int, np, pd
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 #: Parameters of ratios that clip, and the values with which they never do.
@@ -126,6 +126,8 @@ class RatioDiagnostics(Result):
         notes: what a reader of the tables has to know, one sentence each.
         largest: the largest absolute difference of a token's log-probability; NaN where it was not computed.
     """
+
+    question: ClassVar[str] = "ratios"
 
     spreads: tuple[RatioSpread, ...]
     by_length: tuple[RatioSpread, ...]
@@ -310,9 +312,9 @@ def _clipped(batch: Batch, estimators: Sequence[str | Recipe] | None) -> tuple[t
     return tuple(shares), notes
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> RatioDiagnostics | None:
-    """Return the ratios of completions whose sampler recorded log-probabilities."""
-    return None if measured.old_logprobs is None else ratio_diagnostics(measured, **settings)
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of completions whose sampler recorded log-probabilities."""
+    return None if measured.old_logprobs is None else {}
 
 
 #: Squared deviations of ratios below this are those of float32.
@@ -391,26 +393,15 @@ CLIPPING = FurtherTable(
     row_heading="recipe",
     row_name=lambda row: str(row["recipe"]),
     caption=_caption_of_clips,
-    label="tab:clipping",
 )
 
 _SPREAD = "stats/ratios.py"
-
-
-def _of_sampler(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run recorded of its sampler and its scorer, without the evidence, and whether that says all."""
-    gap = manifest.get("sampler_gap") or {}
-    if not gap.get("sentence"):
-        return {}
-    answer = f"{gap['sentence'].partition(':')[0].removesuffix('.')}."
-    return {SENTENCE: answer, SETTLED: gap.get("off_policy") is False}
 
 
 ANALYSIS = Analysis(
     name="ratios",
     ask=ratio_diagnostics,
     lacking=lambda measured: NO_LOGPROBS if measured.old_logprobs is None else "",
-    of_manifest=_of_sampler,
     options=("n_bins",),
     columns=(
         Column("ratio", "kind of importance ratio: of tokens, of completions, geometric mean", file=_SPREAD),
@@ -429,24 +420,18 @@ ANALYSIS = Analysis(
             file="stats/measured.py",
         ),
     ),
-    result=RatioDiagnostics,
     row_heading="ratio",
     row_name=_row_name,
     caption=_caption,
     shown=_without_rounding,
     further=(CLIPPING,),
     in_run=_in_run,
-    in_latex=True,
-    says_why=True,
     figures=(
         AnalysisFigure(
             "ratios",
             "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are "
             "equal.",
             draw_effective_shares,
-            link="figure: importance ratios",
-            topics=("χ²", "importance"),
-            after="length_shares",
             rows=_effective_shares,
             columns=(
                 Column("effective_share", "effective sample size over n", estimated=True),

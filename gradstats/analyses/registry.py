@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradstats.system.user_code import import_function
 
 if TYPE_CHECKING:
-    from gradstats.analyses.declaration import Analysis
+    from gradstats.analyses.declaration import Analysis, FurtherTable
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
 ANALYSES = (
@@ -40,8 +38,8 @@ ANALYSES = (
 )
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 ENTRY_POINTS = "gradstats.analyses"
-#: The entry beside a table that names its question, where its name does not tell.
-QUESTION = "question"
+#: The questions whose answers lie in the folder of a run itself, those of all others in its ``tables``.
+OF_EVERY_RUN = ("variance", "alpha")
 #: A user's own that this process has imported: module:question → analysis.
 _own: dict[str, Analysis] = {}
 
@@ -90,27 +88,18 @@ def every() -> list[Analysis]:
     return [get(name) for name in names()]
 
 
-def asked_in_runs() -> list[Analysis]:
-    """Return the analyses that every run asks and keeps among its tables, in order."""
-    return [one for one in every() if one.in_run is not None and not one.keeps]
+def of_answer(question: str) -> Analysis | FurtherTable | None:
+    """Return what declares the table of an answer, by its question or, for a table beside another, by its name.
 
-
-def kept_apart() -> list[Analysis]:
-    """Return the analyses whose answers a run keeps in files of their own, in order."""
-    return [one for one in every() if one.keeps]
-
-
-def analysis_of_file(stem: str, about: Mapping[Any, Any]) -> Analysis | None:
-    """Return the analysis of a table that a run keeps, from its name and what stands beside it, where known.
-
-    A user's own is known where this process has imported it: a run may come from someone else, and reading its tables
-    runs no code that it names.
+    A user's own is known where this process has imported it: a run may come from someone else, and reading its answers
+    runs no code that it names. None for one that is not known.
     """
-    named = str(about.get(QUESTION, ""))
-    if named:
-        return get(named) if named in names() else _own.get(named)
-    kept = (one for one in every() if one.kept)
-    return next((one for one in kept if fnmatchcase(stem, one.pattern or one.name)), None)
+    if question in names():
+        return get(question)
+    if ":" in question:
+        return _own.get(question)
+    tables = (table for one in [*every(), *_own.values()] for table in one.further)
+    return next((table for table in tables if table.name == question), None)
 
 
 @cache

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, Answer, column, estimate
+from gradstats.analyses.declaration import Analysis
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import ScalarResult, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
@@ -15,7 +17,7 @@ from gradstats.system.late import Float, np
 
 
 @dataclass(frozen=True, repr=False)
-class ImpliedShift(Answer):
+class ImpliedShift(ScalarResult):
     r"""How far an estimator's baseline lies above the group mean, on average.
 
     Attributes:
@@ -24,6 +26,8 @@ class ImpliedShift(Answer):
         n_prompts: prompts it rests on.
         by_construction: whether δ is 0 whatever the rewards are, as that of a leave-one-out mean.
     """
+
+    question: ClassVar[str] = "shift"
 
     estimator: str = column("label of the estimator", file="estimators/by_label.py")
     delta: Estimate = estimate("δ, the baseline less the group mean")
@@ -116,7 +120,5 @@ ANALYSIS = Analysis(
     name="shift",
     ask=implied_shift,
     options=("estimator",),
-    weightings=lambda asked: [families.get(asked["estimator"])],
     columns=ImpliedShift.columns(),
-    result=ImpliedShift,
 )

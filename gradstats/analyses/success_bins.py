@@ -12,7 +12,6 @@ from gradstats.analyses.declaration import (
     AnalysisFigure,
     Column,
     Ranking,
-    Result,
     level_of,
     most_completions,
     within_groups,
@@ -20,6 +19,7 @@ from gradstats.analyses.declaration import (
 )
 from gradstats.analyses.length_bins import share_columns
 from gradstats.analyses.numbers import percentage
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
@@ -53,7 +53,6 @@ from gradstats.stats.variance.shares import GradientShares, binned, gradient_sha
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 
@@ -95,6 +94,8 @@ class SuccessBins(Result):
         silent: a sentence where no completion has any weight, and there is nothing to split.
         metric: label of the metric that gradients were measured in.
     """
+
+    question: ClassVar[str] = "success_bins"
 
     printed_columns: ClassVar[tuple[str, ...]] = (
         "estimator", "success", "n_prompts", "scale", "share_of_gradient", "share_of_variance",
@@ -393,21 +394,16 @@ def _of_units(bins: pd.DataFrame) -> pd.DataFrame | None:
     return lines_of_units(bins, fewest_resolved=1)
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> SuccessBins | None:
-    """Return the bins of the reference and of the first estimator of each other unit."""
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    """Ask of the reference and of the first estimator of each other unit."""
     if most_completions(measured) < 4:  # half of them form a group, and one completion has no baseline
         return None
+    section = experiment.variance
     reference = families.get(section.reference)
     by_unit: dict[str, Weighting] = {unit_of(reference): reference}
     for one in within_groups(measured, section):
         by_unit.setdefault(unit_of(one), one)
-    given: dict[str, Any] = {"rng": section.seed, "target": section.target} | settings
-    return variance_by_success(measured, list(by_unit.values()), **given)
-
-
-def _recovered(frame: pd.DataFrame, lengths: npt.ArrayLike) -> dict[str, Any]:
-    sizes = set(frame["group_size"]) if "group_size" in frame else set()
-    return {"group_size": sizes.pop() if len(sizes) == 1 else None}
+    return {"estimators": list(by_unit.values()), "rng": section.seed, "target": section.target}
 
 
 def _caption(frame: pd.DataFrame) -> str:
@@ -430,18 +426,20 @@ COLUMNS = (
     Column("success", "range of success rates", estimated=True),
     Column("n_prompts", "prompts of these rates"),
     Column("group_size", "completions per group"),
-    Column("scale", "factor of the prompts' expected gradient on that of the target", "scale", True),
+    Column("scale", "factor of the prompts' expected gradient on that of the target", "scale", True, True),
     Column("kept_scale", "the same of groups with any non-zero weight", "scale of kept groups", True),
     Column(
         "share_of_gradient",
         "share of the expected gradient that the bin makes up",
         SHARES["share_of_gradient"],
         True,
+        True,
     ),
     Column(
         "share_of_variance",
         "share of tr Cov: the covariance of the bin's part with the whole",
         SHARES["share_of_variance"],
+        True,
         True,
     ),
     Column("kept_share", "share of groups with any non-zero weight", "groups kept", True),
@@ -454,23 +452,17 @@ ANALYSIS = Analysis(
     lacking=without_groups,
     options=("estimators", "success", "group_size", "bins", "target"),
     columns=COLUMNS,
-    result=SuccessBins,
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),
     row_heading="estimator, success rate",
     row_name=_row_name,
     caption=_caption,
-    label="tab:success",
     in_run=_in_run,
-    recovered=_recovered,
     figures=(
         AnalysisFigure(
             "success_shares",
             "Share of the expected gradient that prompts of each range of success rates make up.",
             plot_shares,
-            link="figure: gradient by success rate",
-            after="length_bins",
             rows=_of_units,
-            on_prompts=True,
         ),
     ),
 )

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gradstats.analyses.declaration import (
-    Analysis,
-    AnalysisFigure,
-    Column,
-    FurtherTable,
-    KeptTable,
-    Result,
-    Row,
-    column,
-    estimate,
-)
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance import compare
+from gradstats.answers.answer import DIGITS
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
@@ -45,7 +37,6 @@ from gradstats.stats.token_profiles import (
 from gradstats.system.late import Int, np, pd, special
 
 if TYPE_CHECKING:
-    from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
 
 
@@ -171,6 +162,8 @@ class ProxyQuality(Result):
         notes: what to know when reading the table, one sentence each.
     """
 
+    question: ClassVar[str] = "tokens"
+
     row: ClassVar = ProxyRow
     stated: ClassVar = ("n_prompts", "n_tokens", "n_probes", "share_exact")
 
@@ -193,7 +186,7 @@ class ProxyQuality(Result):
                 [with_ends({name: row.along[place].with_interval(confidence_level)}) for row in self.rows]
             )
             frame[list(found)] = found
-        return frame
+        return _in_short(frame)
 
     def plot(self, **options: Any) -> Any:
         """Draw the share of a completion's energy that its heaviest tokens hold; returns the axes."""
@@ -207,7 +200,7 @@ class ProxyQuality(Result):
             table = profile.to_frame(confidence_level)
             table.columns = ["first", "last", "value", "low", "high", "n_prompts"]
             long.append(table.assign(profile=name, axis=profile.axis, quantity=profile.quantity))
-        return pd.concat(long, ignore_index=True)
+        return _in_short(pd.concat(long, ignore_index=True), confidence_level=confidence_level)
 
     def traces_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the tokens of completions of typical lengths, with the intervals of their energies."""
@@ -221,13 +214,15 @@ class ProxyQuality(Result):
             width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
             ends = {"energy_low": energy / width, "energy_high": energy * width}
             drawn.append(rows.assign(sequence=f"{len(rows)} tokens", **ends))
-        return pd.concat(drawn, ignore_index=True)
+        return _in_short(pd.concat(drawn, ignore_index=True))
 
     def sample_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return tokens of all completions, drawn at random where there are many."""
-        if len(self.tokens) <= _MOST_TOKENS:
-            return self.tokens
-        return self.tokens.sample(_MOST_TOKENS, random_state=0).sort_index()
+        found = self.tokens
+        if len(found) > _MOST_TOKENS:
+            found = found.sample(_MOST_TOKENS, random_state=0).sort_index()
+        drawn = next(row for row in self.rows if row.proxy == _DRAWN)
+        return _in_short(found, rank_correlation=drawn.rank_correlation.value)
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State what the heaviest token holds, and the proxy that orders tokens best."""
@@ -245,6 +240,13 @@ class ProxyQuality(Result):
         )
         proxy = f"of the proxies {best.proxy} orders tokens best, with the rank correlation {correlation}"
         return f"{first}; {proxy}; {measured}."
+
+
+def _in_short(frame: pd.DataFrame, **about: object) -> pd.DataFrame:
+    """Return a table, which may have a row for each token, that keeps seven digits in files."""
+    frame = frame.copy()
+    frame.attrs |= {DIGITS: 7, **about}
+    return frame
 
 
 def proxy_quality(
@@ -339,24 +341,15 @@ def _token_table(
     return pd.concat(frames, ignore_index=True)
 
 
-def _in_run(measured: Measurement, section: VarianceSection, **settings: Any) -> ProxyQuality | None:
-    if measured.token_projections is None:
-        return None
-    return proxy_quality(measured, **({"group_size": section.first_group_size, "rng": section.seed} | settings))
+def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
+    section = experiment.variance
+    known = measured.token_projections is not None
+    return {"group_size": section.first_group_size, "rng": section.seed} if known else None
 
 
 def _caption(frame: pd.DataFrame) -> str:
     level = f"{frame.attrs['confidence_level']:.0%}"
     return f"Forward-only proxies of token energies against measured ones, {level} intervals."
-
-
-def _beside(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """Return the rank correlation of the proxy that is drawn."""
-    proxies = tables.get(_PROXIES)
-    if proxies is None:
-        return {}
-    of_each = dict(zip(proxies["proxy"], proxies["rank_correlation"], strict=True))
-    return {"rank_correlation": float(of_each[_DRAWN])}
 
 
 def _profile(name: str) -> Callable[[pd.DataFrame], pd.DataFrame | None]:
@@ -384,7 +377,7 @@ def _scaled(sample: pd.DataFrame) -> pd.DataFrame:
 
 #: The proxy that a figure draws against the energies, and the tables that a run keeps.
 _DRAWN = "logit"
-_PROXIES, _BINS, _TRACES, _SAMPLE = "proxy_quality", "token_profiles", "token_traces", "token_sample"
+_BINS, _TRACES, _SAMPLE = "token_profiles", "token_traces", "token_sample"
 _TABLE, _ENERGY, _PROFILE = "rollouts/schema.py", "measurement/token_scores.py", "stats/token_profiles.py"
 _TOKEN = (
     Column("prompt_id", "prompt of a completion", file=_TABLE),
@@ -405,12 +398,9 @@ ANALYSIS = Analysis(
     lacking=lambda measured: NO_PROBES if measured.token_projections is None else "",
     options=("group_size", "rng"),
     columns=(*ProxyRow.columns(), *(Column(name, meaning, estimated=True) for name, meaning in _ALONG.items())),
-    result=ProxyQuality,
     row_heading="proxy",
     caption=_caption,
-    label="tab:proxies",
     in_run=_in_run,
-    beside=_beside,
     further=(
         FurtherTable(
             name=_BINS,
@@ -418,57 +408,40 @@ ANALYSIS = Analysis(
             columns=(
                 Column("first", "first value of the axis in a bin"),
                 Column("last", "last value of it"),
-                Column("value", "the estimate"),
+                Column("value", "the estimate", "value"),
                 Column("low", "lower end of its interval"),
                 Column("high", "upper end"),
                 Column("n_prompts", "prompts"),
                 Column("profile", "which profile"),
                 Column("axis", "distance, position or number of tokens"),
                 Column("quantity", "what is estimated"),
-            ),
-            also=(
                 Column("correlation", "correlation of token scores by the distance between tokens", file=_PROFILE),
                 Column("concentration", "share of a completion's energy in its heaviest tokens", file=_PROFILE),
                 Column("local_slope", "exponent of summed energy from position to position", file=_PROFILE),
                 Column("share", "the quantity of the profile concentration", file=_PROFILE),
             ),
-            headings={"value": "value"},
-            ends=None,
             row_name=lambda row: f"{row['profile']}, {row['axis']} {row['first']:g}–{row['last']:g}",
             row_heading="profile",
             caption=lambda frame: "Profiles along completions.",
         ),
-    ),
-    keeps=(
-        KeptTable(
-            _PROXIES,
-            ProxyQuality.to_frame,
-            about=(
-                Column("confidence_level", "level of the intervals"),
-                Column("n_prompts", "prompts"),
-                Column("n_tokens", "tokens"),
-                Column("n_probes", "random probes of token scores"),
-                Column("share_exact", "share of the energy that was measured exactly"),
-                Column("notes", "what to know when reading the table"),
-            ),
+        FurtherTable(
+            _TRACES,
+            ProxyQuality.traces_frame,
+            (*_TOKEN, Column("sequence", "completion, named by its length")),
         ),
-        KeptTable(_BINS, ProxyQuality.profiles_frame),
-        KeptTable(_TRACES, ProxyQuality.traces_frame, (*_TOKEN, Column("sequence", "completion, named by its length"))),
-        KeptTable(_SAMPLE, ProxyQuality.sample_frame, _TOKEN),
+        FurtherTable(_SAMPLE, ProxyQuality.sample_frame, _TOKEN),
     ),
     figures=(
         AnalysisFigure(
             "token_energy",
             "Energy of each token along completions of typical lengths, a panel for each.",
             plot_token_energy_panels,
-            after="alpha_energy",
             table=_TRACES,
         ),
         AnalysisFigure(
             "concentration",
             "Share of a completion's token energy that its heaviest tokens hold.",
             plot_concentration,
-            after="token_energy",
             table=_BINS,
             rows=_profile("concentration"),
         ),
@@ -476,9 +449,6 @@ ANALYSIS = Analysis(
             "token_correlation",
             "Correlation of token scores against the distance between tokens; 0 on-policy.",
             plot_token_correlation,
-            link="figure: correlation of tokens",
-            topics=("on-policy",),
-            after="concentration",
             table=_BINS,
             rows=_profile("correlation"),
         ),
@@ -486,7 +456,6 @@ ANALYSIS = Analysis(
             "proxy",
             "Forward-only proxy of token energies against the energies measured.",
             lambda frame: plot_proxy(frame, proxy=_DRAWN, truth="energy"),
-            after="token_correlation",
             table=_SAMPLE,
             rows=_scaled,
         ),

@@ -8,10 +8,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index
-from typing import ClassVar, Literal, Protocol, overload, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, overload, runtime_checkable
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, Result, level_of, without_sketches
+from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of, without_sketches
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance_notes import (
     about_target,
     notes_of_each,
@@ -37,7 +38,6 @@ from gradstats.plots.quantities import (
     Limits,
     Quantity,
     filled_in,
-    shown_in,
 )
 from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
 from gradstats.stats.jackknife import with_ends
@@ -63,6 +63,59 @@ from gradstats.system.late import Bool, np, npt, pd
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"
 _HERE, _ESTIMATES = "analyses/variance.py", "stats/variance/estimates.py"
+#: Entry of a frame's ``.attrs``: how many estimators were compared, where only some are listed.
+COMPARED_ROWS = "n_compared"
+#: What a reader has to know about columns of intervals that hold together, and about the best set.
+TOGETHER = "between these ends all rows lie at once"
+BEST_SET = "best set"
+
+
+def _on_bold(frame: pd.DataFrame) -> str:
+    """Say what is bold, as far as the column ``in_best_set`` decides."""
+    if "in_best_set" not in frame:
+        return ""
+    heading, judged = JUDGED.heading, frame["in_best_set"].notna()
+    if not judged.any():
+        return f"No {heading} is resolved."
+    if not judged.all():
+        return (
+            f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
+            "pairs of these compared); the others are not judged."
+        )
+    compared = frame.attrs.get(COMPARED_ROWS, len(frame))
+    rows = "rows" if compared == len(frame) else f"the {compared} estimators of the comparison"
+    best = f"the best set, which holds the lowest {heading} at this level (all pairs of {rows} compared)."
+    return f"Bold: {best}" if rows_in_best_set(frame) else f"No row is of {best}"
+
+
+def _on_batch(frame: pd.DataFrame) -> str:
+    batch = frame.attrs.get("prompts_per_batch")
+    return "" if batch is None else f"The share of bias is that of a batch of {batch} prompts."
+
+
+_SENTENCES = {JUDGED.name: _on_bold, "bias_share": _on_batch, "matched_bias_share": _on_batch}
+
+
+def _compared_column(one: Quantity) -> tuple[Column, ...]:
+    """Return the column of a quantity and, where it has one, that of its intervals for all rows at once."""
+    said = _SENTENCES.get(one.name, lambda frame: "")
+    short = one.name in (JUDGED.name, "matched_bias_share")
+    own = Column(
+        one.name, filled_in(one.heading, {}), one.heading, True, short, one.limits, _ESTIMATES, one.shown_in, said
+    )
+    if not one.together_in:
+        return (own,)
+    together = Column(
+        f"{one.name}_simultaneous",
+        f"interval of the {filled_in(one.heading, {})} that holds for all rows at once",
+        one.together_heading,
+        file=_ESTIMATES,
+        places=one.together_in,
+        sentence=lambda frame: f"{one.together_heading.capitalize()}: {TOGETHER}.",
+    )
+    return own, together
+
+
 #: The columns of a comparison, which other analyses extend.
 COLUMNS = (
     Column("estimator", "label of the estimator", short=True, file="estimators/by_label.py"),
@@ -70,12 +123,16 @@ COLUMNS = (
     Column("unit", "unit of the gradient; ratios compare rows of one unit", file="estimators/estimator.py"),
     Column("components", "the choices that a recipe is composed of", file="estimators/recipes/components.py"),
     Column("target", "the gradient that bias and cosine are judged against", file="stats/variance/inputs.py"),
-    *(Column(one.name, filled_in(one.heading, {}), one.heading, estimated=True, file=_ESTIMATES) for one in COMPARED),
-    Column("ratio_simultaneous", "interval of the ratio that holds for all rows at once", file=_ESTIMATES),
-    Column(f"{JUDGED.name}_simultaneous", "the same for the relative noise", file=_ESTIMATES),
+    *(column for one in COMPARED for column in _compared_column(one)),
     Column("n_effective_prompts", "number of equally noisy prompts that the variance rests on", file=_ESTIMATES),
     Column("most_influential_prompt", "the prompt without which tr Cov changes most", file=_ESTIMATES),
-    Column("in_best_set", "whether it may have the lowest relative noise", file=_HERE),
+    Column(
+        "in_best_set",
+        "whether it may have the lowest relative noise",
+        BEST_SET,
+        file=_HERE,
+        places=("page", "terminal"),
+    ),
 )
 
 
@@ -93,69 +150,6 @@ def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | No
     if isinstance(comparison, pd.DataFrame):
         return comparison
     return comparison.to_frame() if confidence_level is None else comparison.to_frame(confidence_level)
-
-
-def lowest(comparison: Comparison | pd.DataFrame) -> str | None:
-    """Label of the estimator with the lowest relative noise; None where no estimator's is known."""
-    frame = frame_of(comparison, None)
-    values = frame[JUDGED.name].to_numpy(dtype=float) if JUDGED.name in frame else np.empty(0)
-    if not np.isfinite(values).any():
-        return None
-    return str(frame["estimator"].iloc[int(np.nanargmin(values))])
-
-
-def lowest_beyond_doubt(frame: pd.DataFrame) -> str | None:
-    """Label of the only estimator in the best set of a comparison, where every row with a gradient is judged."""
-    values = frame[["trace_cov", JUDGED.name]].to_numpy(dtype=float)
-    # An estimator without a gradient, or whose inputs were not measured, has a row and no part in the comparison.
-    judged = bool((np.isfinite(values[:, 1]) | np.isnan(values[:, 0])).all())
-    if len(frame) < 2 or not judged or frame["estimator"].duplicated().any():
-        return None
-    best = rows_in_best_set(frame)
-    return str(frame["estimator"].iloc[best[0]]) if len(best) == 1 else None
-
-
-def clear_winner(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> int | None:
-    """Return the position of the row that is lowest beyond doubt, as far as frames show it.
-
-    Args:
-        frame: of a comparison.
-        paired: of the same comparison with the lowest estimator as reference. Without it the question is settled only
-            where the lowest estimator is the reference, or one of two rows of which the other is.
-
-    Raises:
-        ValueError: when ``paired`` has another reference, or other rows.
-    """
-    best = lowest(frame)
-    if best is None or len(frame) < 2 or frame["estimator"].duplicated().any():
-        return None
-    at = [str(name) for name in frame["estimator"]].index(best)
-    if paired is not None:
-        if paired.attrs.get("reference") != best:
-            raise ValueError(
-                f"paired has the reference {paired.attrs.get('reference')!r}, and {best!r} is the lowest: compare "
-                f"again with reference={best!r}"
-            )
-        if list(paired["estimator"]) != list(frame["estimator"]):
-            raise ValueError("paired holds other estimators than the table: compare the same ones")
-        others = paired[f"{JUDGED.name}_low"].drop(paired.index[at])
-        return at if bool((others > 1.0).all()) else None
-    if frame.attrs.get("reference") == best:
-        return clear_winner(frame, frame)
-    if len(frame) == 2 and frame["estimator"].iloc[1 - at] == frame.attrs.get("reference"):
-        return at if bool(frame[f"{JUDGED.name}_high"].iloc[at] < 1.0) else None
-    return None
-
-
-def best_rows(frame: pd.DataFrame, paired: pd.DataFrame | None = None) -> list[int]:
-    """Positions of the best set, as a frame gives it; without that column, of the row that is lowest beyond doubt."""
-    if paired is None and "in_best_set" in frame:
-        return rows_in_best_set(frame)
-    if paired is not None or "lowest_beyond_doubt" not in frame.attrs:
-        winner = clear_winner(frame, paired)
-        return [] if winner is None else [winner]
-    best = frame.attrs["lowest_beyond_doubt"]
-    return [at for at, name in enumerate(frame["estimator"]) if str(name) == best]
 
 
 @dataclass(frozen=True)
@@ -187,6 +181,8 @@ class VarianceComparison(Result):
         max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
         metric: label of the metric that gradients were measured in, ``"euclidean"`` or ``"adam(…)"``.
     """
+
+    question: ClassVar[str] = "variance"
 
     printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "trace_cov", "ratio", "matched_ratio", "cosine")
     printed_limits: ClassVar[Mapping[str, Limits]] = {name: quantity.limits for name, quantity in QUANTITIES.items()}
@@ -224,14 +220,6 @@ class VarianceComparison(Result):
         """Completions that filled no group, over all sizes."""
         return sum(split.n_leftover for split in self.splits)
 
-    def lowest(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
-        """Label of the estimator with the lowest relative noise; None where none is resolved."""
-        return lowest(self.to_frame(confidence_level))
-
-    def lowest_beyond_doubt(self, confidence_level: float = CONFIDENCE_LEVEL) -> str | None:
-        """Label of the only estimator in the best set, where every row is judged, else None."""
-        return self.to_frame(confidence_level).attrs["lowest_beyond_doubt"]
-
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per estimator: ``estimator, group_size, unit, components``, each quantity with ``_low``, ``_high``.
 
@@ -240,7 +228,7 @@ class VarianceComparison(Result):
         lowest relative noise (None for rows without a relative noise, which are not judged);
         ``n_effective_prompts``, how many prompts of equal squared gradients the variance is worth; and
         ``most_influential_prompt``, without which it changes most.
-        ``.attrs`` hold how the comparison was made, and as ``lowest_beyond_doubt`` which estimator is lowest.
+        ``.attrs`` hold how the comparison was made.
 
         Raises:
             ValueError: for a level outside (0, 1).
@@ -264,7 +252,6 @@ class VarianceComparison(Result):
         frame["in_best_set"] = best
         frame["n_effective_prompts"] = [row.n_effective_prompts for row in self.rows]
         frame["most_influential_prompt"] = influential
-        frame.attrs["lowest_beyond_doubt"] = lowest_beyond_doubt(frame)
         if not judged.all():
             frame.attrs[NEEDED] = self._prompts_to_resolve(judged, confidence_level)
         return frame
@@ -299,8 +286,9 @@ class VarianceComparison(Result):
             "prompts_per_batch": self.prompts_per_batch,
             **({} if self.max_grad_norm is None else {"max_grad_norm": self.max_grad_norm}),
             "n_prompts": self.n_prompts,
-            "n_groups": self.n_groups,
-            "n_leftover": self.n_leftover,
+            # Groups of several sizes overlap: their number says nothing.
+            **({"n_groups": self.n_groups, "n_leftover": self.n_leftover} if len(self.splits) == 1 else {}),
+            "n_completions": max(split.n_completions for split in self.splits),
             "sketch_dim": self.sketch_dim,
             **target_attrs(self.target, confidence_level),
             "metric": self.metric,
@@ -341,6 +329,8 @@ class VarianceByBlock(Result):
     of the whole in every block.
     """
 
+    question: ClassVar[str] = "variance_by_block"
+
     printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", JUDGED.name, "cosine")
 
     # block → the comparison of the estimators on it, in the order of the measurement's blocks
@@ -356,7 +346,7 @@ class VarianceByBlock(Result):
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return ``block`` and the columns of :meth:`VarianceComparison.to_frame`, block by block."""
         frames = [one.to_frame(confidence_level) for one in self.comparisons.values()]
-        attrs = {name: value for name, value in frames[0].attrs.items() if name != "lowest_beyond_doubt"}
+        attrs = dict(frames[0].attrs)
         for block, frame in zip(self.comparisons, frames, strict=True):
             frame.insert(0, "block", block)
             frame.attrs = {}  # lists in them cannot be compared when frames are joined
@@ -749,10 +739,24 @@ def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVaria
     return replace(row, group_size=group_size, unit=unit_of(estimator), components=composition_of(estimator))
 
 
-def _caption(frame: pd.DataFrame) -> str:
+def with_sizes_in_names(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add what the name of a row says of its group size, where these differ."""
+    several = "group_size" in frame and len(set(frame["group_size"].dropna())) > 1
+    return frame.assign(size_in_name=[f", N = {size:g}" for size in frame["group_size"]] if several else "")
+
+
+def row_name(row: dict[str, Any]) -> str:
+    """Return the estimator of a row, with its group size where these differ."""
+    return f"{row['estimator']}{row['size_in_name']}"
+
+
+def caption_of_comparison(frame: pd.DataFrame) -> str:
+    """Return the caption of the table of a comparison."""
     about = frame.attrs
     n = f" over n = {about['n_prompts']} prompts" if "n_prompts" in about else ""
-    groups = f" ({about['n_groups']} groups)" if "n_groups" in about else ""
+    # Groups of several sizes share completions: their number says nothing.
+    size = (about.get("n_groups"), "groups") if "n_groups" in about else (about.get("n_completions"), "completions")
+    groups = f" ({size[0]:,} {size[1]})" if size[0] is not None else ""
     caption = (
         f"Variance of one prompt group's gradient, {level_of(frame)}intervals{n}{groups}; ratios "
         f"to {about.get('reference', 'the reference')} are paired."
@@ -803,30 +807,22 @@ ANALYSIS = Analysis(
         "estimators", "group_size", "reference", "target", "prompts_per_batch", "max_grad_norm", "n_resamples", "rng",
     ),
     columns=COLUMNS,
-    headings={name: QUANTITIES[name].heading for name in shown_in("paper")},
-    short=("matched_ratio", "matched_bias_share"),
     row_heading="estimator",
-    caption=_caption,
+    row_name=row_name,
+    shown=with_sizes_in_names,
+    caption=caption_of_comparison,
     section="variance",
-    result=VarianceComparison,
+    in_run=lambda measured, experiment: experiment.variance.arguments(),
     figures=(
         AnalysisFigure(
             "variance",
             _figure_caption,
             lambda frame: plot_variance(frame, sort=_by_value(frame), short=_by_value(frame)),
-            link="figure: variance",
-            topics=(r"\b(matched_)?ratio\b",),
-            after=None,
-            table="variance",
         ),
         AnalysisFigure(
             "variance_bias",
             "Relative noise, next to cosine and share of bias, with the lowest at the top.",
             lambda frame: plot_variance_panels(frame, sort=_by_value(frame)),
-            link="figure: variance, cosine and bias",
-            topics=("cosine", "bias_share"),
-            after="length_scaling",
-            table="variance",
             rows=_resolved,
         ),
     ),

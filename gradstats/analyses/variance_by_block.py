@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, Column, level_of
-from gradstats.analyses.variance import VarianceByBlock, compare
+from gradstats.analyses.declaration import Analysis, Column, chosen, level_of
+from gradstats.analyses.variance import COLUMNS, VarianceByBlock, compare, row_name, with_sizes_in_names
 from gradstats.config.options import Target
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES
@@ -63,15 +63,8 @@ def variance_by_block(
     return replace(found, left_out=left_out)
 
 
-def _with_sizes(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add what the name of a row says of its group size, where these differ."""
-    several = len(set(frame["group_size"].dropna())) > 1
-    sizes = [f", N={size:g}" if several else "" for size in frame["group_size"]]
-    return frame.assign(size_in_name=sizes)
-
-
 def _row_name(row: dict[str, Any]) -> str:
-    return f"{row['block']}, {row['estimator']}{row['size_in_name']}"
+    return f"{row['block']}, {row_name(row)}"
 
 
 def _caption(frame: pd.DataFrame) -> str:
@@ -86,13 +79,12 @@ ANALYSIS = Analysis(
     ask=variance_by_block,
     lacking=lambda measured: NO_BLOCK_SKETCHES if measured.sketches_by_block is None else "",
     options=("estimators", "group_size", "reference", "target", "prompts_per_batch", "n_resamples", "rng"),
-    columns=(Column("block", "block of parameters", file="analyses/variance.py"),),
-    extends="variance",
-    result=VarianceByBlock,
-    headings={"trace_cov": "variance", "ratio": "ratio"},
+    columns=(
+        Column("block", "block of parameters", short=True, file="analyses/variance.py"),
+        *chosen(COLUMNS, {"trace_cov": "variance", "ratio": "ratio"}, short=("trace_cov", "ratio")),
+    ),
     row_heading="block, estimator",
     row_name=_row_name,
-    shown=_with_sizes,
+    shown=with_sizes_in_names,
     caption=_caption,
-    label="tab:variance-by-block",
 )

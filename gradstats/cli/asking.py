@@ -10,6 +10,7 @@ import typing
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
@@ -33,17 +34,20 @@ from gradstats.cli.options import (
     run_command,
     without_markup,
 )
-from gradstats.cli.statistics import code_of_run, refuse_foreign_result, save_result, save_table, save_tables
+from gradstats.cli.statistics import code_of_run, save_result, save_table
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import VarianceSection
 from gradstats.system.files import to_json
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from gradstats.analyses.declaration import Analysis
+    from gradstats.answers import Answer
     from gradstats.estimators.estimator import Weighting
     from gradstats.measurement.measurement import Measurement
+
+
+#: As many options of a question help shows first: those after them are for the end of the screen.
+_FIRST = 9
 
 
 def ask(words: Sequence[str]) -> None:
@@ -166,8 +170,6 @@ def _command(analysis: Analysis, name: str) -> Callable[..., None]:
     about_out = "also write the table as CSV."
     if analysis.kept:
         about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
-    elif analysis.keeps:
-        about_out = "folder for the tables that a run keeps of it, as CSV."
     out = Annotated[_or_none(Path), tyro.conf.arg(help=about_out)]
     options: list[tuple[str, Any, Any]] = [
         ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], inspect.Parameter.empty),
@@ -210,7 +212,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
     hints = analysis.hints
     helps = {one.arg_name: one.description or "" for one in parse(analysis.ask.__doc__ or "").params}
     found: dict[str, tuple[Any, Any, str]] = {}
-    for argument in analysis.options:
+    for place, argument in enumerate(analysis.options):
         option = "seed" if argument == "rng" else argument
         of_section = option in VarianceSection.model_fields
         known = argument in signature
@@ -221,10 +223,7 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
             annotation = tyro.conf.arg(help=text)
         hint = hints[argument] if known else VarianceSection.model_fields[option].annotation
         default = signature[argument].default if known else VarianceSection.model_fields[option].default
-        if argument in analysis.read:
-            hint, default = Positional[str], inspect.Parameter.empty
-        else:
-            hint = _in_words(hint)
+        hint = _in_words(hint)
         if hint is Several:
             annotation = tyro.conf.arg(
                 help=text, metavar="[ESTIMATOR ...]", help_behavior_hint="(default: those of the run)"
@@ -232,12 +231,11 @@ def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
         if hint in (Several, str) and default is inspect.Parameter.empty:
             hint = Positional[hint]
         if hint == Positional[str]:  # the word stands alone on the help screen and where it is missing
-            word = "PARAMETER=VALUES" if argument in analysis.read else option.upper()
-            annotation = tyro.conf.arg(help=text, metavar=word)
+            annotation = tyro.conf.arg(help=text, metavar=option.upper())
         if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
             words: Any = default or ()
             default = hint(words)
-        if option in analysis.advanced or (of_section and option not in VarianceSection.fields_that("often set")):
+        if place >= _FIRST or (of_section and option not in VarianceSection.fields_that("often set")):
             hint = Advanced[hint]
         found[option] = (Annotated[hint, annotation], default, argument)
     return found
@@ -269,46 +267,40 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
         value = given[option]
         if value == () and default is inspect.Parameter.empty and argument != "estimators":
             raise ValueError(f"name one or more {argument}: gradstats ask {label} --help says which there are")
-        if argument in analysis.read:
-            arguments |= analysis.read[argument](value)
-        else:
-            arguments[argument] = None if value == () else value
+        arguments[argument] = None if value == () else value
     level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
     if analysis.asked_at_level:
         arguments["confidence_level"] = level
-    weightings = analysis.estimators_in(arguments)  # unknown labels are refused before the imports
-    from gradstats.analyses import registry
-    from gradstats.report.saved_results import refuse_foreign_kept
+    analysis.estimators_in(arguments)  # unknown labels are refused before the imports
+    from gradstats.measurement.measurement import metric_label
+    from gradstats.report.saved_results import refuse_foreign_addition
     from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
 
-    name = analysis.files_named(arguments)
-    in_folder = analysis.kept or (bool(analysis.keeps) and out is not None)
-    if not in_folder:
+    options = {option: given[option] for option in asked}
+    name = analysis.file_name(options)
+    if not analysis.kept:
         refuse_foreign_table(out, analysis.known_by)
-    keeping = folder_of_results(given["source"], out, partial=given["partial"]) if in_folder else nullcontext()
+    keeping = folder_of_results(given["source"], out, partial=given["partial"]) if analysis.kept else nullcontext()
     with keeping as folder:
-        if analysis.keeps and folder is not None:
-            refuse_foreign_kept(analysis, folder)
-        else:
-            refuse_foreign_result(folder, name, analysis.known_by)
+        if folder is not None:
+            refuse_foreign_addition(folder, name, analysis.known_by)
         asked_of = analysis.source(given["source"], partial=given["partial"])
         if arguments.get("estimators", ()) is None:
             arguments["estimators"] = _estimators_of(given["source"], asked_of)
-            weightings = [*weightings, *arguments["estimators"]]
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
             found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
-        frame = analysis.frame_of(found, level)
-        _show(analysis, asked_of, frame, found, level, given)
-        if analysis.kept:
-            if registry.analysis_of_file(name, {}) is not analysis:
-                frame.attrs[registry.QUESTION] = label
-            needs = analysis.needs_values or any("values" in one.needs for one in weightings)
-            save_result(frame, folder, name, overwrite, needs, quiet=as_json)
-        elif folder is not None:
-            save_tables(analysis, found, folder, level, overwrite, quiet=as_json)
-    if not in_folder:
-        save_table(out, frame, overwrite, quiet=as_json)
+        usual = analysis.not_usual({option: None if value == () else value for option, value in options.items()})
+        metric = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
+        answer = replace(analysis.answer_of(found, level, usual, metric), question=label)
+        _show(analysis, asked_of, answer, found, given)
+        if folder is not None:
+            named = analysis.estimators_in(arguments | {"estimator": getattr(found, "estimator", None)})
+            without = replace(asked_of, values=None, fitted_values=None)
+            uses_values = any("values" in one.needs for one in named) or bool(analysis.lacking(without))
+            save_result(answer, folder, name, overwrite, uses_values, quiet=as_json)
+    if not analysis.kept:
+        save_table(out, answer.frame, overwrite, quiet=as_json)
 
 
 def _estimators_of(source: Path, measured: Measurement) -> list[Weighting]:
@@ -326,7 +318,7 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) 
     hints = analysis.hints
     filled = dict(arguments)
     for name, value in arguments.items():
-        is_array = name in hints and name not in analysis.read and _in_words(hints[name]) == _or_none(str)
+        is_array = name in hints and _in_words(hints[name]) == _or_none(str)
         if isinstance(value, str) and is_array and str not in typing.get_args(hints[name])[:1]:
             frame = asked_of.rollouts.frame
             if value not in frame:
@@ -335,51 +327,45 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) 
     return filled
 
 
-def _show(
-    analysis: Analysis, asked_of: Any, frame: pd.DataFrame, found: Any, level: float, given: Mapping[str, Any]
-) -> None:
+def _show(analysis: Analysis, asked_of: Any, answer: Answer, found: Any, given: Mapping[str, Any]) -> None:
     """Print the sentence that answers and a short table, with the rest on request, or all of it as JSON.
 
     What a command of its own answers is shown as that command does.
     """
+    from gradstats.analyses.declaration import SETTLED
     from gradstats.cli.answers import answer_screen
-    from gradstats.report.analysis_tables import analysis_table, short_table
+    from gradstats.report.analysis_tables import short_table, table_of
     from gradstats.report.verdict import headline_of
 
-    notes = list(getattr(found, "notes", ()))
-    further = {one.name: one.frame(found, level) for one in analysis.further}
-    rows = {name: one.to_dict("records") for name, one in {"rows": frame, **further}.items()}
-    levels = () if analysis.asked_at_level else (level,)
-    answer = [found.sentence(*levels)] if hasattr(found, "sentence") else []
-    answer += found.sentences() if hasattr(found, "sentences") else []
+    tables = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
+    said = list(filter(None, [answer.sentence])) + (found.sentences() if hasattr(found, "sentences") else [])
     if given["as_json"]:
-        if analysis.kept and answer:
-            about = {str(name): value for name, value in frame.attrs.items()}
-            print(to_json(about | rows))
+        rows = {"rows" if name == analysis.name else name: one.to_dict("records") for name, one in tables.items()}
+        if analysis.kept and said:
+            print(to_json(dict(answer.about) | {"sentence": answer.sentence, "notes": list(answer.notes)} | rows))
         else:
-            print(to_json({**rows, "notes": [*answer, *notes]}))
+            print(to_json({**rows, "notes": [*said, *answer.notes]}))
         return
     # What qualifies the first sentence is read with the notes.
-    first, *others = dict.fromkeys(answer or [analysis.question])
-    notes = [*others, *notes]
+    first, *others = dict.fromkeys(said or [analysis.question])
+    notes = [*others, *answer.notes]
     everything, with_notes, source = given["everything"], given["notes"], str(given["source"])
     if analysis.section == "length_scaling":
         terminal.show_alpha(found, source, everything, with_notes)
         return
     if analysis.section == "variance":
-        terminal.show_comparison(found, frame, headline_of(source, asked_of.rollouts), notes, everything, with_notes)
+        headline = headline_of(source, asked_of.rollouts)
+        terminal.show_comparison(found, answer.frame, headline, notes, everything, with_notes)
         return
-    tables = [one for one in analysis.tables if one.declared_headings or one.as_comparison]
-    closing = terminal.more(len(notes), with_notes, everything or not tables)
-    # A comparison without columns of its own leaves the first screen to the table that answers.
-    leading = next((one for one in tables if one.declared_headings), None)
-    answers = None if leading is None else further.get(leading.name, frame)
-    settled = everything or getattr(found, "is_settled", False) or answers is None or not len(answers)
+    declared, leading = [one for one in analysis.tables if one.shown_in("terminal")], analysis.leading
+    closing = terminal.more(len(notes), with_notes, everything or not declared)
+    answers = None if leading is None else tables.get(leading.name)
+    settled = everything or answer.about.get(SETTLED) or answers is None or not len(answers)
     short = None if settled or leading is None or answers is None else short_table(leading, answers)
     terminal.show(answer_screen(first, short, closing))
-    for one in tables if everything else ():
-        if len(rows := further.get(one.name, frame)):
-            terminal.show_table(analysis_table(one, rows))
+    for one in declared if everything else ():
+        if one.name in tables and len(tables[one.name]):
+            terminal.show_table(table_of(one, tables[one.name], "terminal", in_words=False))
     if with_notes:
         terminal.show_notes(notes)
     sys.stdout.flush()

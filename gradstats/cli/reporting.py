@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 def find_own_questions(runs: Sequence[Path], trust: bool) -> None:
     """Import the user's own questions that runs were asked, with permission; without it say which are not shown."""
     from gradstats.analyses import registry
-    from gradstats.report.saved_results import read_added
+    from gradstats.report.saved_results import answer_stems
+    from gradstats.system.files import read_json
 
     for run in runs:
-        for name, frame in read_added(run).items():
-            label = str(frame.attrs.get(registry.QUESTION, ""))
-            if trust and label:
+        for stem in answer_stems(run):
+            label = str(read_json(stem.with_name(f"{stem.name}.json")).get("question", ""))
+            if trust and ":" in label:
                 with code_of_run(run, trust):
                     registry.get(label)
-            elif label and registry.analysis_of_file(name, frame.attrs) is None:
-                terminal.note(f"{name} was asked as {label}: read that code, then add --trust to show the answer")
+            elif ":" in label and registry.of_answer(label) is None:
+                terminal.note(f"{stem.name} was asked as {label}: read that code, then add --trust to show the answer")
 
 
 def export(
@@ -127,7 +128,7 @@ def _draw(
 def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
     from gradstats.report.figures import draw_run, refuse_foreign_figures
-    from gradstats.report.saved_results import read_results, record_tables, writing_into
+    from gradstats.report.saved_results import read_results, writing_into
     from gradstats.runs.directory import remove_listed_results
     from gradstats.system.outputs import refuse_links
 
@@ -136,9 +137,7 @@ def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
         results = read_results(run)
         refuse_foreign_figures(results, run / "figures", figure_style)
         remove_listed_results(run, "figures")
-        paths = draw_run(results, run / "figures", figure_style)
-        record_tables(run, paths)
-    return paths
+        return draw_run(results, run / "figures", figure_style)
 
 
 def _redraw_sweep(folder: Path, out: Path | None, figure_style: FiguresSection) -> list[Path]:
@@ -205,7 +204,7 @@ def _write_tables(
     """Write every table of a run, or those of several runs together."""
     from gradstats.report.figures import refuse_unknown_estimators
     from gradstats.report.run_tables import layout_for, left_out, run_tables, several_tables, write_run_tables
-    from gradstats.report.saved_results import record_tables, refuse_inside_run, writing_into
+    from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.sweeps import is_sweep
 
     first, *others = runs
@@ -220,11 +219,10 @@ def _write_tables(
     if several:
         found = several_tables(dict(results), style, by_value=by_value)
     else:
-        found = run_tables(next(iter(results.values())), style, by_value=by_value)
+        (run,) = results.values()
+        found = run_tables(run.answers, run.name, style, by_value=by_value)
     with writing_into(folder):
         paths = write_run_tables(found, folder, layout)
-        if out is None and not several:
-            record_tables(first, paths)
     _show_written(paths, "tables")
     narrow = [name for name, table in found.items() if left_out(table, layout_for(table, layout))]
     if narrow and not layout.columns:

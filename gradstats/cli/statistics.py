@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ParamSpec
@@ -38,44 +38,19 @@ from gradstats.system.user_code import MissingModuleError, UserCodeError, code_b
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gradstats.analyses.declaration import Analysis
-
-
-def refuse_foreign_result(folder: Path | None, name: str, columns: Sequence[str]) -> None:
-    """Refuse to write over what lies in the folder asked for, before anything is computed."""
-    if folder is not None:
-        from gradstats.report.added_results import refuse_foreign_added
-
-        refuse_foreign_added(folder, name, columns)
+    from gradstats.answers import Answer
 
 
 def save_result(
-    frame: pd.DataFrame,
-    folder: Path | None,
-    name: str,
-    overwrite: bool,
-    uses_values: bool = False,
-    quiet: bool = False,
+    answer: Answer, folder: Path, name: str, overwrite: bool, uses_values: bool, *, quiet: bool = False
 ) -> None:
-    """Write a table and its figure to a run, or to the folder asked for; a bare measurement keeps neither."""
-    if folder is not None:
-        from gradstats.report.added_results import save_added
+    """Write an answer and its figure to a run, or to the folder asked for, and name one, unless the output is JSON."""
+    from gradstats.report.added_results import save_addition
 
-        paths = save_added(frame, folder, name, overwrite=overwrite, uses_values=uses_values)
-        if not quiet:
-            drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
-            terminal.show([f"  → {drawn}"])
-
-
-def save_tables(
-    analysis: Analysis, found: object, folder: Path, level: float, overwrite: bool, *, quiet: bool = False
-) -> None:
-    """Write the tables that a run keeps of an answer, and name the first, unless the output is JSON (quiet)."""
-    from gradstats.report.saved_results import save_kept
-
-    first, *_ = save_kept(analysis, found, folder, level, overwrite=overwrite)
+    paths = save_addition(answer, folder, name, overwrite=overwrite, uses_values=uses_values)
     if not quiet:
-        terminal.show([f"  → {first}"])
+        drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
+        terminal.show([f"  → {drawn}"])
 
 
 P = ParamSpec("P")

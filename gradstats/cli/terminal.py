@@ -278,54 +278,27 @@ def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object
 
 
 def show_variance(frame: pd.DataFrame) -> None:
-    """Show the variance table, and which estimator is lowest beyond doubt."""
-    from gradstats.analyses.numbers import number_with_interval
-    from gradstats.plots.quantities import JUDGED, TARGETS, shown_in
-    from gradstats.report.analysis_tables import BEST_SET, TOGETHER, best_set_marks, variance_columns
+    """Show the variance table, and what its columns mean."""
+    from gradstats.analyses.numbers import UNRESOLVED
+    from gradstats.analyses.variance import ANALYSIS, TOGETHER
+    from gradstats.plots.quantities import TARGETS
+    from gradstats.report.analysis_tables import table_of
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
-    title = f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts"
-    columns = variance_columns(frame, [name for name in shown_in("terminal") if name in frame], "terminal")
-    shown = [(column.heading, [number_with_interval(*one) for one in column.triples]) for column in columns]
-    if (marks := best_set_marks(frame)) is not None:
-        shown.append((BEST_SET, marks))
-    narrow = console.width < WIDE
-    at_once = 2 if narrow else (console.width - 40) // 20  # columns next to whole names
-    for first in range(0, len(shown), at_once):
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("estimator", overflow="fold")
-        for heading, _ in shown[first : first + at_once]:
-            table.add_column(heading, justify="right", no_wrap=True)
-        cells = [cells for _, cells in shown[first : first + at_once]]
-        for label, *numbers in zip(_labels(frame, narrow), *cells, strict=True):
-            table.add_row(escape(label), *map(escape, numbers))
-        console.print(table)
-        title = None
+    console.print(f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts")
+    table = table_of(ANALYSIS, frame, "terminal", in_words=False)
+    show_table(table)
     console.print("what the words mean: gradstats list terms")
-    if any(cell.startswith("–") for _, cells in shown for cell in cells):
-        console.print("–: not resolved or not defined on these data; see the notes")
-    for heading in (column.heading for column in columns if column.together):
-        console.print(f"{heading}: {TOGETHER}")
+    if any(cell.startswith(UNRESOLVED) for row in table.cells("plain")[1] for cell in row):
+        console.print(f"{UNRESOLVED}: not resolved or not defined on these data; see the notes")
+    for name, heading in table.names.items():
+        if name.endswith("_simultaneous"):
+            console.print(f"{heading}: {TOGETHER}")
     if attrs.get("target") == "importance":
         size, low, high = (attrs[f"effective_sample_size{end}"] for end in ("", "_low", "_high"))
         known = "is not known" if math.isnan(size) else f"{size:.0f} [{low:.0f}, {high:.0f}]"
         console.print(f"cosine and bias against the {TARGETS['importance']} gradient; effective sample size {known}")
-    if attrs.get("lowest_beyond_doubt") is not None:
-        console.print(
-            f"lowest {JUDGED.heading}: {escape(attrs['lowest_beyond_doubt'])}; every other estimator is excluded from "
-            "the best set"
-        )
-
-
-def _labels(frame: pd.DataFrame, narrow: bool) -> list[str]:
-    """Return the names of rows, broken into lines on a narrow terminal, with their group size where these differ."""
-    several = len(frame["group_size"].dropna().unique()) > 1
-    labels = []
-    for label, group_size in zip(frame["estimator"].astype(str), frame["group_size"], strict=True):
-        name = label.replace("(", "\n(", 1).replace(", ", ",\n ") if narrow else label
-        labels.append(name + (f", N={group_size:g}" if several else ""))
-    return labels
 
 
 def show_table(table: PaperTable) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement
-from gradstats.report.saved_results import is_run_directory
+from gradstats.report.saved_results import is_run_directory, state_of_data
 from gradstats.report.sweeps import LISTED, SweepList, read_sweep_list, write_sweep_list
-from gradstats.runs.analysis import attempt, distance_of_sampler, fit_alpha, save_comparison
+from gradstats.runs.analysis import answer_questions, distance_of_sampler, save_answers
 from gradstats.runs.directory import ANALYSIS, RunDirectory
 from gradstats.runs.tracking import result_values
 from gradstats.system.files import remove_path
@@ -88,13 +89,15 @@ class TrainingRecord:
             measured.rollouts.to_parquet(run.rollouts / "shard-00000.parquet")
             if self.keep_measurements:
                 measured.save(run.measurement / "shard-00000")
-            paths: list[Path] = []
             with run.step(ANALYSIS):
-                alpha = attempt(run, "length scaling", lambda: fit_alpha(run, measured, paths))
-                variance = attempt(run, "variance", lambda: _compared(run, measured, paths))
+                answers, results = answer_questions(run, measured, registry.OF_EVERY_RUN)
+                computed_with = state_of_data(measured.rollouts, run.values)
+                paths = save_answers(run, answers, computed_with)
                 gap = distance_of_sampler(run, measured)
+                alpha = results.get("alpha")
+                variance = answers["variance"].frame if "variance" in answers else None
                 on_policy = _on_policy(measured) if alpha is None else alpha.on_policy
-            run.write_manifest(measured, paths, gap)
+            run.write_manifest(measured, paths, gap, computed_with)
             listed.settings[revision] = {VARIED: revision}
             write_sweep_list(self.folder, listed)
             self._listed = listed
@@ -126,12 +129,6 @@ def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
     from gradstats.analyses import check_on_policy
 
     return check_on_policy(measured) if len(set(measured.rollouts.prompt_id)) >= FEWEST_PROMPTS else None
-
-
-def _compared(run: RunDirectory, measured: Measurement, paths: list[Path]) -> pd.DataFrame:
-    from gradstats.analyses.variance import variance
-
-    return save_comparison(run, variance(measured, **run.experiment.variance.arguments()), paths)
 
 
 #: What every key begins with.

@@ -53,12 +53,12 @@ def sample_size_of(frame: pd.DataFrame) -> str:
         ranges = zip(sizes.min(0), sizes.max(0), strict=True)
         ends = [f"{low}–{high}" if low < high else f"{low}" for low, high in ranges]
         return f"{ends[0]} prompts and {ends[1]} completions in each cell"
-    n_prompts, n_groups = frame.attrs.get("n_prompts"), frame.attrs.get("n_groups")
+    n_prompts, n_completions = frame.attrs.get("n_prompts"), frame.attrs.get("n_completions")
     sizes = set(frame["group_size"].dropna()) if "group_size" in frame else set()
-    if not n_prompts or not n_groups or len(sizes) != 1:
+    if not n_prompts or not n_completions or len(sizes) != 1:
         return ""
     (group_size,) = sizes
-    return sample_size(int(n_prompts), int(n_groups) * int(group_size), int(group_size))
+    return sample_size(int(n_prompts), int(n_completions), int(group_size))
 
 
 def write_sample_size(figure: Figure, text: str) -> None:

@@ -395,8 +395,8 @@ def plot_variance_panels(
 
 
 def rows_in_best_set(frame: pd.DataFrame) -> list[int]:
-    """Return the positions of the rows whose ``in_best_set`` is true; what is missing there was not judged."""
-    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist()
+    """Return the positions of the rows whose ``in_best_set`` is true; what is missing was not judged."""
+    return np.flatnonzero(frame["in_best_set"].eq(True)).tolist() if "in_best_set" in frame else []
 
 
 def plot_variance_of_runs(

@@ -10,14 +10,15 @@ from typing import Any
 
 import pandas as pd
 
-from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking
-from gradstats.analyses.numbers import UNRESOLVED, Triple, readable, triples_of
+from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking, chosen
+from gradstats.analyses.numbers import UNRESOLVED, Triple, readable
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
-from gradstats.analyses.variance import Comparison, best_rows, frame_of, lowest
+from gradstats.analyses.variance import Comparison, frame_of
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES, Limits, Place, filled_in, shown_in
+from gradstats.plots.quantities import JUDGED, QUANTITIES, Limits, Place
+from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.tables import Table
 from gradstats.report.verdict import common_scale, joined_name, shortened
 from gradstats.stats.variance.best_set import equal_by_construction
@@ -59,169 +60,89 @@ def _in_letters(texts: Iterable[str]) -> Iterable[str]:
     return (re.sub(r"(?<!\w)-(?=\d)", "−", _LETTER.sub(lambda found: GREEK[found[0]], text)) for text in texts)
 
 
-#: What a reader has to know about columns of intervals that hold together.
-TOGETHER = "between these ends all rows lie at once"
-BEST_SET = "best set"
-
-
-@dataclass(frozen=True)
-class VarianceColumn:
-    """One column of the comparison."""
-
-    quantity: str
-    heading: str  # with the names of reference and target
-    triples: list[Triple]
-    together: bool = False  # whether the intervals hold for all rows at once; such have no value of their own
-
-
-def variance_columns(frame: pd.DataFrame, names: Sequence[str], place: Place) -> list[VarianceColumn]:
-    """Return columns of some quantities, each followed by the intervals that hold together where the place has them."""
-    columns = []
-    for name in names:
-        quantity = QUANTITIES[name]
-        triples = [readable(*triple, quantity.limits) for triple in triples_of(frame, name)]
-        columns.append(VarianceColumn(name, filled_in(quantity.heading, frame.attrs), triples))
-        ends = [f"{name}_simultaneous_{end}" for end in ("low", "high")]
-        if place in quantity.together_in and set(ends) <= set(frame):
-            # What is known exactly has no interval: it is its value.
-            pairs = frame[ends].to_numpy(dtype=float).tolist()
-            triples = [(low if low == high else math.nan, low, high) for low, high in pairs]
-            columns.append(VarianceColumn(name, quantity.together_heading, triples, together=True))
-    return columns
-
-
-def best_set_marks(frame: pd.DataFrame) -> list[str] | None:
-    """Return ``yes`` or ``no`` for each row, a dash where it was not judged; None for a frame without a best set."""
-    if "in_best_set" not in frame:
-        return None
-    judged = zip(frame["in_best_set"].eq(True), frame["in_best_set"].notna(), strict=True)
-    return [("yes" if inside else "no") if known else UNRESOLVED for inside, known in judged]
-
-
-VARIANCE_COLUMNS = shown_in("paper")
-#: Entry of a frame's ``.attrs``: how many estimators were compared, where only some are listed.
-COMPARED_ROWS = "n_compared"
 # What decides, and what a reader needs to trust it, comes before what can be computed from it.
 _NARROW_FIRST = (JUDGED.name, "cosine", "matched_bias_share", "ratio", "trace_cov")
+_BEST = "in_best_set"
 
 
 def variance_table(
     comparison: Comparison | pd.DataFrame,
     *,
-    columns: Sequence[str] = VARIANCE_COLUMNS,
-    paired: Comparison | pd.DataFrame | None = None,
+    columns: Sequence[str] | None = None,
     confidence_level: float | None = None,
 ) -> Table:
     """Return the variance of estimators, one row each, in the comparison's order, named in words as in figures.
 
     The best set is bold: the estimators that may have the lowest relative noise, as the comparison decides pair by pair
-    (its column ``in_best_set``). In a frame without that column the lowest is bold where it is known to be the lowest.
+    (its column ``in_best_set``).
 
     Args:
         comparison: a :class:`gradstats.analyses.VarianceComparison` or its frame.
         columns: quantities to show, each with its ``_low`` and ``_high``.
-        paired: for a frame without that entry, the comparison whose reference is ``lowest(comparison)``, or its frame;
-            without it the lowest is bold only where it is the reference, or in a table of two rows.
         confidence_level: of the intervals, for a :class:`gradstats.analyses.VarianceComparison`; a frame has its own.
 
     Raises:
-        ValueError: when the frame lacks a column, or ``paired`` has another reference or other rows.
+        ValueError: when the frame lacks a column.
         KeyError: for a column that is not an estimated quantity.
     """
     frame = frame_of(comparison, confidence_level)
-    needed = ["estimator", *(f"{name}{end}" for name in columns for end in ("", "_low", "_high"))]
-    missing = [name for name in needed if name not in frame]
-    if missing:
-        raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
-    named, bold = frame_in_words(frame), frozenset[tuple[int, int]]()
-    shown = variance_columns(named, columns, "paper")
-    if JUDGED.name in columns:
-        rows = best_rows(frame, None if paired is None else frame_of(paired, confidence_level))
-        at = next(at for at, column in enumerate(shown) if column.quantity == JUDGED.name)
-        bold = frozenset((row, at) for row in rows)
-    sentences = _column_sentences(named.attrs, shown, _bold_sentence(frame, paired is None, bool(bold)))
-    headings = {column.quantity: column.heading for column in shown if not column.together}
+    declared = VARIANCE
+    if columns is not None:
+        headings = {name: QUANTITIES[name].heading for name in columns}
+        declared = replace(VARIANCE, columns=chosen(VARIANCE.columns, headings))
+        needed = ["estimator", *(f"{name}{end}" for name in columns for end in ("", "_low", "_high"))]
+        missing = [name for name in needed if name not in frame]
+        if missing:
+            raise ValueError(f"the table lacks the column(s) {', '.join(missing)}: give what compare() returns")
+    return table_of(declared, frame)
+
+
+def table_of(
+    declared: Analysis | FurtherTable, frame: pd.DataFrame, place: Place = "paper", *, in_words: bool = True
+) -> Table:
+    """Return the table of an answer, as its question declares it.
+
+    Args:
+        declared: the question, or a table beside it.
+        frame: of the answer.
+        place: where it is shown, which decides on its columns.
+        in_words: name estimators in words, as figures do; otherwise by their labels.
+    """
+    named = frame_in_words(frame) if in_words else frame
+    numbers, heading = declared.shown(named), declared.row_heading
+    headings = declared.headings_of(named, place)
+    declares = {one.name: one for one in declared.columns}
+    columns = {shown: _cells(declared, name, numbers) for name, shown in headings.items()}
+    sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
+    sentences = {shown: sentence for shown, sentence in sentences.items() if sentence}
+    bold = [] if _BEST not in declares or JUDGED.name not in headings else rows_in_best_set(frame)
     return Table(
-        caption=" ".join([VARIANCE.caption(named), *dict.fromkeys(sentences.values())]),
-        heading="estimator",
-        rows=tuple(_row_names(named)),
-        columns={column.heading: column.triples for column in shown},
+        caption=" ".join(filter(None, [declared.caption(named), *dict.fromkeys(sentences.values())])),
+        heading=heading if isinstance(heading, str) else heading(named),
+        rows=tuple(str(declared.row_name(row)) for row in numbers.to_dict("records")),
+        columns=columns,
         source=frame,
-        bold=bold,
-        label="tab:variance",
-        names=headings | {f"{column.quantity}_simultaneous": column.heading for column in shown if column.together},
+        bold=frozenset((row, list(headings).index(JUDGED.name)) for row in bold),
+        label=declared.label,
+        names=headings,
         first=tuple(headings[name] for name in _NARROW_FIRST if name in headings),
         about=sentences,
     )
 
 
-def _row_names(frame: pd.DataFrame) -> list[str]:
-    names = [str(name) for name in frame["estimator"]]
-    if "group_size" in frame and len(set(frame["group_size"].dropna())) > 1:
-        return [f"{name}, N = {size:g}" for name, size in zip(names, frame["group_size"], strict=True)]
-    return names
-
-
-def _bold_sentence(frame: pd.DataFrame, decided: bool, has_bold: bool) -> str:
-    heading = JUDGED.heading
-    if lowest(frame) is None:
-        return f"No {heading} is resolved."
-    if decided and "in_best_set" in frame:
-        if pd.isna(frame["in_best_set"].to_numpy()).any():
-            return (
-                f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
-                "pairs of these compared); the others are not judged."
-            )
-        compared = frame.attrs.get(COMPARED_ROWS, len(frame))
-        rows = "rows" if compared == len(frame) else f"the {compared} estimators of the comparison"
-        best = f"the best set, which holds the lowest {heading} at this level (all pairs of {rows} compared)."
-        return f"Bold: {best}" if has_bold else f"No row is of {best}"
-    beyond_doubt = frame.attrs.get("lowest_beyond_doubt")
-    if beyond_doubt is not None and not has_bold:
-        return f"The lowest {heading} is that of {in_words(str(beyond_doubt))}, which is not listed."
-    if has_bold:
-        return f"Bold: lowest {heading}, where the paired interval against every other row excludes a tie."
-    return f"No row is bold: the paired intervals leave a tie for the lowest {heading}."
-
-
-def _column_sentences(
-    about: Mapping[Hashable, object], shown: Sequence[VarianceColumn], bold_sentence: str
-) -> dict[str, str]:
-    """Return what the caption says of single columns: heading → sentence."""
-    sentences = {}
-    for column in shown:
-        if column.together:
-            sentences[column.heading] = f"{column.heading.capitalize()}: {TOGETHER}."
-        elif column.quantity in ("bias_share", "matched_bias_share") and "prompts_per_batch" in about:
-            sentences[column.heading] = f"The share of bias is that of a batch of {about['prompts_per_batch']} prompts."
-        elif column.quantity == JUDGED.name:
-            sentences[column.heading] = bold_sentence
-    return sentences
-
-
-def analysis_table(analysis: Analysis | FurtherTable, frame: pd.DataFrame) -> Table:
-    """Return the table of an analysis from the frame of its result, as it declares it."""
-    if analysis.as_comparison:  # a run of an earlier version may lack some columns
-        known = [name for name in VARIANCE_COLUMNS if {name, f"{name}_low", f"{name}_high"} <= set(frame)]
-        return replace(variance_table(frame, columns=known), label=analysis.label)
-    heading, columns = analysis.row_heading, analysis.headings_of(frame)
-    numbers = analysis.shown(frame)
-    triples = {
-        shown: [
-            readable(value, low, high, analysis.limits_of(name))
-            for value, low, high in numbers.reindex(columns=analysis.names_of_ends(name)).to_numpy(float).tolist()
-        ]
-        for name, shown in columns.items()
-    }
-    return Table(
-        analysis.caption(frame),
-        heading if isinstance(heading, str) else heading(frame),
-        tuple(str(analysis.row_name(row)) for row in numbers.to_dict("records")),
-        triples,
-        frame,
-        label=analysis.label or f"tab:{analysis.name}",
-        names=columns,
-    )
+def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) -> list[Triple] | list[str]:
+    """Return the cells of a column: estimates with the ends of their intervals, or words."""
+    if name == _BEST:
+        judged = zip(numbers[_BEST].eq(True), numbers[_BEST].notna(), strict=True)
+        return [("yes" if inside else "no") if known else UNRESOLVED for inside, known in judged]
+    if name.endswith("_simultaneous"):
+        # What is known exactly has no interval: it is its value.
+        pairs = numbers[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).tolist()
+        return [(low if low == high else math.nan, low, high) for low, high in pairs]
+    limits = declared.limits_of(name)
+    ends = ["low", "high"] if f"{name}_low" not in numbers and "low" in numbers else [f"{name}_low", f"{name}_high"]
+    triples = numbers.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
+    return [readable(value, low, high, limits) for value, low, high in triples]
 
 
 @dataclass(frozen=True)
@@ -297,7 +218,7 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
         frame: of its answer.
         whole: the table of this frame, where it has been made.
     """
-    table, ranking = whole or analysis_table(declared, frame), declared.ranking
+    table, ranking = whole or table_of(declared, frame, "terminal", in_words=False), declared.ranking
     headings, texts = table.cells("plain")
     wanted = declared.first_shown(frame)
     of_scale = "" if ranking is None else declared.headings_of(frame).get(ranking.scale, "")
@@ -323,8 +244,9 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
     return ShortTable(table.heading, shown, rows, ranking.in_blocks)
 
 
-def _says_something(triples: Sequence[Triple], *, exactly: bool) -> bool:
+def _says_something(cells: Sequence[Triple | str], *, exactly: bool) -> bool:
     """Return whether a column holds a number; one that is known exactly counts only where that is asked for."""
+    triples = [cell for cell in cells if not isinstance(cell, str)]
     return any(any(map(math.isfinite, triple)) and (exactly or triple[1] != triple[2]) for triple in triples)
 
 

@@ -44,20 +44,8 @@ _INPUTS = f"{_VARIANCE}/inputs.py"
 _CURVE = "analyses/curve.py"
 _LENGTH = "stats/length_scaling"
 _DIAGNOSTICS = f"{_LENGTH}/diagnostics.py"
-_PROFILES = "stats/token_profiles.py"
-_TABLE = "rollouts/schema.py"
-
-_COMPLETION = _of(_TABLE, prompt_id="prompt of a completion", sample_id="its number among those of the prompt")
 
 _ROW = _declared("variance")
-
-_POINT = (
-    *_COMPLETION,
-    *_of(_TABLE, reward="reward"),
-    *_of("runs/analysis.py", length="tokens that count", truncated="whether it was cut off at the cap"),
-    *_of("measurement/measurement.py", sq_norm="‖S‖², squared norm of the gradient of its log-probability"),
-    *_of(_PROFILES, energy="summed energy of its tokens"),
-)
 
 #: Table → its columns. A file of that name in a run directory holds the table, unless it is printed only.
 INDEX: dict[str, tuple[PrintedColumn, ...]] = {
@@ -93,8 +81,8 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             n_groups="groups",
             n_leftover="completions that no group had room for",
             sketch_dim="dimension of the sketches",
+            n_completions="completions in groups",
             notes="what to know when reading the table",
-            lowest_beyond_doubt="the only estimator in the best set",
         ),
         *_of("measurement/measurement.py", metric="the metric that gradients were measured in"),
         *_of(_INPUTS, target="the gradient that bias and cosine are judged against"),
@@ -104,7 +92,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         ),
     ),
     "alpha.json": (
-        *_declared("alpha"),
+        *(one for one in _declared("alpha") if one.name not in ("run", "alpha_within")),  # of a row for each run
         *_of(
             "analyses/alpha.py",
             mean_scaling="α of the mean of ‖S‖²",
@@ -186,7 +174,6 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
     ),
-    "length_scaling": _POINT,
     "fitted values": _of(
         "values/fitted.py",
         explained_variance="share of the variance of returns that the values explain, out of fold",
@@ -208,14 +195,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
 for _one in registry.every():
     for _table in _one.tables:
         _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
-        _columns = (*_table.columns, *_table.also, *(column for figure in _figures for column in figure.columns))
-        _own = _own_of(_one, _columns)
-        _names = {column.name for column in _own}
-        INDEX[_table.name] = (*_own, *(one for one in INDEX.get(_table.extends, ()) if one.name not in _names))
-    for _kept in _one.keeps:
-        INDEX.setdefault(_kept.name, _own_of(_one, _kept.columns or _one.columns))
-        if _kept.about:
-            INDEX[f"{_kept.name}.json"] = _own_of(_one, _kept.about)
+        INDEX[_table.name] = _own_of(_one, (*_table.columns, *(one for figure in _figures for one in figure.columns)))
 
 
 def without_interval_end(column: str) -> str:

@@ -20,7 +20,7 @@ from matplotlib.font_manager import FontProperties
 from gradstats import plots
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure
-from gradstats.config.experiment import FiguresSection
+from gradstats.config.sections import FiguresSection
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.length_scaling import leave_room
 from gradstats.plots.marks import legend_below, legend_height
@@ -41,53 +41,47 @@ from gradstats.stats import LengthScalingFit
 
 @dataclass(frozen=True)
 class RunFigure:
-    """One figure of a run."""
+    """One figure of a run: its name among files, what declares it, and the rows that it draws."""
 
-    name: str  # of its files
-    caption: str | Callable[[pd.DataFrame], str]  # in the report, from the table
-    needs: Callable[[SavedResults], pd.DataFrame | None]  # the table behind it; None where the run lacks its numbers
-    draw: Callable[[SavedResults, pd.DataFrame], object]  # draws that table on a figure of its own
+    name: str
+    declared: AnalysisFigure
+    table: pd.DataFrame
 
-    def caption_of(self, run: SavedResults) -> str:
-        """Return the caption of the figure of a run, which has its numbers."""
-        if isinstance(self.caption, str):
-            return self.caption
-        table = self.needs(run)
-        table = None if table is None else chosen_rows(table, run.figure_style)
-        assert table is not None, f"{run.path} has no numbers for {self.name}"
-        return self.caption(table)
+    @property
+    def caption(self) -> str:
+        """Its caption."""
+        return self.declared.caption_of(self.table)
 
 
-def _of_analysis(analysis: Analysis, figure: AnalysisFigure) -> RunFigure:
-    """Return a figure that an analysis declares, of a table of a run."""
-
-    def needs(run: SavedResults) -> pd.DataFrame | None:
-        frame = run.table(figure.table or analysis.name)
-        if frame is not None and analysis.beside is not None:
-            frame = frame.copy()
-            frame.attrs |= analysis.beside(run.tables)
-        return None if frame is None else figure.rows(frame)
-
-    return RunFigure(figure.name, figure.caption, needs, lambda run, table: figure.draw(table))
-
-
-def _all_figures() -> tuple[RunFigure, ...]:
-    """Return every figure of a run, those of analyses behind the figures that they follow."""
+def figures_of(run: SavedResults, figure_style: FiguresSection | None = None) -> list[RunFigure]:
+    """Return the figures that a run has the numbers for, in the order of its answers."""
+    style = run.figure_style if figure_style is None else figure_style
     found: list[RunFigure] = []
-    declared = [(one, figure) for one in registry.every() for figure in one.figures]
-    waiting = [(one, figure) for one, figure in declared if figure.table or one.in_run or one.of_alpha]
-    while waiting:  # one that follows another waits for it
-        names = {None, "", *(one.name for one in found)}
-        analysis, figure = next((pair for pair in waiting if pair[1].after in names), waiting[0])
-        waiting.remove((analysis, figure))
-        last = 0 if figure.after is None else len(found)
-        at = next((place + 1 for place, one in enumerate(found) if one.name == figure.after), last)
-        found.insert(at, _of_analysis(analysis, figure))
-    return tuple(found)
+    for name, answer in run.answers.items():
+        declared = registry.of_answer(answer.question)
+        if not isinstance(declared, Analysis):
+            continue
+        for figure in declared.figures:
+            named = figure.name if name == declared.name or ":" in answer.question else name
+            found += _with_rows(run, named, figure, figure.table or name, style)
+    # A question may be drawn from the table of another, which every run answers.
+    drawn = {one.name for one in found}
+    asked = {answer.question for answer in run.answers.values()}
+    for analysis in registry.every():
+        for figure in analysis.figures:
+            if figure.table and analysis.name not in asked and figure.name not in drawn:
+                found += _with_rows(run, figure.name, figure, figure.table, style)
+    return found
 
 
-#: Every figure of a run, in the order of the report.
-FIGURES = _all_figures()
+def _with_rows(
+    run: SavedResults, name: str, figure: AnalysisFigure, table: str, style: FiguresSection
+) -> list[RunFigure]:
+    """Return a figure with the rows to draw; nothing where there are none."""
+    frame = run.table(table)
+    frame = None if frame is None else figure.rows(frame)
+    frame = None if frame is None else chosen_rows(frame, style)
+    return [] if frame is None else [RunFigure(name, figure, frame)]
 
 
 class DrawnFigures(NamedTuple):
@@ -109,46 +103,30 @@ def draw_run_for_report(run: SavedResults, folder: Path, figure_style: FiguresSe
 
 def figures_as_svg(run: SavedResults) -> dict[str, str]:
     """Name → SVG of every figure that a run has the numbers for, in the style that its experiment asks for."""
-    return {listed.name: _svg(figure) for listed, figure, _ in run_figures(run, run.figure_style)}
+    return {listed.name: _svg(figure) for listed, figure in run_figures(run, run.figure_style)}
 
 
 def first_figure_as_svg(run: SavedResults) -> tuple[RunFigure, str] | None:
     """Return the first figure that a run has the numbers for, as it is listed and as SVG; None where it has none."""
     # Closed before anything else is drawn: its style would otherwise end in the middle of that.
     with closing(run_figures(run, run.figure_style)) as figures:
-        return next(((listed, _svg(figure)) for listed, figure, _ in figures), None)
+        return next(((listed, _svg(figure)) for listed, figure in figures), None)
 
 
 def refuse_foreign_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
     """Refuse to draw a run where files lie that are not earlier figures, before anything is drawn."""
-    for listed in figures_of(run):
-        table = listed.needs(run)
-        if table is not None:
-            refuse_foreign_figure(folder / listed.name, figure_style.formats, list(map(str, table)))
+    for listed in figures_of(run, figure_style):
+        refuse_foreign_figure(folder / listed.name, figure_style.formats, list(map(str, listed.table)))
 
 
-def run_figures(
-    run: SavedResults, figure_style: FiguresSection
-) -> Generator[tuple[RunFigure, Figure, pd.DataFrame], None, None]:
-    """Yield each figure of a run as listed, as drawn, and its table; a figure is closed when the next is asked for."""
-    yield from _drawn(run, figures_of(run), figure_style)
-
-
-def figures_of(run: SavedResults) -> list[RunFigure]:
-    """Return the figures that a run may have: those of every run, and one of each table that a command added."""
-    added = (added_figure(name, frame) for name, frame in run.added.items())
-    return [*FIGURES, *(figure for figure in added if figure is not None)]
-
-
-def added_figure(name: str, frame: pd.DataFrame) -> RunFigure | None:
-    """Return the figure of a table that a command added to a run; None where its analysis has none, or is not known."""
-    analysis = registry.analysis_of_file(name, frame.attrs)
-    if analysis is None or not analysis.figures:
-        return None
-    figure = analysis.figures[0]
-    return RunFigure(
-        name, figure.caption_of(frame), lambda run: run.added.get(name), lambda run, table: figure.draw(table)
-    )
+def run_figures(run: SavedResults, figure_style: FiguresSection) -> Generator[tuple[RunFigure, Figure], None, None]:
+    """Yield each figure of a run as listed and as drawn; it is closed when the next is asked for."""
+    for listed in figures_of(run, figure_style):
+        listed.table.attrs.setdefault("metric", run.metric)  # tables of tokens do not record it
+        with styled(figure_style) as current_figure:
+            listed.declared.draw(listed.table)
+            write_sample_size(current_figure(), sample_size_of_run(run, listed.table))
+            yield listed, current_figure()
 
 
 def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> str:
@@ -179,11 +157,11 @@ def chosen_rows(table: pd.DataFrame, figure_style: FiguresSection) -> pd.DataFra
 
 def warn_of_unused_labels(runs: Sequence[SavedResults], figure_style: FiguresSection) -> None:
     """Name the labels to which the user gave a name, but which no run and no estimator of its tables has."""
-    tables = [table for run in runs for table in (run.variance, *run.breakdowns.values(), *run.added.values())]
+    tables = [answer.frame for run in runs for answer in run.answers.values()]
     found = {name for run in runs for name in (run.name, run.path.resolve().name)}
     for table in tables:
         for column in ("estimator", "recipe"):
-            if table is not None and column in table:
+            if column in table:
                 found |= {str(label).removeprefix(PREFIX) for label in table[column]}
     unused = [label for label in figure_style.labels if label.removeprefix(PREFIX) not in found]
     if unused:
@@ -201,20 +179,6 @@ def refuse_unknown_estimators(runs: Sequence[SavedResults], figure_style: Figure
     for label in figure_style.estimators:
         if label not in known:
             raise ValueError(f"estimators: no run has a row of {label!r}: choose from {', '.join(known)}")
-
-
-def _drawn(
-    run: SavedResults, figures: Sequence[RunFigure], figure_style: FiguresSection
-) -> Iterator[tuple[RunFigure, Figure, pd.DataFrame]]:
-    for listed in figures:
-        table = listed.needs(run)
-        table = None if table is None else chosen_rows(table, figure_style)
-        if table is not None:
-            table.attrs.setdefault("metric", run.metric)  # tables of tokens do not record it
-            with styled(figure_style) as current_figure:
-                listed.draw(run, table)
-                write_sample_size(current_figure(), sample_size_of_run(run, table))
-                yield listed, current_figure(), table
 
 
 @contextmanager
@@ -237,9 +201,10 @@ def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bo
     refuse_unknown_estimators([run], figure_style)
     warn_of_unused_labels([run], figure_style)
     refuse_foreign_figures(run, folder, figure_style)
-    for listed, figure, table in run_figures(run, figure_style):
+    for listed, figure in run_figures(run, figure_style):
         with laid_out(figure):
-            drawn.paths.extend(plots.save_figure(figure, folder / listed.name, figure_style.formats, source=table))
+            stem = folder / listed.name
+            drawn.paths.extend(plots.save_figure(figure, stem, figure_style.formats, source=listed.table))
             if svg:
                 drawn.svgs[listed.name] = _svg(figure)
     if not drawn.paths:
@@ -291,9 +256,11 @@ def draw_overlay(
     if len(fits) == len(runs):
         with styled(figure_style) as current_figure:
             ax, colors = None, palette()
-            for at, (fit, label) in enumerate(zip(fits, labels, strict=True)):
-                published, color = runs[0].published if at == 0 else None, colors[at % len(colors)]
-                ax = plots.plot_length_scaling(fit, ax=ax, label=label, color=color, published=published)
+            for at, (fit, label, run) in enumerate(zip(fits, labels, runs, strict=True)):
+                published, color = _published(runs[0]) if at == 0 else None, colors[at % len(colors)]
+                ax = plots.plot_length_scaling(
+                    fit, ax=ax, label=label, color=color, published=published, confidence_level=run.level_of_alpha
+                )
             _legend_of_fits(ax, fits[-1])
             write_sample_size(current_figure(), n)
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
@@ -318,6 +285,11 @@ def draw_overlay(
             f"no figure's numbers are in all of {', '.join(str(run.path) for run in runs)}: `gradstats run` makes them"
         )
     return paths
+
+
+def _published(run: SavedResults) -> str | None:
+    """Return the data set of published points that an experiment lays under its fit."""
+    return None if run.points is None else run.points.attrs.get("published")
 
 
 def _legend_of_fits(ax: Axes | None, fit: LengthScalingFit) -> None:

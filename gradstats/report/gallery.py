@@ -11,9 +11,9 @@ from typing import TypedDict
 from urllib.parse import quote
 
 from gradstats.analyses.numbers import triples_of
-from gradstats.analyses.variance import best_rows
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.plots.quantities import JUDGED, QUANTITIES
+from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.figures import RunFigure, first_figure_as_svg
 from gradstats.report.page import (
     Cell,
@@ -99,10 +99,10 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         for name, run, of_run in zip(names, runs, of_runs, strict=True)
     ]
     figures = []
-    for at, (run, row, of_run) in enumerate(zip(runs, rows, of_runs, strict=True)):
+    for at, (row, of_run) in enumerate(zip(rows, of_runs, strict=True)):
         if of_run.figure is not None:
             listed, svg = of_run.figure
-            caption = listed.caption_of(run)
+            caption = listed.caption
             drawn = inline_svg(svg, f"run-{at}", f"{row['name']}: {caption}")
             figures.append({"run": row, "alpha": of_run.cells[0]["html"], "caption": caption, "svg": drawn})
     chosen = {label: name for run in runs for label, name in run.figure_style.labels.items()}
@@ -171,7 +171,7 @@ def _ratios_of_run(run: SavedResults, quantity: str) -> dict[str, Cell]:
     """Return the cell of each estimator; of one in groups of several sizes, that of the first."""
     if run.variance is None:
         return {}
-    best = best_rows(run.variance) if quantity == JUDGED.name else []
+    best = rows_in_best_set(run.variance) if quantity == JUDGED.name else []
     cells: dict[str, Cell] = {}
     estimators = map(str, run.variance["estimator"])
     for at, (estimator, triple) in enumerate(zip(estimators, triples_of(run.variance, quantity), strict=True)):

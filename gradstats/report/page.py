@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import html
-import inspect
 import math
 import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-import pandas as pd
-
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import SENTENCE, SETTLED, Analysis
-from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten
-from gradstats.analyses.variance import best_rows
+from gradstats.analyses.declaration import SETTLED, Analysis
+from gradstats.analyses.numbers import Triple, common_exponent, power_of_ten
+from gradstats.analyses.variance import TOGETHER
+from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES, shown_in
-from gradstats.report.analysis_tables import (
-    BEST_SET,
-    TOGETHER,
-    best_set_marks,
-    frame_in_words,
-    short_table,
-    variance_columns,
-)
+from gradstats.plots.quantities import JUDGED, QUANTITIES
+from gradstats.report.analysis_tables import frame_in_words, short_table, table_of
 from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
-from gradstats.report.tables import Table
+from gradstats.report.tables import Table, cell_text
 from gradstats.report.verdict import (
     Compared,
     Naming,
@@ -47,8 +39,8 @@ from gradstats.report.verdict import (
     verdicts,
     what_is_open,
 )
-from gradstats.system.files import atomic_path, read_json, to_json
-from gradstats.system.outputs import REPORT, Kind, is_marked, refuse_foreign, refuse_links
+from gradstats.system.files import atomic_path, to_json
+from gradstats.system.outputs import REPORT, is_marked, refuse_foreign, refuse_links
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -88,39 +80,6 @@ def write_page(page: str, target: Path) -> Path:
     return target
 
 
-_FIGURES = [figure for one in registry.every() for figure in one.figures]
-
-#: Figure → what a link to it is called.
-FIGURE_WORDS: dict[str, str] = {one.name: one.link for one in _FIGURES if one.link}
-
-#: The figures that the list of prompts links to.
-_PROMPT_FIGURES = {one.name for one in _FIGURES if one.on_prompts}
-
-
-class LinkedSentence(TypedDict):
-    """A sentence and the figures that show what it says."""
-
-    text: str
-    figures: list[str]
-
-
-def linked(sentences: Iterable[str], drawn: Collection[str]) -> list[LinkedSentence]:
-    """Return sentences with the figure of whose topics each mentions the most; with none where it mentions none.
-
-    Of several figures it is that of the later question, which is the more special one.
-
-    >>> linked(["α is 0.5 within prompts and 0.6 between prompts"], ["length_scaling"])[0]["figures"]
-    ['length_scaling']
-    """
-    topics = {one.name: one.topics for one in reversed(_FIGURES) if one.name in drawn and one.topics}
-    found: list[LinkedSentence] = []
-    for sentence in sentences:
-        mentioned = {name: sum(bool(re.search(topic, sentence)) for topic in of) for name, of in topics.items()}
-        most = max(mentioned, key=mentioned.__getitem__, default="")
-        found.append({"text": sentence, "figures": [most] if mentioned.get(most) else []})
-    return found
-
-
 class Definition(TypedDict):
     """A column: its heading, what it means, and the file that defines it, from the root of the repository."""
 
@@ -157,53 +116,37 @@ class VarianceOnPage(TypedDict):
     reference: str | None
     notes: list[str]
     together: list[str]
-    has_best_set: bool
 
 
-def variance_on_page(frame: pd.DataFrame | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
-    """Return the table of a comparison for the page, or None where there is none.
-
-    The relative noise, by which estimators are ranked, comes first, so that it is beside the names on a narrow screen.
-    """
-    if frame is None:
+def variance_on_page(answer: Answer | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
+    """Return the table of a comparison for the page, or None where there is none."""
+    if answer is None:
         return None
-    saved = frame.copy()
-    saved.attrs = frame.attrs | {LABELS: dict(labels or {})}
-    frame = frame_in_words(saved)
-    about = frame.attrs
-    shown = [name for name in shown_in("page") if name in frame]
-    columns = [column_definition("estimator", "estimator")]
-    rows = [
-        named_row(str(name), str(label)) for name, label in zip(frame["estimator"], saved["estimator"], strict=True)
-    ]
+    saved = answer.frame.copy()
+    saved.attrs |= {LABELS: dict(labels or {})}
+    # The relative noise, by which estimators are ranked, stands beside the names on a narrow screen.
+    declared = registry.get("variance")
+    ranked = sorted(declared.columns, key=lambda one: (not one.name.startswith(JUDGED.name), one.name != "in_best_set"))
+    table = table_of(replace(declared, columns=tuple(ranked)), saved, "page")
+    about, columns = frame_in_words(saved).attrs, [column_definition("estimator", "estimator")]
+    labels_of_rows = [str(label) for label in saved["estimator"]]
+    rows = [named_row(name, label) for name, label in zip(table.rows, labels_of_rows, strict=True)]
+    for at, (name, heading) in enumerate(table.names.items()):
+        cells = table.columns[heading]
+        exponent = common_exponent(cells)
+        columns.append(column_definition(name, heading + (f" (×{power_of_ten(exponent)})" if exponent else "")))
+        for number, (row, one) in enumerate(zip(rows, cells, strict=True)):
+            row["cells"].append(cell(one, exponent, bold=(number, at) in table.bold))
     names = {row["label"]: row["name"] for row in rows}
-    best, marks = best_rows(saved), best_set_marks(frame)
-    listed = variance_columns(frame, shown, "page")
-    judged = [column for column in listed if column.quantity == JUDGED.name]
-    # The best set stands behind the columns of the relative noise that it is drawn from.
-    for column in (*judged, None, *(column for column in listed if column.quantity != JUDGED.name)):
-        if column is not None:
-            exponent = common_exponent(column.triples)
-            name = f"{column.quantity}_simultaneous" if column.together else column.quantity
-            columns.append(
-                column_definition(name, column.heading + (f" (×{power_of_ten(exponent)})" if exponent else ""))
-            )
-            bold = best if column.quantity == JUDGED.name and not column.together else []
-            for number, (row, triple) in enumerate(zip(rows, column.triples, strict=True)):
-                row["cells"].append(cell(triple, exponent, bold=number in bold))
-        elif marks is not None:
-            columns.append(column_definition("in_best_set", BEST_SET))
-            for row, mark in zip(rows, marks, strict=True):
-                row["cells"].append({"html": mark, "key": {"yes": "0", "no": "1"}.get(mark, ""), "bold": False})
+    together = [heading for name, heading in table.names.items() if name.endswith("_simultaneous")]
     return {
         "columns": columns,
         "rows": rows,
         "level": f"{about['confidence_level']:.0%}" if "confidence_level" in about else "",
         "n_prompts": about.get("n_prompts"),
         "reference": about.get("reference"),
-        "notes": [in_words_of(note, names) for note in about.get("notes", [])],
-        "together": [column.heading for column in listed if column.together],
-        "has_best_set": marks is not None,
+        "notes": [in_words_of(note, names) for note in answer.notes],
+        "together": together,
     }
 
 
@@ -213,15 +156,14 @@ def column_definition(name: str, heading: str) -> Definition:
     return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
 
 
-def cell(triple: Triple, exponent: int = 0, *, bold: bool = False) -> Cell:
-    """Return the cell of a number with its interval, sorted by the number or, where it is not known, the lower end."""
-    value, low, _ = triple
+def cell(one: Triple | str, exponent: int = 0, *, bold: bool = False) -> Cell:
+    """Return a cell, sorted by its number or, where that is not known, the lower end; of a best set "yes" is first."""
+    text = cell_text(one, "html", exponent)
+    if isinstance(one, str):
+        return {"html": text, "key": {"yes": "0", "no": "1"}.get(one, ""), "bold": bold}
+    value, low, _ = one
     key = value if math.isfinite(value) else low
-    return {
-        "html": number_with_interval(*triple, exponent=exponent, markup="html"),
-        "key": repr(float(key)) if math.isfinite(key) else "",
-        "bold": bold,
-    }
+    return {"html": text, "key": repr(float(key)) if math.isfinite(key) else "", "bold": bold}
 
 
 def named_row(name: str, label: str) -> Row:
@@ -295,23 +237,8 @@ def write_report(
 
 def write_page_of_run(path: Path, svgs: Mapping[str, str] | None = None) -> Path:
     """Write ``report.html`` into a run directory, whose lock the caller holds; otherwise as :func:`write_report`."""
-    refuse_foreign(path / "report.html", page_of(path))
+    refuse_foreign(path / "report.html", REPORT)
     return write_page(report_page(read_results(path), svgs), path / "report.html")
-
-
-def page_of(run: Path) -> Kind:
-    """Return the kind of the page of a run, which version 0.1 did not mark."""
-    return Kind(REPORT.what, lambda page: is_marked(page) or (page.is_file() and _is_of_0_1(run)))
-
-
-def remove_unmarked_page(run: Path) -> None:
-    """Remove the page of a run of version 0.1, before a manifest is written that no longer tells the version.
-
-    The caller has refused a page that is not one of a run (:func:`page_of`).
-    """
-    page = run / "report.html"
-    if page.is_file() and not is_marked(page):
-        page.unlink()
 
 
 def remove_page(run: Path) -> None:
@@ -321,23 +248,17 @@ def remove_page(run: Path) -> None:
         page.unlink()
 
 
-def _is_of_0_1(run: Path) -> bool:
-    """Return whether a run was made by version 0.1, which marked no page and recorded no checksums of tables."""
-    manifest = run / "manifest.json"
-    return manifest.exists() and "checksums" not in read_json(manifest)
-
-
 def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str:
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
     figures = _figures_of_page(run, svgs)
     drawn = [figure["name"] for figure in figures]
     questions = questions_on_page(run, figures)
-    variance = variance_on_page(run.variance, run.figure_style.labels)
+    variance = variance_on_page(run.answers.get("variance"), run.figure_style.labels)
     of_variance = [] if variance is None else variance["notes"]
     others = [question for question in questions if question["section"] != "variance"]  # whose notes these are
-    shared = shared_notes([of_variance, *([one["text"] for one in question["notes"]] for question in others)])
+    shared = shared_notes([of_variance, *(question["notes"] for question in others)])
     for question in questions:
-        question["notes"] = [one for one in question["notes"] if one["text"] not in shared]
+        question["notes"] = [one for one in question["notes"] if one not in shared]
     shown = {name for question in questions for name in question["figures"]}
     return rendered(
         "report.html.j2",
@@ -349,10 +270,10 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         measured=_what_was_measured(run),
         alpha=_alpha(run),
         alpha_verdicts=_alpha_verdicts(run),
-        sentences=linked([] if run.alpha is None else run.alpha.get("sentences", []), drawn),
+        sentences=[] if run.alpha is None else run.alpha.get("sentences", []),
         variance=variance,
-        notes=linked([one for one in of_variance if one not in shared], drawn),
-        shared_notes=linked(shared, drawn),
+        notes=[one for one in of_variance if one not in shared],
+        shared_notes=shared,
         here=not run.path.is_absolute(),
         most_rows=MOST_OPEN_ROWS,
         together=TOGETHER,
@@ -360,10 +281,8 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         terms=TERMS,
         figures={figure["name"]: figure for figure in figures},
         more_figures=[name for name in drawn if name not in shown],
-        figure_words=FIGURE_WORDS,
-        prompt_figures=[name for name in drawn if name in _PROMPT_FIGURES],
         commands=_commands(run),
-        remarks=linked(run.manifest.get("remarks", []), drawn),
+        remarks=run.manifest.get("remarks", []),
         settings=run.settings,
         experiment=_text(run.path / "experiment.yaml"),
         manifest=to_json(run.manifest) if run.manifest else "",
@@ -383,7 +302,7 @@ class QuestionOnPage(TypedDict):
     headings: list[str]
     rows: list[list[str]]
     caption: str
-    notes: list[LinkedSentence]
+    notes: list[str]
     command: str  # "" where the run did not record what was asked
 
 
@@ -408,20 +327,20 @@ _WHOLE_NAME = 1000
 
 
 def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -> list[QuestionOnPage]:
-    """Return a section for each question that the run answers, those that commands added behind those of every run.
+    """Return a section for each answer of the run, in the order of the questions; α and estimators always have one.
 
     The first figure of each is open, up to six of them.
     """
     from gradstats.report.run_tables import run_tables
 
     drawn = [figure["name"] for figure in figures]
-    asked = [(one.table_name, one, run.table(one.table_name)) for one in registry.every()]
-    added = [(name, registry.analysis_of_file(name, frame.attrs), frame) for name, frame in run.added.items()]
-    tables = run_tables(run)
+    tables = run_tables(run.answers, run.name, run.figure_style)
+    answers: dict[str, Answer | None] = dict.fromkeys(registry.OF_EVERY_RUN) | dict(run.answers)
     found = [
-        _question(run, name, analysis, frame, tables, drawn) for name, analysis, frame in [*asked, *added]
-        if analysis is not None and _is_answered(run, analysis, frame)
-    ]  # fmt: skip
+        _question(run, name, declared, answer, tables, drawn)
+        for name, answer in answers.items()
+        if isinstance(declared := registry.of_answer(name if answer is None else answer.question), Analysis)
+    ]
     for one in [one for one in found if one["figures"]][:MOST_OPEN]:
         one["n_open"] = 1
     times = Counter(one["question"] for one in found)
@@ -431,70 +350,62 @@ def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -
     return found
 
 
-def _is_answered(run: SavedResults, analysis: Analysis, frame: pd.DataFrame | None) -> bool:
-    return bool(analysis.section) or (frame is not None and len(frame) > 0)
-
-
 def _question(
     run: SavedResults,
     name: str,
     analysis: Analysis,
-    frame: pd.DataFrame | None,
+    answer: Answer | None,
     tables: Mapping[str, Table],
     drawn: Collection[str],
 ) -> QuestionOnPage:
-    about = {} if frame is None else frame.attrs
-    if SENTENCE not in about:
-        about = {**about, **analysis.of_manifest(run.manifest)}
+    naming = _names_of(run, answer)
+    said = "" if answer is None else in_words_of(answer.sentence, naming)
+    is_long = len(said) > _LONGEST_ANSWER
+    asked = None if answer is None else analysis.words(answer)
+    notes = [] if answer is None else [in_words_of(one, naming) for one in answer.notes]
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
-    answer = str(about.get(SENTENCE, ""))
-    is_long = len(answer) > _LONGEST_ANSWER
-    naming = _names_of(run, frame)
-    answer = in_words_of(answer, naming)
-    asked = analysis.words(frame) if analysis.words is not None and frame is not None else None
     found: QuestionOnPage = {
         "id": name,
         "section": analysis.section,
         "question": analysis.question,
         "asked": in_words_of(" ".join(asked or []), naming),
-        "answer": "" if is_long else answer,
+        "answer": "" if is_long else said,
         "figures": [one for one in own_figures if one in drawn],
         "n_open": 0,
         "headings": [],
         "rows": [],
         "caption": "",
-        "notes": linked(
-            [in_words_of(one, naming) for one in ([answer] if is_long else []) + list(about.get("notes", []))], drawn
-        ),
-        "command": _command(run, name, analysis, frame),
+        "notes": ([said] if is_long else []) + notes,
+        "command": _command(run, analysis, answer, asked),
     }
     if analysis.section:
-        compared, naming = _compared(run)
+        found["answer"] = ""
         if analysis.section == "length_scaling" and run.alpha is not None:
-            said = alpha_verdict(run.alpha)
-            found["answer"] = f"α = {said}." if said[:1].isdigit() else f"α is {said}."
-        if analysis.section == "variance" and compared is not None:
-            found["answer"] = _answer_on_estimators(compared, naming)
-            found["headings"], found["rows"] = _noise_on_page(compared, naming)
+            verdict = alpha_verdict(run.alpha)
+            found["answer"] = f"α = {verdict}." if verdict[:1].isdigit() else f"α is {verdict}."
+        if analysis.section == "variance":
+            compared, in_words = _compared(run)
+            if compared is not None:
+                found["answer"] = _answer_on_estimators(compared, in_words)
+                found["headings"], found["rows"] = _noise_on_page(compared, in_words)
         return found
-    # A comparison has the columns of the estimators' section, and another table says what is new in it.
-    declared = next((one for one in analysis.tables if not one.as_comparison), None)
-    table = tables.get(name if declared is analysis or declared is None else declared.name)
-    if table is not None and not about.get(SETTLED):
-        short = short_table(declared or analysis, frame_in_words(table.source), table)
+    declared = analysis.leading
+    table = None if declared is None else tables.get(name if declared is analysis else declared.name)
+    if declared is not None and table is not None and answer is not None and not answer.about.get(SETTLED):
+        short = short_table(declared, frame_in_words(table.source), table)
         if short.headings:
             found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
         found["caption"] = table.full_caption
     return found
 
 
-def _names_of(run: SavedResults, frame: pd.DataFrame | None) -> dict[str, str]:
-    """Return the name in words of each estimator that a table, or what was asked, mentions."""
-    if frame is None:
+def _names_of(run: SavedResults, answer: Answer | None) -> dict[str, str]:
+    """Return the name in words of each estimator that an answer, or what was asked, mentions."""
+    if answer is None:
         return {}
-    mentioned = [frame.attrs[key] for key in ("curve", "reference") if key in frame.attrs]
-    if "estimator" in frame:
-        mentioned += frame["estimator"].tolist()
+    mentioned = [answer.about[key] for key in ("curve", "reference") if key in answer.about]
+    if "estimator" in answer.frame:
+        mentioned += answer.frame["estimator"].tolist()
     return distinct_names(dict.fromkeys(map(str, mentioned)), run.figure_style.labels)
 
 
@@ -515,18 +426,12 @@ def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[
     return headings[:n_columns], [row[:n_columns] for row in rows]
 
 
-def _command(run: SavedResults, name: str, analysis: Analysis, frame: pd.DataFrame | None) -> str:
-    """Return the command that asks again; "" where it needs arguments that the run did not record."""
-    folder = as_given(run.path)
+def _command(run: SavedResults, analysis: Analysis, answer: Answer | None, asked: Sequence[str] | None) -> str:
+    """Return the command that asks again; "" where it needs arguments that the answer does not state."""
     if analysis.section:
-        return shlex.join(["gradstats", analysis.name, folder])
-    if analysis.words is not None and frame is not None:
-        words = analysis.words(frame)
-    else:  # the estimators are those of the run, where none are named
-        asked = inspect.signature(analysis.ask).parameters
-        needed = {name for name in analysis.options if name in asked and asked[name].default is inspect.Parameter.empty}
-        words = [] if needed <= {"estimators"} else None
-    return "" if words is None else shlex.join(["gradstats", "ask", folder, analysis.name, *words])
+        return shlex.join(["gradstats", analysis.name, as_given(run.path)])
+    label = analysis.name if answer is None else answer.question
+    return "" if asked is None else shlex.join(["gradstats", "ask", as_given(run.path), label, *asked])
 
 
 def as_given(path: Path) -> str:
@@ -595,7 +500,7 @@ def _figures_of_page(run: SavedResults, svgs: Mapping[str, str] | None) -> list[
             "svg": inline_svg(drawn[figure.name], figure.name, caption),
         }
         for figure in figures_of(run)
-        if figure.name in drawn and (caption := figure.caption_of(run))
+        if figure.name in drawn and (caption := figure.caption)
     ]
 
 

@@ -11,57 +11,43 @@ from typing import cast
 import pandas as pd
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis, FurtherTable
 from gradstats.analyses.numbers import Triple
-from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.analyses.variance import COMPARED_ROWS
+from gradstats.answers import Answer
 from gradstats.config.sections import FiguresSection
-from gradstats.plots.quantities import JUDGED
-from gradstats.report.analysis_tables import (
-    COMPARED_ROWS,
-    VARIANCE_COLUMNS,
-    analysis_table,
-    frame_in_words,
-    variance_table,
-)
+from gradstats.plots.quantities import JUDGED, shown_in
+from gradstats.report.analysis_tables import frame_in_words, table_of, variance_table
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
-from gradstats.system.late import np
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 
-def run_tables(run: SavedResults, style: FiguresSection | None = None, *, by_value: bool = False) -> dict[str, Table]:
-    """Return every table that a run has the numbers for: name of its file → table.
+def run_tables(
+    answers: Mapping[str, Answer], name: str, style: FiguresSection, *, by_value: bool = False
+) -> dict[str, Table]:
+    """Return every table of the answers of a run: name of its file → table. Estimators are named as in figures.
 
-    Those whose columns an earlier version did not estimate are left out. Estimators are named as in figures.
+    Args:
+        answers: of the run, by the names of their files.
+        name: of the run.
+        style: which estimators are listed, in which order, and what they are called.
+        by_value: sort the estimators by relative noise.
     """
-    style = run.figure_style if style is None else style
     tables: dict[str, Table] = {}
-    if run.variance is not None and (frame := _chosen(run.variance, style)) is not None:
-        if by_value and JUDGED.name in frame:
-            frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
-        frame.attrs[COMPARED_ROWS] = len(run.variance)
-        tables["variance"] = variance_table(frame)
-    if run.fit is not None:
-        tables["alpha"] = alpha_table(
-            {style.labels.get(run.name, run.name): run.fit}, confidence_level=run.confidence_level
-        )
-    for analysis in registry.asked_in_runs():
-        for declared in analysis.tables:
-            frame = run.breakdowns.get(declared.name)
-            if frame is not None and _has(frame, declared) and (frame := _chosen(frame, style)) is not None:
-                tables[declared.name] = replace(_asked_table(analysis, declared, run, frame), source=frame)
-    for analysis in registry.every():
-        name = analysis.table_name
-        frame = None if analysis.section or name in run.breakdowns else run.table(name)
-        if frame is not None and _has(frame, analysis):
-            tables[name] = analysis_table(analysis, _with_attrs(run, frame))
-    for name, frame in run.added.items():
-        if (chosen := _chosen(frame, style)) is not None:
-            analysis = registry.analysis_of_file(name, frame.attrs)
-            if analysis is not None:
-                tables[name] = replace(analysis_table(analysis, frame_in_words(chosen)), source=chosen)
+    for file, answer in answers.items():
+        declared = registry.of_answer(answer.question)
+        if declared is None or not declared.shown_in("paper"):
+            continue
+        if declared.name == "alpha":
+            tables[file] = alpha_table({style.labels.get(name, name): answer.frame})
+        elif (frame := _chosen(answer.frame, style)) is not None:
+            if declared.name == "variance":
+                if by_value:
+                    frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
+                frame.attrs[COMPARED_ROWS] = len(answer.frame)
+            tables[file] = table_of(declared, frame)
     return tables
 
 
@@ -99,31 +85,6 @@ def _chosen(frame: pd.DataFrame, style: FiguresSection) -> pd.DataFrame | None:
     return None if chosen is None or chosen.empty else chosen
 
 
-def _has(frame: pd.DataFrame, declared: Analysis | FurtherTable) -> bool:
-    """Return whether a frame has what its table shows; one of a comparison shows what there is."""
-    plain = {one.name for one in declared.columns if not one.estimated}
-    shown = () if declared.as_comparison else declared.declared_headings
-    return all(f"{name}{end}" in frame for name in shown for end in (ENDS[:1] if name in plain else ENDS))
-
-
-def _with_attrs(run: SavedResults, frame: pd.DataFrame, **attrs: object) -> pd.DataFrame:
-    """Return a table read from CSV with the attributes that it was made with."""
-    frame = frame.copy()
-    frame.attrs |= {"confidence_level": run.confidence_level, **attrs}
-    return frame
-
-
-def _asked_table(
-    analysis: Analysis, declared: Analysis | FurtherTable, run: SavedResults, frame: pd.DataFrame
-) -> Table:
-    lengths = [np.nan] if run.points is None else run.points["length"].to_numpy(dtype=float)
-    about = {} if analysis.recovered is None else analysis.recovered(frame, lengths)
-    about |= {} if analysis.beside is None else analysis.beside(run.tables)
-    with_attrs = _with_attrs(run, frame, **about)
-    # A table of a comparison names its estimators itself.
-    return analysis_table(declared, with_attrs if declared.as_comparison else frame_in_words(with_attrs))
-
-
 #: Numbers of a run, in the order of a table: name → heading.
 RUN_HEADINGS = {
     "alpha": "α",
@@ -156,7 +117,7 @@ def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
 def levels_of(runs: Sequence[SavedResults]) -> str:
     """Return the levels of the intervals of some runs, as ``"95%"`` or ``"90% or 95%"``."""
     levels = {run.confidence_level for run in runs}
-    levels |= {run.alpha.get("confidence_level", CONFIDENCE_LEVEL) for run in runs if run.alpha is not None}
+    levels |= {run.level_of_alpha for run in runs if run.alpha is not None}
     return " or ".join(f"{level:.0%}" for level in sorted(levels))
 
 
@@ -207,7 +168,7 @@ def compared_table(frame: pd.DataFrame, levels: str) -> Table:
     """Return one row per estimator and run."""
     named = frame_in_words(frame)
     # The variance itself has the unit of its metric, the others are ratios.
-    shown = [name for name in VARIANCE_COLUMNS if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]
+    shown = [name for name in shown_in("paper") if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]
     table = variance_table(frame, columns=shown)
     rows = tuple(f"{name}, {run}" for name, run in zip(named["estimator"], frame["run"], strict=True))
     bold = {JUDGED.heading: "Bold: the best set of each run."} if table.bold else {}

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from gradstats import plots
+from gradstats.analyses import registry
 from gradstats.analyses.printed import Printed
 from gradstats.config.experiment import FiguresSection
 from gradstats.plots.quantities import JUDGED
@@ -210,7 +211,7 @@ def read_sweep(folder: str | os.PathLike[str], *, without: Collection[str] = ())
     listed = read_sweep_list(path)
     results = {}
     for cell, settings in listed.settings.items():
-        finished = (path / cell / "alpha.json").exists() or (path / cell / "variance.csv").exists()
+        finished = any((path / cell / f"{name}.json").exists() for name in registry.OF_EVERY_RUN)
         if cell in without or not finished:
             continue
         results[cell] = read_results(path / cell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import os
 import warnings
@@ -47,7 +48,7 @@ class Table:
         caption: one paragraph: what, n, level, method; a metric that ``source`` has in its ``.attrs`` is added.
         heading: of the first column, which names the rows.
         rows: name of each row.
-        columns: for each column its heading and, for each row, ``(value, low, high)``.
+        columns: for each column its heading and, for each row, ``(value, low, high)`` or a word.
         bold: ``(row, column)`` positions set in bold.
         source: the numbers in full, as they go into the CSV file.
         label: the label by which LaTeX refers to it.
@@ -59,7 +60,7 @@ class Table:
     caption: str
     heading: str
     rows: tuple[str, ...]
-    columns: Mapping[str, Sequence[Triple]]
+    columns: Mapping[str, Sequence[Triple | str]]
     source: pd.DataFrame = field(repr=False)
     bold: frozenset[tuple[int, int]] = frozenset()
     label: str = "tab:gradstats"
@@ -75,16 +76,13 @@ class Table:
 
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
-        escape = {"latex": latex_escape, "markdown": markdown_escape, "plain": str}[markup]
+        escape = _ESCAPES[markup]
         headings, texts = [escape(self.heading)], [[escape(name)] for name in self.rows]
         for at, (heading, triples) in enumerate(self.columns.items()):
             exponent = common_exponent(triples)
             headings.append(_in_powers(escape(heading), exponent, markup))
             for row, triple in enumerate(triples):
-                text = number_with_interval(*triple, exponent=exponent, markup=markup)
-                if (row, at) in self.bold and markup != "plain":
-                    text = rf"\textbf{{\boldmath {text}}}" if markup == "latex" else f"**{text}**"
-                texts[row].append(text)
+                texts[row].append(cell_text(triple, markup, exponent, bold=(row, at) in self.bold))
         return headings, texts
 
     def headings_at(self, layout: Layout) -> list[str]:
@@ -145,7 +143,7 @@ class Table:
         return LatexColumn(
             heading,
             _in_powers("", exponent, "latex").strip(),
-            [number_with_interval(*triple, exponent=exponent, markup="latex", narrow=True) for triple in triples],
+            [cell_text(triple, "latex", exponent, narrow=True) for triple in triples],
             [(row, at) in self.bold for row in range(len(self.rows))],
         )
 
@@ -170,16 +168,40 @@ class Table:
             FileExistsError: when a file lies there that is not an earlier table, or is one that may not be replaced.
             ValueError: as :meth:`headings_at`.
         """
-        tex, markdown, csv = paths = table_paths(path_stem)
+        *_, csv = table_paths(path_stem)
         refuse_foreign_tables(path_stem)
         if csv.exists():
             same = same_table(csv.read_text(encoding="utf-8"), csv_text(self.source))
             refuse_other_result(csv, None if same else "other numbers", overwrite)
         # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
+        paths = self.save_texts(path_stem, layout=layout)
+        write_csv(csv, self.source)
+        return [*paths, csv]
+
+    def save_texts(self, path_stem: str | os.PathLike[str], *, layout: Layout | None = None) -> list[Path]:
+        """Write ``.tex`` and ``.md`` alone, where an answer holds the numbers; otherwise as :meth:`save`."""
+        tex, markdown, _ = table_paths(path_stem)
         write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", TABLE)
         write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", TABLE)
-        write_csv(csv, self.source)
-        return paths
+        return [tex, markdown]
+
+
+def cell_text(cell: Triple | str, markup: str, exponent: int = 0, *, bold: bool = False, narrow: bool = False) -> str:
+    """Return a cell in ``"latex"``, ``"markdown"``, ``"html"`` or ``"plain"``: a word, or a number with its interval.
+
+    Args:
+        cell: the word, or the estimate with the ends of its interval as readers see them.
+        markup: how it is written.
+        exponent: the power of ten in the heading of its column.
+        bold: set it in bold, which plain text cannot.
+        narrow: leave out the space between a number and its interval.
+    """
+    if isinstance(cell, str):
+        text = _ESCAPES[markup](cell)
+    else:
+        text = number_with_interval(*cell, exponent=exponent, markup=markup, narrow=narrow)
+    in_bold = {"latex": rf"\textbf{{\boldmath {text}}}", "markdown": f"**{text}**", "html": f"<strong>{text}</strong>"}
+    return in_bold.get(markup, text) if bold else text
 
 
 def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
@@ -199,29 +221,24 @@ def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
     refuse_foreign(csv, Kind(TABLE.what, lambda _: is_marked(tex)))
 
 
-def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
+def alpha_table(
+    fits: Mapping[str, LengthScalingFit | pd.DataFrame], *, confidence_level: float = CONFIDENCE_LEVEL
+) -> Table:
     """Return the length exponent of one or several fits.
 
     Args:
-        fits: name → :class:`gradstats.stats.LengthScalingFit`.
-        confidence_level: of the intervals.
+        fits: name → :class:`gradstats.stats.LengthScalingFit`, or the frame of an answer on α.
+        confidence_level: of the intervals of fits; a frame has its own.
 
     Raises:
         ValueError: when ``fits`` is empty.
     """
     if not fits:
         raise ValueError("fits is empty: give at least one name and its fit")
-    frame = pd.concat([fit.to_frame(confidence_level) for fit in fits.values()], ignore_index=True)
+    rows = [_alpha_row(fit, confidence_level) for fit in fits.values()]
+    frame = pd.concat(rows, ignore_index=True)
     frame.insert(0, "run", list(fits))
-    frame.attrs["metric"] = " or ".join(dict.fromkeys(fit.metric for fit in fits.values()))
-    with warnings.catch_warnings():  # what the fits lack was said when they were made
-        warnings.simplefilter("ignore", UserWarning)
-        within = [fit.within_prompts() for fit in fits.values()]
-        ends = [
-            (math.nan,) * 3 if fit is None else (fit.alpha, *fit.confidence_interval(confidence_level))
-            for fit in within
-        ]
-    frame[["alpha_within", "alpha_within_low", "alpha_within_high"]] = ends
+    frame.attrs["metric"] = " or ".join(dict.fromkeys(row.attrs["metric"] for row in rows))
     counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
     known = triples_of(frame, "alpha_within")
     return Table(
@@ -237,6 +254,24 @@ def alpha_table(fits: Mapping[str, LengthScalingFit], *, confidence_level: float
         source=frame,
         label="tab:alpha",
     )
+
+
+def _alpha_row(fit: LengthScalingFit | pd.DataFrame, confidence_level: float) -> pd.DataFrame:
+    """Return the row of a fit, or of an answer, with α within prompts beside it."""
+    names = ["alpha_within", "alpha_within_low", "alpha_within_high"]
+    if isinstance(fit, pd.DataFrame):
+        row, within = fit.copy(), fit.attrs.get("within_prompt") or {}
+        row[names] = [[within.get(f"alpha{end}") for end in ("", "_low", "_high")]]
+        row[names] = row[names].astype(float)
+        return row
+    row = fit.to_frame(confidence_level)
+    row.attrs["metric"] = fit.metric
+    with warnings.catch_warnings():  # what the fit lacks was said when it was made
+        warnings.simplefilter("ignore", UserWarning)
+        inner = fit.within_prompts()
+        ends = (math.nan,) * 3 if inner is None else (inner.alpha, *inner.confidence_interval(confidence_level))
+    row[names] = [ends]
+    return row
 
 
 def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
@@ -264,6 +299,9 @@ def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: fl
 def markdown_escape(text: str) -> str:
     """Escape a text for Markdown."""
     return "".join("\\" + character if character in r"\`*_{}[]<>|#" else character for character in text)
+
+
+_ESCAPES = {"latex": latex_escape, "markdown": markdown_escape, "html": html.escape, "plain": str}
 
 
 def _in_powers(heading: str, exponent: int, markup: str) -> str:

@@ -19,7 +19,6 @@ from gradstats.measurement.measurement import Measurement
 from gradstats.report.saved_results import (
     is_run_directory,
     read_recorded_experiment,
-    table_checksums,
     write_recorded_experiment,
 )
 from gradstats.rewards.grading import MisreadReferenceWarning
@@ -299,7 +298,13 @@ class RunDirectory:
             return None
         return os.path.relpath(folder, self.path.resolve())
 
-    def write_manifest(self, measured: Measurement, paths: list[Path], gap: SamplerGap | None) -> None:
+    def write_manifest(
+        self,
+        measured: Measurement,
+        paths: list[Path],
+        gap: SamplerGap | None,
+        computed_with: Mapping[str, str | None],
+    ) -> None:
         """Record versions, commit, hardware, seeds, timings and the files of results."""
         experiment = self.experiment
         earlier = self.read_manifest()
@@ -342,8 +347,8 @@ class RunDirectory:
                 "parts": list(self.parts.values()) or earlier.get("parts", []),
                 "remarks": list(dict.fromkeys(self.remarks)),
                 "remarks_of_steps": {step: said for step, said in self.remarks_of_steps.items() if said},
+                "computed_with": dict(computed_with),
                 "files": [str(path.relative_to(self.path)) for path in paths],
-                "checksums": table_checksums(self.path, paths),
             },
         )
         for path in (*self.parts, self.path / _STEPS):

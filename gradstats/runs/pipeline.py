@@ -12,7 +12,7 @@ from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs.analysis import RunResult, analyse, remove_additions
+from gradstats.runs.analysis import RunResult, analyse
 from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart, remove_listed_results
 from gradstats.runs.executors.choice import executor_of
 from gradstats.runs.executors.local import Executor
@@ -160,9 +160,7 @@ def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
         regrade_shards(path, problems, sampling.reward, progress)
         warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
-    # These are results of the old rewards; the new ones may allow fewer of them.
-    remove_additions(run)
-    remove_listed_results(path)
+    remove_listed_results(path)  # of the old rewards; the new ones may allow fewer of them
     if not is_measured(run):
         return None
     return analyse(run, progress)

@@ -76,7 +76,7 @@ def _check_questions(experiment: Experiment) -> None:
     for name, settings in experiment.analyses.items():
         with naming("analyses"):
             analysis = registry.get(name)
-        if settings is not False or analysis.instead or analysis.section:
+        if settings is not False or analysis.section:
             with naming(f"analyses.{name}"):
                 analysis.refuse_settings(settings if isinstance(settings, dict) else {}, experiment.variance)
 

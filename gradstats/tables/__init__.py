@@ -1,6 +1,5 @@
 """Tables for papers, under their public name; :mod:`gradstats.report.tables` builds them."""
 
-from gradstats.analyses.variance import clear_winner, lowest
 from gradstats.report.analysis_tables import variance_table
 from gradstats.report.latex import Layout
 from gradstats.report.tables import Table, alpha_table, latex_escape, markdown_escape
@@ -9,9 +8,7 @@ __all__ = [
     "Layout",
     "Table",
     "alpha_table",
-    "clear_winner",
     "latex_escape",
-    "lowest",
     "markdown_escape",
     "variance_table",
 ]

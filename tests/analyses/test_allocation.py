@@ -12,7 +12,7 @@ from gradstats import estimators as est
 from gradstats.analyses import allocate, registry
 from gradstats.plots.marks import with_ends
 from gradstats.reference import EnumeratedPolicy
-from gradstats.report.analysis_tables import analysis_table
+from gradstats.report.analysis_tables import table_of
 
 TOKENS = 2000.0
 
@@ -125,7 +125,7 @@ def test_without_any_row_the_frame_has_its_columns_and_the_sentence_says_so():
     assert found.to_frame().columns.tolist() == known.columns.tolist()
     assert found.sentence() == "No noise could be estimated; the notes say why."
     assert "has no row: its scale relative to the target is not resolved" in " ".join(found.notes)
-    assert analysis_table(registry.get("allocation"), found.to_frame()).rows == ()
+    assert table_of(registry.get("allocation"), found.to_frame()).rows == ()
 
 
 def test_the_best_size_of_rloo_is_the_one_of_least_exact_noise():

@@ -14,7 +14,7 @@ from gradstats.analyses.numbers import number_with_interval
 from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
 from gradstats.reference import EnumeratedPolicy
-from gradstats.report.analysis_tables import analysis_table, short_table
+from gradstats.report.analysis_tables import short_table, table_of
 from gradstats.stats.intervals import FiellerRatio, SkewedMeanEstimate
 from gradstats.stats.jackknife import Estimate
 from gradstats.stats.variance.alignment import CriticalBatch, high_of_shown
@@ -154,7 +154,7 @@ def test_the_first_screen_is_sorted_and_says_alignment_and_groups_without_signal
     analysis = registry.get("batch_size")
     found = batch_size(sample[0], ["reinforce", "rloo", "token_mean(loo=True)"], sample[1])
     frame = found.to_frame()
-    table = analysis_table(analysis, frame)
+    table = table_of(analysis, frame, in_words=False)
     assert list(table.rows) == list(frame.sort_values("critical_batch")["estimator"])
     shown = analysis.first_shown(frame)
     assert shown == ["critical batch", "alignment", "without signal", "prompts for equal alignment"]

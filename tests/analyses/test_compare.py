@@ -246,7 +246,7 @@ def test_unusable_batches_and_levels_are_refused():
     for quantity in ("variance", "in_best_set"):
         with pytest.raises(ValueError, match=f"quantity='{quantity}' is not estimated: choose from trace_cov"):
             comparison.confidence_interval(0.95, quantity)
-    for call in (comparison.to_frame, comparison.lowest, comparison.confidence_interval):
+    for call in (comparison.to_frame, comparison.confidence_interval):
         with pytest.raises(ValueError, match="^confidence_level=1 must lie between 0 and 1"):
             call(1.0)
 
@@ -340,7 +340,6 @@ def test_the_other_rows_stay_and_the_reason_is_given():
     expected = quietly(compare, measured, ["rloo", "recipe:grpo", "group_mean"], group_size=[2, 4]).to_frame()
     known = frame.loc[~unknown].drop(columns=["components", "unit"]).reset_index(drop=True)
     np.testing.assert_allclose(known["trace_cov"], expected["trace_cov"])
-    assert table.lowest_beyond_doubt() in (None, "rloo", "group_mean", "recipe:grpo")
 
 
 def test_without_any_input_the_comparison_is_refused():

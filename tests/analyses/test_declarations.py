@@ -14,11 +14,10 @@ from command_line import run
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import Analysis, Result
-from gradstats.report.analysis_tables import analysis_table
+from gradstats.analyses.declaration import Analysis
+from gradstats.report.analysis_tables import table_of
 from gradstats.report.columns import INDEX, without_interval_end
-from gradstats.report.figures import FIGURES
-from gradstats.report.saved_results import kept_files, read_added, read_kept
+from gradstats.report.saved_results import read_results
 from gradstats.rollouts import Rollouts
 
 #: Of each question the words that ask it on the command line, and the arguments of Python.
@@ -35,7 +34,7 @@ ASKED = {
     "success_bins": (["rloo", "--bins", "2"], {"estimators": ["rloo"], "bins": 2}),
     "curve": (
         ["asymmetric(loo=True)", "delta=-0.5,0"],
-        {"estimator": "asymmetric(loo=True)", "parameter": "delta", "values": [-0.5, 0.0]},
+        {"estimator": "asymmetric(loo=True)", "values": "delta=-0.5,0"},
     ),
     "optimal_baselines": (["--n-resamples", "8"], {"n_resamples": 8}),
     "critic": (["--last-step", "1"], {"last_step": 1}),
@@ -89,43 +88,39 @@ def test_every_question_is_asked_here():
 @pytest.mark.parametrize("name", ASKED)
 def test_columns_table_figure_and_repr_are_as_declared(name, folder):
     analysis, found = registry.get(name), answer(name, folder)
-    frame = analysis.frame_of(found, 0.9)
+    whole = analysis.answer_of(found, 0.9)
+    frame = whole.frame
     declared = {one.name for one in INDEX[name]}
     shown = {without_interval_end(column) for column in frame}
-    assert {one.name for one in analysis.columns} <= shown <= declared
+    assert shown <= declared
     for one in analysis.columns:
         assert one.meaning
-        assert {f"{one.name}_low", f"{one.name}_high"} <= set(frame) or not one.estimated
-    if analysis.declared_headings:
-        table = analysis_table(analysis, frame)
+        assert {f"{one.name}_low", f"{one.name}_high"} <= set(frame) or not one.estimated or one.name not in shown
+    if analysis.shown_in("paper"):
+        table = table_of(analysis, frame, in_words=False)
         assert len(table.rows) == len(frame)
-        assert list(table.columns) == list(analysis.headings_of(frame).values()) or analysis.as_comparison
+        assert list(table.columns) == list(analysis.headings_of(frame).values())
         assert table.caption
         assert all(len(column) == len(frame) for column in table.columns.values())
     else:
         assert found.sentence()
     for one in analysis.further:
-        further = one.frame(found, 0.9)
-        assert {without_interval_end(column) for column in further} == {column.name for column in one.columns}
-        assert list(analysis_table(one, further).columns) == list(one.headings_of(further).values())
+        further = whole.further[one.name].frame
+        assert {without_interval_end(column) for column in further} <= {column.name for column in one.columns}
+        if one.shown_in("paper"):
+            assert list(table_of(one, further, in_words=False).columns) == list(one.headings_of(further).values())
     for figure in analysis.figures:
         assert figure.caption_of(frame)
         if not figure.table and (drawn := figure.rows(frame)) is not None:
             figure.draw(drawn)
             plt.close("all")
-        if figure.table or analysis.in_run is not None:
-            assert figure.name in {one.name for one in FIGURES}
     for text in (repr(found), found._repr_html_()):
         assert all(column in text for column in found.printed_columns or list(frame)[:1])
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in ASKED
-        if (result := registry.get(name).result) and result.plot is Result.plot and not registry.get(name).figures
-    ],
+    [name for name in ASKED if name != "plan" and not registry.get(name).figures],
 )
 def test_a_question_without_a_figure_says_so(name, folder):
     with pytest.raises(ValueError, match=f"the question {name!r} has no figure"):
@@ -137,26 +132,23 @@ def test_a_question_without_a_figure_says_so(name, folder):
 def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_path, monkeypatch, capsys):
     analysis, expected = registry.get(name), answer(name, folder).to_frame()
     words = ["ask", folder, name, *ASKED[name][0]]
-    out = tmp_path / ("found" if analysis.kept or analysis.keeps else "found.csv")
+    out = tmp_path / ("found" if analysis.kept else "found.csv")
     code, printed, err = run(monkeypatch, capsys, *words, "--all", "--out", out)
     assert code == 0, err
-    if analysis.declared_headings:
-        assert analysis_table(analysis, expected).rows[0].split()[0] in printed
+    if analysis.shown_in("terminal"):
+        assert table_of(analysis, expected, "terminal", in_words=False).rows[0].split()[0] in printed
     else:
         assert answer(name, folder).sentence() in " ".join(printed.split())
     if analysis.kept:
-        ((kept, written),) = read_added(out).items()
-        assert registry.analysis_of_file(kept, written.attrs) is analysis
+        ((kept, saved),) = read_results(out).answers.items()
+        assert registry.of_answer(saved.question) is analysis
         assert (out / "figures" / f"{kept}.pdf").is_file()
-    elif analysis.keeps:
-        assert {path.name for path in out.iterdir()} == set(kept_files(analysis))
-        written = read_kept(out)[analysis.table_name]
-        assert {one.name for one in analysis.keeps[0].about} == set(written.attrs)
+        written = saved.frame
     else:
         written = pd.read_csv(out)
     assert list(written) == list(expected)
     numbers = list(expected.select_dtypes("number"))
-    np.testing.assert_allclose(written[numbers], expected[numbers], rtol=1e-6 if analysis.keeps else 1e-12)
+    np.testing.assert_allclose(written[numbers], expected[numbers], rtol=1e-6 if name == "tokens" else 1e-12)
     texts = [column for column in expected if column not in numbers]
     assert (
         written[texts].astype(object).fillna("").astype(str) == expected[texts].astype(object).fillna("").astype(str)

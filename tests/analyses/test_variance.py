@@ -15,7 +15,7 @@ from measured_by_hand import measured_by_hand
 
 import gradstats as gs
 from gradstats.analyses import variance_by_length, variance_by_success
-from gradstats.analyses.variance import best_rows, clear_winner, compare, lowest, lowest_beyond_doubt
+from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.plots.quantities import (
     COMPARED,
@@ -26,6 +26,7 @@ from gradstats.plots.quantities import (
     filled_in,
     shown_in,
 )
+from gradstats.plots.variance import rows_in_best_set
 from gradstats.reference.naive_estimators import sequence_gradients
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.best_set import pairwise_differences
@@ -79,7 +80,6 @@ def test_the_column_of_a_comparison():
     frame = result.to_frame()
     # An own-sample mean is `rloo` at matched signal.
     assert frame["in_best_set"].tolist() == [True, True, False]
-    assert result.lowest_beyond_doubt() is None
 
 
 def test_rows_may_be_placed_among_others_that_are_not_known():
@@ -116,7 +116,7 @@ def test_a_row_without_a_gradient_has_neither_verdict_nor_prompt():
     equal = batch.with_fields(rewards=np.ones(80))
     frame = quiet_compare(equal, ["rloo", "reinforce"], scores, reference="reinforce").to_frame()
     assert frame["in_best_set"].tolist() == [None, True]
-    assert lowest_beyond_doubt(frame) == lowest_beyond_doubt(pd.read_csv(StringIO(frame.to_csv()))) == "reinforce"
+    assert rows_in_best_set(frame) == rows_in_best_set(pd.read_csv(StringIO(frame.to_csv()))) == [1]
     assert frame["most_influential_prompt"].isna().tolist() == [True, False]
     assert np.isnan(frame["n_effective_prompts"].iloc[0])
     assert np.isnan(frame["ratio_simultaneous_low"].iloc[0])
@@ -147,20 +147,6 @@ def problem(seed=0, n=30, size=4, noise=1.0):
     return batch, rng.normal(size=(n * size, 6))
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("level", [0.5, 0.95])
-def test_it_agrees_with_a_comparison_made_again_with_the_lowest_as_reference(seed, level):
-    batch, scores = problem(seed)
-    comparison = quiet_compare(batch, ESTIMATORS, scores)
-    frame = comparison.to_frame(level)
-    best = lowest(frame)
-    assert comparison.lowest(level) == best == "constant(b=5)"
-    again = quiet_compare(batch, ESTIMATORS, scores, reference=best).to_frame(level)
-    at = clear_winner(frame, again)
-    expected = None if at is None else best
-    assert comparison.lowest_beyond_doubt(level) == frame.attrs["lowest_beyond_doubt"] == expected
-
-
 @pytest.mark.parametrize(
     ("estimators", "options", "lowest_alone"),
     [
@@ -172,16 +158,17 @@ def test_it_agrees_with_a_comparison_made_again_with_the_lowest_as_reference(see
         (["reinforce"], {}, None),  # a single row
     ],
 )
-def test_only_one_estimator_may_be_lowest_beyond_doubt(estimators, options, lowest_alone):
+def test_only_one_estimator_may_be_alone_in_the_best_set(estimators, options, lowest_alone):
     batch, scores = problem(noise=0.1 if "n_resamples" in options else 1.0)
     comparison = quiet_compare(batch, estimators, scores, **options)
-    assert comparison.lowest_beyond_doubt() == lowest_alone
-    assert lowest_alone is None or comparison.lowest() == lowest_alone
+    frame = comparison.to_frame()
+    best = frame["estimator"][rows_in_best_set(frame)].tolist()
+    assert (best == [lowest_alone]) is (lowest_alone is not None)
 
 
 def test_a_row_that_was_not_judged_is_not_in_the_best_set():
     frame = pd.DataFrame({"estimator": ["rloo", "mine", "other"], "in_best_set": [True, None, np.nan]})
-    assert best_rows(frame) == [0]
+    assert rows_in_best_set(frame) == [0]
 
 
 LABELS = ["group_mean", "rloo", "norm_weighted(loo=True)"]
@@ -270,7 +257,6 @@ def test_what_has_no_blocks_is_refused(measured):
 def test_the_table_prints_with_its_blocks(measured):
     found = quiet_compare(measured, ["rloo"], blocks=True)
     assert repr(found).splitlines()[0].split()[:2] == ["block", "estimator"]
-    assert "lowest_beyond_doubt" not in found.to_frame().attrs
 
 
 @pytest.fixture(scope="module")

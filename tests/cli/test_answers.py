@@ -18,7 +18,7 @@ from gradstats.analyses.plan import plan_ratio
 from gradstats.cli.answers import LINES, WIDTH, answer_screen, first_screen, noise_table
 from gradstats.plots.quantities import limits_of
 from gradstats.report.analysis_tables import ShortRow, ShortTable, short_table
-from gradstats.report.saved_results import ENDS, read_frame, read_results
+from gradstats.report.saved_results import ENDS, read_results
 from gradstats.report.verdict import PLANNED, Verdict, alpha_verdicts, compared_first, headline, verdicts
 from gradstats.system.files import read_csv
 
@@ -79,7 +79,7 @@ def test_the_walk_sees_every_run():
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_no_number_of_a_committed_table_is_written_outside_of_its_interval_or_range(path):
-    frame = read_frame(path) if path.with_suffix(".json").exists() else read_csv(path)
+    frame = read_csv(path)
     estimates = [name for name in map(str, frame) if {f"{name}{end}" for end in ENDS} <= set(map(str, frame))]
     for name in estimates:
         least, greatest = limits_of(name)
@@ -157,7 +157,8 @@ def test_equal_estimators_share_rows_and_the_best_comes_first(question, measured
     analysis = registry.get(question)
     found = analysis.of_source(analysis.source(measured), estimators=ESTIMATORS)
     declared = next(one for one in analysis.tables if one.ranking is not None)
-    frame = analysis.frame_of(found, 0.95) if declared is analysis else declared.frame(found, 0.95)
+    answer = analysis.answer_of(found, 0.95)
+    frame = answer.frame if declared is analysis else answer.further[declared.name].frame
     table = short_table(declared, frame)
     assert all(set(column) != {"–"} for column in zip(*(row.cells for row in table.rows), strict=True))
     names = [row.names for row in table.rows]

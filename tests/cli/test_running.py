@@ -45,7 +45,7 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     assert "note: " in out
     for name in ("alpha.json", "variance.csv", "figures/length_scaling.pdf", "figures/variance.pdf", "manifest.json"):
         assert (run_directory / "run" / name).exists()
-    assert f"{run_directory / 'run'}: alpha.json, variance.csv|json, manifest.json, report.html" in out
+    assert f"{run_directory / 'run'}: variance.csv|json, alpha.csv|json, manifest.json, report.html" in out
     assert f"{run_directory / 'run' / 'figures'}: " in out
     code, out, _ = run(monkeypatch, capsys, "variance", run_directory / "run", "--estimators", "rloo", "group_mean")
     assert code == 0

@@ -24,35 +24,13 @@ from gradstats.analyses import profile_policy
 from gradstats.analyses.curve import parameter_values
 from gradstats.analyses.ratios import ANALYSIS as RATIOS
 from gradstats.analyses.ratios import CLIPPING
-from gradstats.cli.statistics import refuse_foreign_result, save_result, with_those_of_run
+from gradstats.cli.statistics import with_those_of_run
 from gradstats.config.experiment import load_experiment
 from gradstats.config.sections import DEFAULT_ESTIMATORS, VarianceSection
-from gradstats.report.analysis_tables import analysis_table
+from gradstats.report.analysis_tables import table_of
 from gradstats.report.saved_results import write_recorded_experiment
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
-
-NAME = "curve_kimi_tau"
-
-
-def curve():
-    frame = pd.DataFrame({"value": [0.0, 1.0], "trace_cov": [1.0, 0.5]})
-    frame.attrs |= {"curve": "kimi", "parameter": "tau"}
-    return frame
-
-
-def test_a_file_of_the_users_is_refused_before_the_work(tmp_path):
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / f"{NAME}.csv").write_text("mine\n")
-    with pytest.raises(FileExistsError, match="is not an earlier table of this command that gradstats wrote"):
-        refuse_foreign_result(tmp_path, NAME, ["value", "trace_cov"])
-
-
-def test_a_bare_measurement_keeps_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    refuse_foreign_result(None, NAME, ["value"])
-    save_result(curve(), None, NAME, overwrite=False)
-    assert not list(tmp_path.iterdir())
 
 
 def test_by_success(monkeypatch, capsys, measured, tmp_path):
@@ -333,7 +311,7 @@ def test_missing_words_are_named_with_their_form(monkeypatch, capsys, measured):
     said = " ".join((out + err).replace("│", "").split())
     assert code == 2
     assert " ESTIMATOR a label" in said
-    assert " PARAMETER=VALUES at least two different values" in said
+    assert " VALUES the parameter and its values: alpha=0:2:41" in said
     assert "alpha=0:2:41 (first, last, how many)" in said
 
 
@@ -501,7 +479,7 @@ def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
     assert "…" not in out
     found = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2)
     for one, frame in ((RATIOS, found.to_frame()), (CLIPPING, found.clipping_frame())):
-        table = analysis_table(one, frame)
+        table = table_of(one, frame, in_words=False)
         (_, *headings), rows = table.cells("plain")
         for written in (*headings, *(cell for _, *cells in rows for cell in cells)):
             assert written in out
@@ -629,7 +607,7 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     assert code == 0
     assert list(pd.read_csv(tmp_path / "v.csv")["group_size"]) == [2, 2, 4, 4]
     assert "samples for equal noise, rloo = 1, 2 completions a group" in out
-    assert "rloo, N=4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
+    assert "rloo, N = 4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
 
 
 def test_of_a_run_its_own_estimators_are_compared_where_none_are_named(measured, tmp_path):

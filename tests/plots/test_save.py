@@ -23,7 +23,7 @@ def test_prompts_of_different_sizes_state_totals():
 def test_a_comparison_states_what_it_measured():
     frame = variance("ordinary")
     assert sample_size_of(frame) == ""
-    frame.attrs |= {"n_prompts": 48, "n_groups": 96}  # groups of 4
+    frame.attrs |= {"n_prompts": 48, "n_completions": 384}
     assert sample_size_of(frame) == "48 prompts × 8 completions, in groups of 4"
     several = pd.concat([frame, frame.assign(group_size=8)])
     several.attrs = frame.attrs

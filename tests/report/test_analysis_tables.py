@@ -13,25 +13,19 @@ from comparison_batches import correlated_batch, quiet_compare, quietly, sized_b
 
 import gradstats as gs
 from gradstats.analyses import allocate, critic_quality, registry, variance_by_success
-from gradstats.analyses.curve import curve_name, draw_curve
+from gradstats.analyses.curve import draw_curve
 from gradstats.analyses.ratios import CLIPPING
-from gradstats.analyses.variance import VarianceByBlock, clear_winner, compare, lowest
+from gradstats.analyses.variance import COMPARED_ROWS, VarianceByBlock, compare
 from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.plots.shares import bin_label
-from gradstats.report.analysis_tables import (
-    COMPARED_ROWS,
-    analysis_table,
-    best_set_marks,
-    frame_in_words,
-    variance_columns,
-    variance_table,
-)
+from gradstats.report import analysis_tables
+from gradstats.report.analysis_tables import frame_in_words, variance_table
 from tests.off_policy import turned_policy
 
 
 def table_of(name, frame):
-    return analysis_table(registry.get(name), frame)
+    return analysis_tables.table_of(registry.get(name), frame, in_words=False)
 
 
 def test_rows_are_the_states():
@@ -52,7 +46,9 @@ def frame_of(label, parameter, values):
 
 
 def test_names_are_those_of_files():
-    assert curve_name("recipe:dapo(loo=True)", "clip_width") == "curve_recipe_dapo_loo_true_clip_width"
+    asked = {"estimator": "recipe:dapo(loo=True)", "values": "clip_width=0.1,0.2"}
+    assert registry.get("curve").file_name(asked) == "curve_recipe_dapo_loo_true_clip_width"
+    assert registry.get("allocation").file_name({"tokens": 5000}) == "allocation"
 
 
 def test_the_table_has_a_row_for_each_value():
@@ -139,7 +135,7 @@ def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics,
 
 
 def test_clips(found: gs.analyses.RatioDiagnostics):
-    table = analysis_table(CLIPPING, found.clipping_frame())
+    table = analysis_tables.table_of(CLIPPING, found.clipping_frame(), in_words=False)
     assert "grpo" in table.rows
     value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
     assert 0 <= low <= value <= high <= 1
@@ -153,8 +149,8 @@ def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs
     assert unknown.any()
     assert frame.loc[unknown, "removed_share"].isna().all()
     said = "Dashes: energies of tokens were not measured (token_probes)"
-    assert said in analysis_table(CLIPPING, frame).caption
-    assert said not in analysis_table(CLIPPING, found.clipping_frame()).caption
+    assert said in analysis_tables.table_of(CLIPPING, frame).caption
+    assert said not in analysis_tables.table_of(CLIPPING, found.clipping_frame()).caption
 
 
 def test_one_row_for_each_estimator_and_bin():
@@ -164,7 +160,7 @@ def test_one_row_for_each_estimator_and_bin():
     assert len(table.rows) == 4
     low, high, n = frame.loc[0, ["success_low", "success_high", "n_prompts"]]
     assert table.rows[0] == f"rloo, {bin_label(low, high)} (n = {n:.0f})"
-    assert list(table.columns) == list(registry.get("success_bins").declared_headings.values())
+    assert list(table.columns) == list(registry.get("success_bins").shown_in("paper").values())
     assert "of the other half of the completions), groups of 4 completions, 90% intervals" in table.caption
     given = variance_by_success(batch, ["rloo"], scores, success=[0.5] * 240, bins=1).to_frame()
     assert "(as given), groups of 8 completions" in table_of("success_bins", given).caption
@@ -181,7 +177,7 @@ def test_one_row_for_each_block_and_estimator():
     assert table.columns["ratio"][0] == (1.0, 1.0, 1.0)
     assert "to that of rloo on the same block, 90% intervals" in table.caption
     several = VarianceByBlock({"mlp": of_size[2, 4]}).to_frame()
-    assert table_of("variance_by_block", several).rows[0] == "mlp, rloo, N=2"
+    assert table_of("variance_by_block", several).rows[0] == "mlp, rloo, N = 2"
 
 
 def test_allocations():
@@ -194,63 +190,42 @@ def test_allocations():
     assert "*" not in table_of("allocation", frame.loc[~frame["extrapolated"]]).heading
     many = table_of("allocation", frame.assign(n_prompts=12345.6))
     assert many.rows[0] == "rloo, 2 × 12,346"
-    assert list(table.columns) == list(registry.get("allocation").declared_headings.values())
+    assert list(table.columns) == list(registry.get("allocation").shown_in("paper").values())
     assert "10,000 completion tokens" in table.caption
     assert "relative to rloo with 8 completions per prompt" in table.caption
 
 
-def frame():
-    table = pd.DataFrame({"estimator": ["rloo", "mine"]})
+def compared(**columns):
+    table = pd.DataFrame({"estimator": ["rloo", "mine"], "in_best_set": [True, False]})
     for name in ("ratio", "cosine"):
         table[name], table[f"{name}_low"], table[f"{name}_high"] = [1.0, 0.8], [1.0, 0.7], [1.0, 0.9]
     table["ratio_simultaneous_low"], table["ratio_simultaneous_high"] = [1.0, 0.6], [1.0, 0.95]
     table.attrs["reference"] = "rloo"
-    return table
+    return table.assign(**columns)
+
+
+def of_place(place, **columns):
+    return analysis_tables.table_of(registry.get("variance"), compared(**columns), place, in_words=False).columns
 
 
 def test_intervals_that_hold_together_follow_their_quantity():
-    first, second, third = variance_columns(frame(), ["ratio", "cosine"], "terminal")
-    assert (first.heading, second.heading, third.heading) == ("ratio to rloo", "ratios of all rows", "cosine")
-    assert first.triples == [(1.0, 1.0, 1.0), (0.8, 0.7, 0.9)]
-    assert second.together
-    assert second.triples[0] == (1.0, 1.0, 1.0)  # known exactly
-    assert math.isnan(second.triples[1][0])
-    assert second.triples[1][1:] == (0.6, 0.95)
-
-
-def test_a_paper_or_an_earlier_version_goes_without():
-    assert [column.heading for column in variance_columns(frame(), ["ratio"], "paper")] == ["ratio to rloo"]
-    early = frame().drop(columns="ratio_simultaneous_low")
-    assert [column.together for column in variance_columns(early, ["ratio"], "terminal")] == [False]
+    columns = of_place("terminal")
+    assert list(columns) == ["ratio to rloo", "ratios of all rows", "cosine", "best set"]
+    assert columns["ratio to rloo"] == [(1.0, 1.0, 1.0), (0.8, 0.7, 0.9)]
+    (exact, other) = columns["ratios of all rows"]
+    assert exact == (1.0, 1.0, 1.0)  # known exactly
+    assert math.isnan(other[0])
+    assert other[1:] == (0.6, 0.95)
+    assert list(of_place("paper")) == ["ratio to rloo", "cosine"]
 
 
 def test_marks_of_the_best_set():
-    assert best_set_marks(frame()) is None
-    assert best_set_marks(frame().assign(in_best_set=[True, False])) == ["yes", "no"]
-    assert best_set_marks(frame().assign(in_best_set=[None, True])) == ["–", "yes"]
-    # As read back from a CSV file.
-    assert best_set_marks(frame().assign(in_best_set=[float("nan"), True])) == ["–", "yes"]
+    assert of_place("page")["best set"] == ["yes", "no"]
+    assert of_place("page", in_best_set=[None, True])["best set"] == ["–", "yes"]
 
 
 def bold_rows(table):
     return [line for line in table.to_latex().splitlines() if "textbf" in line]
-
-
-def test_the_reference_is_bold_where_every_other_interval_lies_above_it():
-    clear = frame_for_variance_table([1.0, 1.3, 1.5], [1.0, 1.1, 1.2], [1.0, 1.5, 1.9])
-    assert [line.split(" &")[0] for line in bold_rows(variance_table(clear))] == ["RLOO"]
-    tie = frame_for_variance_table([1.0, 1.3, 1.5], [1.0, 0.9, 1.2], [1.0, 1.5, 1.9])
-    assert bold_rows(variance_table(tie)) == []
-    assert "leave a tie" in variance_table(tie).caption
-
-
-def test_the_comparisons_decision_is_read_from_the_frame():
-    table = frame_for_variance_table([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
-    table.attrs["lowest_beyond_doubt"] = "mine"
-    assert [line.split(" &")[0] for line in bold_rows(variance_table(table))] == ["mine"]
-    table.attrs["lowest_beyond_doubt"] = None
-    assert bold_rows(variance_table(table)) == []
-    assert "leave a tie" in variance_table(table).caption
 
 
 def test_the_best_set_is_bold_as_the_comparison_gives_it():
@@ -286,26 +261,6 @@ def test_matched_ratios_that_hold_together_have_a_column():
     assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
 
 
-def test_another_winner_needs_intervals_paired_with_it():
-    table = frame_for_variance_table([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
-    assert lowest(table) == "mine"
-    assert bold_rows(variance_table(table)) == []
-    against_mine = frame_for_variance_table([1.25, 1.6, 1.0], [1.1, 1.2, 1.0], [1.4, 2.0, 1.0], reference="mine")
-    bold = bold_rows(variance_table(table, paired=against_mine))
-    assert [line.split(" &")[0] for line in bold] == ["mine"]
-    assert "excludes a tie" in variance_table(table, paired=against_mine).caption
-    against_mine.loc[0, "matched_ratio_low"] = 0.99
-    assert bold_rows(variance_table(table, paired=against_mine)) == []
-    against_mine.loc[0, "matched_ratio_low"] = np.nan
-    assert bold_rows(variance_table(table, paired=against_mine)) == []
-
-
-def test_of_two_rows_the_interval_itself_is_paired():
-    assert clear_winner(frame_for_variance_table([1.0, 0.8], [1.0, 0.7], [1.0, 0.9])) == 1
-    assert clear_winner(frame_for_variance_table([1.0, 0.8], [1.0, 0.7], [1.0, 1.01])) is None
-    assert clear_winner(frame_for_variance_table([1.0, 0.8], [1.0, 0.7], [1.0, 0.9], reference="a third")) is None
-
-
 def test_a_real_comparison_bolds_the_baseline():
     """Scores with the noise of the reward: without a baseline the variance is clearly larger."""
     rng = np.random.default_rng(0)
@@ -321,17 +276,10 @@ def test_a_real_comparison_bolds_the_baseline():
     assert "n = 40 prompts" in table.caption
 
 
-def test_paired_must_belong_to_the_table():
+def test_a_column_that_is_asked_for_must_be_there():
     table = frame_for_variance_table([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
-    with pytest.raises(
-        ValueError, match=r"paired has the reference 'rloo', and 'mine' is the lowest: compare again with"
-    ):
-        variance_table(table, paired=table)
-    other = frame_for_variance_table([1.0, 1.3], [1.0, 1.1], [1.0, 1.5], reference="mine")
-    with pytest.raises(ValueError, match="paired holds other estimators"):
-        variance_table(table, paired=other)
     with pytest.raises(ValueError, match=r"the table lacks the column\(s\) ratio_high"):
-        variance_table(table.drop(columns="ratio_high"))
+        variance_table(table.drop(columns="ratio_high"), columns=["ratio"])
 
 
 def test_estimators_have_the_names_of_figures_and_the_csv_their_labels(tmp_path):
@@ -360,7 +308,4 @@ def test_a_caption_says_where_the_lowest_is_not_among_the_rows():
     some.attrs = table.attrs | {COMPARED_ROWS: 3}
     assert "No row is of the best set, " in variance_table(some).caption
     assert "(all pairs of the 3 estimators of the comparison compared)" in variance_table(some).caption
-    some = some.drop(columns="in_best_set")
-    some.attrs |= {"lowest_beyond_doubt": "otb"}
-    assert "The lowest relative noise is that of OTB, which is not listed." in variance_table(some).caption
     assert bold_rows(variance_table(some)) == []

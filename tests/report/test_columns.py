@@ -13,34 +13,36 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import tiny_model
+from measured_by_hand import breakdowns
 from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
 from gradstats.analyses import registry
 from gradstats.analyses.plan import CriticalBatchPlan
+from gradstats.analyses.results import Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.columns import INDEX, without_interval_end
-from gradstats.report.saved_results import SavedResults, save_kept
+from gradstats.report.saved_results import SavedResults
 from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import alpha_table, profile_table
-from gradstats.runs.analysis import variance_breakdowns
 from gradstats.stats.jackknife import NOT_ESTIMATED
-from gradstats.system.files import read_csv, read_json
 from gradstats.values.fitted import FittedValues
 from tests.off_policy import turned_policy
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gradstats"
 
+registry.every()  # imports all of them
+RESULTS = [*Result.__subclasses__(), *ScalarResult.__subclasses__()]
 #: Result class → the tables that its frames are: of every question, and those that answer a part of one.
 TABLES_OF = {
-    **{one.result.__name__: one.table_name for one in registry.every() if one.result is not None},
+    **{one.__name__: one.question for one in RESULTS if one.question},
     "AlphaDifference": "alpha difference",
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
     "FittedValues": "fitted values",
-    "LengthBins": "length_bins",
+    **dict.fromkeys(("LengthBins", "LengthBinsOfSeveral"), "length_bins"),
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",
@@ -88,7 +90,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         critic = gs.analyses.critic_quality(measured, values=known, fitted_values=known)
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
-        save_kept(registry.get("tokens"), quality, folder)
+        tokens = registry.get("tokens").answer_of(quality, 0.95).further
         sizes = dict.fromkeys(("n_prompts", "n_prompts_low", "n_prompts_high", "n_prompts_assured"), 100)
         sizes |= {"confidence_level": 0.95, "completions_per_prompt": 4.0}
         plans = [
@@ -97,7 +99,11 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
             gs.plan_signal(comparison, "rloo"),
             CriticalBatchPlan(estimator="rloo", factor=2.0, critical_batch=30.0, **sizes),
         ]
-        frames = variance_breakdowns(measured, section)
+        frames = {
+            name: answer.frame
+            for name, answer in breakdowns(measured, section).items()
+            if name not in ("variance", "alpha", "alpha_by_block", "tokens")
+        }
         by_block = np.stack([0.3 * measured.sketches, 0.7 * measured.sketches], axis=1)
         in_blocks = replace(measured, sketches_by_block=by_block)
         frames["variance_by_block"] = gs.analyses.variance_by_block(in_blocks, section.estimators).to_frame()
@@ -105,13 +111,13 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
     report_points = pd.DataFrame(
         {"prompt_id": measured.rollouts.prompt_id, "length": measured.lengths, "sq_norm": measured.sq_norms}
     )
-    run = SavedResults(folder, "c", {}, {}, None, None, comparison.to_frame())
+    run = SavedResults(folder, "c", {}, {}, {"variance": registry.get("variance").answer_of(comparison, 0.95)})
     found = {name: set(frame.columns) for name, frame in frames.items()}
     assert {"group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"} <= set(found)
     assert report.curvature is not None
     assert report.within_between is not None
     on_policy, gaps = report.on_policy.to_frame(), gap.to_frame()
-    profiles = read_csv(folder / "token_profiles.csv")
+    profiles = tokens["token_profiles"].frame
     rows = profile_table({"mine": profile}).source
     found |= {
         "plan": {column for plan in plans for column in plan.to_frame()},
@@ -131,7 +137,6 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "most_influential_prompt": set(report.influence.columns),
         "on_policy": {*on_policy.columns, *on_policy["quantity"]},
         "sampler_gap": {*gap.summary(), *gap.quantiles().columns, *gaps.columns, *gaps["quantity"]},
-        "proxy_quality.json": set(read_json(folder / "proxy_quality.json")),
         "token_profiles": {*profiles.columns, *profiles["profile"], *profiles["quantity"]},
         "profile": {*rows.columns, *(name.split(" of ")[0] for name in rows["quantity"])},
         "shift": set(gs.implied_shift(measured, "token_mean").to_frame().columns),
@@ -143,8 +148,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "sweep": set(SweepResult(folder, "s", ["x"], {"c": {"x": 1}}, {"c": run}).to_frame()) - {"x"},
     }
     found["tokens"] = set(quality.to_frame().columns)
-    for name in ("proxy_quality", "token_traces", "token_sample"):
-        found[name] = set(read_csv(folder / f"{name}.csv").columns)
+    found |= {name: set(tokens[name].frame.columns) for name in ("token_traces", "token_sample")}
     return found
 
 
@@ -155,7 +159,7 @@ def columns_of(path: Path) -> set[str]:
 
 #: The costs of token scores share the name of a question, and are no table of it.
 COSTS = ROOT / "figures" / "tokens" / "tokens.csv"
-SAVED = [path for path in sorted((ROOT / "figures").glob("*/*.csv")) if path.stem in INDEX and path != COSTS]
+SAVED = [path for path in sorted((ROOT / "figures").rglob("*.csv")) if path.stem in INDEX and path != COSTS]
 
 
 def named(columns: set[str]) -> set[str]:
@@ -181,7 +185,7 @@ def test_each_saved_column_has_an_entry(path):
 
 
 def test_points_are_indexed_as_they_are_saved():
-    saved = columns_of(ROOT / "figures" / "embedded_tokens" / "length_scaling.csv")
+    saved = columns_of(ROOT / "figures" / "embedded_tokens" / "tables" / "length_scaling.csv")
     assert saved == {column.name for column in INDEX["length_scaling"]}
 
 
@@ -204,7 +208,7 @@ def test_a_table_has_each_name_once():
 
 
 def test_every_result_with_a_frame_is_indexed():
-    found, framing = set(), {"Answer", "Result", "Framed"}
+    found, framing = set(), {"Answer", "ScalarResult", "Result", "Framed"}
     for path in PACKAGE.glob("[asv]*/**/*.py"):
         classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
         bases = {node.name: {getattr(base, "id", "") for base in node.bases} for node in classes}

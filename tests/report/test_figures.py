@@ -11,13 +11,15 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from legibility import assert_legible
-from saved_runs import save_run
+from saved_runs import save_answer, save_run
 
 from gradstats import plots
+from gradstats.analyses import registry
+from gradstats.answers import Answer
 from gradstats.cli import commands
 from gradstats.config.experiment import FiguresSection
+from gradstats.report import figures
 from gradstats.report.figures import (
-    FIGURES,
     draw_overlay,
     draw_run,
     draw_run_for_report,
@@ -27,7 +29,6 @@ from gradstats.report.figures import (
 )
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import differing_settings, read_results, run_labels
-from gradstats.system.files import read_json, write_json
 
 
 @pytest.fixture(scope="module")
@@ -98,25 +99,27 @@ def test_drawing_and_reporting_import_no_torch(runs, tmp_path):
 
 
 def test_the_list_names_each_figure_once_with_a_caption():
-    names = [figure.name for figure in FIGURES]
-    assert len(set(names)) == len(names)
-    assert all(figure.caption.endswith(".") for figure in FIGURES if isinstance(figure.caption, str))
+    figures = [figure for one in registry.every() for figure in one.figures]
+    assert len({figure.name for figure in figures}) == len(figures)
+    assert all(figure.caption.endswith(".") for figure in figures if isinstance(figure.caption, str))
 
 
 def test_each_figure_is_drawn_once_for_folder_and_report(runs, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(
-        "gradstats.report.figures.FIGURES",
-        tuple(
-            replace(figure, draw=lambda run, table, figure=figure: (drawn.append(figure.name), figure.draw(run, table)))
-            for figure in FIGURES
-        ),
-    )
+    all_figures = figures.figures_of
+
+    def counted(run, style=None):
+        for one in all_figures(run, style):
+            draw = one.declared.draw
+            noted = replace(one.declared, draw=lambda table, one=one, draw=draw: (drawn.append(one.name), draw(table)))
+            yield replace(one, declared=noted)
+
+    monkeypatch.setattr(figures, "figures_of", lambda run, style=None: list(counted(run, style)))
     run = read_results(runs[0])
-    figures = draw_run_for_report(run, tmp_path, run.figure_style)
-    page = report_page(run, figures.svgs)
+    written = draw_run_for_report(run, tmp_path, run.figure_style)
+    page = report_page(run, written.svgs)
     assert len(set(drawn)) == len(drawn) == 9
-    assert {path.stem for path in figures.paths} == set(figures.svgs) == set(drawn)
+    assert {path.stem for path in written.paths} == set(written.svgs) == set(drawn)
     # The page by itself draws the same figures.
     alone = report_page(run)
     assert len(drawn) == 18
@@ -128,36 +131,20 @@ def test_each_figure_is_drawn_once_for_folder_and_report(runs, tmp_path, monkeyp
 def test_a_figure_whose_numbers_are_missing_is_left_out(runs, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(runs[0], folder)
-    (folder / "tables" / "length_bins.csv").unlink()
+    for suffix in ("csv", "json"):
+        (folder / "tables" / f"length_bins.{suffix}").unlink()
     assert set(figures_as_svg(read_results(runs[0]))) - set(figures_as_svg(read_results(folder))) == {"length_bins"}
 
 
 def test_the_first_figure_of_estimators_is_at_matched_signal(runs):
     run = read_results(runs[0])
-    listed, figure, _ = next(drawn for drawn in run_figures(run, run.figure_style) if drawn[0].name == "variance")
+    listed, figure = next(drawn for drawn in run_figures(run, run.figure_style) if drawn[0].name == "variance")
     (ax,) = figure.axes
     assert ax.get_xlabel() == "samples needed for equal noise,\nrelative to RLOO"
-    caption = listed.caption_of(run)
+    caption = listed.caption
     assert caption.startswith("Samples that each estimator needs for equal noise at equal signal, where RLOO needs 1,")
     assert caption.endswith("Not drawn, since not resolved: <b>mine</b>.")
     assert "Dashed" not in caption
-
-
-def test_a_run_without_recorded_units_leaves_other_units_out_by_label(tmp_path):
-    """The files of runs made before units were recorded hold no column of them."""
-    folder = save_run(tmp_path / "run")
-    for name in ("variance.csv", "tables/group_sizes.csv"):
-        text = (folder / name).read_text()
-        assert "unit" not in text.splitlines()[0]
-        (folder / name).write_text(text.replace("<b>mine</b>", "grpo"))
-    run = read_results(folder)
-    titles = {
-        listed.name: figure.axes[0].get_title(loc="right") for listed, figure, _ in run_figures(run, run.figure_style)
-    }
-    assert titles["prompt_parts"] == "Left out, in another unit: GRPO advantage."
-    assert titles["group_sizes"] == "Not resolved: GRPO advantage."
-    assert titles["variance"] == "Not resolved: GRPO advantage."  # its unit does not matter at matched signal
-    assert titles["variance_bias"] == ""
 
 
 def test_estimators_their_order_and_their_names_are_chosen(runs, monkeypatch, capsys, tmp_path):
@@ -175,7 +162,7 @@ def test_chosen_names_are_drawn_in_the_order_of_the_list_or_by_value(runs):
     chosen = {"estimators": ["reinforce", "rloo"], "labels": {"reinforce": "no baseline"}}
     for order, rows in (("listed", ["no baseline", "RLOO"]), ("value", ["RLOO", "no baseline"])):
         style = FiguresSection.model_validate(chosen | {"order": order})
-        figure = next(figure for listed, figure, _ in run_figures(run, style) if listed.name == "variance")
+        figure = next(figure for listed, figure in run_figures(run, style) if listed.name == "variance")
         assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == rows
 
 
@@ -186,16 +173,16 @@ def test_a_name_that_is_given_to_nothing_is_named(runs, tmp_path):
 
 
 def test_every_figure_states_prompts_and_completions(runs):
-    for listed, figure, _ in run_figures(read_results(runs[0]), FiguresSection()):
+    for listed, figure in run_figures(read_results(runs[0]), FiguresSection()):
         assert figure.get_suptitle() == "15 prompts × 4 completions", listed.name
 
 
 def test_a_comparison_of_fewer_prompts_states_their_number(runs):
     run = read_results(runs[0])
     assert run.variance is not None
-    run.variance.attrs |= {"n_prompts": 14, "n_groups": 14}
+    run.variance.attrs |= {"n_prompts": 14, "n_completions": 56}
     assert sample_size_of_run(run, run.variance) == "14 prompts × 4 completions"
-    unknown = replace(run, alpha=None, variance=None, manifest={})
+    unknown = replace(run, answers={}, manifest={})
     assert sample_size_of_run(unknown) == ""
     assert (
         sample_size_of_run(replace(unknown, manifest={"n_prompts": 2, "n_sequences": 6})) == "2 prompts × 3 completions"
@@ -239,8 +226,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
 
 def test_different_references_are_different_units(runs, tmp_path):
     other = save_run(tmp_path / "other", name="other")
-    about = read_json(other / "variance.json")
-    write_json(other / "variance.json", about | {"reference": "reinforce"})
+    save_answer(other, Answer.read(other / "variance"), reference="reinforce")
     with pytest.raises(
         ValueError, match=r"ratios are to different references \(rloo, reinforce\), which are different"
     ):
@@ -250,8 +236,10 @@ def test_different_references_are_different_units(runs, tmp_path):
 def test_runs_in_different_metrics_are_not_drawn_together(runs, tmp_path):
     other = save_run(tmp_path / "other", name="other")
     metric = "adam(eps=1e-08, power=0.5, moments=1a2b)"
-    alpha = read_json(other / "alpha.json")
-    write_json(other / "alpha.json", alpha | {"metric": metric})
+    for name in ("alpha", "variance"):
+        save_answer(other, Answer.read(other / name), metric=metric)
+    points = Answer.read(other / "tables" / "length_scaling")
+    replace(points, about={**points.about, "metric": metric}).save(other / "tables" / "length_scaling")
     results = [read_results(runs[0]), read_results(other)]
     assert [one.metric for one in results] == ["euclidean", metric]
     assert results[1].fit is not None
@@ -281,15 +269,15 @@ def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B, after 200 steps of training",
         "Qwen/Qwen2.5-Math-1.5B-Instruct",
     ]
-    figures = {}
+    kept = {}
     monkeypatch.setattr("gradstats.report.figures._MOST_ROWS", 1)
     monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
     )
     monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     style = FiguresSection(venue="neurips", column=column, formats=["png"])
     draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
-    figure = figures["variance"]
+    figure = kept["variance"]
     figure.canvas.draw()
     assert_legible(figure)
     assert [ax.get_title() for ax in figure.axes] == ["a", "b"]
@@ -300,44 +288,43 @@ def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch
 @pytest.mark.parametrize("column", ["half", "full"])
 def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, monkeypatch, column):
     names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B (temperature 1)", "Qwen/Qwen2.5-Math-1.5B-Instruct (step 200)"]
-    figures = {}
+    kept = {}
     monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
     )
     monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     style = FiguresSection(venue="neurips", column=column, formats=["png"])
     draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
-    for figure in figures.values():
+    for figure in kept.values():
         figure.canvas.draw()
         assert_legible(figure)
         assert figure.axes[0].get_position().width > 0.4
         assert figure.axes[0].get_window_extent().height / figure.dpi > 0.5
-    (legend,) = figures["length_scaling"].legends
+    (legend,) = kept["length_scaling"].legends
     texts = [text.get_text() for text in legend.get_texts()]
     assert len([text for text in texts if r"$\alpha$" in text]) == 2
-    written = figures["variance"].get_supxlabel().replace("\n", " ")
+    written = kept["variance"].get_supxlabel().replace("\n", " ")
     assert written == f"a: {names[0]} b: {names[1]}"
 
 
 def test_each_run_states_its_own_size_where_sizes_differ(runs, tmp_path, monkeypatch):
     smaller = save_run(tmp_path / "smaller", name="smaller", sampling={"group_size": 2})
-    about = read_json(smaller / "alpha.json") | {"n": 120}
-    write_json(smaller / "alpha.json", about)
-    table = pd.read_csv(smaller / "variance.csv").assign(group_size=8)
-    table.to_csv(smaller / "variance.csv", index=False)
-    figures = {}
+    save_answer(smaller, Answer.read(smaller / "alpha"), n=120)
+    compared = Answer.read(smaller / "variance")
+    save_answer(smaller, replace(compared, frame=compared.frame.assign(group_size=8)), n_completions=120)
+    kept = {}
     monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
     )
     monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     style = FiguresSection(venue="neurips", column="half")
     with pytest.warns(UserWarning, match=r"the runs differ in sampling\.group_size"):
         draw_overlay([read_results(runs[0]), read_results(smaller)], tmp_path / "out", style)
-    for figure in figures.values():
+    for figure in kept.values():
         figure.canvas.draw()
         assert_legible(figure)
         assert figure.get_suptitle() == ""
-    figure = figures["variance"]
+    figure = kept["variance"]
     written = figure.get_supxlabel().replace("\n", " ")
     assert written == "a: warm, 15 prompts × 4 completions b: smaller, 15 prompts × 8 completions"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][:2] == ["RLOO", "REINFORCE"]
@@ -354,18 +341,18 @@ def test_the_size_of_all_runs_is_stated_once(runs, tmp_path, monkeypatch):
 
 def test_letters_and_the_legend_stand_below_each_other(runs, tmp_path, monkeypatch):
     bounded = save_run(tmp_path / "bounded", name="bounded")
-    table = pd.read_csv(bounded / "variance.csv")
-    table.loc[table["matched_ratio"].isna(), "matched_ratio_low"] = 0.8
-    table.to_csv(bounded / "variance.csv", index=False)
-    figures = {}
+    compared = Answer.read(bounded / "variance")
+    compared.frame.loc[compared.frame["matched_ratio"].isna(), "matched_ratio_low"] = 0.8
+    save_answer(bounded, compared)
+    kept = {}
     monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
     )
     monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "Qwen/Qwen2.5-Math-1.5B-Instruct"]
     style = FiguresSection(venue="neurips", column="half")
     draw_overlay([read_results(bounded)] * 2, tmp_path / "out", style, names)
-    figure = figures["variance"]
+    figure = kept["variance"]
     figure.canvas.draw()
     assert_legible(figure)
     (legend,) = figure.legends

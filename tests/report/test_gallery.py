@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 
-import pandas as pd
 import pytest
-from saved_runs import ESTIMATORS, save_run, saved_sweep
+from saved_runs import ESTIMATORS, change_frame, forget, save_answer, save_run, saved_answer, saved_sweep
 
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.cli import commands
 from gradstats.report.gallery import gallery_page, write_gallery
 from gradstats.report.saved_results import read_results
-from gradstats.system.files import read_json, write_json
+from gradstats.system.files import read_json
 
 
 @pytest.fixture
@@ -46,16 +45,15 @@ def test_links_lead_to_the_pages_that_exist(folders, tmp_path):
 
 
 def test_an_estimator_of_one_run_only_leaves_a_cell_empty(folders, tmp_path):
-    table = pd.read_csv(folders[1] / "variance.csv")
-    table[table["estimator"] != "reinforce"].to_csv(folders[1] / "variance.csv", index=False)
-    (folders[0] / "alpha.json").unlink()
+    change_frame(folders[1], "variance", lambda frame: frame[frame["estimator"] != "reinforce"])
+    forget(folders[0], "alpha")
     page = gallery_page([read_results(folder) for folder in folders], tmp_path)
     assert page.count('<td data-key=""></td>') == 2
     assert '<td data-key="">–</td>' in page
 
 
 def test_other_references_and_shared_names_are_said(folders, tmp_path):
-    write_json(folders[1] / "variance.json", read_json(folders[1] / "variance.json") | {"reference": "reinforce"})
+    save_answer(folders[1], saved_answer(folders[1], "variance"), reference="reinforce")
     runs = [read_results(folder) for folder in folders]
     page = gallery_page(runs, tmp_path)
     assert "Ratios are to different references and do not compare across runs (one: RLOO, two: REINFORCE)." in page
@@ -106,21 +104,12 @@ def test_the_first_figure_of_each_run_stands_below_its_alpha(folders, tmp_path, 
     assert "Of the first 1 runs" in page
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("variance.csv", "name,x\nrloo,1\n"),
-        ("variance.csv", "estimator,group_size,matched_ratio\nrloo,4,abc\n"),
-        ("variance.csv", ""),
-        ("alpha.json", "{"),
-        ("tables/length_scaling.csv", "prompt_id,length\np,x\n"),
-    ],
-)
-def test_a_broken_run_is_named_and_no_page_is_written(folders, tmp_path, file, text):
-    (folders[1] / file).write_text(text)
-    with pytest.raises(ValueError, match=re.escape(str(folders[1]))):
-        write_gallery(folders, tmp_path / "gallery.html")
-    assert not (tmp_path / "gallery.html").exists()
+@pytest.mark.parametrize("file", ["variance.csv", "alpha.json", "tables/length_scaling.csv"])
+def test_a_damaged_answer_is_named_and_the_page_shows_the_others(folders, tmp_path, file):
+    (folders[1] / file).write_text("{")
+    with pytest.warns(UserWarning, match=re.escape(str(folders[1] / file))):
+        page = write_gallery(folders, tmp_path / "gallery.html").read_text()
+    assert "two #2" in page or "two" in page
 
 
 @pytest.fixture(scope="module")

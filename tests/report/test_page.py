@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,23 +16,21 @@ import pandas as pd
 import pytest
 from command_line import run
 from jinja2 import UndefinedError
-from saved_runs import ESTIMATORS, HOSTILE, save_rollouts, save_run
+from saved_runs import ESTIMATORS, HOSTILE, forget, save_answer, save_rollouts, save_run
 
-from gradstats import data
-from gradstats.analyses import alpha_report, registry
+from gradstats.analyses import registry
 from gradstats.analyses.numbers import number_with_interval
+from gradstats.answers import Answer
 from gradstats.estimators.display_names import in_words
 from gradstats.plots.quantities import COMPARED
-from gradstats.report.figures import FIGURES, figures_of
+from gradstats.report.figures import figures_of
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.page import (
-    FIGURE_WORDS,
     MOST_OPEN_ROWS,
     breakable,
     column_definition,
     inline_svg,
     interval_kept,
-    linked,
     questions_on_page,
     rendered,
     report_page,
@@ -41,8 +40,6 @@ from gradstats.report.page import (
 )
 from gradstats.report.saved_results import ENDS, read_results
 from gradstats.report.verdict import compared_first, verdicts
-from gradstats.system.files import read_json, write_json
-from gradstats.system.outputs import is_marked
 
 FOLDER_OF_FIGURES = Path(__file__).parents[2] / "figures"
 
@@ -106,19 +103,19 @@ def test_it_says_what_there_is_to_say(page, run_directory):
         assert text in page, text
     alpha = json.loads((run_directory / "alpha.json").read_text())
     assert f"α = {number_with_interval(*(alpha[name] for name in ('alpha', 'alpha_low', 'alpha_high')))}" in page
-    assert re.findall(r"<strong>(.*?)</strong>", page) == ['0.93 <span class="ends">[0.74, 1.21]</span>']
 
 
 def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
-    table = pd.read_csv(folder / "variance.csv")
-    table["matched_ratio_simultaneous_low"], table["matched_ratio_simultaneous_high"] = 0.5, 1.25
-    table["in_best_set"] = [True, *[False] * (len(table) - 1)]
-    table.to_csv(folder / "variance.csv", index=False)
+    answer = Answer.read(folder / "variance")
+    together = {"matched_ratio_simultaneous_low": 0.5, "matched_ratio_simultaneous_high": 1.25}
+    table = answer.frame.assign(**together, in_best_set=[True, *[False] * (len(answer.frame) - 1)])
+    save_answer(folder, replace(answer, frame=table))
     text = write_report(folder, svgs={}).read_text()
     assert text.count("[0.50, 1.25]</td>") == len(table)
     assert "Relative noise of all rows: between these ends all rows lie at once." in text
     assert "Bold marks the best set" in text
+    assert len(re.findall(r"<strong>(.*?)</strong>", text)) == 1
     assert [text.count(f'<td data-key="{key}">{mark}</td>') for key, mark in ((0, "yes"), (1, "no"))] == [
         1,
         len(table) - 1,
@@ -129,43 +126,30 @@ def test_two_builds_are_byte_identical(run_directory, page, tmp_path):
     assert write_report(run_directory, tmp_path / "again.html").read_text() == page
 
 
-def test_a_page_of_the_users_in_a_run_is_not_replaced_and_one_of_version_0_1_is(tmp_path):
+def test_a_page_of_the_users_in_a_run_is_not_replaced(tmp_path):
     folder = save_run(tmp_path / "run")
-    manifest = read_json(folder / "manifest.json")
     page = folder / "report.html"
     page.write_text("<p>my own page")
-    for written in (manifest | {"checksums": {}}, None):
-        (folder / "manifest.json").unlink()
-        if written is not None:
-            write_json(folder / "manifest.json", written)
-        with pytest.raises(FileExistsError, match="report.html exists and is not a report that gradstats wrote"):
-            write_report(folder, svgs={})
-        assert page.read_text() == "<p>my own page"
-    write_json(folder / "manifest.json", manifest)  # version 0.1 recorded no checksums, and marked no page
-    write_report(folder, svgs={})
-    write_json(folder / "manifest.json", manifest | {"checksums": {}})
-    write_report(folder, svgs={})
-    assert is_marked(page)
+    with pytest.raises(FileExistsError, match="report.html exists and is not a report that gradstats wrote"):
+        write_report(folder, svgs={})
+    assert page.read_text() == "<p>my own page"
 
 
 def test_a_run_without_a_fit_still_has_a_page(tmp_path):
     folder = save_run(tmp_path / "run")
-    (folder / "alpha.json").unlink()
+    forget(folder, "alpha", "length_scaling")
     text = write_report(folder).read_text()
     assert "the data allow no fit" in text
-    assert text.count("<figure") == 8
+    assert text.count("<figure") == 7
 
 
 def test_missing_numbers_name_the_command(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a run directory: create one with `gradstats run"):
         write_report(tmp_path / "nowhere")
-    with pytest.raises(
-        FileNotFoundError, match=r"holds neither alpha\.json nor variance\.csv; `gradstats run EXPERIMENT"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"holds no answers; `gradstats run EXPERIMENT"):
         write_report(tmp_path)
     folder = save_run(tmp_path / "unfinished")
-    (folder / "alpha.json").unlink()
-    (folder / "variance.csv").unlink()
+    forget(folder, *(path.stem for path in folder.rglob("*.csv")))
     with pytest.raises(FileNotFoundError, match="is an unfinished run.*`gradstats run .*experiment.yaml"):
         write_report(folder)
 
@@ -176,8 +160,8 @@ def test_broken_numbers_and_an_unwritable_place_are_said(tmp_path):
     with pytest.raises(OSError, match="report.html cannot be written, since .*file is not a folder: choose another"):
         write_report(folder, tmp_path / "file" / "report.html")
     (folder / "alpha.json").write_text("{")
-    with pytest.raises(ValueError, match=r"alpha\.json cannot be read as JSON"):
-        write_report(folder)
+    with pytest.warns(UserWarning, match=r"alpha\.json cannot be read as JSON"):
+        assert "the data allow no fit" in write_report(folder, svgs={}).read_text()
 
 
 def test_ids_of_a_figure_are_its_own_and_its_inks_the_pages():
@@ -280,36 +264,38 @@ def test_it_opens_with_the_verdicts_of_the_terminal_and_has_a_section_for_each_q
 
 def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
-    frame = pd.read_csv(folder / "tables" / "success_bins.csv")
-    for name in registry.get("success_bins").declared_headings:
+    bins = Answer.read(folder / "tables" / "success_bins")
+    frame = bins.frame
+    for name in registry.get("success_bins").shown_in("page"):
         frame = frame.assign(**{f"{name}{end}": 0.5 for end in ENDS})
-    frame.to_csv(folder / "tables" / "success_bins.csv", index=False)
-    about = {"sentence": "Easy prompts of rloo <dominate>.", "notes": ["counted twice"], "confidence_level": 0.95}
-    write_json(folder / "tables" / "answers.json", {"success_bins": about})
+    said, notes = "Easy prompts of rloo <dominate>.", ("counted twice",)
+    bins = replace(bins, frame=frame, sentence=said, notes=notes, about={**bins.about, "asked": {"bins": 2}})
+    save_answer(folder, bins)
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
     assert section["answer"] == "Easy prompts of RLOO <dominate>."
-    assert [one["text"] for one in section["notes"]] == about["notes"]
-    (first, *others), bins = dict.fromkeys(frame["estimator"]), frame["success_low"].nunique()
+    assert section["notes"] == list(notes)
+    (first, *others), n_bins = dict.fromkeys(frame["estimator"]), frame["success_low"].nunique()
     names = [row[0] for row in section["rows"]]  # all have the same numbers
-    assert len(names) == bins
+    assert len(names) == n_bins
     assert all(
         name.startswith(" = ".join(map(in_words, ["rloo", *(one for one in (first, *others) if one != "rloo")])))
         for name in names
     )
-    assert section["command"] == f"gradstats ask {folder} success_bins"
+    assert section["command"] == f"gradstats ask {folder} success_bins --bins 2"
     assert "Easy prompts of RLOO &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
-    write_json(folder / "tables" / "answers.json", {"success_bins": about | {"settled": True}})
+    save_answer(folder, bins, settled=True)
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
     assert (section["answer"], section["rows"]) == ("Easy prompts of RLOO <dominate>.", [])
 
 
 def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
-    frame = pd.read_csv(folder / "variance.csv")
+    answer = Answer.read(folder / "variance")
+    frame = answer.frame
     ends = [f"matched_ratio{end}" for end in ("", "_low", "_high")]
     frame.loc[3, ends] = frame.loc[0, ends] = 1.0  # equal by construction
     frame.loc[3, "ratio"] = frame.loc[0, "ratio"]
-    frame.to_csv(folder / "variance.csv", index=False)
+    save_answer(folder, replace(answer, frame=frame))
     section = questions_on_page(read_results(folder), [])[0]
     assert section["headings"] == ["estimator", "relative noise", "bias"]
     assert [row[0] for row in section["rows"]] == [
@@ -325,9 +311,8 @@ def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_
 
 
 @pytest.mark.parametrize("run", ["embedded", "qwen_1_5b", "embedded_zoo"])
-def test_a_committed_run_without_recorded_answers_has_its_tables(run):
+def test_a_committed_run_has_its_tables(run):
     results = read_results(FOLDER_OF_FIGURES / run)
-    assert not results.answers
     sections = {one["id"]: one for one in questions_on_page(results, [])}
     for name in ("variance", "alpha_by_block"):
         assert sections[name]["rows"], name
@@ -357,14 +342,9 @@ def test_commands_work_where_the_page_was_written(run_directory, tmp_path, monke
 
 def test_a_note_on_several_answers_stands_on_the_page_once_above_them(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
-    frame = pd.read_csv(folder / "tables" / "success_bins.csv")
-    for name in registry.get("success_bins").declared_headings:
-        frame = frame.assign(**{f"{name}{end}": 0.5 for end in ENDS})
-    frame.to_csv(folder / "tables" / "success_bins.csv", index=False)
     both, one = "the samples count as one policy", "of allocation alone"
-    about = {"confidence_level": 0.95, "sentence": "Said.", "notes": [both]}
-    of_allocation = about | {"notes": [both, one], "tokens": 4800.0, "reference": "rloo", "reference_size": 4}
-    write_json(folder / "tables" / "answers.json", {"success_bins": about, "allocation": of_allocation})
+    for name, notes in (("success_bins", (both,)), ("allocation", (both, one))):
+        save_answer(folder, replace(Answer.read(folder / "tables" / name), notes=notes))
     page = write_report(folder, svgs={}).read_text()
     assert page.count(both) == page.count(one) == 1
     assert page.index("1 note qualifies several answers") < page.index(both) < page.index('<section id="variance"')
@@ -386,13 +366,13 @@ def test_of_a_long_table_the_first_rows_are_open_and_all_of_them_folded():
 def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
     frame = pd.DataFrame({"estimator": ["reinforce", "rloo"], "prompts": 64.0, "tokens": 6400.0, "group_size": 8.0})
-    for name, values in (("critical_batch", [132.0, 62.0]), ("alignment_limit", [1.0, 1.0])):
+    known = {"critical_batch": [132.0, 62.0], "alignment_limit": [1.0, 1.0], "relative_prompts": [1.0, 0.5]}
+    for name, values in known.items():
         frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = values, [36.0] * 2, [114.0] * 2
     before = write_report(folder, svgs={}).read_text()
     assert "make signal and noise equal" not in before
     assert "critical batch</button>" not in before
-    frame.to_csv(folder / "tables" / "batch_size.csv", index=False)
-    write_json(folder / "tables" / "answers.json", {"batch_size": {"reference": "rloo", "confidence_level": 0.95}})
+    save_answer(folder, Answer("batch_size", frame, {"reference": "rloo", "confidence_level": 0.95}))
     page = write_report(folder, svgs={}).read_text()
     assert "<dd>62 [36, 114] prompts make signal and noise equal (RLOO)</dd>" in page
 
@@ -403,7 +383,8 @@ def test_commands_are_complete_or_left_out():
     curve = sections["curve_length_weighted_loo_true_alpha"]
     assert curve["command"] == f"gradstats ask {run.path} curve 'length_weighted(loo=True)' alpha=0:2:41"
     assert sections["group_sizes"]["command"] == f"gradstats ask {run.path} group_sizes"
-    assert sections["allocation"]["command"] == ""  # it did not record the number of tokens
+    sizes = "--group-sizes 2 4 8 16 32"
+    assert sections["allocation"]["command"] == f"gradstats ask {run.path} allocation --tokens 50563 {sizes}"
     # What was asked more than once states of what, in words.
     assert curve["question"].endswith("? (length-weighted, leave-one-out alpha=0:2:41)")
     assert sections["group_sizes"]["question"].endswith("?")
@@ -412,12 +393,12 @@ def test_commands_are_complete_or_left_out():
 def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
     long = "One row after the other. " * 20
-    about = {"sentence": long, "confidence_level": 0.95, "tokens": 4800.0, "reference": "rloo", "reference_size": 4}
-    write_json(folder / "tables" / "answers.json", {"allocation": about})
+    answer = Answer.read(folder / "tables" / "allocation")
+    save_answer(folder, replace(answer, sentence=long), asked={"tokens": 4800.0})
     section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "allocation")
     assert section["answer"] == ""
-    assert [note["text"] for note in section["notes"]] == [long]
-    assert section["command"] == f"gradstats ask {folder} allocation --tokens 4800 --group-sizes 2 4 8"
+    assert section["notes"] == [long]
+    assert section["command"] == f"gradstats ask {folder} allocation --tokens 4800"
 
 
 def test_six_figures_at_most_are_open():
@@ -547,14 +528,14 @@ def test_what_a_screen_reader_is_told(opened):
 
 
 @pytest.fixture
-def frame(tmp_path):
-    frame = read_results(save_run(tmp_path / "run")).variance
+def compared(tmp_path):
+    answer = read_results(save_run(tmp_path / "run")).answers["variance"]
     together = {"matched_ratio_simultaneous_low": 0.5, "matched_ratio_simultaneous_high": 1.25}
-    return frame.assign(**together, in_best_set=[True, False, pd.NA, False])
+    return replace(answer, frame=answer.frame.assign(**together, in_best_set=[True, False, None, False]))
 
 
-def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(frame):
-    table = variance_on_page(frame)
+def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(compared):
+    table = variance_on_page(compared)
     assert [column["name"] for column in table["columns"]][:5] == [
         "estimator", "matched_ratio", "matched_ratio_simultaneous", "in_best_set", "trace_cov",
     ]  # fmt: skip
@@ -566,15 +547,14 @@ def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(frame)
     assert table["rows"][2]["cells"][2] == {"html": "–", "key": "", "bold": False}
 
 
-def test_a_table_without_a_best_set_has_no_such_column(frame):
-    table = variance_on_page(frame.drop(columns=["in_best_set"]))
+def test_a_table_without_a_best_set_has_no_such_column(compared):
+    table = variance_on_page(replace(compared, frame=compared.frame.drop(columns=["in_best_set"])))
     assert "in_best_set" not in [column["name"] for column in table["columns"]]
-    assert not table["has_best_set"]
     assert variance_on_page(None) is None
 
 
-def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(frame):
-    definitions = {column["name"]: column for column in variance_on_page(frame)["columns"]}
+def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(compared):
+    definitions = {column["name"]: column for column in variance_on_page(compared)["columns"]}
     assert definitions["matched_ratio"]["meaning"] == TERMS["relative noise, matched ratio"]
     assert definitions["matched_ratio"]["file"] == "gradstats/stats/variance/estimates.py"
     assert definitions["ratio"]["heading"] == "ratio to RLOO"
@@ -588,19 +568,17 @@ def test_names_are_escaped_and_break_where_words_end():
     assert breakable("<b>(a=1, b)") == "&lt;b&gt;(<wbr>a=<wbr>1,<wbr> b)"
 
 
-def test_rows_are_named_in_words_and_keep_their_labels(frame):
-    labels = frame["estimator"].tolist()
-    table = variance_on_page(frame, {labels[1]: "<ours>"})
+def test_rows_are_named_in_words_and_keep_their_labels(compared):
+    labels = compared.frame["estimator"].tolist()
+    table = variance_on_page(compared, {labels[1]: "<ours>"})
     assert [row["label"] for row in table["rows"]] == labels
     assert [table["rows"][0]["name"], table["rows"][1]["html"]] == [in_words(labels[0]), "&lt;ours&gt;"]
     assert table["reference"] == "RLOO"
 
 
-def test_notes_name_estimators_as_the_rows_do(frame):
-    frame.attrs["notes"] = [
-        "rloo, my_rloo and rloo(off_policy=True) differ from length_weighted(alpha=0.8, loo=True): see rloo: 1"
-    ]
-    assert variance_on_page(frame)["notes"] == [
+def test_notes_name_estimators_as_the_rows_do(compared):
+    note = "rloo, my_rloo and rloo(off_policy=True) differ from length_weighted(alpha=0.8, loo=True): see rloo: 1"
+    assert variance_on_page(replace(compared, notes=(note,)))["notes"] == [
         "RLOO, my_rloo and rloo(off_policy=True) differ from length-weighted, α = 0.8, leave-one-out: see RLOO: 1"
     ]
 
@@ -620,44 +598,3 @@ def test_a_page_that_cannot_be_written_says_what_to_do(tmp_path):
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(OSError, match="cannot be written to .*folder.html .*choose another with --out"):
         write_page("text", tmp_path / "folder.html")
-
-
-NAMES = [figure.name for figure in FIGURES]
-
-
-def figure_of(sentence, drawn=NAMES):
-    return linked([sentence], drawn)[0]["figures"]
-
-
-def test_every_figure_named_is_one_of_a_run():
-    assert set(FIGURE_WORDS) <= set(NAMES)
-    declared = {figure.name for one in registry.every() for figure in one.figures if figure.topics}
-    assert declared <= set(FIGURE_WORDS)
-
-
-def test_sentences_of_a_fit_lead_to_its_figure():
-    points = data.load("gloeckle2026")
-    first, *rest = alpha_report(lengths=points.length, sq_norms=points.sq_norm).sentences()
-    assert rest
-    assert all(figure_of(sentence) == ["length_scaling"] for sentence in rest)
-    assert figure_of(first) == ["token_correlation"]
-    assert figure_of(first, ["length_scaling"]) == []
-
-
-@pytest.mark.parametrize(
-    ("sentence", "figure"),
-    [
-        ("the scale of χ² is 2", ["ratios"]),
-        ("matched_ratio uses the exactly known scale of E[ĝ]", ["variance"]),
-        ("cosine without a value, and matched_ratio by its lower end", ["variance_bias"]),
-        ("the samples count as on-policy: importance ratios have a χ² of 0.005", ["ratios"]),
-        ("an iteration of 4 operations", []),
-    ],
-)
-def test_the_figure_of_most_topics_decides_and_of_several_that_of_the_later_question(sentence, figure):
-    assert figure_of(sentence) == figure
-
-
-def test_a_sentence_is_kept_as_it_is():
-    assert linked(["<b>One</b> power law"], [])[0] == {"text": "<b>One</b> power law", "figures": []}
-    assert not any(re.search(r"[<>&]", words) for words in FIGURE_WORDS.values())

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from saved_runs import HOSTILE, save_rollouts, save_run
+from saved_runs import HOSTILE, forget, save_rollouts, save_run
 
+from gradstats.analyses.declaration import POINTS
+from gradstats.answers import Answer
 from gradstats.report import prompts_on_page as module
 from gradstats.report.page import report_page
 from gradstats.report.prompts_on_page import (
@@ -64,7 +66,7 @@ def test_other_rewards_are_given_as_their_mean(tmp_path):
     run = read_results(save_run(tmp_path / "run"))
     assert run.points is not None
     points = run.points.assign(reward=np.where(run.points["prompt_id"] == "p3", -0.25, 0.5))
-    section = prompts_on_page(replace(run, points=points))
+    section = prompts_on_page(replace(run, answers=run.answers | {POINTS: Answer(POINTS, points)}))
     assert section is not None
     assert not section["binary"]
     assert [section["rows"][at]["success"] for at in (0, 1)] == ["−0.25", "0.5"]
@@ -91,7 +93,7 @@ def test_why_there_are_no_completions_is_said(tmp_path):
     shard = folder / "rollouts" / "shard-00000.parquet"
     shard.write_bytes(shard.read_bytes()[:-9])
     assert "cannot be shown: the rollouts" in prompts_on_page(read_results(folder))["about_texts"]
-    (folder / "tables" / "length_scaling.csv").unlink()
+    forget(folder, "alpha", "length_scaling")
     assert prompts_on_page(read_results(folder)) is None
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from saved_runs import ESTIMATORS, save_run
+from saved_runs import ESTIMATORS, forget, save_answer, save_run, saved_answer
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, Column
+from gradstats.answers import Answer
 from gradstats.config.sections import FiguresSection
 from gradstats.report.latex import Layout
 from gradstats.report.run_tables import (
@@ -23,24 +24,27 @@ from gradstats.report.run_tables import (
     several_tables,
     write_run_tables,
 )
-from gradstats.report.saved_results import SavedResults, read_results
-from gradstats.report.tables import Table
-from gradstats.system.files import read_json, write_json
+from gradstats.report.saved_results import read_results
+from gradstats.system.files import read_json
 
 COMMITTED = Path(__file__).parents[2] / "figures"
 
 
+def tables_of(run, style=None, **options):
+    return run_tables(run.answers, run.name, run.figure_style if style is None else style, **options)
+
+
 @pytest.fixture(scope="module")
 def tables():
-    return run_tables(read_results(COMMITTED / "embedded_values"))
+    return tables_of(read_results(COMMITTED / "embedded_values"))
 
 
 def test_a_run_has_a_table_of_each_result(tables):
     assert set(tables) == {
         "variance", "alpha", "allocation", "length_bins", "success_bins", "ratios", "ratio_clipping", "group_sizes",
-        "alpha_by_block", "proxy_quality", "critic",
+        "alpha_by_block", "tokens", "token_profiles", "critic",
     }  # fmt: skip
-    added = run_tables(read_results(COMMITTED / "embedded"))
+    added = tables_of(read_results(COMMITTED / "embedded"))
     assert {"equivalent_group_size", "optimal_baselines", "curve_length_weighted_loo_true_alpha"} <= set(added)
     equivalent = added["equivalent_group_size"].caption
     assert "over n = 96 prompts. Each estimator with N = 4 completions per prompt." in equivalent
@@ -49,13 +53,13 @@ def test_a_run_has_a_table_of_each_result(tables):
 
 
 def test_numbers_are_those_of_the_csv(tables):
-    frame = pd.read_csv(COMMITTED / "embedded_values" / "allocation.csv")
+    frame = pd.read_csv(COMMITTED / "embedded_values" / "tables" / "allocation.csv")
     row = tables["allocation"].columns["relative noise"][3]
     assert row == tuple(frame.loc[3, ["relative_noise", "relative_noise_low", "relative_noise_high"]])
-    blocks = pd.read_csv(COMMITTED / "embedded_values" / "alpha_by_block.csv")
+    blocks = pd.read_csv(COMMITTED / "embedded_values" / "tables" / "alpha_by_block.csv")
     assert tables["alpha_by_block"].columns["α"][0][0] == pytest.approx(blocks["alpha"][0], rel=1e-12)
     assert "95% intervals" in tables["length_bins"].caption
-    tokens = pd.read_csv(COMMITTED / "embedded_values" / "length_scaling.csv")["length"].sum()
+    tokens = pd.read_csv(COMMITTED / "embedded_values" / "tables" / "length_scaling.csv")["length"].sum()
     assert f"{tokens:,} completion tokens" in tables["allocation"].caption
 
 
@@ -85,12 +89,10 @@ def test_columns_are_asked_of_the_tables_that_have_them(tables):
         write_run_tables(tables, Path("nowhere"), Layout(columns=("cosin",)))
 
 
-def test_tables_without_the_columns_of_this_version_are_left_out(tmp_path):
+def test_rows_of_several_group_sizes_name_them(tmp_path):
     save_run(tmp_path / "run")
-    found = run_tables(read_results(tmp_path / "run"))
+    found = tables_of(read_results(tmp_path / "run"))
     assert {"variance", "alpha", "group_sizes"} <= set(found)
-    assert not {"length_bins", "equivalent_group_size"} & set(found)
-    assert all(isinstance(table, Table) for table in found.values())
     assert any(", N = 2" in name for name in found["group_sizes"].rows)
 
 
@@ -98,7 +100,7 @@ def test_ratios_of_one_policy_are_not_rounding_errors(tables):
     headings, rows = tables["ratios"].cells("latex")
     everything = rows[0][headings.index("variance ($\\times 10^{-9}$)")]
     assert everything == r"$\leq 1$"
-    on_policy = run_tables(read_results(COMMITTED / "embedded"))["ratios"]
+    on_policy = tables_of(read_results(COMMITTED / "embedded"))["ratios"]
     for table in (tables["ratios"], on_policy):
         headings, rows = table.cells("latex")
         assert {row[headings.index("mean")] for row in rows} == {"$1$"}
@@ -108,12 +110,12 @@ def test_rows_are_those_of_the_estimators_asked_for_under_their_names(tables):
     run = read_results(COMMITTED / "embedded_values")
     labels = run.variance["estimator"].tolist()
     style = run.figure_style.model_copy(update={"estimators": [labels[3], labels[0]], "labels": {labels[3]: "ours"}})
-    found = run_tables(run, style)
+    found = tables_of(run, style)
     assert found["variance"].rows[0] == "ours"
     assert len(found["variance"].rows) == 2
     assert found["variance"].source["estimator"].tolist() == [labels[3], labels[0]]
     assert all(not row.startswith("recipe:") for row in tables["ratio_clipping"].rows)
-    matched = [value for value, _, _ in run_tables(run, by_value=True)["variance"].columns["relative noise"]]
+    matched = [value for value, _, _ in tables_of(run, by_value=True)["variance"].columns["relative noise"]]
     known = [value for value in matched if value == value]
     assert known == sorted(known)
     assert len(known) > 2
@@ -121,7 +123,7 @@ def test_rows_are_those_of_the_estimators_asked_for_under_their_names(tables):
 
 
 def test_a_learned_baseline_and_a_published_one_are_told_apart():
-    rows = run_tables(read_results(COMMITTED / "embedded"))["optimal_baselines"].rows
+    rows = tables_of(read_results(COMMITTED / "embedded"))["optimal_baselines"].rows
     assert "RLOO (published)" in rows
     assert rows[0].startswith("learned exponent: α 0.43 [−0.071, 0.68]")
 
@@ -167,10 +169,8 @@ def test_runs_of_an_estimator_are_sorted_by_value_where_asked(runs):
 
 
 def test_metrics_are_named_and_other_references_refused(tmp_path, runs):
-    for run in runs.values():
-        run.variance.attrs["metric"] = "euclidean"
     assert "tr Cov" in several_tables(runs, FiguresSection())["variance"].columns
-    write_json(tmp_path / "two" / "alpha.json", read_json(tmp_path / "two" / "alpha.json") | {"metric": "adam"})
+    save_answer(tmp_path / "two", saved_answer(tmp_path / "two", "variance"), metric="adam")
     mixed = runs | {"two": read_results(tmp_path / "two")}
     table = several_tables(mixed, FiguresSection())["variance"]
     assert "tr Cov" not in table.columns
@@ -186,14 +186,13 @@ def test_names_and_levels(runs, tmp_path):
     twin = read_results(save_run(tmp_path / "again", name="one"))
     assert run_names([one, twin]) == ["one", "again"]
     assert levels_of([one, two]) == "95%"
-    (tmp_path / "one" / "alpha.json").unlink()
+    forget(tmp_path / "one", "alpha")
     assert all(map(math.isnan, numbers_of_run(read_results(tmp_path / "one"))["alpha"]))
 
 
-def test_a_number_without_an_interval_is_a_column(tmp_path, monkeypatch):
+def test_a_number_without_an_interval_is_a_column(monkeypatch):
     columns = (Column("prompt", "name"), Column("length", "mean length of its completions", "mean length"))
-    lengths = Analysis(name="lengths", ask=len, options=(), columns=columns, in_run=len)
-    monkeypatch.setattr(registry, "asked_in_runs", lambda: [lengths])
-    frame = pd.DataFrame({"prompt": ["a"], "length": [3.0]})
-    run = SavedResults(tmp_path, "run", {}, {}, None, None, None, {"lengths": frame})
-    assert list(run_tables(run)["lengths"].columns) == ["mean length"]
+    lengths = Analysis(name="lengths", ask=len, options=(), columns=columns)
+    monkeypatch.setitem(registry._own, "mine:lengths", lengths)
+    answer = Answer("mine:lengths", pd.DataFrame({"prompt": ["a"], "length": [3.0]}))
+    assert list(run_tables({"lengths": answer}, "run", FiguresSection())["lengths"].columns) == ["mean length"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -16,33 +17,25 @@ from scipy import stats
 
 import gradstats as gs
 from gradstats.analyses import registry
+from gradstats.answers.answer import COMPUTED_WITH, Answer
 from gradstats.config.experiment import Experiment, FiguresSection
 from gradstats.report.figures import draw_run_for_report
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import (
-    KEPT_FILES,
     completion_means,
     differing_settings,
     enclosing_run,
     is_recorded_experiment,
     is_run_directory,
-    read_added,
-    read_frame,
-    read_kept,
     read_recorded_experiment,
     read_results,
-    record_tables,
-    refuse_changed_tables,
     refuse_inside_run,
     run_labels,
-    save_frame,
-    save_kept,
-    table_checksums,
     write_recorded_experiment,
     writing_into,
 )
 from gradstats.stats import fit_length_scaling
-from gradstats.system.files import read_json, write_csv, write_json
+from gradstats.system.files import read_json, write_json
 from gradstats.system.lock import LOCK, LockedError, only_writer
 
 
@@ -63,7 +56,9 @@ def test_means_over_prompts_have_students_interval(tmp_path):
 
 def test_what_is_not_recorded_is_nan(tmp_path):
     folder = save_run(tmp_path / "run")
-    (folder / "tables" / "length_scaling.csv").unlink()
+    for suffix in ("csv", "json"):
+        (folder / f"alpha.{suffix}").unlink()
+        (folder / "tables" / f"length_scaling.{suffix}").unlink()
     means = completion_means(read_results(folder))
     assert all(np.isnan(value) for value in means.values())
 
@@ -89,46 +84,6 @@ def test_one_of_an_earlier_version_is_read(tmp_path):
     path.write_text(SETTINGS)
     assert not is_recorded_experiment(path)
     assert read_recorded_experiment(path).prompts.seed == 3
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run directory with two tables, of which the manifest records one."""
-    (tmp_path / "rollouts").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text(f"{name}\n1\n")
-    write_json(tmp_path / "manifest.json", {"files": ["a.csv"], "checksums": {"a.csv": "sha256"}, "other": 1})
-    record_tables(tmp_path, [tmp_path / "a.csv"])
-    return tmp_path
-
-
-def test_tables_are_listed_once_with_their_checksums(run):
-    record_tables(run, [run / "b.csv", run / "c.pdf"])
-    manifest = read_json(run / "manifest.json")
-    assert manifest["files"] == ["a.csv", "b.csv", "c.pdf"]
-    assert manifest["checksums"] == table_checksums(run, [run / "a.csv", run / "b.csv"])
-    assert manifest["other"] == 1
-
-
-def test_a_changed_table_is_refused_by_name(run):
-    refuse_changed_tables(run)
-    (run / "a.csv").write_text("a\n2\n")
-    with pytest.raises(ValueError, match=r"a\.csv"):
-        refuse_changed_tables(run)
-    refuse_changed_tables(run, [run / "b.csv"])
-
-
-def test_a_table_about_to_be_written_has_no_checksum(run):
-    record_tables(run, [run / "a.csv"], {})
-    assert read_json(run / "manifest.json")["checksums"] == {}
-    (run / "a.csv").write_text("a\n2\n")
-    refuse_changed_tables(run)
-
-
-def test_a_folder_without_manifest_gets_none(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n")
-    record_tables(tmp_path, [tmp_path / "a.csv"])
-    assert not (tmp_path / "manifest.json").exists()
 
 
 @pytest.fixture
@@ -188,53 +143,16 @@ def test_what_belongs_to_a_run_is_refused_and_what_is_new_is_not(path, tmp_path)
         refuse_inside_run(path / "new.csv")
 
 
-def curve(value=1.0):
-    frame = pd.DataFrame({"value": [0.0, value], "ratio": [1.0, 0.5]})
-    frame.attrs |= {"curve": "kimi", "parameter": "tau", "minimiser": float("nan")}
-    return frame
-
-
-def test_a_frame_comes_back_with_its_attributes(tmp_path):
-    stem = tmp_path / "tables" / "curve_kimi_tau"
-    table, about = save_frame(curve(), stem)
-    assert json.loads(about.read_text())["minimiser"] is None
-    again = read_frame(table)
-    pd.testing.assert_frame_equal(again, curve(), check_dtype=False)
-    assert again.attrs["parameter"] == "tau"
-    assert list(read_added(tmp_path)) == ["curve_kimi_tau"]
-
-
-def test_other_numbers_replace_only_on_request(tmp_path):
-    save_frame(curve(), tmp_path / "curve_a")
-    save_frame(curve(), tmp_path / "curve_a", overwrite=False)
-    with pytest.raises(FileExistsError, match="finished result with tau = 0, 1, not 0, 2: replace it with"):
-        save_frame(curve(2.0), tmp_path / "curve_a", overwrite=False)
-    save_frame(curve(2.0), tmp_path / "curve_a")
-    assert read_frame(tmp_path / "curve_a.csv")["value"][1] == 2.0
-
-
-def test_files_of_the_user_stay(tmp_path):
-    (tmp_path / "curve_a.csv").write_text("mine\n1\n")
-    with pytest.raises(FileExistsError, match="an earlier table of this command"):
-        save_frame(curve(), tmp_path / "curve_a")
-    (tmp_path / "curve_b.json").write_text("{}")
-    with pytest.raises(FileExistsError, match="the settings of an earlier table"):
-        save_frame(curve(), tmp_path / "curve_b")
-
-
-def test_a_broken_file_is_named(tmp_path):
-    table, about = save_frame(curve(), tmp_path / "curve_a")
-    about.write_text("{")
-    with pytest.raises(ValueError, match=r"curve_a\.csv cannot be read"):
-        read_frame(table)
-
-
 def test_everything_that_was_written_is_read(tmp_path):
-    run = read_results(save_run(tmp_path / "run", length_scaling={"published": "gloeckle2026"}))
+    run = read_results(save_run(tmp_path / "run"))
     assert run.name == "saved <run>"
-    assert set(run.breakdowns) == {"group_sizes", "equivalent_group_size", "allocation", "length_bins", "success_bins"}
+    assert list(run.answers) == [
+        "variance", "alpha", "length_scaling", "group_sizes", "equivalent_group_size", "allocation", "length_bins",
+        "success_bins",
+    ]  # fmt: skip
     assert run.variance is not None
     assert run.variance.attrs["reference"] == "rloo"
+    assert run.answers["variance"].notes == ("a note",)
     assert run.alpha is not None
     assert run.fit is not None
     assert run.points is not None
@@ -242,38 +160,71 @@ def test_everything_that_was_written_is_read(tmp_path):
         lengths=run.points["length"], sq_norms=run.points["sq_norm"], groups=run.points["prompt_id"]
     )
     assert run.fit.alpha == expected.alpha == pytest.approx(run.alpha["alpha"])
-    assert (run.published, run.kept, run.table("alpha_by_block"), run.energy_fit) == ("gloeckle2026", {}, None, None)
+    assert run.table("alpha_by_block") is None
     assert run.manifest["remarks"] == ["a remark"]
 
 
-def test_summed_energies_and_blocks_are_read_where_they_were_measured(tmp_path):
+def curve(name="kimi", **about):
+    frame = pd.DataFrame({"value": [0.0, 1.0], "ratio": [1.0, 0.5]})
+    return Answer("curve", frame, {"curve": name, "parameter": "tau", "minimiser": float("nan"), **about})
+
+
+def test_answers_of_one_question_follow_one_another(tmp_path):
     folder = save_run(tmp_path / "run")
-    points = read_results(folder).points
-    assert points is not None
-    points.assign(energy=points["length"] ** 2.0).to_csv(folder / "tables" / "length_scaling.csv", index=False)
-    alpha = read_json(folder / "alpha.json")
-    write_json(folder / "alpha.json", alpha | {"by_block": [{"block": "total", "alpha": 0.5}]})
+    for name in ("b", "a"):
+        curve(name).save(folder / "tables" / f"curve_{name}_tau")
     run = read_results(folder)
-    assert run.energy_fit is not None
-    assert run.energy_fit.alpha == pytest.approx(1.0)
-    blocks = run.table("alpha_by_block")
-    assert blocks is not None
-    assert blocks.to_dict("records") == [{"block": "total", "alpha": 0.5}]
-    assert {frame.attrs["metric"] for frame in (blocks, *run.breakdowns.values())} == {"euclidean"}
-    # Of two prompts no block has an interval, and the file no number.
-    without_ends = [
-        {"block": block, "alpha": at, "alpha_low": None, "alpha_high": None, "share_of_sq_norm": at}
-        for block, at in (("a", 0.4), ("b", 0.6))
-    ]
-    write_json(folder / "alpha.json", alpha | {"by_block": without_ends})
-    said = read_results(folder).table("alpha_by_block")
-    assert said is not None
-    assert said.attrs["sentence"] == "α lies between 0.4 (a) and 0.6 (b); b holds 60% of ‖S‖²."
-    write_json(folder / "alpha.json", alpha | {"by_block": [{"block": "total", "alpha": 0.5}], "metric": "adam(eps=1)"})
-    run = read_results(folder)
-    blocks = run.table("alpha_by_block")
-    assert blocks is not None
-    assert {frame.attrs["metric"] for frame in (blocks, *run.breakdowns.values())} == {"adam(eps=1)"}
+    assert run.of_question("curve") == list(run.answers)[-2:] == ["curve_a_tau", "curve_b_tau"]
+    assert np.isnan(run.answers["curve_a_tau"].about["minimiser"])
+
+
+NOW = {"rewards": "now", "values": None}
+
+
+@pytest.mark.parametrize(
+    ("then", "other"),
+    [
+        (NOW, None),
+        ({"rewards": "before", "values": None}, "completions or rewards"),
+        ({"rewards": "now", "values": "before"}, "state values"),
+        (None, None),
+    ],
+)
+def test_an_answer_of_other_rewards_or_values_is_left_out_and_stays(tmp_path, then, other):
+    folder = save_run(tmp_path / "run")
+    write_json(folder / "manifest.json", {"computed_with": NOW})
+    curve(**({} if then is None else {COMPUTED_WITH: then})).save(folder / "tables" / "curve_kimi_tau")
+    if other is None:
+        assert "curve_kimi_tau" in read_results(folder).answers
+        return
+    said = f"curve_kimi_tau is left out, since the run had other {other} then: ask it again"
+    with pytest.warns(UserWarning, match=said):
+        run = read_results(folder)
+    assert "curve_kimi_tau" not in run.answers
+    assert (folder / "tables" / "curve_kimi_tau.csv").exists()
+
+
+def test_values_that_came_later_do_not_matter_to_an_answer(tmp_path):
+    folder = save_run(tmp_path / "run")
+    write_json(folder / "manifest.json", {"computed_with": NOW | {"values": "new"}})
+    curve(**{COMPUTED_WITH: NOW}).save(folder / "tables" / "curve_kimi_tau")
+    assert "curve_kimi_tau" in read_results(folder).answers
+
+
+def test_an_answer_that_the_experiment_leaves_out_is_not_shown(tmp_path):
+    folder = save_run(tmp_path / "run", analyses={"allocation": False})
+    assert "allocation" not in read_results(folder).answers
+
+
+@pytest.mark.parametrize("file", ["tables/allocation.json", "tables/allocation.csv", "alpha.json", "variance.csv"])
+def test_a_damaged_answer_is_named_and_the_others_are_shown(tmp_path, file):
+    folder = save_run(tmp_path / "run")
+    (folder / file).write_text("{")
+    name = Path(file).stem
+    with pytest.warns(UserWarning, match=rf"^{name} is left out: .*{re.escape(file)}"):
+        run = read_results(folder)
+    assert name not in run.answers
+    assert len(run.answers) >= 6
 
 
 def test_the_style_of_the_figures_is_that_of_the_experiment(tmp_path):
@@ -284,10 +235,8 @@ def test_the_style_of_the_figures_is_that_of_the_experiment(tmp_path):
     assert read_results(copy).figure_style == FiguresSection()
 
 
-def test_a_copy_of_the_results_needs_neither_experiment_nor_folder_of_tables(tmp_path):
+def test_a_copy_of_the_results_needs_neither_experiment_nor_manifest(tmp_path):
     folder = save_run(tmp_path / "run")
-    for table in (folder / "tables").iterdir():
-        table.rename(folder / table.name)
     for name in ("experiment.yaml", "manifest.json"):
         (folder / name).unlink()
     run = read_results(folder)
@@ -313,8 +262,8 @@ def test_runs_are_labelled_by_the_settings_in_which_they_differ(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "is not a run directory: it holds neither alpha.json nor variance.csv; `gradstats run EXPERIMENT --out"),
-        (["experiment.yaml"], "is an unfinished run: it holds neither alpha.json nor variance.csv; `gradstats run /"),
+        ([], "is not a run directory: it holds no answers; `gradstats run EXPERIMENT --out"),
+        (["experiment.yaml"], "is an unfinished run: it holds no answers; `gradstats run /"),
     ],
 )
 def test_a_folder_without_results_names_the_command(tmp_path, files, message):
@@ -326,17 +275,12 @@ def test_a_folder_without_results_names_the_command(tmp_path, files, message):
         read_results(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("alpha.json", r"alpha\.json cannot be read as JSON .* repeat the command that wrote it"),
-        ("variance.csv", r"variance\.csv cannot be read as CSV .*: repeat the run"),
-    ],
-)
-def test_a_broken_file_is_named_of_saved_results(tmp_path, name, message):
+def test_a_run_of_an_earlier_version_says_what_analyses_it_again(tmp_path):
     folder = save_run(tmp_path / "run")
-    (folder / name).write_text("")
-    with pytest.raises(ValueError, match=message):
+    for state in folder.rglob("*.json"):
+        write_json(state, {"reference": "rloo"})
+    source = folder / "experiment.yaml"
+    with pytest.raises(ValueError, match=f"earlier version: `gradstats run {source} --out {folder}` analyses it again"):
         read_results(folder)
 
 
@@ -347,23 +291,6 @@ def test_a_wrong_setting_is_reported_with_its_file(tmp_path):
     message = f"the experiment file {path} has wrong settings: an experiment has no setting 'colour': it has name, "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         read_results(folder)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "lacks"),
-    [
-        ("variance.csv", "name,trace_cov\nrloo,1\n", r"variance\.csv lacks estimator: restore it"),
-        (
-            "alpha.json",
-            '{"alpha": 1.0, "n": 4}',
-            r"alpha\.json lacks alpha_low, alpha_high: restore it from a copy, or repeat the run",
-        ),
-    ],
-)
-def test_a_file_without_what_every_version_wrote_is_named(tmp_path, file, text, lacks):
-    (save_run(tmp_path / "run") / file).write_text(text)
-    with pytest.raises(ValueError, match=lacks):
-        read_results(tmp_path / "run")
 
 
 mpl.use("Agg")
@@ -406,34 +333,6 @@ def test_the_command_prints_and_writes_nothing_into_the_run(monkeypatch, capsys,
     assert sorted(folder.rglob("*")) == before
 
 
-class Killed(BaseException):
-    """In place of a signal that ends the process."""
-
-
-@pytest.mark.parametrize("n_tables", [0, 1, 3])
-def test_what_a_killed_process_leaves_belongs_to_the_run_and_is_whole(quality, folder, monkeypatch, n_tables):
-    (folder / "rollouts").mkdir()  # else it counts as a copy of a run's results
-    write_json(folder / "manifest.json", {"files": ["alpha.json"], "checksums": {}})
-    save_kept(TOKENS, quality, folder, 0.9)
-    written = []
-
-    def killed(path, *arguments, **options):
-        if len(written) == n_tables:
-            raise Killed
-        written.append(path)
-        write_csv(path, *arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("gradstats.report.saved_results.write_csv", killed)
-        with pytest.raises(Killed):
-            save_kept(TOKENS, quality, folder, 0.95)
-    assert set(KEPT_FILES) <= set(read_json(folder / "manifest.json")["files"])
-    read_results(folder)  # refuses a table with another checksum
-    save_kept(TOKENS, quality, folder, 0.95)
-    csv_files = {name for name in KEPT_FILES if name.endswith(".csv")}
-    assert set(read_json(folder / "manifest.json")["checksums"]) == csv_files
-
-
 def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, tmp_path):
     from dataclasses import replace
 
@@ -444,10 +343,11 @@ def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, t
 
 
 def test_what_is_saved_is_read_back(quality, tmp_path):
-    save_kept(TOKENS, quality, tmp_path)
-    proxies, bins, traces, sample = read_kept(tmp_path).values()
-    pd.testing.assert_frame_equal(proxies, quality.to_frame(), rtol=1e-5, check_dtype=False)
-    assert proxies.attrs["n_probes"] == 32
+    TOKENS.answer_of(quality, 0.95).save(tmp_path / "tokens")
+    read = Answer.read(tmp_path / "tokens")
+    pd.testing.assert_frame_equal(read.frame, quality.to_frame(), rtol=1e-6)
+    assert read.about["n_probes"] == 32
+    bins, traces, sample = (read.further[name].frame for name in ("token_profiles", "token_traces", "token_sample"))
     drawn = {one.name: one.rows(bins) for one in TOKENS.figures if one.table == "token_profiles"}
     for figure, name in (("token_correlation", "correlation"), ("concentration", "concentration")):
         table = getattr(quality, name).to_frame()
@@ -455,24 +355,17 @@ def test_what_is_saved_is_read_back(quality, tmp_path):
     assert traces["sequence"].nunique() >= 2
     assert (traces["energy_low"] <= traces["energy"] + 1e-12).all()
     assert len(sample) == len(quality.tokens)
-    assert read_kept(tmp_path / "nowhere") == {}
-    (tmp_path / "token_profiles.csv").unlink()
-    with pytest.raises(ValueError, match="cannot be read .* repeat `gradstats run`"):
-        read_kept(tmp_path)
 
 
 def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, quality, folder):
     report = gs.alpha_report(measured)
-    write_json(folder / "alpha.json", report.summary())
-    points = measured.rollouts.frame[["prompt_id", "sample_id", "reward"]].assign(
-        length=measured.lengths, sq_norm=measured.sq_norms, energy=[e.sum() for e in measured.token_energy]
-    )
     (folder / "tables").mkdir()
-    points.to_csv(folder / "tables" / "length_scaling.csv", index=False)
-    save_kept(TOKENS, quality, folder)
+    registry.get("alpha").answer_of(report, 0.95).save(folder / "alpha", further_in=folder / "tables")
+    TOKENS.answer_of(quality, 0.95).save(folder / "tables" / "tokens")
     results = read_results(folder)
-    assert results.energy_fit is not None
-    assert results.energy_fit.alpha == pytest.approx(gs.stats.fit_energy_scaling(measured).alpha)
+    assert results.points is not None
+    energies = [energy.sum() for energy in measured.token_energy]
+    np.testing.assert_allclose(results.points["energy"], energies, rtol=1e-12)
     drawn = draw_run_for_report(results, folder / "figures", FiguresSection(formats=["svg"]))
     assert {"alpha_energy", *FIGURES} <= {path.stem for path in drawn.paths}
     page = report_page(results, drawn.svgs)

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from saved_runs import saved_sweep
+from saved_runs import change_frame, forget, save_answer, saved_answer, saved_sweep
 from scipy import stats
 
 import gradstats as gs
 from gradstats.config.sections import FiguresSection
 from gradstats.report.sweeps import draw_sweep, write_sweep_results
-from gradstats.system.files import read_csv, read_json, write_json
+from gradstats.system.files import read_csv
 
 
 def points_of(folder, cell):
@@ -44,13 +44,16 @@ def test_of_many_cells_each_is_compared_with_the_first(tmp_path):
     assert frame["cell"].nunique() == 12
 
 
+def with_another_prompt(cell):
+    change_frame(cell, "length_scaling", lambda points: points.replace({"prompt_id": {"p3": "another"}}))
+
+
 def test_cells_with_other_prompts_or_another_line_are_not_paired(tmp_path):
     folder = saved_sweep(tmp_path / "sweep")
-    alpha = folder / "temperature=1.0" / "alpha.json"
-    write_json(alpha, read_json(alpha) | {"method": "theil_sen"})
+    cell = folder / "temperature=1.0"
+    save_answer(cell, saved_answer(cell, "alpha"), method="theil_sen")
     assert set(gs.read_sweep(folder).differences()["quantity"]) == {"mean_length", "mean_reward"}
-    table = folder / "temperature=1.0" / "tables" / "length_scaling.csv"
-    table.write_text(table.read_text().replace("p3,", "another,"))
+    with_another_prompt(folder / "temperature=1.0")
     assert gs.read_sweep(folder).differences().empty
 
 
@@ -60,8 +63,7 @@ def test_the_differences_are_written_and_gone_when_no_prompts_are_shared(tmp_pat
     assert folder / "cell_differences.csv" in write_sweep_results(gs.read_sweep(folder), style)
     written = read_csv(folder / "cell_differences.csv")
     pd.testing.assert_frame_equal(written, gs.read_sweep(folder).differences())
-    table = folder / "temperature=1.0" / "tables" / "length_scaling.csv"
-    table.write_text(table.read_text().replace("p3,", "another,"))
+    with_another_prompt(folder / "temperature=1.0")
     write_sweep_results(gs.read_sweep(folder), style)
     assert not (folder / "cell_differences.csv").exists()
 
@@ -109,7 +111,7 @@ def test_cells_that_differ_in_what_the_sweep_does_not_vary_are_named(tmp_path):
 
 def test_a_cell_without_a_comparison_keeps_its_alpha(tmp_path):
     folder = saved_sweep(tmp_path / "sweep")
-    (folder / "temperature=0.6" / "variance.csv").unlink()
+    forget(folder / "temperature=0.6", "variance")
     frame = gs.read_sweep(folder).to_frame()
     assert len(frame) == 5
     assert np.isfinite(frame.loc[0, "alpha"])

@@ -75,7 +75,7 @@ def test_an_installed_question_is_explained_kept_and_shown_without_trust(
 def test_an_installed_question_is_asked_in_a_run(installed, drawing, drawn, tmp_path):
     path = shutil.copytree(drawn.run.path, tmp_path / "run")
     run_experiment(drawing.model_copy(update={"analyses": {"lengths": {"longest": 2}}}), path, progress=False)
-    assert len(read_results(path).added["lengths"]) == 2
+    assert len(read_results(path).answers["lengths"].frame) == 2
     assert "Mean lengths." in (path / "report.html").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=r"analyses\.lengths: there is no setting 'longes': did you mean longest"):
         check_names(drawing.model_copy(update={"analyses": {"lengths": {"longes": 2}}}))

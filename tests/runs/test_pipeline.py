@@ -20,7 +20,7 @@ from gradstats.sampling.plan import SamplingPlan
 def test_a_run_leaves_the_whole_directory(drawn):
     path = drawn.run.path
     for name in (
-        "experiment.yaml", "manifest.json", "alpha.json", "variance.csv", "tables/variance.csv",
+        "experiment.yaml", "manifest.json", "alpha.json", "variance.csv", "alpha.csv",
         "variance.json", "tables/variance.tex", "tables/variance.md", "tables/alpha.tex", "report.html",
         "figures/length_scaling.png", "figures/length_scaling.csv", "figures/variance.png",
         "rollouts/shard-00000.parquet", "measurement/shard-00003/tensors.safetensors",

@@ -57,9 +57,9 @@ def test_questions_are_left_out_and_asked_otherwise(experiment, copied):
     assert not (copied / "tables" / "allocation.csv").exists()
     bins = pd.read_csv(copied / "tables" / "success_bins.csv")
     assert len(bins[bins["estimator"] == "rloo"]) == 2
-    assert list(read_results(copied).added) == ["curve_asymmetric_loo_true_delta"]
+    assert read_results(copied).of_question("curve") == ["curve_asymmetric_loo_true_delta"]
     run_experiment(with_questions(experiment, curve=False), copied, progress=False)
-    assert not read_results(copied).added
+    assert not read_results(copied).of_question("curve")
     assert (copied / "tables" / "allocation.csv").exists()
 
 
@@ -81,7 +81,6 @@ def test_questions_are_left_out_and_asked_otherwise(experiment, copied):
         ({"variance": {"estimators": ["rloo"]}}, "analyses.variance: .*with the settings of its section `variance:`"),
         ({"variance": False}, "analyses.variance: .*with the settings of its section `variance:`"),
         ({"alpha": True}, "analyses.alpha: .*with the settings of its section `length_scaling:`"),
-        ({"profile": {}}, "analyses.profile: .*ask `gradstats profile RUN"),
         ({"allocation": {"estimators": ["rlo"]}}, "analyses.allocation: no estimator is called 'rlo'"),
     ],
 )
@@ -93,7 +92,7 @@ def test_wrong_questions_are_refused_when_the_file_is_checked(experiment, asked,
 def test_tokens_are_left_out_and_studied_in_groups_of_another_size(experiment, tmp_path):
     section = experiment.measurement.model_copy(update={"token_probes": 8, "sketch_dim": 64})
     probing, path = experiment.model_copy(update={"measurement": section}), tmp_path / "run"
-    file = path / "proxy_quality.csv"
+    file = path / "tables" / "tokens.csv"
     run_experiment(probing, path, progress=False)
     whole = pd.read_csv(file)
     run_experiment(with_questions(probing, tokens={"group_size": 2}), path, progress=False)
@@ -103,7 +102,7 @@ def test_tokens_are_left_out_and_studied_in_groups_of_another_size(experiment, t
     assert smaller["rank_correlation"].equals(whole["rank_correlation"])
     run_experiment(with_questions(probing, tokens=False), path, progress=False)
     assert not file.exists()
-    assert read_results(path).kept == {}
+    assert "tokens" not in read_results(path).answers
 
 
 def test_a_question_of_ones_own_is_asked_of_a_run(drawn, own, tmp_path, monkeypatch, capsys):
@@ -115,7 +114,7 @@ def test_a_question_of_ones_own_is_asked_of_a_run(drawn, own, tmp_path, monkeypa
     code, out, err = run(monkeypatch, capsys, "ask", path, OWN)
     assert code == 0, err
     assert "mean length" in out
-    assert read_json(path / "tables" / "lengths.json")[registry.QUESTION] == OWN
+    assert read_json(path / "tables" / "lengths.json")["question"] == OWN
     assert (path / "figures" / "lengths.png").is_file()
     to_tables = ["export", path, "--only", "tables"]
     for words, written in ((["report", path], "report.html"), (to_tables, "tables/lengths.tex")):
@@ -133,7 +132,7 @@ def test_a_question_of_ones_own_is_asked_of_a_run(drawn, own, tmp_path, monkeypa
 def test_a_question_of_ones_own_is_asked_in_a_run(drawing, drawn, own, tmp_path):
     path = shutil.copytree(drawn.run.path, tmp_path / "run")
     run_experiment(with_questions(drawing, **{OWN: {"longest": 2}}), path, progress=False)
-    assert len(read_results(path).added["lengths"]) == 2
+    assert len(read_results(path).answers["lengths"].frame) == 2
     assert (path / "figures" / "lengths.png").is_file()
     assert "Mean lengths." in (path / "report.html").read_text(encoding="utf-8")
     with pytest.raises(UntrustedCodeError, match=f"analyses='{OWN}'"):

@@ -19,7 +19,7 @@ from gradstats.gradients.checks.self_check import SelfCheckError
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import FITTED, read_state_values
-from gradstats.report.saved_results import added_tables
+from gradstats.report.saved_results import read_results
 from gradstats.runs.directory import RunDirectory, RunPart
 from gradstats.runs.pipeline import regrade_run, run_experiment, run_part
 from gradstats.runs.values_step import make_values
@@ -103,21 +103,22 @@ def test_values_of_old_rewards_are_left_out_and_made_again(run):
     assert measured.fitted_values is not None
 
 
-def test_what_was_made_from_other_values_is_removed(run, monkeypatch, capsys):
+def test_what_was_made_from_other_values_is_not_shown(run, monkeypatch, capsys):
     curves = ["gae", "lam=0,1"], ["asymmetric(loo=True)", "delta=0,0.1"]
     for words in (["critic"], *(["curve", *curve] for curve in curves)):
         code, _, err = command(monkeypatch, capsys, "ask", run, *words)
         assert code == 0, err
-    tables = {path.stem for path in added_tables(run)}
-    assert tables == {"critic", "curve_gae_lam", "curve_asymmetric_loo_true_delta"}
+    added = {"critic", "curve_gae_lam", "curve_asymmetric_loo_true_delta"}
+    assert added <= set(read_results(run).answers)
     result = run_experiment(experiment(), run, progress=False)
-    assert {path.stem for path in added_tables(run)} == tables
-    assert not [note for note in result.run.remarks if "removed" in note]
-    result = run_experiment(experiment(values={"tokens_per_completion": 2}), run, progress=False)
-    assert {path.stem for path in added_tables(run)} == {"curve_asymmetric_loo_true_delta"}
-    assert [note for note in result.run.remarks if "removed" in note] == [
-        "curve_gae_lam, critic: removed, since the run had other state values then; repeat the command that made it"
-    ]
+    assert added <= set(read_results(run).answers)
+    assert not [note for note in result.run.remarks if "left out" in note]
+    with pytest.warns(UserWarning, match="is left out"):
+        result = run_experiment(experiment(values={"tokens_per_completion": 2}), run, progress=False)
+    left_out = [note for note in result.run.remarks if "is left out, since the run had other state values" in note]
+    assert {note.partition(" ")[0] for note in left_out} == {"critic", "curve_gae_lam"}
+    with pytest.warns(UserWarning, match="is left out"):
+        assert added & set(read_results(run).answers) == {"curve_asymmetric_loo_true_delta"}
 
 
 def test_a_run_keeps_its_reference_and_its_sampler(run):

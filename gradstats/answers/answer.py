@@ -1,0 +1,283 @@
+"""An answer: a table of numbers, all that it was asked and computed with, the sentence that answers, and notes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from gradstats.system.files import atomic_path, changed_sentence, csv_text, file_digest, read_json, write_json
+from gradstats.system.late import np, pd
+from gradstats.system.outputs import Kind, csv_with, differing_entry, refuse_foreign, refuse_other_result, same_table
+
+# Entries of the JSON file that are not of `about`.
+_QUESTION, _SENTENCE, _NOTES, _FURTHER = "question", "sentence", "notes", "further"
+_COLUMNS, _CELLS, _NOT_FINITE, _CSV = "columns", "cells", "not_finite", "csv"
+_OWN = {_QUESTION, _SENTENCE, _NOTES, _FURTHER, _COLUMNS, _CELLS, _NOT_FINITE, _CSV}
+#: Entry of ``about``: significant digits of the numbers of a long table, in memory and in its CSV.
+DIGITS = "digits"
+#: Entry of ``about``: digests of the completions with their rewards, and of the state values, that it was made from.
+COMPUTED_WITH = "computed_with"
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a question returns; what is printed, drawn and exported is read from it and from nothing else.
+
+    Attributes:
+        question: name of the analysis, or of the table where it stands beside another answer.
+        frame: the numbers, estimates with ``_low`` and ``_high`` beside them; its ``.attrs`` are ``about``.
+        about: all that was asked and computed with: level, reference, target, group size, tokens, metric, sizes.
+            Plain values: texts, numbers, lists and dictionaries of these, None.
+        sentence: that answers; "" where the table does.
+        notes: what a reader has to know, one sentence each.
+        further: tables beside it, by name.
+
+    Raises:
+        TypeError: for a value or a column that files cannot hold.
+        ValueError: for an entry of ``about`` whose name files use for something else.
+    """
+
+    question: str
+    frame: pd.DataFrame
+    about: Mapping[str, Any] = field(default_factory=dict)
+    sentence: str = ""
+    notes: tuple[str, ...] = ()
+    further: Mapping[str, Answer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        about = cast(dict[str, Any], plain(self.about))
+        if taken := _OWN & set(about):
+            raise ValueError(f"about has an entry {sorted(taken)[0]!r}, which is a part of every answer: rename it")
+        for name in self.frame:
+            if _kind(self.frame[name]) is None:
+                raise TypeError(f"column {name!r} has the type {self.frame[name].dtype}, which no answer can hold")
+        frame = self.frame.reset_index(drop=True)
+        if DIGITS in about:
+            frame = frame.assign(
+                **{
+                    str(name): [float(f"{value:.{about[DIGITS]}g}") for value in frame[name]]
+                    for name in frame
+                    if frame[name].dtype.kind == "f"
+                }
+            )
+        frame.attrs = dict(about)
+        for name, value in (("frame", frame), ("about", about), ("notes", tuple(map(str, self.notes)))):
+            object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two answers save the same bytes."""
+        if not isinstance(other, Answer):
+            return NotImplemented
+        same = self._csv() == other._csv() and self._state({}) == other._state({})
+        return same and dict(self.further) == dict(other.further)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the numbers."""
+        return self.frame
+
+    def paths(self, stem: str | os.PathLike[str]) -> list[Path]:
+        """Return where it is saved, tables beside it excepted."""
+        return list(answer_paths(stem))
+
+    def save(
+        self, stem: str | os.PathLike[str], *, further_in: Path | None = None, overwrite: bool = True
+    ) -> list[Path]:
+        """Write ``stem.csv``, for people and other programs, and ``stem.json``, all the rest; and the tables beside it.
+
+        Args:
+            stem: path without a suffix.
+            further_in: folder of the tables beside it, under their names; by default that of ``stem``.
+            overwrite: replace an earlier answer of other numbers.
+
+        Returns:
+            The paths, the CSV first.
+
+        Raises:
+            FileExistsError: where a file lies that gradstats did not write, or an answer that may not be replaced.
+        """
+        stem = Path(stem)
+        folder = stem.parent if further_in is None else further_in
+        beside = {name: folder / name for name in self.further}
+        for one, at in ((self, stem), *((self.further[name], path) for name, path in beside.items())):
+            one._make_room(at, overwrite)
+        written = [path for name, at in beside.items() for path in self.further[name].save(at)]
+        relative = {name: os.path.relpath(at, stem.parent) for name, at in beside.items()}
+        table, state = answer_paths(stem)
+        with atomic_path(table) as partial:
+            partial.write_text(self._csv(), encoding="utf-8", newline="")
+        write_json(state, self._state(relative))
+        return [table, state, *written]
+
+    def _make_room(self, stem: Path, overwrite: bool) -> None:
+        """Remove another answer that lies where this one is to be written: a killed process leaves no mixture."""
+        refuse_foreign_answer(stem, list(map(str, self.frame)))
+        table, state = answer_paths(stem)
+        if not (table.exists() and state.exists()):
+            return
+        there, wanted = read_json(state), self._state({})
+        text = table.read_text(encoding="utf-8")
+        if there == wanted | {_FURTHER: there.get(_FURTHER)} and text == self._csv():
+            return
+        different = differing_entry({name: there.get(name) for name in self.about}, self.about)
+        different = different or (None if same_table(text, self._csv()) else "other numbers")
+        refuse_other_result(table, different, overwrite)
+        state.unlink()
+        table.unlink()
+
+    def _csv(self) -> str:
+        digits = self.about.get(DIGITS)
+        return csv_text(self.frame, float_format=None if digits is None else f"%.{digits}g")
+
+    def _state(self, further: Mapping[str, str]) -> dict[str, Any]:
+        kinds = {str(name): cast(str, _kind(self.frame[name])) for name in self.frame}
+        cells = {name: plain(list(self.frame[name])) for name, kind in kinds.items() if kind == "cells"}
+        not_finite: list[list[object]] = []
+        about = {name: _finite(value, [name], not_finite) for name, value in self.about.items()}
+        return about | {
+            _QUESTION: self.question,
+            _SENTENCE: self.sentence,
+            _NOTES: list(self.notes),
+            _FURTHER: dict(further),
+            _COLUMNS: {
+                name: f"cells:{self.frame[name].dtype}" if kind == "cells" else kind for name, kind in kinds.items()
+            },
+            _CELLS: _finite(cells, [_CELLS], not_finite),
+            _NOT_FINITE: not_finite,
+            _CSV: hashlib.sha256(self._csv().encode()).hexdigest(),
+        }
+
+    @classmethod
+    def read(cls, stem: str | os.PathLike[str]) -> Answer:
+        """Return what :meth:`save` wrote, equal to the bit.
+
+        Raises:
+            FileNotFoundError: when a file is missing.
+            ValueError: when a file is damaged or has changed.
+        """
+        table, state = answer_paths(stem)
+        for path in (state, table):
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing: repeat the command that wrote {Path(stem).name}")
+        entries = read_json(state)
+        if not is_answer(entries):
+            raise ValueError(f"{state} is not a part of an answer: repeat the command that wrote it")
+        if file_digest(table) != entries[_CSV]:
+            raise ValueError(changed_sentence(table))
+        for path, text in entries[_NOT_FINITE]:
+            *inner, last = path
+            place: Any = entries
+            for key in inner:
+                place = place[key]
+            place[last] = float(text)
+        texts = pd.read_csv(table, dtype=str, keep_default_na=False, na_filter=False)
+        columns = {
+            name: entries[_CELLS][name] if kind.startswith("cells:") else _of_texts(texts[name], kind)
+            for name, kind in entries[_COLUMNS].items()
+        }
+        frame = pd.DataFrame(
+            {
+                name: pd.Series(values, dtype=entries[_COLUMNS][name].removeprefix("cells:"))
+                for name, values in columns.items()
+            },
+            columns=list(columns),
+            index=range(len(texts)),
+        )
+        folder = Path(stem).parent
+        return cls(
+            question=entries[_QUESTION],
+            frame=frame,
+            about={name: value for name, value in entries.items() if name not in _OWN},
+            sentence=entries[_SENTENCE],
+            notes=tuple(entries[_NOTES]),
+            further={name: cls.read(folder / at) for name, at in entries[_FURTHER].items()},
+        )
+
+
+def answer_paths(stem: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Return where the numbers of an answer lie, and where all the rest."""
+    stem = Path(stem)
+    return stem.with_name(f"{stem.name}.csv"), stem.with_name(f"{stem.name}.json")
+
+
+def is_answer(entries: Mapping[str, Any]) -> bool:
+    """Return whether a JSON file is a part of an answer, from what it holds."""
+    return set(entries) >= _OWN
+
+
+def refuse_foreign_answer(stem: Path, columns: Iterable[str]) -> None:
+    """Refuse to write an answer where something lies that is not an earlier one, before anything is computed."""
+    table, state = answer_paths(stem)
+    ours = state.is_file() and _holds_answer(state)
+    refuse_foreign(table, Kind("an answer", lambda path: ours) if ours else csv_with(list(columns), "an answer"))
+    refuse_foreign(state, Kind("an answer", lambda path: ours))
+
+
+def _holds_answer(state: Path) -> bool:
+    try:
+        return is_answer(read_json(state))
+    except (ValueError, OSError):
+        return True  # of an earlier answer that is damaged
+
+
+def _kind(column: pd.Series) -> str | None:
+    """Return the type of a column, or ``cells`` where its cells stand in the JSON file, as CSV would mix some up."""
+    kind = column.dtype.kind
+    if kind == "f":
+        return str(column.dtype)
+    if kind in "iub":
+        return str(column.dtype)
+    if kind != "O":
+        return None
+    texts = column.map(lambda cell: isinstance(cell, str) and cell != "" and not cell.startswith("'"))
+    return str(column.dtype) if str(column.dtype) != "object" and bool(texts.all()) else "cells"
+
+
+def _of_texts(texts: pd.Series, kind: str) -> list[Any]:
+    if kind.startswith("float"):
+        return [float(text) if text else math.nan for text in texts]
+    if kind == "bool":
+        return [text == "True" for text in texts]
+    if kind.startswith(("int", "uint")):
+        return [int(text) for text in texts]
+    # A quote stands before what a spreadsheet would run as a formula.
+    return [text[1:] if text.startswith("'") else text for text in texts]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as files hold it: numbers of NumPy as Python's, sequences as lists, mappings by text.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(entry) for entry in value]
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if value is pd.NA:
+        return None
+    raise TypeError(f"{value!r} is a {type(value).__name__}, which no answer can hold")
+
+
+def _finite(value: Any, path: list[object], found: list[list[object]]) -> Any:
+    """Return a value with None for numbers that JSON does not have, which are listed by their places."""
+    if isinstance(value, dict):
+        return {name: _finite(entry, [*path, name], found) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry, [*path, at], found) for at, entry in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        found.append([path, repr(value)])
+        return None
+    return value
