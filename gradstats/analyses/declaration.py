@@ -18,6 +18,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
 from gradstats.answers import Answer
+from gradstats.answers.answer import ASKED
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
 from gradstats.plots.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
@@ -35,8 +36,6 @@ POINTS = "length_scaling"
 ORDER = "order"
 #: Entry of what an answer is about: true where the sentence says all, and the rows add nothing to it.
 SETTLED = "settled"
-#: Another: the options that it was asked with, by name, where they are not those of the question itself.
-ASKED = "asked"
 #: The places whose tables have a column that has a heading.
 PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 

@@ -20,6 +20,8 @@ _COLUMNS, _CELLS, _NOT_FINITE, _CSV = "columns", "cells", "not_finite", "csv"
 _OWN = {_QUESTION, _SENTENCE, _NOTES, _FURTHER, _COLUMNS, _CELLS, _NOT_FINITE, _CSV}
 #: Entry of ``about``: significant digits of the numbers of a long table, in memory and in its CSV.
 DIGITS = "digits"
+#: Entry of ``about``: the options that it was asked with, by name, where they are not those of the question.
+ASKED = "asked"
 #: Entry of ``about``: digests of the completions with their rewards, and of the state values, that it was made from.
 COMPUTED_WITH = "computed_with"
 
@@ -125,7 +127,8 @@ class Answer:
         text = table.read_text(encoding="utf-8")
         if there == wanted | {_FURTHER: there.get(_FURTHER)} and text == self._csv():
             return
-        different = differing_entry({name: there.get(name) for name in self.about}, self.about)
+        different = _asked_otherwise(there.get(ASKED) or {}, self.about.get(ASKED) or {})
+        different = different or differing_entry({name: there.get(name) for name in self.about}, self.about)
         different = different or (None if same_table(text, self._csv()) else "other numbers")
         refuse_other_result(table, different, overwrite)
         state.unlink()
@@ -209,6 +212,15 @@ def answer_paths(stem: str | os.PathLike[str]) -> tuple[Path, Path]:
 def is_answer(entries: Mapping[str, Any]) -> bool:
     """Return whether a JSON file is a part of an answer, from what it holds."""
     return set(entries) >= _OWN
+
+
+def _asked_otherwise(then: Mapping[str, object], now: Mapping[str, object]) -> str | None:
+    """Return the first setting that differs, which says more than what follows from it; None where none does."""
+    name = next((name for name in {**then, **now} if then.get(name) != now.get(name)), None)
+    if name is None:
+        return None
+    was, wanted = (str(asked[name]) if name in asked else "the default" for asked in (then, now))
+    return f"{name} = {was}, not {wanted}"
 
 
 def refuse_foreign_answer(stem: Path, columns: Iterable[str]) -> None:
