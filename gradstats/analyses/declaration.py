@@ -123,7 +123,8 @@ class Tabulated:
     @property
     def leading(self) -> Analysis | FurtherTable | None:
         """The table of a first screen: one that ranks its rows, or else its own; None for a question without tables."""
-        tables = [one for one in getattr(self, "tables", (self,)) if one.shown_in("terminal")]
+        every: Sequence[Any] = getattr(self, "tables", (self,))
+        tables: list[Any] = [one for one in every if one.shown_in("terminal")]
         return next((one for one in tables if one.ranking is not None), next(iter(tables), None))
 
     def first_shown(self, frame: pd.DataFrame) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -235,7 +235,7 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
         rows = tuple(ShortRow((name,), 1.0, "", row) for name, row in zip(table.rows, cells, strict=True))
         return ShortTable(table.heading, shown, rows)
     numbers = declared.shown(frame).reset_index(drop=True)
-    compared = [table.columns[name] for name in known if name != of_scale]
+    compared = cast(list[Sequence[Triple]], [table.columns[name] for name in known if name != of_scale])
     estimators = _ranked_estimators(numbers, declared, ranking, compared)
     chosen = [(block, one, at) for block, one in enumerate(estimators) for at in one.rows]
     if not ranking.in_blocks:
