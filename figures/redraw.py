@@ -292,7 +292,8 @@ def main(take_run: Path | None = None, venue: str = "icml", check: bool = False)
         sys.exit(1 if problems else 0)
     if take_run is not None:
         take(take_run)
-    for folder in sorted(path.parent for path in HERE.glob("*/manifest.json") if _hashes(path.parent)):
+    folders = sorted(path.parent for path in HERE.glob("*/manifest.json"))
+    for folder in (one for one in folders if numbers_in(one) or (one / LISTED).exists()):
         for path in redraw(folder, venue):
             print(path.relative_to(HERE.parent))
     for path in redraw_zoo(HERE, venue):
