@@ -100,10 +100,14 @@ def refuse_inside_run(out: Path, *, source: Path | None = None) -> None:
 def refuse_foreign_addition(folder: Path, name: str, columns: Sequence[str]) -> None:
     """Refuse to add an answer to a folder, before it is computed."""
     refuse_foreign_answer(folder / "tables" / name, columns)
-    if (folder / "measurement").is_dir() and not (folder / "manifest.json").exists():
-        raise ValueError(
-            f"the analysis of {folder} is not finished: repeat `gradstats run`, or choose a folder (--out)"
-        )
+    if (folder / "measurement").is_dir():
+        manifest = _read_json(folder / "manifest.json")
+        if manifest is None:
+            raise ValueError(
+                f"the analysis of {folder} is not finished: repeat `gradstats run`, or choose a folder (--out)"
+            )
+        if COMPUTED_WITH not in manifest:
+            raise ValueError(_of_earlier_version(folder))
 
 
 def state_of_data(rollouts: Rollouts, values: Path) -> dict[str, str | None]:
@@ -212,15 +216,11 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
     for sentence in left_out:
         warnings.warn(sentence, UserWarning, stacklevel=2)
     if not answers:
-        source = recorded if recorded.exists() else "EXPERIMENT"
         if any((path / name).exists() for name in ("variance.csv", "alpha.json")) and not left_out:
-            raise ValueError(
-                f"{path} was analysed by an earlier version: `gradstats run {source} --out {path}` analyses it again, "
-                "and leaves rollouts and measurement as they are"
-            )
+            raise ValueError(_of_earlier_version(path))
         state = "an unfinished run" if recorded.exists() else "not a run directory"
         raise FileNotFoundError(
-            f"{path} is {state}: it holds no answers; `gradstats run {source} --out {path}` makes them"
+            f"{path} is {state}: it holds no answers; `gradstats run {_recorded_in(path)} --out {path}` makes them"
             + "".join(f"; {sentence}" for sentence in left_out)
         )
     return SavedResults(
@@ -230,6 +230,19 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
         manifest=manifest,
         answers=answers,
     )
+
+
+def _of_earlier_version(path: Path) -> str:
+    return (
+        f"{path} was analysed by an earlier version: `gradstats run {_recorded_in(path)} --out {path}` analyses it "
+        "again, and leaves rollouts and measurement as they are"
+    )
+
+
+def _recorded_in(path: Path) -> Path | str:
+    """Return the experiment file of a run, as a command names it."""
+    recorded = path / "experiment.yaml"
+    return recorded if recorded.exists() else "EXPERIMENT"
 
 
 def answer_stems(run: Path) -> list[Path]:

@@ -610,6 +610,21 @@ def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path
     assert "rloo, N = 4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
 
 
+def test_a_run_without_finished_answers_is_refused_before_a_question_is_answered(
+    monkeypatch, capsys, measured, tmp_path
+):
+    words = ("ask", tmp_path, "curve", "rloo", "group_size=2,4")
+    (tmp_path / "measurement").symlink_to(measured)
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert (code, out) == (1, "")
+    assert f"the analysis of {tmp_path} is not finished" in joined(err)
+    write_json(tmp_path / "manifest.json", {"experiment": "of an earlier version"})
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert (code, out) == (1, "")
+    assert "analysed by an earlier version: `gradstats run EXPERIMENT --out" in joined(err)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == ["manifest.json", "measurement"]
+
+
 def test_of_a_run_its_own_estimators_are_compared_where_none_are_named(measured, tmp_path):
     own = "variance: {estimators: [rloo, max_rl], reference: max_rl, target: on_policy, group_size: 4}"
     write_recorded_experiment(tmp_path / "experiment.yaml", f"policy: {{name: a}}\nprompts: {{source: b}}\n{own}\n")

@@ -60,6 +60,8 @@ def test_every_figure_is_shown_with_its_command(pages):
     page = pages.gallery_page()
     for picture in DOCS.parent.glob("figures/*/*.png"):
         assert f"figures/{picture.parent.name}/{picture.name})" in page
+    assert "<function" not in page  # a caption that states what a run was asked with
+    assert "Thin bars: intervals that hold for all rows at once." in page
     assert "gradstats run embedded\n" in page
     assert "gradstats run embedded_cap\n" in page
     assert "python benchmarks/engines.py\n" in page

@@ -14,6 +14,7 @@ from gradstats.config.experiment import Experiment
 from gradstats.config.sections import PolicySection, PromptsSection, VarianceSection
 from gradstats.integrations.training_record import Complaints, TrainingRecord, logged_values
 from gradstats.measurement.measurement import Measurement
+from gradstats.report.saved_results import read_results
 from gradstats.rollouts.table import Rollouts
 
 
@@ -80,6 +81,9 @@ def test_the_folder_is_a_sweep_of_run_directories(recorded):
     assert frame["policy.revision"].unique().tolist() == ["step-000000", "step-000010", "step-000020"]
     for step, (_, rows) in zip(steps, frame.groupby("cell"), strict=True):
         assert rows["ratio"].tolist() == pytest.approx(step.variance["ratio"].tolist())
+        saved = read_results(step.path).answers
+        pd.testing.assert_frame_equal(saved["variance"].frame, step.variance)
+        assert saved["alpha"].frame["alpha"].tolist() == [step.alpha.fit.alpha]
         assert rows["mean_length"].iloc[0] == pytest.approx(step.measured.lengths.mean())
         assert rows["alpha"].iloc[0] == pytest.approx(step.alpha.fit.alpha)
     manifest = json.loads((folder / "step-000010" / "manifest.json").read_text())
@@ -98,8 +102,16 @@ def test_commands_read_it(recorded, monkeypatch, capsys):
     assert "training step" in (folder / "figures" / "policy_revision.svg").read_text()
     code, out, err = run(monkeypatch, capsys, "variance", folder / "step-000020")
     assert code == 0, err
+    code, out, err = run(monkeypatch, capsys, "ask", folder / "step-000020", "curve", "asymmetric", "delta=-1:1:3")
+    assert code == 0, err
     code, out, err = run(monkeypatch, capsys, "report", folder / "step-000020")
     assert code == 0, err
+    assert set(read_results(folder / "step-000020").answers) == {
+        "variance",
+        "alpha",
+        "length_scaling",
+        "curve_asymmetric_delta",
+    }
     code, _, err = run(monkeypatch, capsys, "report", folder)
     assert code == 1
     assert "name one of its runs, as in gradstats report" in err
