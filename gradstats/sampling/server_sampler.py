@@ -601,9 +601,10 @@ class ServerSampler:
         if answer.token_ids is not None:
             return answer.token_ids, self._placed(answer.token_ids, answer.entries), "engine"
         # Servers differ in whether they count, and list, the token that ended the completion.
-        counts = None if answer.count is None else {answer.count}
-        if counts and answer.finish_reason == "stop":
-            counts |= {answer.count - 1, answer.count + 1}
+        counts = None
+        if answer.count is not None:
+            spread = (0, -1, 1) if answer.finish_reason == "stop" else (0,)
+            counts = [answer.count + more for more in spread]
         if answer.entries and all(entry.token is not None for entry in answer.entries):
             return self._from_entries(answer, counts)
         pieces = [entry.text for entry in answer.entries if entry.text is not None]
@@ -617,7 +618,9 @@ class ServerSampler:
         known = restored.source == "pieces" and not all(map(math.isnan, logprobs))
         return restored.tokens, logprobs if known else None, restored.source
 
-    def _from_entries(self, answer: ServerAnswer, counts: set[int] | None) -> tuple[list[int], list[float] | None, str]:
+    def _from_entries(
+        self, answer: ServerAnswer, counts: Sequence[int] | None
+    ) -> tuple[list[int], list[float] | None, str]:
         """Return the ids of entries, of which llama.cpp gives only the last where several tokens make one letter."""
         tokenizer = self.policy.tokenizer
         tokens: list[int] = []

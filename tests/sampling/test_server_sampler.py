@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -729,7 +730,22 @@ def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatc
             """
         )
         code, _, err = run(monkeypatch, capsys, "run", tmp_path / "served.yaml", "--out", tmp_path / "run")
-    assert code == 0, err
+        assert code == 0, err
+        # What is received sends the key nowhere, and says where it would have gone.
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+        received = shutil.copytree(tmp_path / "run", tmp_path / "received")
+        n_requests, host = len(server.headers), server.base_url.removeprefix("http://").removesuffix("/v1")
+        grown = ["run", received / "experiment.yaml", "--out", received, "--set", "sampling.group_size=3"]
+        code, _, err = run(monkeypatch, capsys, *grown)
+        assert code != 0
+        assert f"send prompts, and the key in OPENAI_API_KEY, to {host}" in " ".join(err.split())
+        assert len(server.headers) == n_requests
+        assert run(monkeypatch, capsys, "regrade", received)[0] == 0
+        assert len(server.headers) == n_requests
+        code, _, err = run(monkeypatch, capsys, *grown, "--trust")
+        assert code == 0, err
+        assert server.headers[-1]["authorization"] == "Bearer sk-mine"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-mine" in path.read_bytes()]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["token_sources"] == {"pieces": 8}
     # The stand-in's log-probabilities are not the policy's.
