@@ -27,8 +27,8 @@ from gradstats.config.sections import (
     ValuesSection,
     VarianceSection,
 )
-from gradstats.config.trust import is_received, refuse_untrusted
-from gradstats.config.validation import Section, WrongSettingsError, setting
+from gradstats.config.trust import is_received, refuse_untrusted, written_secret
+from gradstats.config.validation import Section, WrongSetting, WrongSettingsError, setting
 
 # An experiment has some hundred values; a few lines of nested aliases can stand for billions.
 _MOST_VALUES = 100_000
@@ -169,6 +169,15 @@ class Experiment(Section):
                 f"{_LONGEST_NAME} bytes"
             )
         return name
+
+    @field_validator("sampling")
+    @classmethod
+    def _holds_no_secret(cls, sampling: SamplingSection) -> SamplingSection:
+        """Refuse a credential, without repeating it: a run writes its settings to files."""
+        if secret := written_secret(sampling.model_dump()):
+            name, _, fault = secret.partition(" ")
+            raise WrongSettingsError([WrongSetting((name,), fault)], "sampling")
+        return sampling
 
     @property
     def is_off_policy(self) -> bool:

@@ -1,24 +1,31 @@
-"""Which settings of a file would run code, and the permission that they need.
+"""Which settings of a file would run code or send something of the user's, and the permission that they need.
 
 Code runs without further permission if the user named it: on the command line, as an argument in Python, or in the
 experiment file that the user points to. A run directory contains a copy of its experiment, and run directories are
 passed from person to person; code named in such a copy runs only with ``--trust``. The same holds for model code and
-pickled weights that any file allows.
+pickled weights that any file allows, and for whatever a run directory's copy would send prompts or credentials to: a
+server, a tracker, a cluster.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
+#: The environment variables of a server's key, and of its address where none is given.
+API_KEY_ENV, BASE_URL_ENV = "OPENAI_API_KEY", "OPENAI_BASE_URL"
+_SECRET = re.compile(r"(^|[_-])(key|token|password|secret)$", re.IGNORECASE)
 _SHOWN = 80  # characters of a value in a message
 #: What a run, or a sweep, writes beside its experiment.
 _WRITTEN = ("rollouts", "measurement", "manifest.json", "regraded", "sweep.json")
 
 
 class UntrustedCodeError(ValueError):
-    """A file names code that runs only with the user's permission."""
+    """A file names code, or somewhere to send prompts or credentials, for which the user's permission is missing."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,15 @@ class NamedCode:
     def __str__(self) -> str:
         shown = self.value if len(self.value) <= _SHOWN else f"{self.value[:_SHOWN]}…"
         return f"{self.setting}={shown!r}"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """What a setting would send somewhere, with the user's credentials."""
+
+    setting: str
+    value: str
+    what: str  # as in "send prompts to example.org"
 
 
 def names_code(label: str) -> bool:
@@ -54,7 +70,7 @@ def is_received(path: Path) -> bool:
 def refuse_untrusted(
     path: Path, settings: Mapping[str, object], given: Mapping[str, object], *, ignored: Sequence[str] = ()
 ) -> None:
-    """Refuse an experiment file that names code for which permission is needed and missing."""
+    """Refuse an experiment file that names code or destinations for which permission is needed and missing."""
     received = is_received(path)
     allowed = set(code_named_in(given))
     needing = [
@@ -62,13 +78,84 @@ def refuse_untrusted(
         for code in dict.fromkeys(code_named_in(settings))
         if code not in allowed and code.setting not in ignored and (received or code.anywhere)
     ]
-    if not needing:
-        return
+    chosen = set(destinations_in(given))
+    sent = [
+        place
+        for place in dict.fromkeys(destinations_in(settings))
+        if received and place not in chosen and place.setting not in ignored
+    ]
     why = "a run directory may come from someone else" if received else "the file may come from someone else"
-    raise UntrustedCodeError(
-        f"{path} names code that would run ({', '.join(map(str, needing))}), and {why}: read that code, then "
-        "add --trust (in Python trust=True) to run it"
-    )
+    if needing:
+        also = "".join(f"; it would also {place.what}" for place in sent)  # --trust allows both
+        raise UntrustedCodeError(
+            f"{path} names code that would run ({', '.join(map(str, needing))}), and {why}: read that code, then "
+            f"add --trust (in Python trust=True) to run it{also}"
+        )
+    if sent:
+        named = " ".join(f"{place.setting}={_shown(place.value)}" for place in sent)
+        would = ", and ".join(place.what for place in sent)
+        raise UntrustedCodeError(
+            f"{path} would {would}, and {why}: if you want that, name it yourself (--set {named}), or add --trust (in "
+            "Python trust=True)"
+        )
+
+
+def destinations_in(settings: Mapping[str, object]) -> Iterator[Destination]:
+    """Return where settings of an experiment would send prompts, results or credentials."""
+    options = _at(settings, "sampling", "sampler_options")
+    own = os.environ.get(BASE_URL_ENV, "").rstrip("/")
+    for address in (_at(settings, "sampling", "base_url"), _at(options, "base_url")):
+        if address is not None and str(address).rstrip("/") != own:
+            what = f"send prompts, and the key in {API_KEY_ENV}, to {_shown(_host(str(address)))}"
+            yield Destination("sampling.base_url", str(address), what)
+    variable = _at(options, "api_key_env")
+    if variable not in (None, API_KEY_ENV):
+        what = f"send the secret in {_shown(str(variable))} to a server"
+        yield Destination("sampling.sampler_options.api_key_env", str(variable), what)
+    for setting, here, what in (
+        ("tracking", "none", "log settings and results with your account at"),
+        ("execution.address", "auto", "hand its work to the cluster at"),
+    ):
+        value = _at(settings, *setting.split("."))
+        if value not in (None, here):
+            yield Destination(setting, str(value), f"{what} {_shown(str(value))}")
+
+
+def written_secret(sampling: Mapping[str, object]) -> str | None:
+    """Return a sentence on a credential among the settings of sampling, which a run writes to files; None without one.
+
+    >>> written_secret({"sampler_options": {"api_key_env": "LAB_KEY"}, "base_url": "http://localhost:8000/v1"})
+    >>> written_secret({"sampler_options": {"api_key": "sk-1"}})[:23]
+    'sampler_options has api'
+    """
+    options = sampling.get("sampler_options")
+    for name in options if isinstance(options, Mapping) else ():
+        if _SECRET.search(str(name)):
+            return (
+                f"sampler_options has {name}, and settings are written to files: export it as an environment variable, "
+                f"{API_KEY_ENV} or one that you name with api_key_env"
+            )
+    for given in (sampling.get("base_url"), _at(options, "base_url")):
+        address = urlsplit(str(given or ""))
+        if address.username or address.password or any(_SECRET.search(name) for name, _ in parse_qsl(address.query)):
+            return (
+                "base_url holds a password or key, and settings are written to files: leave it out, and export the key "
+                f"as {API_KEY_ENV}"
+            )
+    return None
+
+
+def _host(address: str) -> str:
+    try:
+        return urlsplit(address).netloc.rpartition("@")[2] or address
+    except ValueError:
+        return address
+
+
+def _shown(value: str) -> str:
+    """Return a value for a message: cut where it is long, control characters as codes."""
+    shown = repr(value)[1:-1]
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
 def code_named_in(settings: Mapping[str, object]) -> Iterator[NamedCode]:

@@ -43,7 +43,7 @@ class RestoredTokens:
 
     tokens: list[int]  # the ids; empty for an empty text
     # "pieces" where the text of each token was given and decides its id; "text" where the whole text was re-tokenised,
-    # decodes to the text, and has the stated number of tokens; else "mismatch"
+    # decodes to the text, and has the stated number and texts of tokens; else "mismatch"
     source: str
 
 
@@ -64,9 +64,10 @@ def restore_tokens(
     """
     options = {"split_special_tokens": True} if spelled else {}
     tokens = [int(token) for token in tokenizer(text, add_special_tokens=False, **options)["input_ids"]]
-    if pieces is not None and (drawn := _from_pieces(tokenizer, pieces, tokens)) is not None:
+    if pieces is not None and (drawn := _from_pieces(tokenizer, pieces)) is not None:
         return RestoredTokens(drawn, "pieces")
     same = tokenizer.decode(tokens) == text and (counts is None or len(tokens) in counts)
+    same = same and (pieces is None or _are_pieces(tokenizer, tokens, pieces))
     return RestoredTokens(tokens, "text" if same else "mismatch")
 
 
@@ -86,14 +87,18 @@ def _compared(text: str) -> str:
     return "".join(text.split()).replace("\ufffd", "")
 
 
-def _from_pieces(tokenizer: Tokenizer, pieces: Sequence[str], tokens: list[int]) -> list[int] | None:
-    """Return the ids whose texts are ``pieces``: those of the tokenizer where they agree, else the only candidates."""
-    by_text = _ids_by_text(tokenizer)
-    candidates = [by_text.get(piece, ()) for piece in pieces]
-    if len(tokens) == len(pieces) and all(token in known for token, known in zip(tokens, candidates, strict=True)):
-        return tokens
-    # Several ids share a text where each is a part of one letter: then pieces do not decide.
-    return [known[0] for known in candidates] if all(len(known) == 1 for known in candidates) else None
+def _from_pieces(tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int] | None:
+    """Return the ids whose texts are ``pieces``; None where one is the text of several, such as a part of a letter."""
+    known = [_ids_by_text(tokenizer).get(piece, ()) for piece in pieces]
+    return [ids[0] for ids in known] if all(len(ids) == 1 for ids in known) else None
+
+
+def _are_pieces(tokenizer: Tokenizer, tokens: Sequence[int], pieces: Sequence[str]) -> bool:
+    """Whether tokens may have the texts ``pieces``, to which that of a token that ended the completion may be added."""
+    known = _ids_by_text(tokenizer)
+    if len(pieces) < len(tokens) or any(piece and len(known.get(piece, ())) != 1 for piece in pieces[len(tokens) :]):
+        return False
+    return all(is_text_of(tokenizer, [token], piece) for token, piece in zip(tokens, pieces, strict=False))
 
 
 @functools.lru_cache(maxsize=4)

@@ -29,7 +29,15 @@ from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
 #: Settings of a run's experiment that regrading does not use.
-_OF_THE_POLICY = ("policy.trust_remote_code", "policy.allow_pickle", "sampling.sampler_options")
+_NOT_REGRADED = (
+    "policy.trust_remote_code",
+    "policy.allow_pickle",
+    "sampling.sampler_options",
+    "sampling.sampler_options.api_key_env",
+    "sampling.base_url",
+    "tracking",
+    "execution.address",
+)
 
 
 def run_experiment(
@@ -139,7 +147,7 @@ def regrade_run(
     if not previous.exists():
         raise FileNotFoundError(f"{path} is not a run directory: it holds no experiment.yaml")
     # The policy is not loaded, and a given reward replaces the run's.
-    unused = [*_OF_THE_POLICY, *(["sampling.reward"] if reward is not None else [])]
+    unused = [*_NOT_REGRADED, *(["sampling.reward"] if reward is not None else [])]
     load_experiment_file(previous, trust=trust, ignored=unused)
     with only_writer(path):
         refuse_links(path)

@@ -54,7 +54,11 @@ def open_sampler(
     if sampler == "openai":
         from gradstats.sampling.server_sampler import ServerSampler
 
-        kind, arguments = ServerSampler, {"base_url": base_url or "", **options}
+        if base_url not in (None, options.setdefault("base_url", base_url)):
+            raise ValueError(
+                f"base_url is {base_url!r}, and that of sampler_options {options['base_url']!r}: give one address"
+            )
+        kind, arguments = ServerSampler, {**options, "base_url": options["base_url"] or ""}
     elif sampler == "vllm":
         from gradstats.sampling.vllm_sampler import VllmSampler
 
@@ -70,7 +74,8 @@ def open_sampler(
     try:
         return kind(policy, **arguments)
     except TypeError as error:
-        raise ValueError(f"sampler_options {options} do not suit the sampler {sampler!r}: {error}") from error
+        named = ", ".join(options)  # without values, one of which may be a key
+        raise ValueError(f"sampler_options ({named}) do not suit the sampler {sampler!r}: {error}") from error
 
 
 #: Beyond what a run samples; the list of batches of a mistyped group_size would fill the memory.
@@ -228,7 +233,10 @@ class SamplingPlan:
                 for completion in completions
             ]
         if self.sampler.own_seeds:
-            optional["sampler_seed"] = seeds
+            optional["sampler_seed"] = [
+                seed if completion.seed is None else completion.seed
+                for seed, completion in zip(seeds, completions, strict=True)
+            ]
             optional["token_source"] = [completion.token_source for completion in completions]
         if greedy is not None:
             optional["greedy_text"] = [greedy[index][0] for index, _ in rows]

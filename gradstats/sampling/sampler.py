@@ -80,7 +80,7 @@ TOO_LATE = "the whole answer took longer than its limit"
 
 
 def client_until(client: type[Any], seconds: float) -> Any:
-    """Return an HTTP client whose answers end within a time, however steadily their bytes arrive."""
+    """Return an HTTP client that follows no redirect, and whose answers end within a time, however they arrive."""
     base = next(one for one in client.__mro__ if one.__name__ == "Client")
     httpx: Any = importlib.import_module(base.__module__.partition(".")[0])
 
@@ -112,7 +112,8 @@ def client_until(client: type[Any], seconds: float) -> Any:
             response.stream = UntilDeadline(response.stream, request, end)
             return response
 
-    return client(transport=DeadlineTransport())
+    # A redirect would carry the request, with its prompts, to another address.
+    return client(transport=DeadlineTransport(), follow_redirects=False)
 
 
 def stop_token_ids(policy: Policy) -> list[int]:
@@ -139,6 +140,7 @@ class Completion:
     logprobs: list[float] | None
     finish_reason: str  # "stop" or "length"
     token_source: str = "engine"
+    seed: int | None = None  # where another one was used than the plan's
 
 
 @runtime_checkable

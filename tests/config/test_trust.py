@@ -94,3 +94,63 @@ def test_looking_at_a_file_needs_no_permission(tmp_path):
 @pytest.mark.parametrize("label", ["rloo", "recipe:grpo", "kimi(tau=0.5)", "reasoning_gym(threshold=0.5)"])
 def test_what_is_built_in_is_not_code(label):
     assert not names_code(label)
+
+
+SERVED = {"sampler": "openai", "base_url": "http://their.example:8000/v1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sampling": SERVED}, r"send prompts, and the key in OPENAI_API_KEY, to their\.example:8000"),
+        (
+            {"sampling": {"sampler": "openai", "sampler_options": {"base_url": SERVED["base_url"]}}},
+            r"to their\.example:8000",
+        ),
+        ({"sampling": {"sampler": "openai", "sampler_options": {"api_key_env": "HF_TOKEN"}}}, "the secret in HF_TOKEN"),
+        ({"tracking": "wandb"}, "log settings and results with your account at wandb"),
+        ({"execution": {"executor": "ray", "address": "ray://their.example:1"}}, "work to the cluster at ray://their"),
+        ({"sampling": SERVED | {"reward": "mine:score"}}, r"names code .*--trust .*also send .*their\.example:8000"),
+    ],
+)
+def test_what_a_run_directory_would_send_somewhere_needs_permission(changes, said, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    path = written(tmp_path / "run", in_run=True, **changes)
+    with pytest.raises(UntrustedCodeError, match=said):
+        load_experiment(path)
+    assert load_experiment(path, trust=True)
+    if "reward" not in str(changes):
+        own = written(tmp_path / "own", in_run=False, **changes)
+        assert load_experiment(own)
+    given = [f"{section}={yaml.safe_dump(value, default_flow_style=True).strip().removesuffix('...')}"
+             for section, value in changes.items()]  # fmt: skip
+    assert load_experiment(path, given)
+
+
+def test_the_remedy_names_the_setting_and_the_users_own_address_needs_none(tmp_path, monkeypatch):
+    path = written(tmp_path / "run", in_run=True, sampling=SERVED)
+    named = r"\(--set sampling\.base_url=http://their\.example:8000/v1\), or add --trust"
+    with pytest.raises(UntrustedCodeError, match=f"a run directory may come from someone else.*{named}"):
+        load_experiment(path)
+    assert load_experiment(path, ["sampling.base_url=http://mine/v1"]).sampling.base_url == "http://mine/v1"
+    assert load_experiment_file(path, ignored=["sampling.base_url"])
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://their.example:8000/v1/")
+    assert load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"sampler_options": {"api_key": "sk-1"}},
+        {"sampler_options": {"hf_token": "sk-1"}},
+        {"base_url": "http://me:sk-1@localhost/v1"},
+        {"base_url": "http://localhost/v1?api_key=sk-1"},
+        {"sampler_options": {"base_url": "http://sk-1@localhost/v1"}},
+    ],
+)
+def test_a_credential_among_the_settings_is_refused_without_being_repeated(sampling, tmp_path):
+    path = written(tmp_path / "own", in_run=False, sampling={"sampler": "openai"} | sampling)
+    with pytest.raises(ValueError, match=r"sampling\.\w+ (has|holds) .*written to files: .*OPENAI_API_KEY") as caught:
+        load_experiment(path)
+    assert "sk-1" not in str(caught.value)
+    assert load_experiment(path, ["sampling={sampler_options: {api_key_env: LAB_KEY}, sampler: openai}"])

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +28,10 @@ Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
 class CompletionsServer:
     """Address of the server, and every completion request that it has received."""
 
-    def __init__(self, answer: Answer, models: tuple[str, ...], delay: float) -> None:
+    def __init__(self, answer: Answer, models: tuple[str, ...] | str, delay: float) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         self.most_at_once = 0
         self._under_way = 0
         self._lock = threading.Lock()
@@ -36,12 +39,15 @@ class CompletionsServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.reply(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in models]})
+                listed = {"object": "list", "data": [{"id": name, "object": "model"} for name in models]}
+                self.reply(200, models if isinstance(models, str) else listed)
 
             def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with server._lock:
                     server.requests.append(request)
+                    server.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    server.paths.append(self.path)
                     number = len(server.requests)
                     server._under_way += 1
                     server.most_at_once = max(server.most_at_once, server._under_way)
@@ -57,7 +63,10 @@ class CompletionsServer:
                 data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
                 try:
                     self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
+                    page = isinstance(body, str) and body.startswith("<")
+                    self.send_header("Content-Type", "text/html" if page else "application/json")
+                    if 300 <= status < 400:
+                        self.send_header("Location", body)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
@@ -82,12 +91,12 @@ class CompletionsServer:
             self._server.server_close()
 
 
-def serving(answer: Answer, models: tuple[str, ...] = ("tiny",), delay: float = 0.0) -> Any:
+def serving(answer: Answer, models: tuple[str, ...] | str = ("tiny",), delay: float = 0.0) -> Any:
     """A context in which a :class:`CompletionsServer` runs.
 
     Args:
         answer: from a request and its number, counted from 1, to the status and body of the answer.
-        models: what it lists.
+        models: what it lists, or the page that stands there.
         delay: seconds that each answer takes.
     """
     return CompletionsServer(answer, models, delay).running()
@@ -171,14 +180,144 @@ def test_a_prompt_goes_as_the_templates_tokens_with_every_setting_stated(policy)
     assert {name: sent[name] for name in stated} == stated
 
 
-def test_token_ids_of_the_server_are_taken_as_they_are(policy):
-    answer = completion(
-        "ab", "stop", token_ids=[4, 5, 1], logprobs={"token_logprobs": [-1.0, -2.0, -3.0], "tokens": []}
-    )
+def content(text, *logprobs, **fields):
+    """Entries of llama.cpp's own form, of letters whose ids begin at 4."""
+    return {
+        "content": [
+            {"id": ord(letter) - 93, "token": letter, "bytes": list(letter.encode()), "logprob": logprob} | fields
+            for letter, logprob in zip(text, logprobs, strict=True)
+        ]
+    }
+
+
+END = {"id": 1, "token": "", "bytes": [], "logprob": -3.0}
+LISTED = {"token_logprobs": [-1.0, -2.0, -3.0], "tokens": []}
+TRIPLES = {"output_token_logprobs": [[-1.0, 4, None], [-2.0, 5, "b"], [-3.0, 1, None]]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion("ab", token_ids=[4, 5, 1], prompt_token_ids=PROMPT, logprobs=LISTED),  # vLLM
+        completion("ab", logprobs=LISTED | {"tokens": ["token_id:4", "token_id:5", "token_id:1"]}),  # an older one
+        completion("ab", output_ids=[4, 5, 1], logprobs=LISTED),  # SGLang
+        completion("ab", meta_info=TRIPLES | {"completion_tokens": 3}),
+        completion("ab") | {"meta_info": [TRIPLES]},
+        completion("ab") | {"output_ids": [[4, 5, 1]], "meta_info": TRIPLES},
+        completion("ab", logprobs={"content": [*content("ab", -1.0, -2.0)["content"], END]}),  # llama.cpp
+        {  # its own API, at a base_url without /v1
+            "content": "ab", "tokens": [4, 5, 1], "stop_type": "eos", "tokens_evaluated": 5, "tokens_predicted": 3,
+            "completion_probabilities": [*content("ab", -1.0, -2.0)["content"], END],
+        },
+    ],
+)  # fmt: skip
+def test_token_ids_and_log_probabilities_of_the_server_are_taken_as_they_are(policy, answer):
     with serving(lambda request, number: (200, answer)) as server:
         (drawn,) = draw(policy, server)
     assert (drawn.tokens, drawn.logprobs, drawn.finish_reason) == ([4, 5, 1], [-1.0, -2.0, -3.0], "stop")
     assert drawn.token_source == "engine"
+
+
+def test_llama_cpp_is_asked_in_its_own_api_for_every_setting(policy):
+    def answer(request, number):
+        if "n_probs" not in request:
+            return 200, completion("a", "length", logprobs=content("a", -1.0))
+        likely = content("a", None, prob=0.25)["content"]
+        return 200, {"content": "a", "tokens": [4], "stop_type": "limit", "completion_probabilities": likely}
+
+    settings = SamplerSettings(8, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
+    with serving(answer) as server:
+        sampler = ServerSampler(policy, server.base_url)
+        (drawn,) = sampler.draw([PROMPT], settings, [77])
+    assert server.paths == ["/v1/completions", "/completion", "/completion"]
+    assert sampler.describe()["dialect"] == "llama.cpp, prompt as token ids"
+    stated = {
+        "prompt": PROMPT, "max_tokens": 8, "seed": 77, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+        "repeat_penalty": 1.2, "return_tokens": True, "post_sampling_probs": True, "presence_penalty": 0.0,
+    }  # fmt: skip
+    assert {name: server.requests[-1][name] for name in stated} == stated
+    assert (drawn.tokens, drawn.logprobs) == ([4], [math.log(0.25)])  # of the distribution that is drawn from
+
+
+# ❝ is three bytes, of which the first two are one token; 🦄 is four, of which the first two are one.
+QUOTE, UNICORN = "❝", "🦄"
+
+
+def spelled(policy, *letters, count=None):
+    """An answer in llama.cpp's form: each letter with the id of the last of its tokens alone."""
+    entries, n_tokens = [], 0
+    for letter in letters:
+        ids = policy.tokenizer(letter)["input_ids"]
+        n_tokens += len(ids)
+        entries.append({"id": ids[-1], "token": letter, "bytes": list(letter.encode()), "logprob": -0.5})
+    usage = {"prompt_tokens": len(BYTE_PROMPT), "completion_tokens": n_tokens if count is None else count}
+    return completion("".join(letters), "length", usage | {"total_tokens": 0}, logprobs={"content": entries})
+
+
+BYTE_PROMPT = [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("letters", "missing", "source"),
+    [
+        (("x", "y"), 0, "engine"),
+        (("x", QUOTE, "y"), 0, "text"),  # two tokens, as the server counts
+        (("x", QUOTE, "y"), 1, "mismatch"),  # drawn as three
+        (("x", "y"), 1, "mismatch"),  # the first byte of another letter was drawn last
+        ((UNICORN, "ab"), -1, "mismatch"),
+    ],
+)
+def test_letters_of_several_tokens_are_restored_and_counted(byte_policy, letters, missing, source):
+    tokens = [token for letter in letters for token in byte_policy.tokenizer(letter)["input_ids"]]
+    answer = spelled(byte_policy, *letters, count=len(tokens) + missing)
+    with serving(lambda request, number: (200, answer)) as server:
+        (drawn,) = draw(byte_policy, server, prompts=[BYTE_PROMPT])
+    assert (drawn.tokens, drawn.token_source) == (tokens, source)
+    if source == "mismatch":
+        assert drawn.logprobs is None
+    else:  # unknown where the server names the last of a letter's tokens alone
+        assert np.isnan(drawn.logprobs).sum() == len(tokens) - sum(letter in "xy" for letter in letters)
+
+
+def test_log_probabilities_stand_beside_their_tokens(byte_policy):
+    tokens = [*byte_policy.tokenizer("x" + QUOTE + "y")["input_ids"], 4]  # cut off inside the next letter
+    answer = spelled(byte_policy, "x", QUOTE, "y")["choices"][0]["logprobs"]["content"]
+    answer = {"content": f"x{QUOTE}y", "tokens": tokens, "stop_type": "limit", "completion_probabilities": answer}
+    with serving(lambda request, number: (200, answer)) as server:
+        (drawn,) = draw(byte_policy, server, prompts=[BYTE_PROMPT])
+    assert (drawn.tokens, drawn.token_source) == (tokens, "engine")
+    np.testing.assert_array_equal(drawn.logprobs, [-0.5, math.nan, -0.5, -0.5, math.nan])
+
+
+@pytest.mark.parametrize(
+    ("text", "reported", "tokens", "source"),
+    [
+        ("ab", {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0]}, [28, 29], "pieces"),
+        ("ab", {"token_logprobs": [-1.0, -2.0], "text_offset": [9, 10]}, [28, 29], "pieces"),
+        ("ab", {"tokens": ["ab"], "token_logprobs": [-1.0]}, None, "pieces"),
+        ("ab", {"tokens": ["�", "�"], "token_logprobs": [-1.0, -2.0]}, None, "mismatch"),
+        # Parts of letters: their number speaks for the tokenizer's ids, or against them.
+        (QUOTE, {"tokens": ["�", "�"], "token_logprobs": [-1.0, -2.0]}, None, "text"),
+        (QUOTE, {"tokens": ["�", "�", "�"], "token_logprobs": [-1.0] * 3}, None, "mismatch"),
+        (QUOTE, {"tokens": [r"bytes:\xe2\x9d", r"bytes:\x9d"], "token_logprobs": [-1.0] * 2}, None, "text"),
+    ],
+)
+def test_texts_of_tokens_decide_or_are_compared(byte_policy, text, reported, tokens, source):
+    if tokens is not None:
+        tokens = byte_policy.tokenizer.convert_tokens_to_ids(["a", "b"])
+    with serving(lambda request, number: (200, completion(text, "length", logprobs=reported))) as server:
+        (drawn,) = draw(byte_policy, server, prompts=[BYTE_PROMPT])
+    expected = byte_policy.tokenizer(text)["input_ids"] if tokens is None else tokens
+    assert (drawn.tokens, drawn.token_source) == (expected, source)
+    assert drawn.logprobs == (reported["token_logprobs"] if source == "pieces" else None)
+
+
+@pytest.mark.parametrize(("fields", "end"), [({"stop_reason": 39}, 39), ({"matched_stop": 39}, 39), ({}, 1)])
+def test_the_token_that_ended_a_completion_is_the_one_that_the_server_names(policy, monkeypatch, fields, end):
+    monkeypatch.setattr("gradstats.sampling.server_sampler.stop_token_ids", lambda policy: [1, 39])
+    with serving(lambda request, number: (200, completion("ab", **fields))) as server:
+        (drawn,) = draw(policy, server)
+    assert drawn.tokens == [4, 5, end]
 
 
 def test_the_text_of_each_token_decides_its_id_and_the_end_token_has_no_logprob(policy):
@@ -344,6 +483,8 @@ def test_each_failure_ends_in_its_sentence(policy, answer, kind, message):
         ({"token_ids": [5] * 30}, "30 tokens where at most 4 were requested"),
         ({"token_ids": [5], "logprobs": {"token_logprobs": [0.5]}}, "the log-probability 0.5"),
         ({"token_ids": [5], "logprobs": {"token_logprobs": [-1e999]}}, "the log-probability -inf"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [-1e30]}}, r"the log-probability -1e\+30"),
+        ({"token_ids": [5], "logprobs": {"token_logprobs": [-9999.0]}}, "the log-probability -9999.0"),
     ],
 )
 def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, message):
@@ -353,11 +494,130 @@ def test_answers_that_the_policy_cannot_have_drawn_are_refused(policy, entry, me
         sampler._plausible(answered, 4)
 
 
-def test_token_ids_of_another_text_are_refused(policy):
-    answer = completion("ab", "stop", token_ids=[5, 5, 1])
-    message = "with the text 'ab' and with token ids of another text .*'bb.*: it serves another tokenizer"
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"token_ids": [5, 5, 1]}, "with the text 'ab' and with token ids of another text .*'bb.*: it serves another"),
+        ({"logprobs": pieces("bb")}, "with the text 'ab' and with token ids of another text .*'bb'"),
+        ({"logprobs": content("bb", -1.0, -1.0, id=4)}, "the token id 4 for 'b', which is that of 'a'"),
+        ({"logprobs": content("ab", -1.0, -1.0), "token_ids": [5, 4]}, "log-probabilities of other tokens than those"),
+        ({"logprobs": content("ab", -1.0, math.nan)}, "the log-probability nan"),
+        ({"token_ids": [4, 5], "logprobs": {"token_logprobs": [math.nan, -1.0]}}, "the log-probability nan"),
+        ({"token_ids": [4, 5], "logprobs": {"token_logprobs": ["-1", -1.0]}}, "the log-probability '-1'"),
+        ({"token_ids": [4, 5], "logprobs": {"token_logprobs": [-1e30, -1.0]}}, r"the log-probability -1e\+30"),
+        ({"logprobs": {"tokens": ["a", "b"], "token_logprobs": [-1.0]}}, "2 tokens and 1 log-probabilities"),
+        ({"token_ids": ["a", 5]}, "the token id 'a'"),
+        ({"token_ids": "ab"}, "'ab' where a list belongs"),
+        ({"logprobs": content("ab", -1.0, -1.0, id=2**40)}, "the token id 1099511627776"),
+        ({"token_ids": [4] * 30}, "30 tokens where at most 8 were requested"),
+    ],
+)
+def test_answers_that_contradict_themselves_are_refused(policy, choice, message):
+    answer = completion("ab", "length", **choice)
     with serving(lambda request, number: (200, answer)) as server, pytest.raises(MalformedAnswerError, match=message):
         draw(policy, server, max_retries=0)
+
+
+def test_a_text_longer_than_its_tokens_can_be_is_not_tokenised(policy, monkeypatch):
+    read: list[int] = []
+    tokenise = type(policy.tokenizer).__call__
+    monkeypatch.setattr(
+        type(policy.tokenizer), "__call__", lambda self, text, **o: read.append(len(text)) or tokenise(self, text, **o)
+    )
+    with (
+        serving(failing(200, completion("ab" * 500_000, "length"))) as server,
+        pytest.raises(MalformedAnswerError, match="with a text of 1,000,000 characters, which 8 tokens cannot have"),
+    ):
+        draw(policy, server, max_retries=0)
+    assert max(read) < 100
+
+
+def test_a_text_that_is_tokenised_again_may_have_more_tokens_than_were_drawn(policy):
+    usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+    with serving(lambda request, number: (200, completion("abcd", "length", usage))) as server:
+        (drawn,) = draw(policy, server, settings=SamplerSettings(2), max_retries=0)
+    assert (drawn.tokens, drawn.token_source) == ([4, 5, 6, 7], "mismatch")
+
+
+def test_a_seed_that_always_fails_is_left_for_another_which_is_recorded(policy):
+    def answer(request, number):
+        if request["seed"] == 3:  # always: what it draws is malformed
+            return 200, completion("ab", "content_filter")
+        return 200, completion("ab", token_ids=[4, 5])
+
+    with (
+        serving(answer) as server,
+        pytest.warns(UserWarning, match=r"1 of 2 completions have other seeds than planned, .*malformed twice"),
+    ):
+        first, second = draw(policy, server, prompts=[PROMPT] * 2, seeds=[3, 4])
+    sent = [request["seed"] for request in server.requests if request["max_tokens"] == 8]
+    assert sent.count(3) == 2
+    assert second.seed is None
+    assert first.seed in sent
+    assert first.seed not in (3, 4)
+
+
+def test_a_prompt_of_other_tokens_is_refused(policy):
+    answer = completion("ab", token_ids=[4, 5], prompt_token_ids=[2, 4, 5, 7, 3])
+    with (
+        serving(lambda request, number: (200, answer)) as server,
+        pytest.raises(ValueError, match="counts other tokens"),
+    ):
+        draw(policy, server)
+
+
+PAGE = "<!doctype html><title>Welcome</title>"
+
+
+def test_a_web_page_at_the_address_is_named(policy):
+    message = "answered with a web page: base_url is the address of its API, which most servers have at http://.*/v1$"
+    with serving(lambda request, number: (200, PAGE)) as server, pytest.raises(ValueError, match=message):
+        draw(policy, server, model="tiny")
+    answer = (200, completion("ab"))
+    with serving(lambda request, number: answer, PAGE) as server, pytest.raises(ValueError, match=message):
+        draw(policy, server)
+    with serving(lambda request, number: answer, '{"data": 3}') as server:
+        with pytest.raises(MalformedAnswerError, match=r"does not list its models \(.*'data': 3.*name the one to use"):
+            draw(policy, server)
+        draw(policy, server, model="tiny")
+    with serving(lambda request, number: (404, PAGE)) as server:
+        root = server.base_url.removesuffix("/v1")
+        with pytest.raises(ValueError, match="refuses the request: .*; most servers have base_url end in /v1"):
+            ServerSampler(policy, root, model="tiny", max_retries=0).describe()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_neither_prompts_nor_the_key_follow_a_redirect(policy, monkeypatch, status):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    with serving(lambda request, number: (200, completion("ab"))) as other:
+        there = f"{other.base_url}/completions"
+        with (
+            serving(lambda request, number: (status, there)) as server,
+            pytest.raises(ValueError, match=f"redirects to '{there}', where neither prompts nor a key are sent"),
+        ):
+            draw(policy, server)
+        assert server.headers[0]["authorization"] == "Bearer sk-mine"
+        assert not other.requests
+
+
+def test_the_key_is_the_environments_or_that_of_the_variable_that_is_named(policy, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    monkeypatch.setenv("LAB_KEY", "sk-lab")
+    with serving(lambda request, number: (200, completion("ab"))) as server:
+        draw(policy, server)
+        draw(policy, server, api_key_env="LAB_KEY")
+        draw(policy, server, api_key="sk-given")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        ServerSampler(policy, "").draw([PROMPT], SamplerSettings(8), [1])
+    sent = [headers["authorization"].removeprefix("Bearer ") for headers in server.headers]
+    assert list(dict.fromkeys(sent)) == ["sk-mine", "sk-lab", "sk-given"]
+    assert sent[-1] == "sk-mine"
+    assert "sk-given" not in repr(ServerSampler(policy, "http://localhost/v1", api_key="sk-given"))
+    with pytest.raises(ValueError, match="api_key_env is 'NOT_SET', which is not in the environment: export the key"):
+        ServerSampler(policy, "http://localhost/v1", api_key_env="NOT_SET")
+    with pytest.raises(ValueError, match="base_url holds a password or key") as caught:
+        ServerSampler(policy, "http://me:sk-1@localhost/v1")
+    assert "sk-1" not in str(caught.value)
 
 
 def test_a_failure_that_passes_is_repeated(policy):
@@ -470,7 +730,22 @@ def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatc
             """
         )
         code, _, err = run(monkeypatch, capsys, "run", tmp_path / "served.yaml", "--out", tmp_path / "run")
-    assert code == 0, err
+        assert code == 0, err
+        # What is received sends the key nowhere, and says where it would have gone.
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+        received = shutil.copytree(tmp_path / "run", tmp_path / "received")
+        n_requests, host = len(server.headers), server.base_url.removeprefix("http://").removesuffix("/v1")
+        grown = ["run", received / "experiment.yaml", "--out", received, "--set", "sampling.group_size=3"]
+        code, _, err = run(monkeypatch, capsys, *grown)
+        assert code != 0
+        assert f"send prompts, and the key in OPENAI_API_KEY, to {host}" in " ".join(err.split())
+        assert len(server.headers) == n_requests
+        assert run(monkeypatch, capsys, "regrade", received)[0] == 0
+        assert len(server.headers) == n_requests
+        code, _, err = run(monkeypatch, capsys, *grown, "--trust")
+        assert code == 0, err
+        assert server.headers[-1]["authorization"] == "Bearer sk-mine"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"sk-mine" in path.read_bytes()]
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["token_sources"] == {"pieces": 8}
     # The stand-in's log-probabilities are not the policy's.
