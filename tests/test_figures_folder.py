@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from programs import program
-from saved_runs import save_run, saved_sweep
+from saved_runs import save_answer, save_run, saved_sweep
 
+from gradstats.answers import Answer
 from gradstats.config.experiment import find_experiment, read_experiment
 from gradstats.config.options import read_label
 from gradstats.estimators import recipes, registry
@@ -32,13 +33,10 @@ def test_what_is_committed_is_as_new_as_its_numbers(figures):
 
 def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):
     folder = figures.take(run_directory, tmp_path)
-    # This run measured no single tokens, has no log-probabilities of a sampler, and is older than batch sizes.
-    assert {path.name for path in folder.iterdir()} == set(figures.TAKEN) - set(figures.KEPT_FILES) - {
-        "ratios.csv",
-        "ratio_clipping.csv",
-        "batch_size.csv",
-    }
-    numbers = {path.name: path.read_bytes() for path in folder.iterdir()}
+    taken = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    written = {path.relative_to(run_directory) for path in run_directory.rglob("*") if path.is_file()}
+    assert taken == {path for path in written if path.suffix in (".csv", ".json") or path.name == "experiment.yaml"}
+    numbers = {path: (folder / path).read_bytes() for path in taken}
     paths = figures.redraw(folder)
     assert {"length_scaling.pdf", "variance.pdf", "variance_bias.pdf"} <= {path.name for path in paths}
     assert {name: (folder / name).read_bytes() for name in numbers} == numbers
@@ -91,10 +89,9 @@ def test_blocks_of_a_sweep_over_metrics_are_drawn_side_by_side(figures, tmp_path
         cells.append({"folder": f"metric={metric}", "settings": settings})
         measurement = {name.removeprefix("measurement."): value for name, value in settings.items()}
         run = save_run(sweep / f"metric={metric}", name=metric, measurement=measurement)
-        alpha = figures.read_json(run / "alpha.json")
         ends = {"alpha_low": 0.4, "alpha_high": 0.9}
         rows = [{"block": name, "alpha": 0.6, **ends, "share_of_sq_norm": 0.5 + at / 4} for name in ("head", "total")]
-        write_json(run / "alpha.json", alpha | {"by_block": rows, "metric": metric})
+        save_answer(run, Answer("alpha_by_block", pd.DataFrame(rows), {"metric": metric}))
     varied = ["measurement.metric", "measurement.second_moments"]
     write_json(sweep / "sweep.json", {"name": "metrics", "varied": varied, "cells": cells})
     root = tmp_path / "figures"
