@@ -9,7 +9,7 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
 from gradstats.estimators.ratios import in_blocks_of_groups, log_mismatch, log_ratios, log_staleness
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401  # registers its components
-from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, Kind, get_component
+from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, TOKENS, Component, Kind, get_component
 from gradstats.estimators.registry import get_estimator
 from gradstats.system.late import Bool, Float, np
 
@@ -235,8 +235,12 @@ class Recipe:
     def factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
         """Return what aggregation and filter multiply the weights of each completion's tokens by."""
         kept = self.filter(batch)
+        rescale = self.filter.parameters.get("rescale")
+        if rescale == TOKENS and not kept.all():
+            counted = batch.mask & kept[:, None]
+            batch = batch.with_fields(mask=counted, lengths=counted.sum(axis=1))
         counted = batch.mask
-        if self.filter.parameters.get("rescale"):
+        if rescale is True:
             counted = counted & kept[:, None]
         if self.mask.parameters.get("rescale"):
             counted = counted & self.mask(batch)
