@@ -146,8 +146,8 @@ def checked_lengths(value: npt.ArrayLike, n: int, masked: bool) -> Int[np.ndarra
     bad = np.flatnonzero(array < (0 if masked else 1))
     if bad.size:
         raise ValueError(
-            f"lengths must be at least 1, got {array[bad[0]]} at completion {bad[0]}: drop empty completions, or give a "
-            "mask in which those that were masked have no token"
+            f"lengths must be at least 1, got {array[bad[0]]} at completion {bad[0]}: drop empty completions, or give "
+            "a mask in which those that were masked have no token"
         )
     return array.astype(np.int64)
 

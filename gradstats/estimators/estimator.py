@@ -290,7 +290,7 @@ class Estimator(Parametrised[Definition]):
             batch: the completions.
 
         Returns:
-            (N,) at sequence level, 0 for a completion without a counted token; (N, T) at token level, 0 where masked out.
+            (N,) at sequence level, 0 without a counted token; (N, T) at token level, 0 where masked out.
 
         Raises:
             ValueError: when the batch lacks a field, or a user's function returns another shape.

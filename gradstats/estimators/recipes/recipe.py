@@ -102,6 +102,12 @@ class Recipe:
         )  # fmt: skip
 
     @property
+    def of_advantages(self) -> dict[Kind, Component]:
+        """The components beside the baseline that enter :meth:`advantages`, by kind."""
+        used: dict[Kind, Component] = {"scale": self.scale, "reward": self.reward, "kl": self.kl}
+        return {kind: one for kind, one in used.items() if one.name not in ("none", "in_loss")}
+
+    @property
     def parameters(self) -> dict[str, str]:
         """The labels of all components, by kind."""
         return {"advantage": self.advantage.composition} | {
