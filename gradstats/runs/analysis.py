@@ -313,7 +313,7 @@ def fit_alpha(run: RunDirectory, measured: Measurement, paths: list[Path]) -> Al
     )
     if has_token_energies(measured):
         points["energy"] = summed_energy(measured)[0]
-    write_csv(run.path / "tables" / "length_scaling.csv", points[points["length"] > 0])
+    write_csv(run.path / "tables" / "length_scaling.csv", points.loc[points["length"] > 0])
     paths += [run.path / "alpha.json", run.path / "tables" / "length_scaling.csv"]
     paths += alpha_table({run.experiment.name: report.fit}, confidence_level=report.confidence_level).save(
         run.path / "tables" / "alpha", layout=layout_of(run.experiment.figures)
