@@ -54,9 +54,9 @@ class TestBadBatches:
     @pytest.mark.parametrize(
         ("prompts", "message"),
         [
-            (["a", None, "a"], "groups holds None at completion 1, which does not name a prompt"),
-            ([1.0, float("nan"), 1.0], "groups holds nan at completion 1"),
-            ([1, "1", 1], r"groups mixes kinds of labels: 1 \(number\) at completion 0 and '1' \(str\)"),
+            (["a", None, "a"], "groups has no label at completion 1, but None"),
+            ([1.0, float("nan"), 1.0], "groups has no label at completion 1, but nan"),
+            ([1, "1", 1], r"groups mixes numbers and text \(1 and '1'\)"),
         ],
     )
     def test_prompts_that_cannot_be_told_apart(self, prompts, message):
