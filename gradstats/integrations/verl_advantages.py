@@ -89,11 +89,11 @@ class VerlAdvantages:
             raise ValueError("no completion has a finite reward and a token that counts")
         of_tokens = np.where(kept, rewards[usable], 0.0)
         batch = Batch(totals[usable], kept.sum(axis=1), prompts[usable].astype(str), mask=kept, token_rewards=of_tokens)
-        if batch.group_sizes.max() == 1 and self.estimator.name != "reinforce":
-            reason = "every prompt has one completion, whose reward is its advantage: set actor_rollout_ref.rollout.n=2"
-            self._complaints.say(f"{self.estimator.label} has nothing to compare with", ValueError(reason))
         advantages = np.zeros(mask.shape)
         of_usable = self.estimator.advantages(batch)
+        if batch.group_sizes.max() == 1 and _compares(self.estimator) and np.array_equal(of_usable, batch.rewards):
+            reason = "every prompt has one completion, whose reward is its advantage: set actor_rollout_ref.rollout.n=2"
+            self._complaints.say(f"{self.estimator.label} has nothing to compare with", ValueError(reason))
         advantages[usable] = (of_usable if of_usable.ndim == 2 else of_usable[:, None]) * kept
         if not np.isfinite(advantages).all():
             raise ValueError(f"{self.estimator.label} gives advantages that are not finite")
@@ -132,11 +132,17 @@ def chosen(label: str) -> VerlAdvantages:
     return VerlAdvantages(estimator)
 
 
+def _compares(estimator: Estimator | Recipe) -> bool:
+    """Return whether a completion's advantage has a rule of its own where it is alone."""
+    advantage = estimator.advantage if isinstance(estimator, Recipe) else estimator
+    return advantage.definition.checked and "singleton" in advantage.parameters
+
+
 def _as_alone_in_verl(estimator: Estimator | Recipe) -> Estimator | Recipe:
     """Return the same estimator, in which a completion that is alone gets its reward."""
     if isinstance(estimator, Recipe):
         return replace(estimator, advantage=_as_alone_in_verl(estimator.advantage))
-    if not estimator.definition.checked or "singleton" not in estimator.parameters:
+    if not _compares(estimator):
         return estimator
     return replace(estimator, parameters={**estimator.parameters, "singleton": "reward"})
 

@@ -107,6 +107,12 @@ class TestGroupsOfOne:
             warnings.simplefilter("error")
             function(self.REWARDS, self.MASK, np.array([*"abcd"], dtype=object))
 
+    @pytest.mark.parametrize("label", ["reinforce", "batch_mean", "reinforce_pp", "constant(b=0.5)"])
+    def test_are_nothing_to_say_where_prompts_are_not_compared(self, label):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            chosen(label)(self.REWARDS, self.MASK, np.array([*"abcd"], dtype=object))
+
     def test_follow_a_rule_that_is_stated(self):
         advantages, _ = chosen("rloo(singleton=zero)")(self.REWARDS, self.MASK, np.array([*"abbb"], dtype=object))
         assert not advantages[0].any()

@@ -18,7 +18,14 @@ from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.gradients.session import MeasuringSession
 from gradstats.integrations.training_record import PREFIX, Complaints
-from gradstats.integrations.trl.contract import IN_USE, Generation, check_trainer, gathered, intercept
+from gradstats.integrations.trl.contract import (
+    IN_USE,
+    Generation,
+    check_trainer,
+    gathered,
+    intercept,
+    torch_as_it_was,
+)
 from gradstats.integrations.trl.monitor import live_policy, opened
 from gradstats.rollouts.table import Rollouts
 
@@ -172,7 +179,8 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
             what a trainer does not have, or whose advantages the trainer's loss cannot use.
     """
     check_trainer(trainer)
-    estimator = families.get(label)
+    with torch_as_it_was():
+        estimator = families.get(label)
     if IN_USE in vars(trainer):
         raise ValueError(
             f"this trainer takes its advantages from {vars(trainer)[IN_USE].estimator.label} already: make another "

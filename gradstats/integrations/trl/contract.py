@@ -252,20 +252,22 @@ def prompts_of_step(trainer: Trainer) -> float:
 
 
 @contextmanager
-def torch_as_it_was(trainer: Trainer) -> Iterator[None]:
+def torch_as_it_was() -> Iterator[None]:
     """Restore on leaving what code of the user may set for all of the process, and training depends on.
 
-    These are the states of all random generators, whether gradients are recorded, and the default dtype.
+    These are the states of all random generators, whether gradients are recorded, the default dtype, and the number of
+    threads, on which the rounding of sums depends.
     """
-    device = next(trainer.model.parameters()).device
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 # the generators that a trainer may use
-    recording, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    recording, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         try:
             yield
         finally:
             torch.set_grad_enabled(recording)
             torch.set_default_dtype(dtype)
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
 
@@ -288,7 +290,7 @@ def intercept(trainer: Trainer, handle: Callable[[Generation], None]) -> None:
     def _generate_and_score_completions(inputs: list[dict[str, object]]) -> dict[str, Tensor]:
         output = generate(inputs)
         if trainer.model.training:
-            with torch_as_it_was(trainer):
+            with torch_as_it_was():
                 handle(Generation(trainer, output, rewards[0]))
         return output
 

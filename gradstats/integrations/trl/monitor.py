@@ -70,7 +70,7 @@ def live_policy(trainer: Trainer) -> Iterator[Policy]:
     training = [module for module in model.modules() if module.training]
     wrapped = vars(model).get("forward")
     original = vars(model).get("_original_forward")
-    with torch_as_it_was(trainer):
+    with torch_as_it_was():
         for module in training:
             module.training = False
         if original is not None:
@@ -177,8 +177,9 @@ class VarianceMonitor:
             raise ValueError(f"every is {every}: give the number of steps between two measurements, at least 1")
         if n_prompts is not None and n_prompts < 2:
             raise ValueError(f"n_prompts is {n_prompts}: a variance needs at least 2 prompts")
-        for label in (*estimators, reference):
-            families.get(label)
+        with torch_as_it_was():  # a file of the user may set them when it is imported
+            for label in (*estimators, reference):
+                families.get(label)
         labels = [*estimators] if reference in estimators else [*estimators, reference]
         self._variance = VarianceSection(
             estimators=labels,

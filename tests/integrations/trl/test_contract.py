@@ -210,21 +210,23 @@ class TestOwnEstimator:
 
 
 def test_what_a_process_shares_is_restored_also_after_an_exit():
-    trainer = SimpleNamespace(model=torch.nn.Linear(1, 1))
+    threads = torch.get_num_threads()
     states = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()]  # noqa: NPY002
 
     def end() -> None:
         torch.manual_seed(0), random.seed(0), np.random.seed(0)  # noqa: NPY002
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(threads + 1)
         sys.exit(1)
 
-    with pytest.raises(SystemExit), torch_as_it_was(trainer):  # pyright: ignore[reportArgumentType]
+    with pytest.raises(SystemExit), torch_as_it_was():
         end()
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1] == random.getstate()
     np.testing.assert_array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
     assert torch.is_grad_enabled()
+    assert torch.get_num_threads() == threads
     assert torch.get_default_dtype() == torch.float32
 
 

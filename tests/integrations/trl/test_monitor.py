@@ -234,6 +234,8 @@ import random, sys
 import numpy as np
 import torch
 
+random.seed(0), np.random.seed(0), torch.manual_seed(0)  # when it is imported
+
 def ends(batch):
     sys.exit(3)
 
