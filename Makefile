@@ -19,7 +19,7 @@ BROWSER = browser=; for need in chromium chromedriver; do command -v $$need > /d
 	browser=" and not browser"; }; done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-verl lint docs figures smollm2 findings clean
+.PHONY: help demo test test-all test-trainers lint docs figures smollm2 findings clean
 
 help:  ## list all targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,7 +56,8 @@ test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with sha
 	@.venv-verl/bin/pip --disable-pip-version-check install --quiet --editable '.[verl]' "$$(grep ^torch== constraints.txt)" 'pytest>=8.2' 'pytest-timeout>=2.3' cachetools fastapi uvicorn
 	@touch $@
 
-test-verl: .venv-verl/.verl  ## run the tests of the integration with verl, in .venv-verl, since verl pins other versions
+test-trainers: $(VENV)/.dev .venv-verl/.verl  ## compare with TRL's and verl's own functions; verl in .venv-verl, since it pins other versions
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 0 tests/integrations/trl
 	@OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest tests/integrations/test_verl.py tests/integrations/test_verl_advantages.py
 
 lint: $(VENV)/.dev  ## run ruff and pyright

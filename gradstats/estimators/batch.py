@@ -136,17 +136,18 @@ def sequence_field(name: str, value: npt.ArrayLike, n: int | None) -> Float[np.n
     return array
 
 
-def checked_lengths(value: npt.ArrayLike, n: int) -> Int[np.ndarray, "n"]:
-    """Return numbers of counted tokens, at least 1 each."""
+def checked_lengths(value: npt.ArrayLike, n: int, masked: bool) -> Int[np.ndarray, "n"]:
+    """Return numbers of counted tokens, at least 1 each; 0 only where a mask says which tokens count."""
     array = np.asarray(value)
     if array.shape != (n,):
         raise ValueError(f"lengths has shape {array.shape}, but rewards has shape ({n},)")
     if not np.all(np.isfinite(array)) or np.any(array != np.floor(array)):
         raise ValueError("lengths must be whole numbers of tokens")
-    bad = np.flatnonzero(array < 1)
+    bad = np.flatnonzero(array < (0 if masked else 1))
     if bad.size:
         raise ValueError(
-            f"lengths must be at least 1, got {array[bad[0]]} at completion {bad[0]}: drop empty completions"
+            f"lengths must be at least 1, got {array[bad[0]]} at completion {bad[0]}: drop empty completions, or give "
+            "a mask in which those that were masked have no token"
         )
     return array.astype(np.int64)
 
@@ -164,7 +165,7 @@ def checked_groups(value: npt.ArrayLike, n: int) -> np.ndarray:
 def width(per_token: Mapping[str, npt.ArrayLike | None], lengths: np.ndarray) -> int:
     """Return T: the width of the first token field given, or the greatest length."""
     widths = [np.shape(value)[1] for value in per_token.values() if value is not None and np.ndim(value) == 2]
-    return widths[0] if widths else int(lengths.max())
+    return widths[0] if widths else max(int(lengths.max()), 1)
 
 
 def checked_mask(value: npt.ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
@@ -248,7 +249,9 @@ class Batch:
     Attributes:
         rewards: :math:`R_i`, shape (N,). NaN or infinite rewards are refused rather than left out: dropping a
             completion changes the size of its group, and with it the estimator that is being studied.
-        lengths: :math:`T_i`, the number of counted tokens, shape (N,), at least 1 each.
+        lengths: :math:`T_i`, the number of counted tokens, shape (N,), at least 1 each. With a mask it may be 0, of a
+            completion that a trainer masks: its weight is 0, while its reward stays in means and deviations of its
+            group, and it counts where completions are counted; weights by length, norm or token do not see it.
         groups: the prompt of each completion, integers or strings, shape (N,); they may be
             interleaved and of different sizes.
         mask: (N, T), True where a token counts; holes are allowed, and each row sums to ``lengths``.
@@ -275,8 +278,8 @@ class Batch:
             :meth:`from_measurement` takes the columns that the rollouts have in addition to the standard ones.
 
     Raises:
-        ValueError: on shapes that disagree, an empty batch, lengths below 1, masks that disagree with the
-            lengths, values that are not finite, and groups that are missing (None, NaN) or mix numbers and text.
+        ValueError: on shapes that disagree, an empty batch, lengths below 1 without a mask, masks that disagree with
+            the lengths, values that are not finite, and groups that are missing (None, NaN) or mix numbers and text.
 
     Example:
         >>> from gradstats.estimators import Batch
@@ -343,7 +346,7 @@ class Batch:
         }  # fmt: skip
         reward_array, greedy_array = rewards_field(rewards, greedy_rewards)
         n = reward_array.size
-        length_array = checked_lengths(lengths, n)
+        length_array = checked_lengths(lengths, n, mask is not None)
         group_array = checked_groups(groups, n)
         mask_array = checked_mask(mask, length_array, width(per_token, length_array))
         labels, index = np.unique(group_array, return_inverse=True)

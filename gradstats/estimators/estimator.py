@@ -73,6 +73,7 @@ RULES: dict[str, Rule] = {
     "share": SHARE,
     "threshold": NOT_NEGATIVE,
     "rescale": SWITCH,
+    "by_ratio": SWITCH,
     "dynamic_sampling": SWITCH,
     "low": POSITIVE,
     "high": POSITIVE,
@@ -289,7 +290,7 @@ class Estimator(Parametrised[Definition]):
             batch: the completions.
 
         Returns:
-            (N,) at sequence level; (N, T) at token level, 0 where masked out.
+            (N,) at sequence level, 0 without a counted token; (N, T) at token level, 0 where masked out.
 
         Raises:
             ValueError: when the batch lacks a field, or a user's function returns another shape.
@@ -302,7 +303,9 @@ class Estimator(Parametrised[Definition]):
                 f"{self.label} returned advantages of shape {advantages.shape}, but a {self.level}-level "
                 f"estimator returns {expected} here: register it with the other level, or correct it"
             )
-        return advantages if self.level == "sequence" else np.where(batch.mask, advantages, 0.0)
+        if self.level == "token":
+            return np.where(batch.mask, advantages, 0.0)
+        return advantages if batch.lengths.min() > 0 else np.where(batch.lengths > 0, advantages, 0.0)
 
     def weights(self, batch: Batch) -> Float[np.ndarray, "n"] | Float[np.ndarray, "n t"]:
         """Return the advantages divided by the number of completions of the group, in the same shape."""

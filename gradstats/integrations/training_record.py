@@ -32,12 +32,14 @@ class Complaints:
 
     _said: set[str] = field(default_factory=set)
 
-    def say(self, what: str, error: Exception) -> None:
+    def say(self, what: str, error: BaseException) -> None:
         """Warn of what could not be done and why, unless the reason was given before.
 
         The warning does not become an error where warnings are errors.
         """
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, SystemExit):  # whose text is a number
+            reason = f"{type(error).__name__}: {reason}"
         if reason in self._said:
             return
         self._said.add(reason)

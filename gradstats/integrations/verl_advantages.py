@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradstats import estimators as families
 from gradstats.estimators import recipes, registry
-from gradstats.estimators.batch import Batch, how_to_get
+from gradstats.estimators.batch import Batch, checked_groups, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.integrations.training_record import Complaints
@@ -37,9 +37,10 @@ AdvantageFunction = Callable[..., tuple[Tensor, Tensor]]
 class VerlAdvantages:
     """The function that verl calls for one estimator.
 
-    Completions without a finite reward or without a token that counts are left out and get advantage 0. When the
-    estimator fails on the first batch, the error ends the training run; on a later one, a warning says so once for each
-    reason, and that batch has advantages of 0.
+    A completion without a finite reward is left out and gets advantage 0. One without a token that counts has none to
+    get, and its reward stays in the baseline of the others, as in verl. When the estimator fails on the first batch,
+    the error ends the training run; on a later one, a warning says so once for each reason, and that batch has
+    advantages of 0.
     """
 
     estimator: Estimator | Recipe  # of which only the advantages are used
@@ -80,16 +81,19 @@ class VerlAdvantages:
         self, rewards: Float[np.ndarray, "b t"], mask: Bool[np.ndarray, "b t"], prompts: np.ndarray
     ) -> Float[np.ndarray, "b t"]:
         """Return the advantages of every token, 0 where none counts."""
-        totals = rewards.sum(axis=1)
-        usable = np.isfinite(totals) & mask.any(axis=1)
+        totals, prompts = rewards.sum(axis=1), checked_groups(prompts, len(rewards))
+        usable = np.isfinite(totals)
         self.n_left_out += int((~usable).sum())
-        if not usable.any():
-            raise ValueError("no completion has a finite reward and a token that counts")
         kept = mask[usable]
+        if not kept.any():
+            raise ValueError("no completion has a finite reward and a token that counts")
         of_tokens = np.where(kept, rewards[usable], 0.0)
         batch = Batch(totals[usable], kept.sum(axis=1), prompts[usable].astype(str), mask=kept, token_rewards=of_tokens)
         advantages = np.zeros(mask.shape)
         of_usable = self.estimator.advantages(batch)
+        if batch.group_sizes.max() == 1 and _compares(self.estimator) and np.array_equal(of_usable, batch.rewards):
+            reason = "every prompt has one completion, whose reward is its advantage: set actor_rollout_ref.rollout.n=2"
+            self._complaints.say(f"{self.estimator.label} has nothing to compare with", ValueError(reason))
         advantages[usable] = (of_usable if of_usable.ndim == 2 else of_usable[:, None]) * kept
         if not np.isfinite(advantages).all():
             raise ValueError(f"{self.estimator.label} gives advantages that are not finite")
@@ -111,8 +115,14 @@ def known_labels() -> list[str]:
 
 
 def chosen(label: str) -> VerlAdvantages:
-    """Return the function of an estimator by its label."""
+    """Return the function of an estimator by its label.
+
+    A completion that is alone in its group gets its reward, as from verl's own estimators, unless the label states
+    ``singleton``.
+    """
     estimator = families.get(label)
+    if "singleton" not in label:
+        estimator = _as_alone_in_verl(estimator)
     missing = [need for need in estimator.needs if need not in GIVEN]
     if missing:
         raise ValueError(
@@ -120,6 +130,21 @@ def chosen(label: str) -> VerlAdvantages:
             f"{how_to_get(missing[0])}"
         )
     return VerlAdvantages(estimator)
+
+
+def _compares(estimator: Estimator | Recipe) -> bool:
+    """Return whether a completion's advantage has a rule of its own where it is alone."""
+    advantage = estimator.advantage if isinstance(estimator, Recipe) else estimator
+    return advantage.definition.checked and "singleton" in advantage.parameters
+
+
+def _as_alone_in_verl(estimator: Estimator | Recipe) -> Estimator | Recipe:
+    """Return the same estimator, in which a completion that is alone gets its reward."""
+    if isinstance(estimator, Recipe):
+        return replace(estimator, advantage=_as_alone_in_verl(estimator.advantage))
+    if not _compares(estimator):
+        return estimator
+    return replace(estimator, parameters={**estimator.parameters, "singleton": "reward"})
 
 
 def advantage_functions(variables: Mapping[str, str] = os.environ) -> dict[str, AdvantageFunction]:

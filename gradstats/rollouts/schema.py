@@ -81,9 +81,6 @@ def validate(frame: pd.DataFrame) -> None:
         # Without them a correction is another one: a table has those of every token, or none.
         known = frame["proximal_logprobs"].map(lambda values: bool(np.isfinite(values).all())).to_numpy(dtype=bool)
         _refuse(frame, ~known, "has a proximal_logprobs that is not finite: give all of them, or leave out the column")
-    if "completion_mask" in frame:
-        counted = frame["completion_mask"].map(sum).to_numpy()
-        _refuse(frame, counted == 0, "has a completion_mask with no True: no token of it counts, drop the row")
     if "finish_reason" in frame:
         known = frame["finish_reason"].isin(_FINISH_REASONS).to_numpy()
         _refuse(frame, ~known, f"has a finish_reason that is none of {', '.join(_FINISH_REASONS)}")

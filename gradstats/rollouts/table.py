@@ -67,7 +67,8 @@ class Rollouts:
         frame: one row per completion, with the columns of :data:`SCHEMA` (optional ones may be absent):
             ``prompt_id`` str; ``sample_id`` int, unique within its prompt; ``prompt_tokens`` and
             ``completion_tokens`` lists of token ids (end-of-sequence included where it was sampled);
-            ``completion_mask`` list of bool, False for tokens that the policy did not choose (tool output);
+            ``completion_mask`` list of bool, False for tokens that the policy did not choose (tool output) or that the
+            trainer does not learn from: without a True the completion has gradient 0, and its reward counts;
             ``reward`` float; ``token_rewards`` list of float; ``sampler_logprobs`` list of float, log-probabilities
             under the distribution that was sampled, NaN where the sampler did not record them; ``proximal_logprobs``,
             the same under the trainer's policy as the step began; ``finish_reason``

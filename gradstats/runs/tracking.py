@@ -63,10 +63,13 @@ def result_values(
 
 
 def completion_values(rollouts: Rollouts) -> dict[str, float]:
-    """Return ``n_sequences``, ``mean_length`` (tokens), ``mean_reward`` and ``truncated_share`` of completions."""
+    """Return ``n_sequences``, ``mean_length`` (tokens, of those with one that counts), ``mean_reward`` and
+    ``truncated_share`` of completions.
+    """
+    lengths = rollouts.lengths
     return {
         "n_sequences": float(len(rollouts)),
-        "mean_length": float(rollouts.lengths.mean()),
+        "mean_length": float(lengths.sum() / max(int((lengths > 0).sum()), 1)),
         "mean_reward": float(rollouts.rewards.mean()),
         "truncated_share": float(rollouts.truncated.mean()),
     }

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
-from gradstats.estimators import Batch, registry
+from gradstats.estimators import Batch, get, recipes, registry
 from gradstats.estimators.estimator import (
     RULES,
     SEQUENCE_SUM,
@@ -232,3 +232,71 @@ def test_a_function_in_the_working_directory_is_an_estimator_and_the_advantage_o
 def test_the_error_says_where_it_was_looked_for(name: str, tmp_path):
     with pytest.raises(ImportError, match=f"{name}.*{tmp_path if name.startswith('absent') else 'absent'}"):
         est.get(name)
+
+
+class TestCompletionsWithoutACountedToken:
+    """They have weight 0, and their rewards vote where completions do."""
+
+    MASK = np.array([[1, 1, 0], [1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0], [0, 0, 0]]) == 1
+    BATCH = Batch([1, 0, 4, 2, 5, 3, 1, 2], MASK.sum(axis=1), [*"aaaa", *"bb", *"cc"], MASK)
+
+    @pytest.mark.parametrize(
+        ("label", "expected"),
+        [
+            ("rloo", [-1, -7 / 3, 0, 1 / 3, 0, -2, 0, 0]),
+            ("group_mean", [-3 / 4, -7 / 4, 0, 1 / 4, 0, -1, 0, 0]),
+            ("batch_mean", [1 - 9 / 4, -9 / 4, 0, 2 - 9 / 4, 0, 3 - 9 / 4, 0, 0]),
+            # weighted by length: 2, 2, 0, 1 and 0, 3
+            ("token_mean", [1 - 4 / 5, -4 / 5, 0, 2 - 4 / 5, 0, 0, 0, 0]),
+            ("token_mean(loo=True)", [1 - 2 / 3, -4 / 3, 0, 2 - 1 / 2, 0, 0, 0, 0]),
+            ("token_mean(loo=True, singleton=reward)", [1 - 2 / 3, -4 / 3, 0, 2 - 1 / 2, 0, 3, 0, 0]),
+            ("length_weighted(alpha=0.5, loo=True)", [1 - 2 / 3, -4 / 3, 0, 2 - 1 / 2, 0, 0, 0, 0]),
+            ("length_weighted(alpha=-0.5)", [-1 / 4, -5 / 4, 0, 3 / 4, 0, 0, 0, 0]),
+            ("length_weighted(alpha=0)", [-3 / 4, -7 / 4, 0, 1 / 4, 0, -1, 0, 0]),
+            ("pass_at_k", [0, 0, 0, 0, 0, 0, 0, 0]),
+        ],
+    )
+    def test_by_hand(self, label, expected):
+        assert_allclose(get(label).advantages(self.BATCH), expected, atol=1e-12)
+        sizes = self.BATCH.group_sizes[self.BATCH.group_index]
+        assert_allclose(get(label).weights(self.BATCH), np.array(expected) / sizes, atol=1e-12)
+
+    @pytest.mark.parametrize("label", recipes.names())
+    def test_leave_every_weight_finite_and_have_none(self, label):
+        rng = np.random.default_rng(0)
+        tokens = {name: -rng.random(self.MASK.shape) for name in ("logprobs", "ref_logprobs")}
+        tokens["old_logprobs"] = tokens["logprobs"] + 1e-4 * rng.random(self.MASK.shape)
+        further = ("entropy", "sum_pi_squared", "values", "token_energy", "token_cross")
+        tokens |= {name: rng.random(self.MASK.shape) for name in further}
+        batch = self.BATCH.with_fields(
+            **tokens, sq_norms=self.MASK.sum(axis=1), greedy_rewards=np.ones(8), truncated=np.arange(8) == 6
+        )
+        required = {"kimi": {"tau": 0.5}, "kimi_k15": {"tau": 0.5}, "length_weighted": {"alpha": 0.8}}
+        weights = recipes.get(label, **required.get(label, {})).token_weights(batch)
+        assert np.isfinite(weights).all()
+        assert not weights[~self.MASK].any()
+        assert weights.any() or label == "pass_at_k"  # the best of every group has no token
+
+    @pytest.mark.parametrize(
+        ("aggregation", "expected"),
+        [
+            ("sequence_mean", [1 / 8, 1 / 8, 0, 1 / 4, 0, 1 / 6, 0, 0]),
+            ("token_mean", [1 / 5, 1 / 5, 0, 1 / 5, 0, 1 / 3, 0, 0]),
+            ("token_mean(scope=batch)", [3 / 8, 3 / 8, 0, 3 / 8, 0, 3 / 8, 0, 0]),
+            ("constant(max_tokens=10)", [1 / 40, 1 / 40, 0, 1 / 40, 0, 1 / 20, 0, 0]),
+            ("delta_l", [1 / 4, 1 / 4, 0, 1 / 2, 0, 1, 0, 0]),
+        ],
+    )
+    def test_count_as_completions_and_not_as_tokens(self, aggregation, expected):
+        ones = self.BATCH.with_fields(rewards=np.ones(8))
+        weights = recipes.get("reinforce", aggregation=aggregation).weights(ones)
+        assert_allclose(weights, expected, atol=1e-12)
+
+    @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "token_mean(scope=batch)", "constant"])
+    def test_are_what_truncated_ones_that_are_masked_become(self, aggregation):
+        """By default the filter is the empty mask, whatever the aggregation."""
+        whole = Batch([1, 0, 4, 2, 5, 3], [2, 2, 3, 1, 3, 3], [*"aaaa", *"bb"], truncated=[0, 0, 1, 0, 1, 0])
+        mask = whole.mask & ~whole.truncated[:, None]
+        masked = whole.with_fields(mask=mask, lengths=mask.sum(axis=1))
+        filtered = recipes.get("grpo", aggregation=aggregation, filter="mask_truncated").weights(whole)
+        assert_allclose(filtered, recipes.get("grpo", aggregation=aggregation).weights(masked), rtol=1e-12, atol=0)

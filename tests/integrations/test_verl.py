@@ -8,7 +8,11 @@ from importlib.metadata import entry_points
 
 import numpy as np
 import pytest
+import torch
 from verl_batches import PROMPTS, verl_batch
+
+from gradstats import estimators as families
+from gradstats.estimators import Batch, recipes
 
 pytest.importorskip("verl", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -55,24 +59,94 @@ def test_env_says_so():
     assert registered_with_verl() == f"{len(known_labels())} estimators are registered"
 
 
+#: Of 7 completions, some without a token that counts or alone in their group, and groups of other sizes.
+BATCHES = {
+    "as drawn": ((), PROMPTS),
+    "masked": ((2, 3, 5), PROMPTS),
+    "a group masked": ((0, 2, 4), PROMPTS),
+    "a completion of each group left": ((0, 2, 1, 3, 5), PROMPTS),
+    "a group of one": ((), np.array([*"pqqrrrr"], dtype=object)),
+    "groups of one alone": ((), np.array([*"abcdefg"], dtype=object)),
+    "a group of one that is masked": ((0, 3), np.array([*"pqqrrrr"], dtype=object)),
+}
+
+
+ESTIMATORS = [
+    ("rloo", "rloo", {}),
+    ("rloo", "rloo_vectorized", {}),
+    ("group_mean", "grpo", {"norm_adv_by_std_in_grpo": False}),
+    ("recipe:dr_grpo", "grpo", {"norm_adv_by_std_in_grpo": False}),
+    ("grpo(eps=1e-6)", "grpo", {}),
+    ("recipe:grpo", "grpo", {}),
+    ("recipe:dapo", "grpo", {}),
+    ("token_mean", "opo", {}),
+    ("reinforce_pp_baseline", "reinforce_plus_plus_baseline", {}),
+    ("pass_at_k(normalize=True)", "grpo_passk", {"config": {"norm_adv_by_std_in_grpo": True}}),
+]
+#: Those of verl that refuse a group of one, or give it advantage 0.
+PAIRS = ("rloo_vectorized", "grpo_passk")
+
+
 @pytest.mark.parametrize(
-    ("label", "own", "settings"),
-    [
-        ("rloo", "rloo", {}),
-        ("group_mean", "grpo", {"norm_adv_by_std_in_grpo": False}),
-        ("grpo(eps=1e-6)", "grpo", {}),
-        ("token_mean", "opo", {}),
-    ],
+    ("label", "own", "settings", "case"),
+    [(*row, case) for row in ESTIMATORS for case in BATCHES if "one" not in case.split() or row[1] not in PAIRS],
 )
-def test_advantages_are_those_of_verl(core_algos, label, own, settings):
+def test_advantages_are_those_of_verl(core_algos, label, own, settings, case):
     from gradstats.integrations.verl_advantages import chosen
 
     rewards, mask = verl_batch()
+    masked, prompts = BATCHES[case]
+    mask[list(masked)] = 0
     theirs, _ = core_algos.get_adv_estimator_fn(own)(
-        token_level_rewards=rewards.clone(), response_mask=mask, index=PROMPTS, **settings
+        token_level_rewards=rewards.clone(), response_mask=mask, index=prompts, **settings
     )
-    ours, _ = chosen(label)(token_level_rewards=rewards, response_mask=mask, index=PROMPTS)
-    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=2e-6)
+    ours, _ = chosen(label)(token_level_rewards=rewards, response_mask=mask, index=prompts)
+    # Of a group that is masked as a whole, OPO in verl has NaN.
+    np.testing.assert_allclose(ours.numpy(), np.where(mask == 0, 0.0, theirs.numpy()), atol=2e-6)
+
+
+@pytest.mark.parametrize("masked", [(), (2, 3), (0, 1, 4)], ids=["whole", "one of each", "uneven"])
+@pytest.mark.parametrize(
+    ("mode", "aggregation"),
+    [
+        ("token-mean", "token_mean(scope=batch)"),
+        ("seq-mean-token-sum", "sequence_sum"),
+        ("seq-mean-token-mean", "sequence_mean"),
+        ("seq-mean-token-sum-norm", "constant"),
+    ],
+)
+def test_aggregations_are_those_of_verl(core_algos, mode, aggregation, masked):
+    """The modes that average over completions leave out those without a token: there they differ by that factor."""
+    mask = np.arange(9) < np.array([3, 9, 2, 5, 4, 6])[:, None]
+    mask[list(masked)] = False
+    batch = Batch([1, 0, 3, 2, 2, 5], mask.sum(axis=1), [*"pqpqpq"], mask)
+    recipe = recipes.get("custom", advantage="group_mean", aggregation=aggregation)
+    advantages = torch.tensor(families.get("group_mean").advantages(batch))[:, None]
+    logprobs = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
+    loss = core_algos.agg_loss(-advantages * logprobs, torch.tensor(mask, dtype=torch.float64), mode)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    factor = 1.0 if mode == "token-mean" else (6 - len(masked)) / 6
+    np.testing.assert_allclose(recipe.token_weights(batch) / 2, -gradient.numpy() * factor, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        ("kl", "in_loss(beta=1, kind=k1)"),
+        ("mse", "in_loss(beta=1, kind=k2, by_ratio=False)"),
+        ("low_var_kl", "in_loss(beta=1, kind=k3)"),
+        ("kl+", "in_loss(beta=1, kind=k2, by_ratio=False)"),
+        ("low_var_kl+", "in_loss(beta=1, kind=k2, by_ratio=False)"),
+    ],
+)
+def test_kl_terms_are_those_of_verl(core_algos, kind, label):
+    rng = np.random.default_rng(0)
+    new, old, reference = (-rng.random((4, 5)) for _ in range(3))
+    batch = Batch([1] * 4, [5] * 4, ["p"] * 4, logprobs=new, old_logprobs=old, ref_logprobs=reference)
+    logprobs = torch.tensor(new, requires_grad=True)
+    (slope,) = torch.autograd.grad(core_algos.kl_penalty(logprobs, torch.tensor(reference), kind).sum(), logprobs)
+    found = recipes.get("custom", advantage="group_mean", kl=label).token_weights(batch)
+    np.testing.assert_allclose(found * 4, -slope.numpy(), rtol=1e-12)
 
 
 def test_the_trainer_calls_it(core_algos):

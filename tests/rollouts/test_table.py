@@ -153,6 +153,11 @@ def test_lengths_count_masked_in_tokens_only():
     assert table(**FULL).truncated.tolist() == [False, True]
 
 
+def test_a_completion_of_which_no_token_counts_has_length_0():
+    rollouts = table(**FULL | {"completion_mask": [[False] * 3, [True]]})
+    assert rollouts.lengths.tolist() == [0, 1]
+
+
 def test_sample_ids_count_within_a_prompt_in_order_of_appearance():
     rollouts = table(
         prompt_tokens=[[1]] * 4, completion_tokens=[[2]] * 4, rewards=[0.0] * 4, prompt_ids=[7, "x", 7, "x"]
@@ -196,7 +201,6 @@ def test_a_folder_of_shards_reads_in_the_order_of_their_names(tmp_path):
         ({"rewards": [1.0, -1e308]}, r"row 1 .* has a reward beyond ±1e\+100, of which squares are not finite: scale"),
         ({"rewards": [1.0]}, "reward has 1 entries but prompt_ids has 2"),
         ({"completion_mask": [[True], [True]]}, "row 0 .* completion_mask of another length"),
-        ({"completion_mask": [[False] * 3, [True]]}, "row 0 .* completion_mask with no True"),
         ({"sampler_logprobs": [[-1.0] * 3, [-1.0] * 2]}, "row 1 .* sampler_logprobs of another length"),
         ({"finish_reason": ["stop", "eos"]}, "row 1 .* finish_reason that is none of stop, length"),
         ({"prompt_ids": ["a", "a"], "sample_ids": [0, 0]}, "row 1 .* repeats its sample_id"),

@@ -82,7 +82,7 @@ def weighted_mean_advantages(
     r"""Return A_i = R_i − Σ_j w_j R_j / Σ_j w_j over the completion's group or batch, without j = i when ``loo``.
 
     The weights, non-negative, are multiplied by a power of the completion's ratio π/π_old; NaN, with a warning, where
-    they sum to zero.
+    they sum to zero. A completion beside which no other has a counted token, nor a weight, counts as alone.
     """
     index, n_sets = reference_sets(batch, scope)
     if ratio_power:
@@ -95,7 +95,10 @@ def weighted_mean_advantages(
         numerator = reduce_by_group(weights * centred, index, n_sets)[index]
         denominator = reduce_by_group(weights, index, n_sets)[index]
     alone = np.bincount(index, minlength=n_sets)[index] == 1
-    undefined = (denominator == 0) & ~alone
+    counted = batch.lengths > 0
+    if not counted.all():
+        alone |= (denominator == 0) & (np.bincount(index, weights=counted, minlength=n_sets)[index] <= 1)
+    undefined = (denominator == 0) & ~alone & counted
     if undefined.any():
         warnings.warn(
             f"the baseline of {int(undefined.sum())} completions is NaN: all weights of its average are zero; "

@@ -43,8 +43,8 @@ def exponents_of_others(batch: Batch) -> Float[np.ndarray, "n"]:
     get 0. NaN, with a warning, where no other group has completions of different lengths.
     """
     assert batch.sq_norms is not None
-    known, index = batch.sq_norms > 0, batch.group_index
-    logarithms = np.log(batch.lengths), np.log(np.where(known, batch.sq_norms, 1.0))
+    known, index = (batch.sq_norms > 0) & (batch.lengths > 0), batch.group_index
+    logarithms = np.log(np.where(known, batch.lengths, 1)), np.log(np.where(known, batch.sq_norms, 1.0))
     x, y = (_deviations(values, index, known, batch.n_groups) for values in logarithms)
     squares = np.bincount(index, weights=x * x, minlength=batch.n_groups)
     products = np.bincount(index, weights=x * y, minlength=batch.n_groups)
@@ -176,12 +176,14 @@ def length_weighted(
     if alpha == WITHIN_PROMPT and scope == "batch":
         raise ValueError("alpha='within_prompt' has an exponent for each group: choose scope='group', or a number")
     # only ratios of weights matter: scaling the greatest of each set to 1 avoids overflow and underflow
-    log_weights = 2 * length_exponents(batch, alpha) * np.log(batch.lengths)
+    exponents, counted = length_exponents(batch, alpha), batch.lengths > 0
+    log_weights = 2 * exponents * np.log(np.where(counted, batch.lengths, 1))
+    votes = counted | (exponents == 0)  # 0^0 = 1: the group mean counts completions
     index, n_sets = reference_sets(batch, scope)
-    greatest = reduce_by_group(log_weights, index, n_sets, np.maximum)[index]
-    return weighted_mean_advantages(
-        batch, np.exp(log_weights - greatest), loo, scope, singleton, RATIO_POWER * off_policy
-    )
+    greatest = reduce_by_group(np.where(votes, log_weights, -np.inf), index, n_sets, np.maximum)
+    greatest = np.where(np.isfinite(greatest), greatest, 0.0)[index]
+    weights = np.where(votes, np.exp(log_weights - greatest), 0.0)
+    return weighted_mean_advantages(batch, weights, loo, scope, singleton, RATIO_POWER * off_policy)
 
 
 @estimator(

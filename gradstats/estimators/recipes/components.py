@@ -14,6 +14,7 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import (
     FINITE,
     SEQUENCE_SUM,
+    SWITCH,
     Level,
     NamedFunction,
     Parameters,
@@ -24,7 +25,7 @@ from gradstats.estimators.estimator import (
     check_parameters,
     suggest,
 )
-from gradstats.estimators.ratios import log_mismatch
+from gradstats.estimators.ratios import exponential, log_mismatch, log_ratios, log_staleness
 from gradstats.system.late import Bool, Float, np
 
 Kind = Literal["scale", "ratio", "correction", "aggregation", "kl", "filter", "reward", "mask"]
@@ -206,8 +207,11 @@ def sequence_sum(batch: Batch) -> Float[np.ndarray, "n"]:
 
 @component("aggregation", "sequence_mean")
 def sequence_mean(batch: Batch) -> Float[np.ndarray, "n"]:
-    """Return 1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300."""
-    return 1.0 / (batch.group_sizes[batch.group_index] * batch.lengths)
+    """Return 1/N Σ_i 1/T_i Σ_t. GRPO, 2402.03300.
+
+    A completion without a counted token is one of the N, as in TRL; verl's ``seq-mean-…`` leave it out.
+    """
+    return 1.0 / (batch.group_sizes[batch.group_index] * np.maximum(batch.lengths, 1))
 
 
 @component("aggregation", "token_mean", across_groups=is_batch_level)
@@ -218,9 +222,9 @@ def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
         scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
     """
     if scope == "batch":
-        return np.full(batch.rewards.size, batch.n_groups / batch.lengths.sum())
+        return np.full(batch.rewards.size, batch.n_groups / max(int(batch.lengths.sum()), 1))
     totals = np.bincount(batch.group_index, weights=batch.lengths, minlength=batch.n_groups)
-    return 1.0 / totals[batch.group_index]
+    return 1.0 / np.maximum(totals, 1)[batch.group_index]
 
 
 @component(
@@ -250,9 +254,10 @@ def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
     Args:
         alpha: α; 0 is the plain mean over completions.
     """
-    shares = batch.lengths.astype(np.float64) ** -alpha
-    totals = np.bincount(batch.group_index, weights=shares, minlength=batch.n_groups)
-    return shares / totals[batch.group_index]
+    counted = batch.lengths > 0
+    shares = np.where(counted, np.maximum(batch.lengths, 1).astype(np.float64) ** -alpha, 0.0)
+    totals = np.bincount(batch.group_index, weights=shares, minlength=batch.n_groups)[batch.group_index]
+    return np.divide(shares, totals, out=np.zeros_like(shares), where=counted)
 
 
 _KL_NEEDS = ("logprobs", "ref_logprobs")
@@ -294,16 +299,28 @@ def in_reward(batch: Batch, beta: float = 0.05, kind: str = "k1") -> tuple[Batch
 
 
 @component("kl", "in_loss", level="token", needs=_KL_NEEDS)
-def in_loss(batch: Batch, beta: float = 0.001, kind: str = "k3") -> tuple[Batch, Float[np.ndarray, "n t"]]:
-    """Add −β·dk/dk1 to the weight of s_t; the rewards stay as they are.
+def in_loss(
+    batch: Batch, beta: float = 0.001, kind: str = "k3", by_ratio: bool | None = None
+) -> tuple[Batch, Float[np.ndarray, "n t"]]:
+    r"""Add −β·dk/dk1, or −β·ρ·dk/dk1, to the weight of s_t; the rewards stay as they are.
+
+    On-policy k2 has the gradient of the divergence KL(π‖π_ref) (2510.01555); from another sampler it does with the
+    weight ρ = π/π_prox (π/π_old without ``proximal_logprobs``). That is the gradient of ρ·k3, differentiated through ρ
+    as well: TRL's default, ``use_bias_correction_kl=True``. TRL without it, and GRPO as published, have k3. verl's
+    ``kl_loss_type`` is k3 for ``low_var_kl``, k1 for ``kl`` and, with ``by_ratio=False``, k2 for ``mse`` and every type
+    that ends in "+".
 
     Args:
         batch: the completions, with ``logprobs`` and ``ref_logprobs``.
         beta: β.
         kind: "k1", "k2" or "k3" (GRPO's).
+        by_ratio: whether the weight is multiplied by ρ, which is held fixed; by default that of k2 alone.
     """
     k1 = log_ratio_to_reference(batch)
     slope = {"k1": np.ones_like(k1), "k2": k1, "k3": -np.expm1(-k1)}[kind]
+    if kind == "k2" if by_ratio is None else by_ratio:
+        log_ratio = (log_ratios if batch.proximal_logprobs is None else log_staleness)(batch, "kl in_loss")
+        slope = exponential(log_ratio) * slope
     return batch, np.where(batch.mask, -beta * slope, 0.0)
 
 
@@ -319,8 +336,17 @@ def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
     return _differing(batch.rewards, batch)[batch.group_index]
 
 
-@component("filter", "mask_truncated", needs=("truncated",))
-def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool = False) -> Bool[np.ndarray, "n"]:
+#: The default of ``mask_truncated(rescale=…)``: TRL's.
+TOKENS = "tokens"
+
+
+@component(
+    "filter",
+    "mask_truncated",
+    needs=("truncated",),
+    rules={"rescale": (lambda value: value == TOKENS or SWITCH[0](value), f"{TOKENS!r}, True or False")},
+)
+def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool | str = TOKENS) -> Bool[np.ndarray, "n"]:
     """Drop completions that were cut off at the cap of new tokens: DAPO's overlong filtering, 2503.14476, section 3.4.
 
     Their rewards stay in the baselines of the others, as in TRL's ``mask_truncated_completions``. The gradient lacks
@@ -329,7 +355,9 @@ def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool =
     Args:
         batch: the completions, with ``truncated``.
         dynamic_sampling: also drop groups whose rewards are all equal, as DAPO does.
-        rescale: whether the aggregation's denominators count only the kept completions; by default they count all.
+        rescale: what of the dropped completions the aggregation's denominators leave out. ``"tokens"``: their tokens,
+            while they count as completions: TRL from 1.9 on, for every ``loss_type``. ``True``: the completions too,
+            as verl does with an empty ``response_mask``. ``False``: nothing, as TRL before 1.9.
     """
     assert batch.truncated is not None
     kept = ~batch.truncated
@@ -463,7 +491,7 @@ def reject_completions(
     divergence = np.where(batch.mask, _divergence_from_sampler(batch, kind), 0.0)
     of_completion = divergence.max(axis=1) if over == "max" else divergence.sum(axis=1)
     if over == "mean":
-        of_completion = of_completion / batch.lengths
+        of_completion = of_completion / np.maximum(batch.lengths, 1)
     return batch.mask & _within(of_completion, kind, low, high)[:, None]
 
 

@@ -69,7 +69,7 @@ def sequence_clip(
         eps_low: sequences with A < 0 are clipped below 1 − ε_low.
         eps_high: sequences with A > 0 are clipped above 1 + ε_high.
     """
-    ratio = exponential(log_ratio.sum(axis=1) / batch.lengths)[:, None]
+    ratio = exponential(log_ratio.sum(axis=1) / np.maximum(batch.lengths, 1))[:, None]
     clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
     return np.where(clipped, 0.0, ratio * advantages)
 
@@ -91,7 +91,7 @@ def geometric_clip(
         eps_high: tokens with A > 0 are clipped above log ρ = ε_high.
     """
     clipped = np.where(advantages > 0, np.minimum(log_ratio, eps_high), np.maximum(log_ratio, -eps_low))
-    mean = np.where(batch.mask, clipped, 0.0).sum(axis=1) / batch.lengths
+    mean = np.where(batch.mask, clipped, 0.0).sum(axis=1) / np.maximum(batch.lengths, 1)
     return np.where(clipped == log_ratio, exponential(mean)[:, None] * advantages, 0.0)
 
 

@@ -9,7 +9,7 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
 from gradstats.estimators.ratios import in_blocks_of_groups, log_mismatch, log_ratios, log_staleness
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401  # registers its components
-from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, Component, Kind, get_component
+from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, TOKENS, Component, Kind, get_component
 from gradstats.estimators.registry import get_estimator
 from gradstats.system.late import Bool, Float, np
 
@@ -100,6 +100,12 @@ class Recipe:
         return (
             self.scale, self.ratio, self.correction, self.aggregation, self.kl, self.filter, self.reward, self.mask
         )  # fmt: skip
+
+    @property
+    def of_advantages(self) -> dict[Kind, Component]:
+        """The components beside the baseline that enter :meth:`advantages`, by kind."""
+        used: dict[Kind, Component] = {"scale": self.scale, "reward": self.reward, "kl": self.kl}
+        return {kind: one for kind, one in used.items() if one.name not in ("none", "in_loss")}
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -235,8 +241,12 @@ class Recipe:
     def factor(self, batch: Batch) -> Float[np.ndarray, "n"]:
         """Return what aggregation and filter multiply the weights of each completion's tokens by."""
         kept = self.filter(batch)
+        rescale = self.filter.parameters.get("rescale")
+        if rescale == TOKENS and not kept.all():
+            counted = batch.mask & kept[:, None]
+            batch = batch.with_fields(mask=counted, lengths=counted.sum(axis=1))
         counted = batch.mask
-        if self.filter.parameters.get("rescale"):
+        if rescale is True:
             counted = counted & kept[:, None]
         if self.mask.parameters.get("rescale"):
             counted = counted & self.mask(batch)

@@ -17,9 +17,16 @@ from gradstats.estimators.batch import Batch, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.gradients.session import MeasuringSession
-from gradstats.integrations.training_record import Complaints
-from gradstats.integrations.trl.contract import IN_USE, Generation, check_trainer, gathered, intercept
-from gradstats.integrations.trl.monitor import live_policy
+from gradstats.integrations.training_record import PREFIX, Complaints
+from gradstats.integrations.trl.contract import (
+    IN_USE,
+    Generation,
+    check_trainer,
+    gathered,
+    intercept,
+    torch_as_it_was,
+)
+from gradstats.integrations.trl.monitor import live_policy, opened
 from gradstats.rollouts.table import Rollouts
 
 if TYPE_CHECKING:
@@ -56,30 +63,47 @@ class EstimatorInUse:
     _complaints: Complaints = field(default_factory=Complaints)
 
     def replace_advantages(self, generation: Generation) -> None:
-        """Put the estimator's advantages into a generated batch; every process takes part."""
-        found, error = None, None
+        """Put the estimator's advantages into a generated batch and what is logged of it; every process takes part."""
         if is_group_mean(self.estimator):
-            generation.output["advantages"] = _own(generation, group_mean_advantages(generation))
+            advantages = group_mean_advantages(generation)
+            found = advantages, advantages
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = self._of_all(generation)
+        if found is None:
+            self.n_kept += 1
+        else:
+            advantages, of_completions = found
+            first, ids = generation.first, generation.output["completion_ids"]
+            own = advantages[first : first + len(ids)]
+            own = own if own.ndim == 1 else own[:, : ids.shape[1]]
+            generation.output["advantages"] = own.to(generation.output["advantages"])
+            logged, shown = generation.trainer._logs["advantages"], of_completions.tolist()
+            for _ in range(min(len(shown), len(logged))):  # the trainer has just put its own there
+                logged.pop()
+            logged.extend(shown)
             self.n_replaced += 1
-            return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                found = self._scored(generation)
-            except Exception as reason:
-                error = f"{type(reason).__name__}: {reason}"
-            parts = gathered(generation.trainer, (found, error))
-            try:
-                if errors := [one for _, one in parts if one is not None]:
-                    raise ValueError(errors[0])
-                advantages = self._advantages(generation, [part for part, _ in parts if part is not None])
-            except Exception as reason:
-                self.n_kept += 1
-                step = generation.trainer.state.global_step
-                self._complaints.say(f"step {step} keeps the trainer's own advantages", reason)
-                return
-        generation.output["advantages"] = advantages
-        self.n_replaced += 1
+        metrics = generation.trainer._metrics["train"]
+        metrics[f"{PREFIX}/{self.estimator.label}/in_use"].append(float(found is not None))
+        metrics[f"{PREFIX}/kept"].append(float(self.n_kept))
+
+    def _of_all(self, generation: Generation) -> tuple[Tensor, Tensor] | None:
+        """Return what :meth:`_advantages` does; None, with a warning, where the estimator cannot be computed."""
+        found, error = None, None
+        try:
+            found = self._scored(generation)
+        except (Exception, SystemExit) as reason:
+            error = f"{type(reason).__name__}: {reason}"
+        parts = gathered(generation.trainer, (found, error))
+        try:
+            if errors := [one for _, one in parts if one is not None]:
+                raise ValueError(errors[0])
+            return self._advantages(generation, [part for part, _ in parts if part is not None])
+        except (Exception, SystemExit) as reason:
+            step = generation.trainer.state.global_step
+            self._complaints.say(f"step {step} keeps the trainer's own advantages", reason)
+            return None
 
     def _scored(self, generation: Generation) -> ScoredCompletions | None:
         """Return this process's usable completions with what the estimator needs; None where there are none."""
@@ -88,9 +112,7 @@ class EstimatorInUse:
         if rollouts is None or not needed:
             return None if rollouts is None else ScoredCompletions(rollouts, {})
         with live_policy(generation.trainer) as policy, torch.enable_grad():
-            if self._session is None or self._session.policy.model is not policy.model:
-                self._session = MeasuringSession.open(policy, rollouts, self.section)
-            self._session.policy = policy
+            self._session = opened(self._session, policy, rollouts, self.section)
             if set(needed) <= set(OF_FORWARD):
                 statistics = self._session.token_statistics(rollouts)
                 return ScoredCompletions(rollouts, {name: statistics[name] for name in needed})
@@ -98,9 +120,11 @@ class EstimatorInUse:
         # Completions whose gradient is not finite are missing.
         return ScoredCompletions(measured.rollouts, {name: list(getattr(measured, name)) for name in needed})
 
-    def _advantages(self, generation: Generation, parts: Sequence[ScoredCompletions]) -> Tensor:
-        """Return the advantages of this process's completions, (B,) or (B, T); 0 where one is not usable."""
-        if not parts:
+    def _advantages(self, generation: Generation, parts: Sequence[ScoredCompletions]) -> tuple[Tensor, Tensor]:
+        """Return the advantages of all processes' completions, (N,) or (N, T), 0 where one is not usable, and the mean
+        over the counted tokens of each, (N,).
+        """
+        if not any((part.rollouts.lengths > 0).any() for part in parts):
             raise ValueError("no completion has a reward and a token that counts")
         joined = ScoredCompletions(
             Rollouts.concatenate(part.rollouts for part in parts),
@@ -108,26 +132,33 @@ class EstimatorInUse:
         )
         batch = Batch.from_measurement(joined, **joined.fields)
         found = self.estimator.advantages(batch)
-        places = joined.rollouts.prompt_id.astype(int) * generation.trainer.num_generations + joined.rollouts.sample_id
-        n, ids = len(generation.rewards_per_function), generation.output["completion_ids"]
-        advantages = np.zeros(n if found.ndim == 1 else (n, max(ids.shape[1], found.shape[1])))
-        advantages[places] = found if found.ndim == 1 else _padded(found, advantages.shape[1])
-        if not np.isfinite(advantages).all():
+        if not np.isfinite(found).all():
             raise ValueError(f"{self.estimator.label} gives advantages that are not finite")
-        own = _own(generation, torch.from_numpy(advantages))
-        own = own if found.ndim == 1 else own[:, : ids.shape[1]]
-        return own.to(generation.output["advantages"])
+        places = joined.rollouts.prompt_id.astype(int) * generation.trainer.num_generations + joined.rollouts.sample_id
+        advantages = np.zeros((len(generation.rewards_per_function), *found.shape[1:]))
+        advantages[places] = found
+        of_completions = advantages
+        if found.ndim == 2:
+            of_completions = np.zeros(len(advantages))
+            of_completions[places] = found.sum(axis=1) / np.maximum(batch.lengths, 1)
+            width = generation.output["completion_ids"].shape[1]
+            advantages = np.pad(advantages, ((0, 0), (0, max(width - found.shape[1], 0))))
+        return torch.from_numpy(advantages), torch.from_numpy(of_completions)
 
 
 def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> EstimatorInUse:
     r"""Let a trainer take its advantages from an estimator; call this before ``trainer.train()``.
 
     Whatever else the trainer's settings say stays: ratio, clip, aggregation (``loss_type``), KL and masks; of a recipe
-    only the advantages are used. Advantages are computed in float64 from the rewards of all processes. ``group_mean``
-    is computed as GRPOTrainer does with ``scale_rewards="none"``, to which it is equal bit for bit. Completions without
-    a reward or without a token that counts are left out and get advantage 0. Where an estimator cannot be computed on
-    a batch, the trainer's own advantages stay, with a warning for each reason. TRL's table of completions
-    (``log_completions``) shows the trainer's own.
+    only the advantages are used. Advantages are computed in float64 from the rewards of all processes. ``group_mean``,
+    under any name, is computed as GRPOTrainer does with ``scale_rewards="none"``, to which it is equal bit for bit. A
+    completion without a reward is left out and gets advantage 0. One of which no token counts, as of a truncated one
+    with ``mask_truncated_completions``, stays in its group: its reward is in the mean and the deviation, as in TRL.
+    Where an estimator cannot be computed on a batch, the trainer's own advantages stay, with a warning for each reason.
+
+    TRL's table of completions (``log_completions``) shows the advantages that are learnt from, of tokens their mean.
+    The trainer's reporters log ``gradstats/LABEL/in_use``, the share of batches whose advantages the estimator gave,
+    and ``gradstats/kept``, how many have kept the trainer's own so far.
 
     Token-level estimators such as ``otb`` give advantages (B, T), of which only GRPOTrainer's losses can make use. What
     needs :math:`\sum\pi^2`, entropies or log-probabilities takes one more forward pass at every generation; what needs
@@ -148,7 +179,8 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
             what a trainer does not have, or whose advantages the trainer's loss cannot use.
     """
     check_trainer(trainer)
-    estimator = families.get(label)
+    with torch_as_it_was():
+        estimator = families.get(label)
     if IN_USE in vars(trainer):
         raise ValueError(
             f"this trainer takes its advantages from {vars(trainer)[IN_USE].estimator.label} already: make another "
@@ -164,9 +196,14 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
 
 
 def is_group_mean(estimator: Estimator | Recipe) -> bool:
-    """Return whether an estimator subtracts the plain mean of the group."""
-    plain = families.get("group_mean")
-    return isinstance(estimator, Estimator) and (estimator.name, estimator.parameters) == (plain.name, plain.parameters)
+    """Return whether advantages are rewards less the plain mean of the group, under whatever name."""
+    advantage = estimator
+    if isinstance(estimator, Recipe):
+        if estimator.of_advantages:
+            return False
+        advantage = estimator.advantage
+    plain = families.get("group_mean").parameters
+    return advantage.name in ("group_mean", "rloo", "dr_grpo") and plain == {**plain, **advantage.parameters}
 
 
 def group_mean_advantages(generation: Generation) -> Tensor:
@@ -174,14 +211,6 @@ def group_mean_advantages(generation: Generation) -> Tensor:
     rewards, size = generation.rewards(), generation.trainer.num_generations
     means = torch.nanmean(rewards.view(-1, size), dim=1).repeat_interleave(size, dim=0)
     return torch.nan_to_num(rewards - means, nan=0.0)
-
-
-def _own(generation: Generation, of_all: Tensor) -> Tensor:
-    return of_all[generation.first : generation.first + len(generation.output["completion_ids"])]
-
-
-def _padded(values: np.ndarray, width: int) -> np.ndarray:
-    return np.pad(values, ((0, 0), (0, width - values.shape[1])))
 
 
 def _refuse_unknown_needs(estimator: Estimator | Recipe, token_probes: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.integrations.installed import known_versions
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.on_policy import NEUTRAL
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 class Trainer(Protocol):
     """What is used of GRPOTrainer and RLOOTrainer."""
 
+    _logs: dict[str, Any]
     _metrics: dict[str, dict[str, list[float]]]
     _calculate_rewards: Callable[..., Tensor]
     _generate_and_score_completions: Callable[..., dict[str, Any]]
@@ -50,6 +54,7 @@ METHODS = {
 }
 #: Attributes that are read.
 ATTRIBUTES = (
+    "_logs",
     "_metrics",
     "accelerator",
     "args",
@@ -145,14 +150,16 @@ class Generation:
         return (mask if "tool_mask" not in self.output else mask * self.output["tool_mask"]).bool()
 
     def usable(self) -> np.ndarray:
-        """Return which of this process's completions have a reward and a token that counts, (B,) of bool."""
+        """Return which of this process's completions have a reward, (B,) of bool."""
         rewards = self.rewards()[self.first : self.first + len(self.output["completion_ids"])]
-        return (torch.isfinite(rewards) & self.mask().any(dim=1)).cpu().numpy()
+        return torch.isfinite(rewards).cpu().numpy()
 
     def rollouts(self, groups: Sequence[int] | np.ndarray | None = None) -> Rollouts | None:
         """Return this process's usable completions; None where there are none.
 
-        The prompt_id of a completion is the number of its group among those of all processes.
+        The prompt_id of a completion is the number of its group among those of all processes. One of which no token
+        counts, as of a truncated one with ``mask_truncated_completions``, keeps its tokens, all masked: the trainer
+        learns from the others of its group with its reward in their mean.
         """
         size = self.trainer.num_generations
         places = self.first + np.arange(len(self.output["completion_ids"]))
@@ -160,7 +167,9 @@ class Generation:
         rows: list[int] = np.flatnonzero(chosen).tolist()
         if not rows:
             return None
-        completions = [self._real("completion_ids", "completion_mask", row) for row in rows]
+        completions = [self._completion(row) for row in rows]
+        masks = [self.mask()[row][: len(tokens)].tolist() for row, tokens in zip(rows, completions, strict=True)]
+        masked = "tool_mask" in self.output or getattr(self.trainer, "mask_truncated_completions", False)
         lengths = [len(tokens) for tokens in completions]
 
         def recorded(name: str) -> list[list[float]] | None:
@@ -168,30 +177,34 @@ class Generation:
             return None if values is None else [values[row, :n].tolist() for row, n in zip(rows, lengths, strict=True)]
 
         return Rollouts.from_sequences(
-            prompt_tokens=[self._real("prompt_ids", "prompt_mask", row) for row in rows],
+            prompt_tokens=[
+                self.output["prompt_ids"][row][self.output["prompt_mask"][row].bool()].tolist() for row in rows
+            ],
             completion_tokens=completions,
             rewards=self.rewards().cpu().numpy()[places[rows]],
             prompt_ids=places[rows] // size,
             sample_ids=places[rows] % size,
             metadata={"sampler": sampler_settings(self.trainer)},
-            completion_mask=None if "tool_mask" not in self.output else [self._marks(row).tolist() for row in rows],
+            completion_mask=masks if masked or not all(map(any, masks)) else None,
             # Where no engine of its own draws, the trainer's policy as the step began does.
             sampler_logprobs=recorded("sampling_per_token_logps") or recorded("old_per_token_logps"),
             proximal_logprobs=recorded("old_per_token_logps"),
-            finish_reason=["stop" if tokens[-1] in self._ends else "length" for tokens in completions],
+            finish_reason=[
+                "stop" if tokens[-1] in {*self.trainer.eos_token_ids, self._padding} else "length"
+                for tokens in completions
+            ],
         )
 
     @property
-    def _ends(self) -> set[int]:
-        tokenizer = getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
-        return {*self.trainer.eos_token_ids, tokenizer.pad_token_id}
+    def _padding(self) -> int:
+        return getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class).pad_token_id
 
-    def _real(self, ids: str, mask: str, row: int) -> list[int]:
-        """Return the token ids of a row without its padding."""
-        return self.output[ids][row][self.output[mask][row].bool()].tolist()
-
-    def _marks(self, row: int) -> Tensor:
-        return self.mask()[row][self.output["completion_mask"][row].bool()]
+    def _completion(self, row: int) -> list[int]:
+        """Return the token ids of a completion without its padding."""
+        ids, real = self.output["completion_ids"][row], self.output["completion_mask"][row].bool()
+        if not real.any():  # masked as a whole: truncated, and thus without padding inside
+            real = (ids != self._padding).flip(0).cumsum(0).flip(0) > 0
+        return ids[real].tolist() or ids[:1].tolist()
 
 
 def sampler_settings(trainer: Trainer) -> dict[str, object]:
@@ -202,14 +215,33 @@ def sampler_settings(trainer: Trainer) -> dict[str, object]:
     return {name: given.get(name, value) for name, value in settings.items()}
 
 
+#: Values of ``loss_type`` that divide the loss of each completion by its own length; all others by one number.
+BY_LENGTH = ("grpo", "sapo")
+
+
 def own_estimator(trainer: Trainer) -> str:
-    """Return the label of what a trainer takes its advantages from, up to a factor that a batch shares."""
+    """Return the label of the estimator of a trainer's gradient, up to a factor that a batch shares.
+
+    It has the advantages that the trainer learns from, and divides by length as its ``loss_type`` does. Ratios are 1
+    when the first step on a batch begins; a KL term, an entropy bonus and an entropy mask are left out. TRL's ε of the
+    standard deviation is 1e-4, that of the label 1e-6. ``loss_type="bnpo"`` divides by the tokens of a micro-batch,
+    which is taken as one number.
+    """
+    by_length = getattr(trainer, "loss_type", None) in BY_LENGTH
     used = vars(trainer).get(IN_USE)
-    if used is not None:
-        return used.estimator.label
-    if any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__):
+    if used is None and any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__):
         return "rloo"
-    return "grpo" if trainer.args.scale_rewards == "group" else "group_mean"
+    if used is None:
+        # Divided by the deviation of the batch, all advantages have one factor.
+        scaled = trainer.args.scale_rewards in ("group", True)
+        if by_length:
+            return "recipe:grpo(ratio=none)" if scaled else "recipe:grpo(scale=none, ratio=none)"
+        return "grpo" if scaled else "group_mean"
+    advantage, parts = used.estimator, {"aggregation": "sequence_mean"} if by_length else {}
+    if isinstance(advantage, Recipe):
+        recipe, advantage = advantage, advantage.advantage
+        parts |= {kind: part.label for kind, part in recipe.of_advantages.items()}
+    return Recipe(advantage, **parts).label if parts else advantage.label
 
 
 def prompts_of_step(trainer: Trainer) -> float:
@@ -217,6 +249,27 @@ def prompts_of_step(trainer: Trainer) -> float:
     args = trainer.args
     of_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
     return of_process * trainer.accelerator.num_processes / trainer.num_generations
+
+
+@contextmanager
+def torch_as_it_was() -> Iterator[None]:
+    """Restore on leaving what code of the user may set for all of the process, and training depends on.
+
+    These are the states of all random generators, whether gradients are recorded, the default dtype, and the number of
+    threads, on which the rounding of sums depends.
+    """
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 # the generators that a trainer may use
+    recording, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        try:
+            yield
+        finally:
+            torch.set_grad_enabled(recording)
+            torch.set_default_dtype(dtype)
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
 
 
 def intercept(trainer: Trainer, handle: Callable[[Generation], None]) -> None:
@@ -237,7 +290,8 @@ def intercept(trainer: Trainer, handle: Callable[[Generation], None]) -> None:
     def _generate_and_score_completions(inputs: list[dict[str, object]]) -> dict[str, Tensor]:
         output = generate(inputs)
         if trainer.model.training:
-            handle(Generation(trainer, output, rewards[0]))
+            with torch_as_it_was():
+                handle(Generation(trainer, output, rewards[0]))
         return output
 
     trainer._calculate_rewards = _calculate_rewards

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from gradstats.config.sections import (
     VarianceSection,
 )
 from gradstats.estimators.batch import Batch
+from gradstats.estimators.estimator import composition_of
 from gradstats.gradients.session import MeasuringSession
 from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
 from gradstats.integrations.training_record import PREFIX, Complaints, RecordedStep, TrainingRecord, logged_values
@@ -39,11 +39,13 @@ from gradstats.integrations.trl.contract import (
     own_estimator,
     prompts_of_step,
     sampler_settings,
+    torch_as_it_was,
 )
 from gradstats.measurement.measurement import Measurement
 from gradstats.policy.checkpoint import known_as
 from gradstats.policy.model import dtype_name
 from gradstats.policy.policy import Policy, as_policy
+from gradstats.rollouts.table import Rollouts
 
 if TYPE_CHECKING:
     from gradstats.integrations.trl.contract import Trainer
@@ -60,17 +62,15 @@ def live_policy(trainer: Trainer) -> Iterator[Policy]:
 
     Evaluation mode also switches dropout and gradient checkpointing off. The forward method that accelerate wrapped in
     autocast is replaced by the one under it: under autocast gradients of float32 parameters deviate by several per
-    cent. On leaving, modes, forward methods and the states of all random generators are what they were; gradients that
-    the trainer has accumulated are never touched.
+    cent. On leaving, modes, forward methods and what :func:`torch_as_it_was` restores are what they were; gradients
+    that the trainer has accumulated are never touched.
     """
     # Without keep_fp32_wrapper, accelerate takes the wrapper off the live model.
     model: nn.Module = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=True)
     training = [module for module in model.modules() if module.training]
     wrapped = vars(model).get("forward")
     original = vars(model).get("_original_forward")
-    devices = [model_device] if (model_device := next(model.parameters()).device).type == "cuda" else []
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 # the generators that a trainer may use
-    with torch.random.fork_rng(devices=devices):
+    with torch_as_it_was():
         for module in training:
             module.training = False
         if original is not None:
@@ -88,8 +88,18 @@ def live_policy(trainer: Trainer) -> Iterator[Policy]:
                 model.forward = wrapped  # pyright: ignore[reportAttributeAccessIssue]
             for module in training:
                 module.training = True
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
+
+
+def opened(
+    session: MeasuringSession | None, policy: Policy, rollouts: Rollouts, section: MeasurementSection
+) -> MeasuringSession:
+    """Return a session for the policy of this step: a new one where the model is another than before."""
+    if session is None or session.policy.model is not policy.model:
+        # A gradient of 0 checks nothing.
+        counted = np.flatnonzero(rollouts.lengths > 0)
+        session = MeasuringSession.open(policy, rollouts.select(counted) if counted.size else rollouts, section)
+    session.policy = policy
+    return session
 
 
 _ATTACHED = "gradstats_monitor"
@@ -116,13 +126,15 @@ class VarianceMonitor:
     gradients are measured with the live model, as :func:`gradstats.measure` does, and compared, as
     :func:`gradstats.compare` does. The numbers of :func:`gradstats.integrations.training_record.logged_values` go to
     the trainer's own reporters, with those of :class:`gradstats.integrations.moving_batch.MovingBatch` on the batch of
-    an optimizer step: of the trainer's own estimator where the list has it, of the reference otherwise. Everything goes
-    to a folder that ``gradstats export`` draws. The training run ends with the same weights, bit for bit, as without a
-    monitor. What cannot be measured is warned of, skipped and counted (``gradstats/skipped``, ``gradstats/left_out``);
-    it never stops the training.
+    an optimizer step: of the trainer's :func:`gradstats.integrations.trl.contract.own_estimator`, which is compared
+    whether or not the list has it; of the reference where it weights single tokens. Everything goes to a folder that
+    ``gradstats export`` draws. The training run ends with the same weights, bit for bit, as without a monitor. What
+    cannot be measured is warned of, skipped and counted (``gradstats/skipped``, ``gradstats/left_out``); it never
+    stops the training.
 
-    Completions without a reward or without a token that counts are left out, and so are groups of which fewer than
-    two are left. Rewards are the trainer's weighted sums, without a KL penalty.
+    Completions without a reward are left out, and so are groups of which fewer than two are left. One of which no
+    token counts, as of a truncated one with ``mask_truncated_completions``, stays with its reward and gradient 0.
+    Rewards are the trainer's weighted sums, without a KL penalty.
 
     Args:
         estimators: labels of the estimators to compare, as for :func:`gradstats.compare`; by default the usual ones
@@ -165,8 +177,9 @@ class VarianceMonitor:
             raise ValueError(f"every is {every}: give the number of steps between two measurements, at least 1")
         if n_prompts is not None and n_prompts < 2:
             raise ValueError(f"n_prompts is {n_prompts}: a variance needs at least 2 prompts")
-        for label in (*estimators, reference):
-            families.get(label)
+        with torch_as_it_was():  # a file of the user may set them when it is imported
+            for label in (*estimators, reference):
+                families.get(label)
         labels = [*estimators] if reference in estimators else [*estimators, reference]
         self._variance = VarianceSection(
             estimators=labels,
@@ -183,6 +196,7 @@ class VarianceMonitor:
         self._record: TrainingRecord | None = None
         self._moving = MovingBatch()
         self._complaints = Complaints()
+        self._own: str | None = None  # the trainer's own estimator as it is compared
         self.n_measured = self.n_skipped = self.n_left_out = 0
 
     def attach(self, trainer: Trainer) -> VarianceMonitor:
@@ -252,7 +266,7 @@ class VarianceMonitor:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they are in the record
                 values = dict(self._recorded(trainer, parts, step, start))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # code of the user may end the process
             self.n_skipped += 1
             self._complaints.say(f"the gradients of step {step} were not measured", error)
             values = {}
@@ -277,14 +291,11 @@ class VarianceMonitor:
                     return _Part(None, left_out)
                 with live_policy(generation.trainer) as policy, torch.enable_grad():
                     rollouts = replace(rollouts, metadata=rollouts.metadata | {"policy": policy.describe()})
-                    session = self._session
-                    if session is None or session.policy.model is not policy.model:
-                        session = MeasuringSession.open(policy, rollouts, self._measurement)
-                    session.policy = policy
+                    session = opened(self._session, policy, rollouts, self._measurement)
                     measured = session.measure(rollouts)
                     self._session = session
                 measured = replace(measured, metadata=measured.metadata | {"policy": policy.describe()})
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return _Part(None, error=f"{type(error).__name__}: {error}")
         said = [str(one.message) for one in caught if issubclass(one.category, (UserWarning, RuntimeWarning))]
         return _Part(measured, left_out, tuple(dict.fromkeys(said)))
@@ -296,8 +307,10 @@ class VarianceMonitor:
             raise ValueError(errors[0])
         there = [part.measured for part in parts if part.measured is not None]
         if not there:
-            raise ValueError("no completion has a reward and a token that counts")
+            raise ValueError("no completion has a reward")
         measured = there[0] if len(there) == 1 else Measurement.concatenate(there)
+        if not measured.lengths.any():
+            raise ValueError("no completion has a token that counts")
         labels, place, sizes = np.unique(measured.rollouts.prompt_id, return_inverse=True, return_counts=True)
         whole = sizes[place] > 1
         if np.sum(sizes > 1) < 2:
@@ -306,6 +319,8 @@ class VarianceMonitor:
             self.n_left_out += int((~whole).sum())
             measured = measured.select(np.flatnonzero(whole))
         assert self._record is not None
+        if self._own is None:
+            self._own = self._compare_own(trainer, measured)
         remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
         recorded = self._record.add(step_name(step), measured, list(remarks))
         self.n_measured += 1
@@ -316,7 +331,23 @@ class VarianceMonitor:
         """Return what the trainer's own batch reaches, from the comparison alone: key → number."""
         if recorded.variance is None:
             return {}
-        listed = {families.get(label).label: label for label in self._variance.estimators}
-        own = listed.get(own_estimator(trainer), self._variance.reference)
-        found = self._moving.add(recorded.variance, own, prompts_of_step(trainer))
-        return found and found | {"silent_tokens": silent_tokens(Batch.from_measurement(recorded.measured), own)}
+        assert self._own is not None
+        found = self._moving.add(recorded.variance, self._own, prompts_of_step(trainer))
+        return found and found | {"silent_tokens": silent_tokens(Batch.from_measurement(recorded.measured), self._own)}
+
+    def _compare_own(self, trainer: Trainer, measured: Measurement) -> str:
+        """Have the estimator that the trainer uses compared as well; return its label in the list, or the reference's
+        where a measurement of whole completions does not do for it.
+        """
+        assert self._record is not None
+        label, listed = own_estimator(trainer), self._variance.estimators
+        own = families.get(label)
+        same = [one for one in listed if composition_of(families.get(one)) == composition_of(own)]
+        if same:
+            return same[0]
+        batch = Batch.from_measurement(measured)
+        if own.level == "token" or not all(map(batch.has, own.needs)):
+            return self._variance.reference
+        self._variance = self._variance.model_copy(update={"estimators": [*listed, label]})
+        self._record.experiment = self._record.experiment.model_copy(update={"variance": self._variance})
+        return label

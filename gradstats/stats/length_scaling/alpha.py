@@ -224,7 +224,8 @@ def fit_length_scaling(
     2026).
 
     Args:
-        measured: a measurement (``.lengths``, ``.sq_norms``, ``.rollouts.prompt_id``); or give the arrays.
+        measured: a measurement (``.lengths``, ``.sq_norms``, ``.rollouts.prompt_id``), whose completions without a
+            counted token are left out; or give the arrays.
         lengths: (n,) completion lengths T in tokens, instead of ``measured``.
         sq_norms: (n,) squared norms ‖S‖², not norms.
         groups: (n,) prompt of each sequence, strings or integers; None for sequences of different prompts.
@@ -265,8 +266,11 @@ def fit_length_scaling(
     if measured is not None:
         if not (lengths is None and sq_norms is None and groups is None and truncated is None):
             raise TypeError("give either measured or the arrays lengths, sq_norms, groups, truncated, not both")
-        lengths, sq_norms, groups = measured.lengths, measured.sq_norms, measured.rollouts.prompt_id
+        counted = measured.lengths > 0
+        lengths, sq_norms = measured.lengths[counted], measured.sq_norms[counted]
+        groups = np.asarray(measured.rollouts.prompt_id)[counted]
         truncated = getattr(measured.rollouts, "truncated", None)
+        truncated = None if truncated is None else np.asarray(truncated)[counted]
     if lengths is None or sq_norms is None:
         raise TypeError("give a measurement, or both lengths= and sq_norms=")
     t = _positive(lengths, "lengths")

@@ -72,8 +72,10 @@ def log_ratio(logp, rows):
 def grpo(kind: str | None = None, beta: float = 0.04):
     def objective(logp, rows):
         values = ppo_clip(log_ratio(logp, rows).exp(), normalised(REWARDS[rows])[:, None])
-        gap = logp[rows] - REF[rows]
-        penalty = {None: 0.0 * gap, "k1": gap, "k2": gap**2 / 2, "k3": (-gap).exp() - 1 + gap}[kind]
+        gap, rho = logp[rows] - REF[rows], log_ratio(logp, rows).exp()
+        k3 = (-gap).exp() - 1 + gap
+        kinds = {None: 0.0 * gap, "k1": gap, "k2": gap**2 / 2, "k3": k3, "rho k3": rho.detach() * k3, "TRL": rho * k3}
+        penalty = kinds[kind]
         return per_sequence(values - beta * penalty, rows)
 
     return objective
@@ -171,7 +173,9 @@ def delta_l(logp, rows, alpha=0.75):
     [
         ("grpo", grpo()),
         ("grpo(kl=in_loss(beta=0.04, kind=k1))", grpo("k1")),
-        ("grpo(kl=in_loss(beta=0.04, kind=k2))", grpo("k2")),
+        ("grpo(kl=in_loss(beta=0.04, kind=k2))", grpo("TRL")),
+        ("grpo(kl=in_loss(beta=0.04, kind=k2, by_ratio=False))", grpo("k2")),
+        ("grpo(kl=in_loss(beta=0.04, kind=k3, by_ratio=True))", grpo("rho k3")),
         ("grpo(kl=in_loss(beta=0.04, kind=k3))", grpo("k3")),
         ("grpo(kl=in_reward(beta=0.05))", grpo_kl_in_reward("k1")),
         ("grpo(kl=in_reward(beta=0.05, kind=k2))", grpo_kl_in_reward("k2")),

@@ -28,12 +28,15 @@ def generated(trainer) -> tuple[dict[str, torch.Tensor], Generation]:
 
 
 class TestGroupMean:
-    @pytest.mark.parametrize("rewards", [odd_rewards, one_missing])
-    def test_trains_as_without_scale_bit_for_bit(self, tmp_path, rewards):
-        settings = {"scale_rewards": "none", "gradient_checkpointing": False}
-        own = trained(small_trainer("GRPO", tmp_path, rewards=rewards, **settings))
-        other = small_trainer("GRPO", tmp_path, rewards=rewards, gradient_checkpointing=False)
-        used = use_estimator(other, "group_mean")
+    @pytest.mark.parametrize("label", ["group_mean", "recipe:dr_grpo", "rloo(loo=False)"])
+    @pytest.mark.parametrize(
+        ("rewards", "masked"), [(odd_rewards, False), (one_missing, False), (odd_rewards, True), (one_missing, True)]
+    )
+    def test_trains_as_without_scale_bit_for_bit(self, tmp_path, rewards, masked, label):
+        settings = {"gradient_checkpointing": False, "mask_truncated_completions": masked}
+        own = trained(small_trainer("GRPO", tmp_path, rewards=rewards, scale_rewards="none", **settings))
+        other = small_trainer("GRPO", tmp_path, rewards=rewards, **settings)
+        used = use_estimator(other, label)
         assert_same_bits(own, trained(other))
         assert (used.n_replaced, used.n_kept) == (2, 0)
 

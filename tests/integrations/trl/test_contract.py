@@ -1,5 +1,7 @@
 """One generated batch: rewards of all processes, completions of one."""
 
+import random
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +10,17 @@ import torch
 import trl
 from small_trainers import small_trainer
 
+from gradstats import estimators as families
 from gradstats.config.sections import SamplingSection
 from gradstats.integrations.installed import is_known
-from gradstats.integrations.trl.contract import Generation, check_trainer, intercept, sampler_settings
+from gradstats.integrations.trl.contract import (
+    Generation,
+    check_trainer,
+    intercept,
+    own_estimator,
+    sampler_settings,
+    torch_as_it_was,
+)
 from gradstats.system.environment import installed
 
 
@@ -131,14 +141,93 @@ def test_the_output_of_tools_does_not_count():
     mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
     drawn, old = -torch.arange(12.0).reshape(3, 4), -torch.arange(12.0, 24.0).reshape(3, 4)
     found = generation(tool_mask=mask, sampling_per_token_logps=drawn, old_per_token_logps=old)
-    assert found.usable().tolist() == [True, False, True]
     rollouts = found.rollouts()
-    assert [list(map(bool, row)) for row in rollouts.frame["completion_mask"]] == [[True, False, True], [True, True]]
-    assert rollouts.frame["sampler_logprobs"].tolist() == [[-0.0, -1.0, -2.0], [-8.0, -9.0]]
-    assert rollouts.frame["proximal_logprobs"].tolist() == [[-12.0, -13.0, -14.0], [-20.0, -21.0]]
-    assert rollouts.lengths.tolist() == [2, 2]
+    masks = [list(map(bool, row)) for row in rollouts.frame["completion_mask"]]
+    assert masks == [[True, False, True], [False] * 4, [True, True]]
+    assert rollouts.frame["sampler_logprobs"].tolist()[::2] == [[-0.0, -1.0, -2.0], [-8.0, -9.0]]
+    assert rollouts.frame["proximal_logprobs"].tolist()[::2] == [[-12.0, -13.0, -14.0], [-20.0, -21.0]]
+    assert rollouts.lengths.tolist() == [2, 0, 2]
     own = generation(tool_mask=mask, old_per_token_logps=old).rollouts()
     assert own.frame["sampler_logprobs"].tolist() == own.frame["proximal_logprobs"].tolist()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("tools", [{}, {"tool_mask": torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])}])
+def test_a_truncated_completion_that_is_masked_keeps_its_tokens_and_its_reward(tools):
+    """TRL empties its masks; its completion ends in no padding, and may be shorter than the longest."""
+    ids = torch.tensor([[7, 8, 1, 0], [7, 0, 7, 0], [9, 1, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 0, 0]])
+    rollouts = generation(completion_ids=ids, completion_mask=mask, **tools).rollouts()
+    assert rollouts.frame["completion_tokens"].tolist() == [[7, 8, 1], [7, 0, 7], [9, 1]]
+    assert rollouts.lengths.tolist() == [2 if tools else 3, 0, 2]
+    assert rollouts.rewards.tolist() == [0.0, 1.0, 2.0]
+    assert rollouts.truncated.tolist() == [False, True, False]
+
+
+class Trainer(SimpleNamespace):
+    """A trainer by its name alone."""
+
+
+@pytest.mark.usefixtures("unchecked")
+class TestOwnEstimator:
+    """Its advantages are the trainer's, and it divides by length as the loss does."""
+
+    @pytest.mark.parametrize("loss_type", ["grpo", "sapo", "dapo", "bnpo", "dr_grpo", "cispo", "luspo", "vespo", None])
+    @pytest.mark.parametrize("scale", ["group", True, "batch", "none", False])
+    def test_of_the_trainer(self, loss_type, scale):
+        scaled = scale in ("group", True)
+        expected = "grpo" if scaled else "group_mean"
+        if loss_type in ("grpo", "sapo"):
+            expected = "recipe:grpo(ratio=none)" if scaled else "recipe:grpo(scale=none, ratio=none)"
+        trainer = Trainer(loss_type=loss_type, args=SimpleNamespace(scale_rewards=scale))
+        assert own_estimator(trainer) == expected  # pyright: ignore[reportArgumentType]
+        families.get(expected)
+
+    @pytest.mark.parametrize(
+        ("used", "plain", "by_length"),
+        [
+            ("length_weighted(alpha=0.8, loo=True)", None, "length_weighted(alpha=0.8, loo=True) · sequence_mean"),
+            ("recipe:dr_grpo", "group_mean", "group_mean · sequence_mean"),
+            ("recipe:dapo", "group_mean · group_std · sequence_sum", "group_mean · group_std · sequence_mean"),
+            (
+                "recipe:grpo(kl=in_reward, reward=soft_overlong, max=8, cache=4)",
+                "group_mean · group_std · sequence_sum · in_reward · soft_overlong(max=8, cache=4)",
+                "group_mean · group_std · sequence_mean · in_reward · soft_overlong(max=8, cache=4)",
+            ),
+            (
+                "recipe:grpo(kl=in_loss, filter=dynamic_sampling)",
+                "group_mean · group_std · sequence_sum",
+                "group_mean · group_std · sequence_mean",
+            ),
+        ],
+    )
+    def test_of_one_in_use(self, used, plain, by_length):
+        expected = {"dapo": plain or used, "grpo": by_length}
+        for loss_type, composition in expected.items():
+            trainer = Trainer(loss_type=loss_type, gradstats_estimator=SimpleNamespace(estimator=families.get(used)))
+            label = own_estimator(trainer)  # pyright: ignore[reportArgumentType]
+            assert families.get(label).composition == composition
+
+
+def test_what_a_process_shares_is_restored_also_after_an_exit():
+    threads = torch.get_num_threads()
+    states = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()]  # noqa: NPY002
+
+    def end() -> None:
+        torch.manual_seed(0), random.seed(0), np.random.seed(0)  # noqa: NPY002
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(threads + 1)
+        sys.exit(1)
+
+    with pytest.raises(SystemExit), torch_as_it_was():
+        end()
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    np.testing.assert_array_equal(states[2], np.random.get_state()[1])  # noqa: NPY002
+    assert torch.is_grad_enabled()
+    assert torch.get_num_threads() == threads
+    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.filterwarnings("ignore")

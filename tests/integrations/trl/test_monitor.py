@@ -3,6 +3,7 @@
 import contextlib
 import random
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,9 +22,10 @@ from small_trainers import (
 )
 
 import gradstats as gs
+from gradstats import estimators as families
 from gradstats.gradients.session import MeasuringSession
 from gradstats.integrations.trl import VarianceMonitor, use_estimator
-from gradstats.integrations.trl.contract import own_estimator, prompts_of_step
+from gradstats.integrations.trl.contract import prompts_of_step
 from gradstats.integrations.trl.monitor import live_policy, step_name
 from gradstats.policy.policy import Policy
 from gradstats.stats.intervals import fieller_ratio
@@ -180,17 +182,31 @@ class TestLoggedValues:
         assert ("critical_batch" in rows[4]) == np.isfinite(high)  # without a resolved signal there is a bound alone
         assert 0.0 <= rows[4]["best_saving_low"] <= rows[4]["best_saving"] <= rows[4]["best_saving_high"] < 1.0
 
-    def test_are_of_the_estimator_that_the_trainer_uses(self, tmp_path):
-        for kind, settings, label in (
-            ("GRPO", {}, "grpo"),
-            ("GRPO", {"scale_rewards": "none"}, "group_mean"),
-            ("RLOO", {}, "rloo"),
-        ):
-            trainer = small_trainer(kind, tmp_path / f"{kind}{label}", **settings)
-            assert own_estimator(trainer) == label
-            assert prompts_of_step(trainer) == 3
-        use_estimator(trainer, "norm_weighted(loo=True)")
-        assert own_estimator(trainer) == "norm_weighted(loo=True)"
+    @pytest.mark.parametrize(
+        ("kind", "settings", "used", "label"),
+        [
+            ("GRPO", {}, None, "grpo"),
+            ("GRPO", {"loss_type": "grpo"}, None, "recipe:grpo(ratio=none)"),
+            ("RLOO", {}, None, "rloo"),
+            ("RLOO", {}, "norm_weighted(loo=True)", "norm_weighted(loo=True)"),
+            ("GRPO", {}, "token_mean(loo=True)", "token_mean(loo=True)"),
+            ("GRPO", {"loss_type": "sapo"}, "rloo", "recipe:custom(advantage=rloo, aggregation=sequence_mean)"),
+            ("GRPO", {}, "otb", "rloo"),  # single tokens are not compared: the reference
+        ],
+    )
+    def test_are_of_the_estimator_that_the_trainer_uses(self, tmp_path, kind, settings, used, label):
+        """It is compared whether or not it is listed, also where it is chosen after the monitor is attached."""
+        trainer, monitor = watched(kind, tmp_path, max_steps=1, **settings)
+        if used is not None:
+            use_estimator(trainer, used)
+        trainer.train()
+        assert prompts_of_step(trainer) == 3
+        table = pd.read_csv(monitor.folder / step_name(0) / "variance.csv").set_index("estimator")
+        assert set(table.index) == {*LABELS, label}
+        row = logged(trainer)[0]
+        assert row["batch_prompts"] == 3
+        assert row["critical_batch_low"] == pytest.approx(table.loc[label, "noise_to_signal_low"], abs=1e-12)
+        assert f"{label}/kept_share" in row
 
     def test_hold_numbers_only(self, tmp_path):
         """Lengths that are all equal leave α out, and α only."""
@@ -212,8 +228,60 @@ class TestLoggedValues:
         ]  # fmt: skip
 
 
+#: Estimators that end the process, raise, or set what training depends on; of which the last gives an advantage.
+HOSTILE = """
+import random, sys
+import numpy as np
+import torch
+
+random.seed(0), np.random.seed(0), torch.manual_seed(0)  # when it is imported
+
+def ends(batch):
+    sys.exit(3)
+
+def raises(batch):
+    raise RecursionError("too deep")
+
+def seeds(batch):
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    return batch.rewards
+"""
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("user") / "hostile.py"
+    path.write_text(HOSTILE)
+    return path
+
+
 @pytest.mark.filterwarnings("ignore")
 class TestTheModelIsAsItWas:
+    @pytest.mark.parametrize(("name", "skipped"), [("ends", 2), ("raises", 2), ("seeds", 0)])
+    def test_whatever_an_estimator_of_the_user_does(self, tmp_path, hostile, name, skipped):
+        settings = {"gradient_checkpointing": False}
+        plain = trained(small_trainer("GRPO", tmp_path / "plain", model=small_model(0.2), **settings))
+        monitor = VarianceMonitor(["rloo", f"{hostile}:{name}"], every=1)
+        trainer, _ = watched("GRPO", tmp_path, monitor=monitor, model=small_model(0.2), **settings)
+        assert_same_bits(plain, trained(trainer))
+        assert (monitor.n_measured, monitor.n_skipped) == (2 - skipped, skipped)
+        assert torch.get_default_dtype() == torch.float32
+
+    def test_whatever_an_estimator_in_use_does(self, tmp_path, hostile):
+        """Its advantages train, and nothing else of it: one that ends the process leaves the trainer's own."""
+        settings = {"gradient_checkpointing": False}
+        found = {}
+        for label in ("reinforce", f"{hostile}:seeds", None, f"{hostile}:ends"):
+            trainer = small_trainer("GRPO", tmp_path / "run", model=small_model(0.2), **settings)
+            if label is not None:
+                use_estimator(trainer, label)
+            found[label] = trained(trainer)
+        reinforce, seeds, own, ends = found.values()
+        assert_same_bits(reinforce, seeds)
+        assert_same_bits(own, ends)
+
     def test_after_a_measurement_that_fails(self, tmp_path, monkeypatch):
         trainer, monitor = watched("GRPO", tmp_path, max_steps=1, bf16=True, gradient_checkpointing=False)
 
@@ -266,12 +334,51 @@ class TestBadInput:
         assert sum("not measured" in str(one.message) for one in caught) == 1
         assert monitor.n_skipped == 2
 
-    def test_completions_that_were_cut_off_and_masked(self, tmp_path):
-        trainer, monitor = watched("GRPO", tmp_path, mask_truncated_completions=True, max_steps=1)
+    @pytest.mark.parametrize("settings", [{}, {"steps_per_generation": 2}], ids=["plain", "with old log-probabilities"])
+    def test_completions_that_were_cut_off_and_masked(self, tmp_path, settings):
+        """The monitor describes what the trainer learns from: their rewards vote, and their gradients are 0."""
+        given = {"mask_truncated_completions": True, "max_completion_length": 6, "max_steps": 1} | settings
+        trainer, monitor = watched("GRPO", tmp_path, gradient_checkpointing=False, **given)
         trainer.train()
-        row = logged(trainer)[0]
-        assert row["left_out"] == monitor.n_left_out > 0
-        assert row.get("truncated_share", 0.0) == 0.0
+        rows = {key: value for row in trainer.state.log_history for key, value in row.items()}
+        found = logged(trainer)[0]
+        assert found["left_out"] == monitor.n_left_out == monitor.n_skipped == 0
+        assert found["truncated_share"] == pytest.approx(rows["completions/clipped_ratio"])
+        assert found["truncated_share"] > 0
+        assert found["mean_reward"] == pytest.approx(rows["reward"], rel=1e-5)
+        assert found["mean_length"] == pytest.approx(rows["completions/mean_terminated_length"])
+        rollouts = gs.read_rollouts(monitor.folder / "step-000000" / "rollouts")
+        assert found["n_sequences"] == len(rollouts)
+        assert (rollouts.lengths > 0).tolist() == (~rollouts.truncated).tolist()
+
+        measured = gs.measure(Policy(small_model().eval()), rollouts, progress=False)
+        assert not measured.sq_norms[rollouts.truncated].any()
+        groups = rollouts.prompt_id.astype(int)
+        # The gradient of the first group by the trainer's rewards, those of masked completions in their mean.
+        inside = np.flatnonzero(groups == groups[0])
+        expected = np.zeros(measured.sketches.shape[1])
+        for row in inside:
+            others = [rollouts.rewards[other] for other in inside if other != row]
+            expected += (rollouts.rewards[row] - np.mean(others)) * measured.sketches[row] / len(inside)
+        weights = families.get("rloo").weights(families.Batch.from_measurement(measured))
+        np.testing.assert_allclose(weights[inside] @ measured.sketches[inside], expected, rtol=1e-5, atol=1e-7)
+        table = gs.compare(measured, LABELS).to_frame().set_index("estimator")
+        assert found["norm_weighted(loo=True)/ratio"] == pytest.approx(
+            table.loc["norm_weighted(loo=True)", "ratio"], rel=1e-3
+        )
+
+    def test_a_batch_of_which_nothing_counts(self, tmp_path):
+        trainer = small_trainer("GRPO", tmp_path, max_steps=1)
+        generate = trainer._generate_and_score_completions
+
+        def emptied(inputs):
+            return (output := generate(inputs)) | {"completion_mask": torch.zeros_like(output["completion_mask"])}
+
+        trainer._generate_and_score_completions = emptied
+        monitor = VarianceMonitor(["rloo"], every=1).attach(trainer)
+        with pytest.warns(RuntimeWarning, match="no completion has a token that counts"):
+            trainer.train()
+        assert monitor.n_skipped == 1
 
     def test_a_second_monitor(self, tmp_path):
         trainer, monitor = watched("GRPO", tmp_path)

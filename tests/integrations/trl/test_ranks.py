@@ -24,7 +24,7 @@ folder, mode, processes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 settings = {"scale_rewards": "none"} if mode == "own" else {}
 trainer = small_trainer(
     "GRPO", folder / mode, num_generations=8, per_device_train_batch_size=24 // processes,
-    gradient_checkpointing=False, ddp_backend="gloo", **settings,
+    gradient_checkpointing=False, ddp_backend="gloo", mask_truncated_completions=True, **settings,
 )
 if mode != "own":
     use_estimator(trainer, "group_mean")
@@ -34,7 +34,7 @@ trainer.train()
 if trainer.accelerator.is_main_process:
     torch.save({name: tensor.detach() for name, tensor in trainer.model.named_parameters()}, folder / f"{mode}.pt")
     if mode != "own":
-        assert (monitor.n_measured, monitor.n_skipped) == (2, 0)
+        assert (monitor.n_measured, monitor.n_skipped, monitor.n_left_out) == (2, 0, 0)
         (folder / "logged.json").write_text(json.dumps(logged(trainer)))
 """
 
@@ -49,7 +49,8 @@ def start(folder: Path, mode: str) -> None:
     for rank in ("0", "1"):
         environment = os.environ | {
             "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         words = [sys.executable, str(script), str(folder), mode, "2"]
         both.append(
@@ -77,6 +78,8 @@ def test_two_processes(tmp_path):
     record = tmp_path / "watched" / "gradstats"
     measured = gs.read_measurement(record / "step-000001" / "measurement")
     assert len(measured) == 24
+    assert (measured.lengths == 0).tolist() == measured.rollouts.truncated.tolist()
+    assert measured.rollouts.truncated.any()
     assert sorted(set(measured.rollouts.prompt_id)) == ["0", "1", "2"]
     row = json.loads((tmp_path / "logged.json").read_text())[1]
     table = gs.compare(measured, ["rloo", "reinforce", "norm_weighted(loo=True)"]).to_frame().set_index("estimator")

@@ -175,6 +175,16 @@ def test_methods_refuse_data_they_cannot_use():
         fit_length_scaling(lengths=[1, 2, 3], sq_norms=[1, 2, 3], method="ppml").confidence_interval(method="t")
 
 
+def test_completions_without_a_counted_token_are_left_out():
+    lengths, norms = np.array([3, 0, 9, 27, 0, 81]), np.array([2.0, 0.0, 4.0, 9.0, 0.0, 15.0])
+    rollouts = SimpleNamespace(prompt_id=np.array([*"aabbcc"]), truncated=np.array([0, 1, 1, 0, 1, 0]) == 1)
+    counted = lengths > 0
+    fit = fit_length_scaling(SimpleNamespace(lengths=lengths, sq_norms=norms, rollouts=rollouts))
+    expected = fit_length_scaling(lengths=lengths[counted], sq_norms=norms[counted], groups=[*"abbc"])
+    assert (fit.alpha, fit.n, fit.n_truncated) == (expected.alpha, 4, 1)
+    assert fit.confidence_interval() == expected.confidence_interval()
+
+
 def test_truncated_completions_are_counted_and_can_be_left_out():
     lengths, sq_norms, groups = noisy_power_law(20, 3)
     cut = np.arange(60) % 7 == 0
