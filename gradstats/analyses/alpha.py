@@ -294,7 +294,7 @@ def alpha_report(
 
 
 def _points(measured: MeasuredNorms) -> pd.DataFrame:
-    """Return a row for each completion."""
+    """Return a row for each completion with a token that counts."""
     rollouts = measured.rollouts
     points = pd.DataFrame(
         {
@@ -306,7 +306,9 @@ def _points(measured: MeasuredNorms) -> pd.DataFrame:
             "truncated": rollouts.truncated,
         }
     )
-    return points.assign(energy=summed_energy(measured)[0]) if has_token_energies(measured) else points
+    if has_token_energies(measured):
+        points["energy"] = summed_energy(measured)[0]
+    return points.loc[points["length"] > 0]
 
 
 def _named_influence(
