@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +20,15 @@ def save_addition(
     """Write an answer to ``tables`` and its figure to ``figures`` of a folder; returns the paths.
 
     The figure of a run is drawn in the style that its experiment states. The answer says which rewards and values it
-    was computed with, and is left out of what is shown once the run has others. The caller holds the run's lock.
+    was computed with, and is left out of what is shown once the run has others; then it may be replaced. The caller
+    holds the run's lock.
     """
     run = SavedResults(folder, name, {}, {}, {})
     if (folder / "measurement").is_dir():
-        run = read_results(folder)
+        with warnings.catch_warnings():  # of answers left out, as that which is replaced
+            warnings.simplefilter("ignore")
+            run = read_results(folder)
+        overwrite = overwrite or name not in run.answers
         state = {COMPUTED_WITH: (run.manifest.get("computed_with") or {}) | ({} if uses_values else {"values": None})}
         further = {key: replace(one, about={**one.about, **state}) for key, one in answer.further.items()}
         answer = replace(answer, about={**answer.about, **state}, further=further)

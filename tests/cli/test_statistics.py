@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from command_line import run
 from comparison_batches import quiet_compare
+from saved_runs import save_run, saved_answer
 from small_runs import only_two_figures, sampled_and_measured, small_experiment
 
 import gradstats
@@ -623,6 +624,19 @@ def test_a_run_without_finished_answers_is_refused_before_a_question_is_answered
     assert (code, out) == (1, "")
     assert "analysed by an earlier version: `gradstats run EXPERIMENT --out" in joined(err)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == ["manifest.json", "measurement"]
+
+
+def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch, capsys, measured, tmp_path):
+    words = ("ask", save_run(tmp_path / "run"), "curve", "rloo", "group_size=2,4")
+    (tmp_path / "run" / "measurement").symlink_to(measured)
+    for rewards in ("before", "now"):
+        write_json(tmp_path / "run" / "manifest.json", {"computed_with": {"rewards": rewards, "values": None}})
+        code, _, err = run(monkeypatch, capsys, *words)
+        assert (code, err) == (0, "")
+        assert saved_answer(tmp_path / "run", "curve_rloo_group_size").about["computed_with"]["rewards"] == rewards
+    code, _, err = run(monkeypatch, capsys, *words, "--confidence-level", 0.8)
+    assert code == 1
+    assert "replace it with --overwrite" in joined(err)
 
 
 def test_of_a_run_its_own_estimators_are_compared_where_none_are_named(measured, tmp_path):
