@@ -33,7 +33,7 @@ from gradstats.policy.checkpoint import (
     weights_digest,
     weights_file,
 )
-from gradstats.policy.model import DTYPES, CausalModel, class_name, dtype_name
+from gradstats.policy.model import DTYPES, CausalModel, class_name, dtype_name, unwrapped
 from gradstats.policy.sharding import (
     is_sharded,
     n_ranks,
@@ -76,6 +76,8 @@ class Policy:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, torch.nn.Module):
+            object.__setattr__(self, "model", unwrapped(self.model))
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}: the policy's temperature must be above 0")
 
@@ -331,7 +333,7 @@ def as_policy(policy_or_model: object) -> Policy:
         raise TypeError(
             f"policy is a {type(policy_or_model).__name__}: pass a Policy from load_policy, or a transformers model"
         )
-    model = cast("CausalModel", policy_or_model)
+    model = cast("CausalModel", unwrapped(policy_or_model))
     return Policy(model, None, known_as(model))
 
 

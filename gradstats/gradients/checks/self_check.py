@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gradstats.config.options import TOKEN_BUDGET
-from gradstats.gradients.attention import own_precision, refusing_lower_precision, same_class
+from gradstats.gradients.attention import own_precision, same_class
 from gradstats.gradients.checks import self_check as deviations
 from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_sketch, plain_tokens
 from gradstats.gradients.engines.reduction import ChunkResult
@@ -30,8 +30,6 @@ from gradstats.rollouts.table import Rollouts
 
 # Objects that are searched for a reference to the model; beyond, there is taken to be one.
 _MOST_SEARCHED = 10_000
-# Completion tokens that show whether a model gives the same output twice.
-_SCORED_TWICE = 256
 
 
 def with_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
@@ -443,17 +441,6 @@ def longest_row(rollouts: Rollouts) -> int:
 def checked_rows(rollouts: Rollouts) -> list[int]:
     """Return the rows that the self-check looks at, in order: of these alone it chooses the same."""
     return sorted({*two_rows(rollouts), longest_row(rollouts)})
-
-
-def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
-    """Score the first tokens of the first sequence twice."""
-    with suitable_threads(policy), refusing_lower_precision(policy):
-        first, second = (plain_tokens(policy, rollouts, 0, _SCORED_TWICE)["logprobs"] for _ in range(2))
-    if not np.array_equal(first, second, equal_nan=True) and not np.abs(first - second).max() <= 1e-4:
-        raise ValueError(
-            f"{policy.name} gives different outputs for the same input (dropout is on): call model.eval() before "
-            "measuring"
-        )
 
 
 def _is_finite(plain: PlainPass) -> bool:
