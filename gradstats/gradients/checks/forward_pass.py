@@ -1,4 +1,4 @@
-"""What a model's forward pass must be for its log-probabilities to be those of a policy: fixed, causal, of its tokens."""
+"""Whether a model's forward pass gives the log-probabilities of a policy: it is fixed, causal, and of the tokens."""
 
 from __future__ import annotations
 
@@ -93,19 +93,12 @@ def _refuse_other_tokens(policy: Policy) -> None:
             "completion as one sequence: measure a decoder-only model"
         )
     adapter = getattr(policy.model, "active_peft_config", None)
-    if getattr(adapter, "is_prompt_learning", False) and str(getattr(adapter, "peft_type", "")) not in _PREFIXES:
-        raise UnsupportedModuleError(_of_virtual_tokens(policy))
-
-
-# The kind whose virtual tokens stand in the keys and values of each layer, where no logits belong to them.
-_PREFIXES = ("PeftType.PREFIX_TUNING", "PREFIX_TUNING")
-
-
-def _of_virtual_tokens(policy: Policy) -> str:
-    return (
-        f"{policy.name} puts virtual tokens before the sequence (peft's prompt tuning, p-tuning or CPT), to which logits "
-        "belong as well: measure an adapter without them, such as LoRA or prefix tuning"
-    )
+    # Those of prefix tuning stand in the keys and values of each layer, and no logits belong to them.
+    if getattr(adapter, "is_prompt_learning", False) and "PREFIX" not in str(getattr(adapter, "peft_type", "")):
+        raise UnsupportedModuleError(
+            f"{policy.name} puts virtual tokens before the sequence (peft's prompt tuning, p-tuning or CPT), to which "
+            "logits belong as well: measure an adapter without them, such as LoRA or prefix tuning"
+        )
 
 
 def _logits(policy: Policy, ids: list[int], n_prompt: int) -> Tensor:
