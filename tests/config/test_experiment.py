@@ -183,6 +183,5 @@ def test_numbers_to_other_bases_are_refused(text, base, tmp_path):
 
 
 def test_other_numbers_are_read_as_they_are():
-    assert read_yaml("[0, 12, -3, 0x1F, 1_000, 0.5, 012.5, 1.5e3, .inf]") == [
-        0, 12, -3, 31, 1000, 0.5, 12.5, 1500.0, float("inf"),
-    ]  # fmt: skip
+    numbers = [0, 12, -3, 31, 1000, 0.5, 12.5, 1500.0, float("inf")]
+    assert read_yaml("[0, 12, -3, 0x1F, 1_000, 0.5, 012.5, 1.5e+3, .inf]") == numbers
