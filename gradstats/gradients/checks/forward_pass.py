@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradstats.gradients.attention import forget_lengths, measuring_attention, refusing_lower_precision
 from gradstats.gradients.checks.self_check import with_dtype
+from gradstats.gradients.head import replaced_forward, sliced_head
 from gradstats.gradients.parameters import UnsupportedModuleError
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy, suitable_threads
@@ -58,7 +59,8 @@ def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
                 most = _LEAK_IN_HALF
             elif half and leak > most:
                 wide = with_dtype(policy, torch.float32)
-                leak = _leak(*(_logits(wide, one, len(prompt)) for one in (ids, other)), first + 1 - len(prompt))
+                exact, moved = (_logits(wide, one, len(prompt)) for one in (ids, other))
+                leak = _leak(exact, moved, first + 1 - len(prompt))
             if leak > most:
                 raise ValueError(
                     f"{policy.name} is not causal: changing a later token changes the log-probability of an earlier "
@@ -102,9 +104,14 @@ def _refuse_other_tokens(policy: Policy) -> None:
 
 
 def _logits(policy: Policy, ids: list[int], n_prompt: int) -> Tensor:
-    """Return the logits (tokens of the completion + 1, vocabulary): those that predict it, and those after it."""
+    """Return the logits (tokens of the completion + 1, vocabulary): those that predict it, and those after it.
+
+    Where they are many, it is the hidden states from which they follow, position by position.
+    """
     forget_lengths(policy.model)
-    with measuring_attention(policy, batched=False):
+    head = output_embedding(policy.model)
+    many = sliced_head(policy.model, len(ids)) is not None
+    with measuring_attention(policy, batched=False), replaced_forward(head, _same) if many else nullcontext():
         logits: Tensor = policy.model(torch.tensor([ids], device=policy.device), use_cache=False)["logits"]
     if logits.shape[1] != len(ids):
         raise UnsupportedModuleError(
@@ -112,6 +119,10 @@ def _logits(policy: Policy, ids: list[int], n_prompt: int) -> Tensor:
             "measure a model whose logits belong to its tokens, one each"
         )
     return logits[0, n_prompt - 1 :].clone()
+
+
+def _same(hidden: Tensor) -> Tensor:
+    return hidden
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

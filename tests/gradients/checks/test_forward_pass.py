@@ -20,7 +20,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from gradstats.gradients import measure
+from gradstats.gradients import head, measure
 from gradstats.gradients.checks import forward_pass
 from gradstats.gradients.checks.forward_pass import refuse_unfit_forward
 from gradstats.policy.policy import Policy, as_policy
@@ -62,9 +62,12 @@ def test_measuring_an_encoder_is_refused():
         measure(encoder("bert"), ROLLOUTS, sketch_dim=None, progress=False)
 
 
+@pytest.mark.parametrize("most_logits", [0, 2**24], ids=["hidden states", "logits"])
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_a_model_that_sees_a_few_tokens_ahead_is_refused(ahead):
+def test_a_model_that_sees_a_few_tokens_ahead_is_refused(ahead, most_logits, monkeypatch):
     """In blocks of ``ahead`` tokens, as of block diffusion, or a window, whose last position alone sees a change."""
+    monkeypatch.setattr(head, "MOST_LOGITS", most_logits)
+    refuse_unfit_forward(Policy(tiny_model("qwen2")), ROLLOUTS)
     model = tiny_model("qwen2")
     embedding, own = model.model.embed_tokens, model.model.embed_tokens.forward
 
