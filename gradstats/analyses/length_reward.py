@@ -17,7 +17,7 @@ from gradstats.plots.marks import WithFrame, as_frame, draw_nothing, points_look
 from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
-from gradstats.stats.measured import Completions, MeasuredRollouts
+from gradstats.stats.measured import Completions, MeasuredRollouts, prompt_numbers
 from gradstats.system.late import Bool, Float, Int, np, npt, pd, plt, special
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def length_reward_correlation(
     if lengths is None or rewards is None or groups is None:
         raise TypeError("give a measurement, or all of lengths=, rewards= and groups=")
     x, y = np.asarray(lengths, dtype=float), np.asarray(rewards, dtype=float)
-    prompts = np.unique(np.asarray(groups), return_inverse=True)[1]
+    prompts = prompt_numbers(groups)
     if not len(x) == len(y) == len(prompts):
         raise ValueError(
             f"lengths, rewards and groups must have one entry per completion, got {len(x)}, {len(y)} and {len(prompts)}"

@@ -106,6 +106,7 @@ def main() -> None:
     A failure that the user can correct (wrong settings, missing files, a full disk) ends with a one-sentence message
     and exit code 1; set GRADSTATS_TRACEBACK=1 to see the traceback.
     """
+    terminal.substitute_characters()
     if sys.argv[1:] == [_VERSION]:
         from gradstats.system.environment import __version__
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
 import os
 import statistics
+import sys
 import textwrap
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +65,38 @@ class _PipedConsole(Console):
 # A name such as module:question is no emoji.
 console = _PipedConsole(highlight=False, soft_wrap=True, emoji=False)
 _errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+# What stands for characters that a terminal cannot show, beside the names of Greek letters.
+_SUBSTITUTES = {
+    "−": "-", "–": "-", "—": "-", "±": "+/-", "×": "x", "·": "*", "≤": "<=", "≥": ">=", "→": "->", "‖": "||",
+    "√": "sqrt", "∇": "grad", "∞": "inf", "≈": "~", "’": "'", "‘": "'", "“": '"', "”": '"', "«": '"', "»": '"',
+}  # fmt: skip
+
+
+def substitute_characters() -> None:
+    """Let standard output and error show something for characters that their encoding lacks, as in ASCII or cp1252."""
+    codecs.register_error("gradstats.substitute", _substitute)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="gradstats.substitute")
+
+
+def _substitute(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain_letter, error.object[error.start : error.end])), error.end
+
+
+def _plain_letter(letter: str) -> str:
+    """Return a letter in ASCII: by its table, a Greek one's name, or without its accents; ? for any other."""
+    if letter in _SUBSTITUTES:
+        return _SUBSTITUTES[letter]
+    name = unicodedata.name(letter, "")
+    if name.startswith(("GREEK SMALL LETTER", "GREEK CAPITAL LETTER")):
+        return name.split(" WITH ")[0].split()[-1].lower()
+    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    return plain or "?"
 
 
 def escape(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -43,6 +44,23 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"the key {name!r} is given {count} times: give it once", node.start_mark
                 )
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Read a number; refuse the notations of YAML 1.1 that nobody means: 1:30 is 90 to base 60, and 010 is 8."""
+        if ":" in node.value or re.fullmatch(r"[-+]?0[0-7_]+", node.value):
+            base = 60 if ":" in node.value else 8
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{node.value} would be read as a number to base {base}: write it as a decimal, or text in quotes",
+                node.start_mark,
+            )
+        is_float = node.tag.endswith(":float")
+        return self.construct_yaml_float(node) if is_float else self.construct_yaml_int(node)
+
+
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
 
 
 def read_yaml(text: str) -> Any:
@@ -303,7 +321,9 @@ def with_settings(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
         try:
             set_setting(data, name, read_yaml(value))
         except yaml.YAMLError as error:
-            raise ValueError(f"the value of {name} is {value!r}, which is not YAML: quote it") from error
+            fault = getattr(error, "problem", "") if isinstance(error, yaml.constructor.ConstructorError) else ""
+            fault = fault or "which is not YAML: quote it"
+            raise ValueError(f"the value of {name} is {value!r}, {fault}") from error
     return data
 
 

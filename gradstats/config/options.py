@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from gradstats.config.validation import Section, setting
 
@@ -25,6 +25,9 @@ PROMPTS_PER_BATCH = 128
 Count = Annotated[int, Ge(1)]
 NonNegativeInt = Annotated[int, Ge(0)]
 PositiveFloat = Annotated[float, Gt(0)]
+#: Logits over a smaller temperature are not finite, and over a larger one all equal.
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-4, 1e4
+Temperature = Annotated[float, Ge(LEAST_TEMPERATURE), Le(MOST_TEMPERATURE)]
 ConfidenceLevel = Annotated[float, Gt(0), Lt(1)]
 
 #: Type of the weights and gradients.

@@ -24,6 +24,7 @@ from gradstats.config.options import (
     PositiveFloat,
     RewardNames,
     Target,
+    Temperature,
     WeightType,
     adam_section,
     estimate_section,
@@ -56,7 +57,7 @@ class PolicySection(Section):
     dtype: WeightType = setting(
         "float32", "type of the weights and gradients: float32, float64, bfloat16 or float16.", "samples"
     )
-    temperature: PositiveFloat = setting(
+    temperature: Temperature = setting(
         1.0, "temperature of the distribution whose log-probability is differentiated.", "samples, of the question"
     )
     device: str = setting("auto", '"auto" (CUDA where there is one), "cpu", "cuda" or "mps".', "samples")
@@ -90,7 +91,7 @@ class DrawingSection(Section):
     title: ClassVar[str] = "sampling"
 
     max_new_tokens: Count = setting(1500, "cap on a completion's tokens.", "samples, often set, of the question")
-    temperature: PositiveFloat | None = setting(
+    temperature: Temperature | None = setting(
         None, "the sampler's temperature; the policy's own by default.", "samples, often set, reshapes"
     )
     top_p: Annotated[float, Gt(0), Le(1)] = setting(

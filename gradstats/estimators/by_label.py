@@ -111,11 +111,23 @@ def with_parameter(estimator: str | Weighting, parameter: str, value: float) -> 
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse estimators of a comparison that cannot be found, or whose parameters contradict one another."""
+    """Refuse estimators of a comparison that cannot be found, or whose parameters contradict one another.
+
+    None at all, and one that is named twice, are warned of.
+    """
     section = experiment.variance
+    if not section.estimators:
+        sentence = "variance.estimators is empty, so that nothing is compared: name at least one estimator"
+        warnings.warn(sentence, UserWarning, stacklevel=4)
     with naming("variance.estimators"):
-        for one in get_all(section.estimators):
+        chosen = get_all(section.estimators)
+        for place, one in enumerate(chosen):
             _try(one)
+            if one in chosen[:place]:
+                earlier = chosen[chosen.index(one)].label
+                also = "" if earlier == one.label else f", the first time as {earlier}"
+                sentence = f"variance.estimators holds {one.label} twice{also}: its rows will be equal; name it once"
+                warnings.warn(sentence, UserWarning, stacklevel=4)
     with naming("variance.reference"):
         reference = get(section.reference)
         if reference.across_groups:

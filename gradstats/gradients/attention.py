@@ -130,7 +130,8 @@ def refuse_mixed_lengths(model: nn.Module, times: Sequence[int]) -> None:
 def most_positions(policy: Policy) -> int | None:
     """Return how long a sequence may be; None where that is not known, or rotary factors grow with the length."""
     limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
-    return None if any(one.dynamic for one in _dependences(policy.model)) else limit
+    unlimited = limit is None or limit < 1  # XLNet has -1
+    return None if unlimited or any(one.dynamic for one in _dependences(policy.model)) else limit
 
 
 def refuse_long_sequences(policy: Policy, rollouts: Rollouts) -> None:
@@ -264,7 +265,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
 
     The grouped matrix product of a mixture's experts does not exist in float64: the plain loop over experts is used.
 
-    Gradient checkpointing of the model's own is switched off: engines decide themselves which layers run again.
+    Gradient checkpointing of the model's own is switched off: engines decide themselves which layers run again. So are
+    sparse gradients of embeddings, which have the same values.
     """
     model = policy.model
     kept = attention_of(model)
@@ -278,9 +280,14 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
     if chosen == "eager" and not batched:
         chosen = eager_of(model)
     ungrouped = policy.dtype == torch.float64 and kept_experts == "grouped_mm"
-    checkpointed: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
-    for module in checkpointed:
-        module.gradient_checkpointing = False
+    off = [
+        (module, name)
+        for module in model.modules()
+        for name in ("gradient_checkpointing", "sparse")
+        if getattr(module, name, False) is True
+    ]
+    for module, name in off:
+        setattr(module, name, False)
     model.set_attn_implementation(chosen)
     if ungrouped:
         model.set_experts_implementation("eager")
@@ -292,8 +299,8 @@ def measuring_attention(policy: Policy, *, batched: bool) -> Iterator[None]:
         model.set_attn_implementation(kept)
         if ungrouped:
             model.set_experts_implementation("grouped_mm")
-        for module in checkpointed:
-            module.gradient_checkpointing = True
+        for module, name in off:
+            setattr(module, name, True)
 
 
 @contextmanager

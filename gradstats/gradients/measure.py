@@ -22,6 +22,7 @@ from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.scores import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.policy.checkpoint import refuse_other_policy
+from gradstats.policy.model import uncompiled
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest
@@ -176,6 +177,7 @@ def rows_of_shards(rollouts: Rollouts) -> list[Int[np.ndarray, " some"]]:
     return np.split(np.arange(len(rollouts)), starts[1:])
 
 
+@uncompiled()
 def mean_square_gradients(
     policy: Policy,
     rollouts: Rollouts,

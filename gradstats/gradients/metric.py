@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from gradstats.config.options import ESTIMATE, adam_section, estimate_section
 from gradstats.gradients.parameters import ParameterSelection, named_states, own_names
 from gradstats.policy.checkpoint import EMBEDDED_FOLDER
+from gradstats.policy.model import unwrapped
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
 
@@ -136,7 +137,23 @@ class AdamMetric:
             FileNotFoundError: when there is no such file.
             ValueError: when it holds something else, or does not fit the model.
         """
-        return read_adam_metric(path, model, eps=eps, power=power, step=step, beta2=beta2)
+        file, model = moments_file(path), unwrapped(model)
+        if file.suffix == ".safetensors":
+            metric = _from_safetensors(file, model)
+        else:
+            for name, given in (("step", step), ("beta2", beta2)):
+                if given is not None:
+                    raise ValueError(f"{name} is {given}, but {file} records its own {name}: leave {name} out")
+            metric = _from_state(_unpickled(file), model, str(file.name))
+        return AdamMetric(
+            metric.second_moments,
+            metric.eps if eps is None else eps,
+            power,
+            metric.step if step is None else step,
+            metric.beta2 if beta2 is None else beta2,
+            metric.source,
+            metric.prompts,
+        )
 
     @classmethod
     def of_optimizer(cls, optimizer: torch.optim.Optimizer, model: nn.Module) -> AdamMetric:
@@ -150,11 +167,40 @@ class AdamMetric:
         Raises:
             ValueError: for an optimizer of another kind or model, or before its first step.
         """
-        return metric_of_optimizer(optimizer, model)
+        # The optimizer of accelerate holds the one that it wraps.
+        while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = optimizer.optimizer  # pyright: ignore[reportAttributeAccessIssue]
+        names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
+        states, groups = {}, {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in names and optimizer.state.get(parameter):
+                    states[names[id(parameter)]] = optimizer.state[parameter]
+                    groups[names[id(parameter)]] = group
+        if not states:
+            raise ValueError(
+                "the optimizer has no state for a parameter of the model: take its second moments after its first "
+                "step, from the model that it optimises"
+            )
+        return _metric(states, groups, type(optimizer).__name__)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the second moments to a safetensors file that :meth:`read` reads; its metadata hold ε and the step."""
-        save_metric(self, path)
+        from safetensors.torch import save_file
+
+        from gradstats.system.files import atomic_path
+
+        about = {
+            "format": _WRITTEN,
+            "eps": repr(self.eps),
+            "source": self.source,
+            "prompts": ",".join(sorted(self.prompts)),
+        }
+        if self.step is not None:
+            about |= {"step": str(self.step), "beta2": repr(self.beta2)}
+        tensors = {name: values.cpu().contiguous() for name, values in self.second_moments.items()}
+        with atomic_path(path) as partial:
+            save_file(tensors, partial, about)
 
     def of_parameter(self, name: str, like: Tensor | None = None) -> Tensor:
         r"""Return :math:`P = 1/(\hat v^p + \varepsilon)` of one parameter.
@@ -319,56 +365,7 @@ def read_metric(metric: str | None, second_moments: str | None, model: nn.Module
             "which runs and the command line set aside; here, call gradstats.estimate_second_moments with rollouts of "
             "such prompts, and give what it returns as metric"
         )
-    return read_adam_metric(second_moments, model, **adam.model_dump())
-
-
-def read_adam_metric(
-    path: str | os.PathLike[str],
-    model: nn.Module,
-    *,
-    eps: float | None = None,
-    power: float = 0.5,
-    step: int | None = None,
-    beta2: float | None = None,
-) -> AdamMetric:
-    """Read second moments from a file, see :meth:`gradstats.AdamMetric.read`."""
-    file = moments_file(path)
-    if file.suffix == ".safetensors":
-        metric = _from_safetensors(file, model)
-    else:
-        for name, given in (("step", step), ("beta2", beta2)):
-            if given is not None:
-                raise ValueError(f"{name} is {given}, but {file} records its own {name}: leave {name} out")
-        metric = _from_state(_unpickled(file), model, str(file.name))
-    return AdamMetric(
-        metric.second_moments,
-        metric.eps if eps is None else eps,
-        power,
-        metric.step if step is None else step,
-        metric.beta2 if beta2 is None else beta2,
-        metric.source,
-        metric.prompts,
-    )
-
-
-def metric_of_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> AdamMetric:
-    """Take second moments from an optimizer in use, see :meth:`gradstats.AdamMetric.of_optimizer`."""
-    # The optimizer of accelerate holds the one that it wraps.
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer  # pyright: ignore[reportAttributeAccessIssue]
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    states, groups = {}, {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) in names and optimizer.state.get(parameter):
-                states[names[id(parameter)]] = optimizer.state[parameter]
-                groups[names[id(parameter)]] = group
-    if not states:
-        raise ValueError(
-            "the optimizer has no state for a parameter of the model: take its second moments after its first step, "
-            "from the model that it optimises"
-        )
-    return _metric(states, groups, type(optimizer).__name__)
+    return AdamMetric.read(second_moments, model, **adam.model_dump())
 
 
 def moments_file(path: str | os.PathLike[str]) -> Path:
@@ -497,22 +494,3 @@ def _metric(
             f"the optimizer's groups differ in eps ({', '.join(map(str, sorted(eps)))}): give the metric one"
         )
     return AdamMetric(moments, eps.pop(), source=f"{source} after {max(steps)} steps")
-
-
-def save_metric(metric: AdamMetric, path: str | os.PathLike[str]) -> None:
-    """Write a metric's second moments, see :meth:`gradstats.AdamMetric.save`."""
-    from safetensors.torch import save_file
-
-    from gradstats.system.files import atomic_path
-
-    about = {
-        "format": _WRITTEN,
-        "eps": repr(metric.eps),
-        "source": metric.source,
-        "prompts": ",".join(sorted(metric.prompts)),
-    }
-    if metric.step is not None:
-        about |= {"step": str(metric.step), "beta2": repr(metric.beta2)}
-    tensors = {name: values.cpu().contiguous() for name, values in metric.second_moments.items()}
-    with atomic_path(path) as partial:
-        save_file(tensors, partial, about)

@@ -23,6 +23,7 @@ from gradstats.measurement.measurement import split_layer
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import reshard
 from gradstats.system.late import Float
+from gradstats.system.patterns import matches
 
 
 class UnsupportedModuleError(ValueError):
@@ -83,14 +84,14 @@ def select_parameters(model: nn.Module, params: str | None = None, blocks: Block
     trainable: dict[str, torch.Tensor] = {
         name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad
     }
-    try:
-        chosen = {name: tensor for name, tensor in trainable.items() if params is None or re.search(params, name)}
-    except re.error as error:
-        raise ValueError(f"params is {params!r}, which is not a regular expression: {error}") from error
+    chosen = trainable
+    if params is not None:
+        found = matches(params, list(trainable), "params")
+        chosen = {name: tensor for (name, tensor), spans in zip(trainable.items(), found, strict=True) if spans}
     if not chosen:
         some = ", ".join(list(trainable)[:4]) or "none: every parameter is frozen (requires_grad=False)"
         raise ValueError(f"params={params!r} matches no trainable parameter; some that exist: {some}")
-    names = {name: _block(name, blocks) for name in chosen}
+    names = _named_blocks(list(chosen), blocks)
     ordered = tuple(dict.fromkeys(names.values()))
     first_names = {id(tensor): name for name, tensor in chosen.items()}
     other_names = {
@@ -110,9 +111,19 @@ def n_block_sketches(policy: Policy, section: MeasurementSection) -> int:
     return len(select_parameters(policy.model, section.params, section.blocks).block_names)
 
 
-def _block(name: str, blocks: Blocks) -> str:
-    if isinstance(blocks, Mapping):
-        return next((label for pattern, label in blocks.items() if re.search(pattern, name)), "other")
+def _named_blocks(names: list[str], blocks: Blocks) -> dict[str, str]:
+    """Return the block of each parameter: that of the first pattern that matches, where patterns are given."""
+    if isinstance(blocks, str):
+        return {name: _block(name, blocks) for name in names}
+    found: dict[str, str] = {}
+    for pattern, label in blocks.items():
+        for name, spans in zip(names, matches(pattern, names, "blocks"), strict=True):
+            if spans:
+                found.setdefault(name, label)
+    return {name: found.get(name, "other") for name in names}
+
+
+def _block(name: str, blocks: str) -> str:
     if blocks == "parameter":
         return name
     if blocks == "kind":

@@ -19,6 +19,7 @@ from gradstats.gradients.attention import (
     refuse_mixed_lengths,
     warn_of_other_attention,
 )
+from gradstats.gradients.checks.forward_pass import refuse_unfit_forward
 from gradstats.gradients.checks.plain_pass import plain_tokens
 from gradstats.gradients.checks.self_check import (
     CheckedSequences,
@@ -26,7 +27,6 @@ from gradstats.gradients.checks.self_check import (
     SelfCheckError,
     check_result,
     refuse_not_finite,
-    refuse_unfit_forward,
     self_check,
     two_rows,
 )
@@ -63,7 +63,7 @@ from gradstats.gradients.tokens.scores import (
     named_weightings,
 )
 from gradstats.measurement.measurement import Measurement, WeightedGradients
-from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite, vocabulary_size
+from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite, uncompiled, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
@@ -125,6 +125,7 @@ class MeasuringSession:
     estimated_from: frozenset[str] = frozenset()
 
     @classmethod
+    @uncompiled()
     def open(
         cls,
         policy: object,
@@ -224,6 +225,7 @@ class MeasuringSession:
         """Choose one of the remaining sequences at random, to repeat the check on its chunk."""
         self.checked_later = sequence_to_check(rollouts)
 
+    @uncompiled()
     def token_statistics(self, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
         """Score rollouts by a forward pass alone: quantity → one array (T_i,) per completion.
 
@@ -247,6 +249,7 @@ class MeasuringSession:
             plan = plan[self.ranks.size :]
         return {name: [values[row] for row in range(len(rollouts))] for name, values in found.items()}
 
+    @uncompiled()
     def measure(
         self,
         rollouts: Rollouts,

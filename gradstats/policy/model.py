@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast, get_args
 
 import torch
@@ -29,6 +32,26 @@ else:
     CausalModel = nn.Module  # peft wraps a model in a class that is not a PreTrainedModel but forwards its attributes
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model under wrappers that run it in another way: torch.compile, DataParallel."""
+    while True:
+        parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+        inner = model._modules.get("module" if parallel else "_orig_mod")
+        if inner is None:
+            return model
+        model = inner
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run modules and forward methods under torch.compile as they were written: hooks see their layers."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's class; of a sharded one, whose class is another, that of the model itself."""
     kind = type(model)
@@ -44,7 +67,13 @@ def vocabulary_size(model: CausalModel) -> int:
 
 def output_embedding(model: CausalModel) -> nn.Module:
     """Return the layer that turns the last hidden states into logits."""
-    return cast("nn.Module", model.get_output_embeddings())
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ValueError(
+            f"{class_name(model)} has no output embedding, and so no log-probabilities: load the model with "
+            "AutoModelForCausalLM"
+        )
+    return cast("nn.Module", head)
 
 
 def n_logits(model: CausalModel) -> int:

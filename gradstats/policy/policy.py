@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from gradstats.config.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from gradstats.policy.checkpoint import (
     EMBEDDED,
     adapter_base,
@@ -33,7 +34,7 @@ from gradstats.policy.checkpoint import (
     weights_digest,
     weights_file,
 )
-from gradstats.policy.model import DTYPES, CausalModel, class_name, dtype_name
+from gradstats.policy.model import DTYPES, CausalModel, class_name, dtype_name, unwrapped
 from gradstats.policy.sharding import (
     is_sharded,
     n_ranks,
@@ -58,7 +59,8 @@ class Policy:
         model: the model, in evaluation mode.
         tokenizer: its tokenizer; may be None where rollouts already contain token ids.
         name: the source from which it was loaded.
-        temperature: :math:`\tau > 0`, of the distribution that is differentiated (and, by default, sampled from).
+        temperature: :math:`\tau`, from 1e-4 to 1e4, of the distribution that is differentiated (and, by default,
+            sampled from).
         revision: the hub commit of the weights, where there is one.
         adapter: the source of the peft adapter on top of the weights, where there is one.
         base: the model under the adapter, where ``name`` is the adapter's.
@@ -76,8 +78,9 @@ class Policy:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}: the policy's temperature must be above 0")
+        if isinstance(self.model, torch.nn.Module):
+            object.__setattr__(self, "model", unwrapped(self.model))
+        _refuse_extreme(self.temperature)
 
     def __repr__(self) -> str:
         """Return the policy in a line; the layers are those of ``model``."""
@@ -175,6 +178,26 @@ class Policy:
         }
 
 
+def _refuse_extreme(temperature: float) -> None:
+    if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        raise ValueError(
+            f"temperature is {temperature}: the policy's temperature must be from {LEAST_TEMPERATURE:g} to "
+            f"{MOST_TEMPERATURE:g}, where its log-probabilities are finite and differ"
+        )
+
+
+def _refuse_unusable(device: str) -> None:
+    """Refuse a device that torch does not know, or has not got, before anything is loaded."""
+    try:
+        if not torch.empty(1, device=device).is_meta:
+            return
+        reason = "it holds no numbers"
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].removesuffix(".")
+    here = ["auto", "cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    raise ValueError(f"device is {device!r}, which cannot be used here ({reason}): choose {', '.join(here)}")
+
+
 def load_policy(
     name_or_path: str | os.PathLike[str],
     *,
@@ -215,7 +238,7 @@ def load_policy(
     Raises:
         FileNotFoundError: when a local folder or file does not exist.
         ConnectionError: when the name is not a local folder and the hub cannot be reached or does not have it.
-        ValueError: for an unknown dtype, a temperature that is not positive, weights that cannot be read or are
+        ValueError: for an unknown dtype or device, a temperature outside its range, weights that cannot be read or are
             pickled, model code that is not allowed, a tokenizer that does not belong to the model, an adapter that
             does not fit, or ``sharded`` without a process group.
         ImportError: when an extra is missing.
@@ -232,6 +255,8 @@ def load_policy(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     sharded = sharded and n_ranks() > 1
     device = own_device(device) if sharded else device
+    _refuse_extreme(temperature)
+    _refuse_unusable(device)
     name, base = os.fspath(name_or_path), None
     adapter = None if adapter is None else os.fspath(adapter)
     if adapter is None and is_adapter(name):
@@ -331,7 +356,7 @@ def as_policy(policy_or_model: object) -> Policy:
         raise TypeError(
             f"policy is a {type(policy_or_model).__name__}: pass a Policy from load_policy, or a transformers model"
         )
-    model = cast("CausalModel", policy_or_model)
+    model = cast("CausalModel", unwrapped(policy_or_model))
     return Policy(model, None, known_as(model))
 
 

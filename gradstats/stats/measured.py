@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from gradstats.estimators.batch import CompletionTable, MeasuredCompletions
+from gradstats.estimators.batch import CompletionTable, MeasuredCompletions, checked_groups
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import Statistic
-from gradstats.system.late import np, npt, pd
+from gradstats.system.late import Int, np, npt, pd
 
 
 @runtime_checkable
@@ -225,3 +225,8 @@ def effective_sample_size(weights: npt.ArrayLike) -> float:
 def effective_sample_size_of_means(first: Statistic, second: Statistic, n: int) -> Statistic:
     r"""Return :math:`n\,\bar w²/\overline{w²}`, which is the same number, with its replicates."""
     return (first * first / second).scaled(float(n))
+
+
+def prompt_numbers(groups: npt.ArrayLike) -> Int[np.ndarray, " n"]:
+    """Return the prompt of each completion, numbered from 0 in the order of the labels; a missing one is refused."""
+    return np.unique(checked_groups(groups, len(np.atleast_1d(groups))), return_inverse=True)[1]

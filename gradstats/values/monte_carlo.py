@@ -2,7 +2,6 @@ r"""VinePPO's values: the mean reward of fresh completions from the prefixes at 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from gradstats.rewards.grading import Grader, RewardSpec
 from gradstats.rollouts.table import Rollouts
 from gradstats.sampling.sampler import SamplerSettings
 from gradstats.sampling.transformers_sampler import generate
+from gradstats.system.patterns import matches
 from gradstats.system.progress import Report, progress_bar
 
 Steps = str | Callable[[list[str]], Sequence[int]]
@@ -113,7 +113,7 @@ def step_starts(policy: Policy, tokens: list[int], steps: Steps = r"\n+") -> lis
         starts = sorted({0, *map(int, steps(pieces))})
     else:
         ends = np.array([len(text) for text in texts])
-        after = [int(np.searchsorted(ends, match.end())) + 1 for match in re.finditer(steps, texts[-1])]
+        after = [int(np.searchsorted(ends, end)) + 1 for _, end in matches(steps, texts[-1:], "steps")[0]]
         starts = sorted({0, *(start for start in after if start < len(tokens))})
     if starts[0] < 0 or starts[-1] >= len(tokens):
         raise ValueError(f"steps gave positions {starts[0]} to {starts[-1]} in a completion of {len(tokens)} tokens")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import json
+import os
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -313,3 +317,28 @@ def test_a_table_is_rows_also_where_it_is_written(monkeypatch, capsys, tmp_path,
     answer = json.loads(out)
     assert all(len(rows) > 0 for name, rows in answer.items() if name in ("rows", "ratios"))
     assert (tmp_path / "table.csv").is_file()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+@pytest.mark.parametrize("words", [["--help"], ["list", "terms"], ["variance", "--help"], ["run", "nowhere/ῶ±漢.yaml"]])
+def test_a_terminal_that_lacks_a_character_shows_something_for_it(encoding, words):
+    found = subprocess.run(
+        [sys.executable, "-m", "gradstats", *words],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+    shown, said = found.stdout.decode(encoding), found.stderr.decode(encoding)
+    assert "codec can't encode" not in said
+    assert found.returncode == (1 if words[0] == "run" else 0), said
+    if words[0] == "run":
+        assert ("nowhere/omega+/-?.yaml" if encoding == "ascii" else "nowhere/omega±?.yaml") in said
+    if words[-1] == "terms":
+        assert "alpha within prompts" in shown
+
+
+def test_characters_have_substitutes_in_ascii():
+    codecs.register_error("gradstats.substitute", terminal._substitute)
+    text = "α ∈ Σ: ‖S‖² − 1 ≤ 2 ± 3 → é …"
+    assert text.encode("ascii", "gradstats.substitute") == b"alpha ? sigma: ||S||2 - 1 <= 2 +/- 3 -> e ..."
+    assert text.encode("latin-1", "gradstats.substitute").decode("latin-1").endswith("² - 1 <= 2 ± 3 -> é ...")

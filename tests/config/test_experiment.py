@@ -164,3 +164,24 @@ def test_the_page_is_up_to_date():
     assert program("docs/experiment_page.py").page() == (DOCS / "experiment_file.md").read_text(encoding="utf-8"), (
         "run: python docs/experiment_page.py"
     )
+
+
+@pytest.mark.parametrize(("text", "base"), [("1:30", 60), ("-1:30:00", 60), ("1:30.5", 60), ("010", 8), ("-0_17", 8)])
+def test_numbers_to_other_bases_are_refused(text, base, tmp_path):
+    """YAML 1.1 reads 1:30 as 90 and 010 as 8, which nobody means."""
+    sentence = rf"{text} would be read as a number to base {base}: write it as a decimal, or text in quotes"
+    for within in (text, f"[2, {text}]", f"{{a: {{b: {text}}}}}"):
+        with pytest.raises(yaml.YAMLError, match=sentence):
+            read_yaml(within)
+    assert read_yaml(f"'{text}'") == text
+    with pytest.raises(ValueError, match=f"the value of prompts.n is '{text}', {sentence}"):
+        load_experiment("embedded", [f"prompts.n={text}"])
+    path = tmp_path / "x.yaml"
+    path.write_text(f"policy: {{name: embedded}}\nprompts: {{source: embedded, n: {text}}}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=sentence):
+        load_experiment(str(path))
+
+
+def test_other_numbers_are_read_as_they_are():
+    numbers = [0, 12, -3, 31, 1000, 0.5, 12.5, 1500.0, float("inf")]
+    assert read_yaml("[0, 12, -3, 0x1F, 1_000, 0.5, 012.5, 1.5e+3, .inf]") == numbers

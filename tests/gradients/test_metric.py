@@ -281,6 +281,19 @@ def test_live_from_an_optimizer_in_use():
     assert measured.metadata["metric"]["source"] == "AdamW after 3 steps"
 
 
+def test_the_moments_of_a_compiled_model_have_the_names_of_the_model(tmp_path):
+    model = any_model("gpt2")
+    optimizer, expected = trained(model)
+    compiled = torch.compile(model, backend="eager")
+    metric = gs.AdamMetric.of_optimizer(optimizer, compiled)
+    assert_moments(metric, expected)
+    metric.save(tmp_path / "moments.safetensors")
+    assert gs.AdamMetric.read(tmp_path / "moments.safetensors", compiled).digest() == metric.digest()
+    measured = gradients.measure(compiled, ragged_rollouts(3), metric=metric, sketch_dim=None, progress=False)
+    same = gradients.measure(model, ragged_rollouts(3), metric=metric, sketch_dim=None, progress=False)
+    np.testing.assert_array_equal(measured.sq_norms, same.sq_norms)
+
+
 def test_amsgrad_divides_by_the_largest_moments():
     model = any_model("qwen2")
     optimizer, expected = trained(model, amsgrad=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers.utils import logging as transformers_logging
 
 import gradstats as gs
+from gradstats.gradients import measure
 from gradstats.gradients.checks.self_check import TOLERANCES
 from gradstats.gradients.parameters import select_parameters
 from gradstats.policy.model import DTYPES, class_name, dtype_name, n_logits, output_embedding, vocabulary_size
@@ -26,6 +28,7 @@ from gradstats.policy.sharding import (
     sharded_loading,
     shards_while_loading,
 )
+from gradstats.rollouts.table import Rollouts
 
 
 def test_a_local_folder_loads_in_the_asked_dtype_and_in_evaluation_mode(policy_folder):
@@ -42,8 +45,22 @@ def test_a_local_folder_loads_in_the_asked_dtype_and_in_evaluation_mode(policy_f
 def test_bad_dtypes_and_temperatures_are_refused(policy_folder):
     with pytest.raises(ValueError, match="dtype is 'float8': choose one of float32, float64"):
         load_policy(policy_folder, dtype="float8")
-    with pytest.raises(ValueError, match="temperature is 0.0: the policy's temperature must be above 0"):
-        load_policy(policy_folder, temperature=0.0)
+    for temperature in (0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"temperature is .*: the policy's temperature must be from 0.0001 to"):
+            load_policy(policy_folder, temperature=temperature)
+        with pytest.raises(ValueError, match="must be from 0.0001 to 10000"):
+            Policy(tiny_model("qwen2"), temperature=temperature)
+    extremes = [Policy(tiny_model("qwen2"), temperature=one) for one in (1e-4, 1e4)]
+    rollouts = Rollouts.from_sequences([[3]], [[5, 6]], [1.0], ["a"])
+    for policy in extremes:
+        norms = measure(policy, rollouts, sketch_dim=None, progress=False).sq_norms
+        assert 0.0 < norms[0] < np.inf
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:99", "gpu", "cpu:0x", "xpu", ""])
+def test_a_device_that_cannot_be_used_is_refused(device, policy_folder):
+    with pytest.raises(ValueError, match=r"device is '.*', which cannot be used here \(.+\): choose auto, cpu"):
+        load_policy(policy_folder, device=device)
 
 
 def test_prompts_without_a_chat_template_are_encoded_bare():

@@ -88,6 +88,24 @@ def test_parameters_that_contradict_one_another_are_refused(setting, label, mess
         check_names(absent(variance=variance))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([], "variance.estimators is empty, so that nothing is compared: name at least one"),
+        (["rloo", "grpo", "rloo"], "variance.estimators holds rloo twice: its rows will be equal"),
+        (
+            ["length_weighted(alpha=0.8, loo=True)", "length_weighted(loo=True, alpha=0.8)"],
+            r"holds length_weighted\(loo=True, alpha=0.8\) twice, the first time as length_weighted\(alpha=0.8,",
+        ),
+        (["recipe:grpo", "recipe:grpo"], "holds recipe:grpo twice"),
+    ],
+)
+def test_no_estimators_or_one_twice_are_said_before_anything_runs(labels, message):
+    settings = {"policy": {"name": "embedded"}, "prompts": {"source": "embedded", "n": 4}}
+    with pytest.warns(UserWarning, match=message):
+        check_names(Experiment(name="x", **settings, variance={"estimators": labels}))
+
+
 def test_every_estimator_can_be_tried():
     given = {"kimi": "tau=1", "kimi_k15": "tau=1", "length_weighted": "alpha=0.8"}
     labels = [f"{name}({given[name]})" if name in given else name for name in est.names()]

@@ -154,7 +154,10 @@ def test_the_prompt_is_what_the_chat_template_gives(policy):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.0}, r"temperature is 0.0: it must be a number above 0, or None \(the sampler's temperature"),
+        (
+            {"temperature": 0.0},
+            r"temperature is 0.0: it must be a number in \[0.0001, 10000.0\], or None \(the",
+        ),
         ({"top_p": 0.0}, r"top_p is 0.0: it must be a number in \(0, 1\] \(nucleus mass; 1 keeps every token\)"),
         ({"top_k": -1}, r"top_k is -1: it must be an integer of at least 0 \(.*; 0 keeps all\)"),
         ({"min_p": 1.0}, r"min_p is 1.0: it must be a number in \[0, 1\)"),

@@ -100,10 +100,9 @@ def plain_pass(
     return PlainPass(row, gradients, scored.tokens, narrower)
 
 
-def plain_tokens(policy: Policy, rollouts: Rollouts, row: int, most: int | None = None) -> dict[str, np.ndarray]:
-    """Return the token quantities of one sequence, or of its first tokens, by a forward pass alone."""
+def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.ndarray]:
+    """Return the token quantities of one sequence by a forward pass alone."""
     ids, n_prompt, _ = _encoded(rollouts, row, policy.device)
-    ids = ids if most is None else ids[:, : n_prompt + most]
     with measuring_attention(policy, batched=False), torch.no_grad():
         return _score(policy, ids, n_prompt, []).tokens
 

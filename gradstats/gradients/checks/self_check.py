@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from gradstats.config.options import TOKEN_BUDGET
-from gradstats.gradients.attention import own_precision, refusing_lower_precision, same_class
-from gradstats.gradients.checks import self_check as deviations
-from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_sketch, plain_tokens
+from gradstats.gradients.attention import own_precision, same_class
+from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_sketch
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import Engine
 from gradstats.gradients.objective import TokenStatistics, make_chunk
@@ -30,8 +29,6 @@ from gradstats.rollouts.table import Rollouts
 
 # Objects that are searched for a reference to the model; beyond, there is taken to be one.
 _MOST_SEARCHED = 10_000
-# Completion tokens that show whether a model gives the same output twice.
-_SCORED_TWICE = 256
 
 
 def with_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
@@ -293,7 +290,7 @@ class CheckedSequences:
         )
         if sketch is not None:
             of_finite = [one for one in passes.values() if _is_finite(one)]
-            _refuse(deviations.of_projection(sketch, of_finite), "the projection", policy, "another sketch_seed")
+            _refuse(of_projection(sketch, of_finite), "the projection", policy, "another sketch_seed")
         return made
 
     def plain_of(self, rollouts: Rollouts, row: int) -> PlainPass | None:
@@ -337,17 +334,17 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> tuple[Se
         results.append(result)
         for place, plain in enumerate(passes):
             if _is_finite(plain):
-                norms += deviations.of_norms(result, place, plain, selection, plain.dtype)
-                sketches += deviations.of_sketches(result, place, plain, plain.dtype)
-                tokens += deviations.of_tokens(token_quantities(result, place), plain.tokens, plain.dtype)
+                norms += of_norms(result, place, plain, selection, plain.dtype)
+                sketches += of_sketches(result, place, plain, plain.dtype)
+                tokens += of_tokens(token_quantities(result, place), plain.tokens, plain.dtype)
     _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, _remedy(policy, name))
     check = SelfCheck(
-        _largest([one for one in norms if one.what == deviations.WHOLE]),
-        _largest([one for one in norms if one.what != deviations.WHOLE]),
+        _largest([one for one in norms if one.what == WHOLE]),
+        _largest([one for one in norms if one.what != WHOLE]),
         _largest(sketches) if sketches else None,
         _largest(tokens),
         TOLERANCES[checked.alone[0].dtype],
-        deviations.TOLERANCES_OF_PARTS[checked.alone[0].dtype],
+        TOLERANCES_OF_PARTS[checked.alone[0].dtype],
         checked.deviation_from_float32,
         max(
             (int(checked.rollouts.times[one.row]) for one in (*checked.padded, *checked.alone) if _is_finite(one)),
@@ -391,12 +388,12 @@ def check_result(
     # A chunk may be of further weightings alone.
     plain = replace(plain, gradients=plain.gradients[-len(result.sq_norms_by_parameter) :])
     found = [
-        *deviations.of_norms(result, place, plain, selection, plain.dtype),
-        *deviations.of_sketches(result, place, plain, plain.dtype),
-        *deviations.of_tokens(token_quantities(result, place), plain.tokens, plain.dtype),
+        *of_norms(result, place, plain, selection, plain.dtype),
+        *of_sketches(result, place, plain, plain.dtype),
+        *of_tokens(token_quantities(result, place), plain.tokens, plain.dtype),
     ]
     for name, (recorded, exact) in (further_tokens or {}).items():
-        found += deviations.of_tokens({name: recorded}, {name: exact}, plain.dtype)
+        found += of_tokens({name: recorded}, {name: exact}, plain.dtype)
     named = f"{rollouts.prompt_id[row]}/{rollouts.sample_id[row]}"
     _refuse(found, f"a later chunk (sequence {named})", policy, _remedy(policy))
     return True
@@ -443,17 +440,6 @@ def longest_row(rollouts: Rollouts) -> int:
 def checked_rows(rollouts: Rollouts) -> list[int]:
     """Return the rows that the self-check looks at, in order: of these alone it chooses the same."""
     return sorted({*two_rows(rollouts), longest_row(rollouts)})
-
-
-def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
-    """Score the first tokens of the first sequence twice."""
-    with suitable_threads(policy), refusing_lower_precision(policy):
-        first, second = (plain_tokens(policy, rollouts, 0, _SCORED_TWICE)["logprobs"] for _ in range(2))
-    if not np.array_equal(first, second, equal_nan=True) and not np.abs(first - second).max() <= 1e-4:
-        raise ValueError(
-            f"{policy.name} gives different outputs for the same input (dropout is on): call model.eval() before "
-            "measuring"
-        )
 
 
 def _is_finite(plain: PlainPass) -> bool:

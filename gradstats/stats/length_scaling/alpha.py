@@ -20,7 +20,7 @@ from gradstats.stats.length_scaling.regression import (
     theil_sen_line,
     within_prompt_line,
 )
-from gradstats.stats.measured import MeasuredNorms
+from gradstats.stats.measured import MeasuredNorms, prompt_numbers
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 Line = RegressionLine | TheilSenLine
@@ -275,7 +275,7 @@ def fit_length_scaling(
         raise TypeError("give a measurement, or both lengths= and sq_norms=")
     t = _positive(lengths, "lengths")
     norms = _positive(sq_norms, "sq_norms")
-    clusters = np.arange(len(t)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    clusters = np.arange(len(t)) if groups is None else prompt_numbers(groups)
     cut = np.zeros(len(t), dtype=bool) if truncated is None else np.asarray(truncated, dtype=bool)
     if not len(t) == len(norms) == len(clusters) == len(cut):
         raise ValueError(

@@ -25,6 +25,12 @@ def squared_correlation(values: Float[np.ndarray, " n"], fitted: Float[np.ndarra
 
 
 EIGENVALUE_FLOOR = 1e-10
+# A point that leaves less than this of its noise in its residual is taken to have leverage 1.
+LEAST_SLACK = 1e-6
+# Less than one degree of freedom, up to rounding.
+_LEAST_DEGREES = 0.99
+# Fewer prompts that enter a slope do not show how prompts differ.
+FEWEST_PROMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,14 @@ class LeastSquares:
         r"""Return the HC3 standard errors: :math:`M Xᵀ\,\mathrm{diag}(e_i²/(1-h_i)²)\,X M` (MacKinnon and White 1985).
 
         A point of leverage 1 is fitted exactly and carries no information about the noise: if it moves a contrast, the
-        standard error is NaN.
+        standard error is NaN, as it is with a single residual degree of freedom.
         """
         leverage = np.einsum("nk,kl,nl->n", self.design, self.bread, self.design)
         slack = 1.0 - leverage - (0.0 if self.absorbed is None else self.absorbed)
         inflated = np.full_like(leverage, np.nan)
-        np.divide(self.residuals, slack, out=inflated, where=slack > EIGENVALUE_FLOOR)
+        # Without one of them, the others must leave residuals too: a line through two points has none.
+        enough = self.residual_df >= 2
+        np.divide(self.residuals, slack, out=inflated, where=(slack > LEAST_SLACK) & enough)
         rows = contrasts @ self.bread @ self.design.T
         inflated[np.all(rows == 0.0, axis=0)] = 0.0  # such as the only completion of a prompt, within prompts
         variance = (rows**2) @ inflated**2
@@ -155,6 +163,8 @@ def least_squares(
 
 
 RESAMPLES_AT_ONCE = 256
+# A resample's error below this share of the sample's is rounding about a line through all that was drawn.
+_LEAST_ERROR = 1e-6
 
 
 def bootstrap_t_quantiles(
@@ -169,9 +179,9 @@ def bootstrap_t_quantiles(
     r"""Return the quantiles of the studentised slope when whole clusters are drawn with replacement.
 
     Each resample gives :math:`t^* = (\hat b^* - \hat b)/\mathrm{se}^*` with the cluster-robust standard error of
-    the resample (CR0). Because only sums over clusters enter, all resamples are matrix products. Resamples in
-    which the slope is not determined (for example, one cluster drawn throughout) carry no information and are left
-    out.
+    the resample (CR0). Because only sums over clusters enter, all resamples are matrix products. Where one cluster is
+    drawn throughout, or a line goes through all that was drawn, slope or error is undetermined, and :math:`t^*` could
+    be anything: where such resamples are more than the tails beyond the quantiles, these are NaN.
     """
     n_clusters = int(clusters.max()) + 1
 
@@ -193,6 +203,7 @@ def bootstrap_t_quantiles(
             b, centre = slope[:, None], mean_x[:, None]
             score = sxy - intercept * sx - b * sxx - centre * (sy - intercept * n - b * sx)
             stderr = np.sqrt((weights * score**2).sum(axis=1)) / spread
+        stderr[spread <= EIGENVALUE_FLOOR * (weights @ sxx)] = np.nan
         return slope, stderr
 
     slope, stderr = slopes(np.ones((1, n_clusters)))
@@ -201,13 +212,13 @@ def bootstrap_t_quantiles(
         size = min(RESAMPLES_AT_ONCE, n_resamples - start)
         weights = rng.multinomial(n_clusters, np.full(n_clusters, 1.0 / n_clusters), size=size).astype(float)
         again, again_stderr = slopes(weights)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            draws.append((again - slope) / again_stderr)
+        again_stderr[again_stderr <= _LEAST_ERROR * stderr] = np.nan
+        draws.append((again - slope) / again_stderr)
     t = np.concatenate(draws)
-    t = t[np.isfinite(t)]
-    if len(t) < n_resamples / 2:
+    known = t[np.isfinite(t)]
+    if len(known) < len(t) * (1.0 - min(probabilities[0], 1.0 - probabilities[1])):
         return np.nan, np.nan, float(stderr[0])
-    low, high = np.quantile(t, probabilities)
+    low, high = np.quantile(known, probabilities)
     return float(low), float(high), float(stderr[0])
 
 
@@ -270,12 +281,16 @@ class RegressionLine:
             return self.regression.classical(contrasts)
         if method == "hc3":
             return self.regression.hc3(contrasts)
-        if np.count_nonzero(self._informative()) < 3:
-            self._warn_few_prompts()
-            return np.full(len(contrasts), np.nan), np.full(len(contrasts), np.nan)
-        return self.regression.cr2(contrasts, self.clusters)
+        if self._n_informative < FEWEST_PROMPTS:
+            unknown, _ = _unknown(self._n_informative, "t")
+            return np.full(len(contrasts), unknown), np.full(len(contrasts), unknown)
+        stderr, degrees = self.regression.cr2(contrasts, self.clusters)
+        # A variance that less than one prompt decides: Student's quantiles say nothing there.
+        return np.where(degrees < _LEAST_DEGREES, np.nan, stderr), degrees
 
     def _bootstrap(self, level: float, n_resamples: int, rng: np.random.Generator) -> tuple[float, float]:
+        if self._n_informative < FEWEST_PROMPTS:
+            return _unknown(self._n_informative, "t")
         kept = self._informative()[self.clusters]
         design = self.regression.design[kept]
         tails = (0.5 - level / 2.0, 0.5 + level / 2.0)
@@ -285,21 +300,27 @@ class RegressionLine:
             design[:, -1], y, clusters, tails, n_resamples, rng, fit_intercept=design.shape[1] == 2
         )
         if not np.isfinite(low_t):
-            self._warn_few_prompts()
+            return _unknown(self._n_informative, "t")
         return self.slope - high_t * stderr, self.slope - low_t * stderr
 
     def _informative(self) -> Bool[np.ndarray, " prompts"]:
         """Return the prompts that enter the coefficients; within prompts, those of more than one length."""
         return np.bincount(self.clusters, weights=np.abs(self.regression.design).sum(axis=1)) > 0
 
-    def _warn_few_prompts(self) -> None:
-        warnings.warn(
-            f"the completions answer {np.count_nonzero(self._informative())} prompt(s), too few to estimate how "
-            "prompts differ, so the interval of alpha is NaN: measure more prompts, or use method='t' if the "
-            "completions are independent",
-            UserWarning,
-            stacklevel=2,
-        )
+    @property
+    def _n_informative(self) -> int:
+        return int(np.count_nonzero(self._informative()))
+
+
+def _unknown(n_prompts: int, instead: str) -> tuple[float, float]:
+    """Return an interval of NaN, after a warning that so few prompts do not show how prompts differ."""
+    warnings.warn(
+        f"the completions answer {n_prompts} prompt(s), too few to estimate how prompts differ, so the interval of "
+        f"alpha is NaN: measure more prompts, or use method='{instead}' if the completions are independent",
+        UserWarning,
+        stacklevel=3,
+    )
+    return np.nan, np.nan
 
 
 def pooled_line(
@@ -314,6 +335,11 @@ def between_prompt_line(
 ) -> RegressionLine:
     """Fit the line by ordinary least squares on the prompts' means: how prompts with longer answers differ."""
     mean_x, mean_y = _prompt_means(x, clusters), _prompt_means(y, clusters)
+    if np.ptp(mean_x) <= 1e-12:
+        raise ValueError(
+            "method='between_prompt' needs prompts that differ in their mean log T, and here there is one prompt, or "
+            "one mean: measure more prompts"
+        )
     return _line(mean_x, mean_y, np.arange(len(mean_x)))
 
 
@@ -418,11 +444,15 @@ class TheilSenLine:
         dy = self.y[:, None] - self.y[None, :]
         by_sequence = (np.sign(dx) * np.sign(dy - self.slope * dx)).sum(axis=1)
         n_clusters = int(self.clusters.max()) + 1
+        if n_clusters < FEWEST_PROMPTS:
+            return _unknown(n_clusters, "rank")
         by_prompt = np.bincount(self.clusters, weights=by_sequence)
-        variance = float(by_prompt @ by_prompt) * n_clusters / max(n_clusters - 1.0, 1.0)
+        variance = float(by_prompt @ by_prompt) * n_clusters / (n_clusters - 1.0)
         later = dx > 0
         slopes = np.sort(dy[later] / dx[later])
-        half_width = float(special.stdtrit(max(n_clusters - 1, 1), 0.5 + level / 2.0) * np.sqrt(variance))
+        if variance == 0.0 and by_sequence.any():  # signs cancel within each prompt, and leave no error to estimate
+            return _unknown(n_clusters, "rank")
+        half_width = float(special.stdtrit(n_clusters - 1, 0.5 + level / 2.0) * np.sqrt(variance))
         low = int(np.floor((len(slopes) - half_width) / 2.0))
         high = int(np.ceil((len(slopes) + half_width) / 2.0))
         if low < 0 or high >= len(slopes):

@@ -119,7 +119,7 @@ class OverTheBatch(Scaled):
     """A layer in which sequences interact."""
 
     def forward(self, hidden):
-        return super().forward(hidden) / hidden.square().mean()
+        return super().forward(hidden) / hidden[:, :1].square().mean()
 
 
 def in_the_first_layer(kind):

@@ -1,5 +1,7 @@
 """Lines within and between prompts."""
 
+import warnings
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -13,8 +15,10 @@ from gradstats.stats.length_scaling.regression import (
     gamma_line,
     least_squares,
     poisson_line,
+    pooled_line,
     r_squared,
     squared_correlation,
+    theil_sen_line,
     variance_ratio,
 )
 
@@ -369,3 +373,96 @@ def test_theil_sen_equals_scipy():
     assert fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups // 2, method="theil_sen").interval == (
         "cluster"
     )
+
+
+def sixty_completions():
+    rng = np.random.default_rng(0)
+    lengths = np.exp(rng.normal(4.5, 0.7, 60)).round() + 1
+    return lengths, np.exp(1 + 1.4 * np.log(lengths) + rng.normal(0, 0.9, 60))
+
+
+@pytest.mark.parametrize("n_prompts", [1, 2])
+@pytest.mark.parametrize("method", ["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt"])
+def test_no_interval_by_prompt_comes_from_one_or_two_prompts(method, n_prompts):
+    lengths, sq_norms = sixty_completions()
+    with pytest.warns(UserWarning, match=rf"answer {n_prompts} prompt\(s\), too few.*measure more prompts"):
+        fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=np.arange(60) % n_prompts, method=method)
+    assert np.isnan(fit.alpha_stderr)
+    for by in {"cluster", "bootstrap"} & set(fit.line.intervals):
+        with pytest.warns(UserWarning, match="so the interval of alpha is NaN"):
+            assert np.isnan(fit.confidence_interval(method=by)).all()
+    for by in {"t", "hc3", "rank"} & set(fit.line.intervals):  # those for independent sequences
+        assert np.isfinite(fit.confidence_interval(method=by)).all()
+
+
+def test_theil_sen_names_the_interval_that_it_has():
+    lengths, sq_norms = sixty_completions()
+    with pytest.warns(UserWarning, match="use method='rank' if the completions are independent"):
+        fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=np.zeros(60), method="theil_sen")
+
+
+def test_signs_that_cancel_within_prompts_leave_no_error():
+    """Every S_g is 0, and the interval by prompt would have no width."""
+    line = theil_sen_line(np.arange(4.0), np.array([-2.0, -2.0, -1.0, 1.0]), np.array([0, 1, 2, 0]))
+    with pytest.warns(UserWarning, match="too few to estimate how prompts differ"):
+        assert np.isnan(line.slope_interval(0.95, "cluster", 0, np.random.default_rng(0))).all()
+    exact = theil_sen_line(np.arange(4.0), 2.0 * np.arange(4.0), np.array([0, 1, 2, 0]))
+    assert exact.slope_interval(0.95, "cluster", 0, np.random.default_rng(0)) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("method", ["ols", "gamma", "ppml", "within_prompt", "between_prompt"])
+def test_few_sequences_have_a_moderate_interval_or_none(method):
+    """A resample or a point that leaves no residuals says nothing of the noise; it used to give widths of 1e13."""
+    rng = np.random.default_rng(1)
+    n_known = 0
+    for n in (3, 4, 5, 6, 7) * 8:
+        lengths = np.exp(rng.normal(4.0, 0.7, n)).round() + 1 + np.arange(n) / n
+        sq_norms = np.exp(1 + 1.4 * np.log(lengths) + rng.normal(0, 0.9, n))
+        for groups in (np.arange(n), np.arange(n) % 3, np.arange(n) % 2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                try:
+                    fit = fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups, method=method)
+                except ValueError:
+                    continue
+                for by in {"hc3", "bootstrap", "cluster"} & set(fit.line.intervals):
+                    width = np.diff(fit.confidence_interval(method=by, n_resamples=500))[0]
+                    assert np.isnan(width) or 0.0 < width < 3e3, (by, n, width)
+                    n_known += np.isfinite(width)
+    assert n_known > 20
+
+
+def test_undetermined_resamples_are_counted_with_the_tails():
+    """Of 5 points, 301 of 3,125 resamples hold at most two, through which a line goes: more than a tail of 2.5 %."""
+    rng = np.random.default_rng(0)
+    x, y = np.arange(5.0), rng.normal(size=5)
+    given = (x, y, np.arange(5))
+    assert np.isnan(bootstrap_t_quantiles(*given, (0.025, 0.975), 2000, np.random.default_rng(0))[0])
+    low, high, _ = bootstrap_t_quantiles(*given, (0.15, 0.85), 2000, np.random.default_rng(0))
+    assert -20.0 < low < 0.0 < high < 20.0
+
+
+def test_a_variance_of_less_than_one_degree_of_freedom_gives_no_interval():
+    """Two points beside each other and one far off, through which the line goes: rounding decides about its noise."""
+    line = pooled_line(np.array([0.0, 2.1914908585848764e-05, 1.53]), np.array([0.0, 1.0, 0.5]), np.arange(3))
+    assert line.regression.cr2(np.array([[0.0, 1.0]]), line.clusters)[1][0] < 0.9
+    assert np.isnan(line.slope_interval(0.95, "cluster", 0, np.random.default_rng(0))).all()
+
+
+def test_a_single_degree_of_freedom_gives_no_hc3():
+    line = pooled_line(np.array([0.0, 1.0, 3.0]), np.array([0.0, 2.0, 1.0]), np.arange(3))
+    assert np.isnan(line.slope_stderr("hc3"))
+    assert np.isfinite(line.slope_stderr("t"))
+
+
+def test_between_prompts_needs_prompts_that_differ():
+    with pytest.raises(ValueError, match="needs prompts that differ in their mean log T.*measure more prompts"):
+        fit_length_scaling(lengths=[2, 4, 8], sq_norms=[1, 2, 3], groups=[0, 0, 0], method="between_prompt")
+    with pytest.raises(ValueError, match="needs prompts that differ in their mean log T"):
+        fit_length_scaling(lengths=[2, 8, 4, 4], sq_norms=[1, 2, 3, 4], groups=[0, 0, 1, 1], method="between_prompt")
+
+
+@pytest.mark.parametrize("groups", [[0.0, 0.0, np.nan, 1.0], ["a", "a", None, "b"], ["a", "a", np.nan, "b"]])
+def test_a_missing_group_is_refused(groups):
+    with pytest.raises(ValueError, match="groups .*None.*leave it out|groups has no label|groups holds"):
+        fit_length_scaling(lengths=[3, 4, 5, 6], sq_norms=[1, 2, 3, 4], groups=groups)
