@@ -42,7 +42,10 @@ def sample_size(n_prompts: int, n_completions: int, group_size: int | None = Non
 
 
 def sample_size_of(frame: pd.DataFrame) -> str:
-    """Return prompts × completions of a comparison's frame, or of each cell of a sweep; "" where it states neither."""
+    """Return prompts × completions of a comparison's frame, or of each cell of a sweep; "" where it states neither.
+
+    A group size is that of all rows.
+    """
     if {"cell", "n_prompts", "n_completions"} <= set(frame):
         sizes = frame[["n_prompts", "n_completions"]].dropna().drop_duplicates().astype(int).to_numpy()
         texts = [sample_size(int(prompts), int(completions)) for prompts, completions in sizes]
@@ -55,10 +58,10 @@ def sample_size_of(frame: pd.DataFrame) -> str:
         return f"{ends[0]} prompts and {ends[1]} completions in each cell"
     n_prompts, n_completions = frame.attrs.get("n_prompts"), frame.attrs.get("n_completions")
     sizes = set(frame["group_size"].dropna()) if "group_size" in frame else set()
-    if not n_prompts or not n_completions or len(sizes) != 1:
+    if not n_prompts or not n_completions:
         return ""
-    (group_size,) = sizes
-    return sample_size(int(n_prompts), int(n_completions), int(group_size))
+    group_size = int(next(iter(sizes))) if len(sizes) == 1 else None
+    return sample_size(int(n_prompts), int(n_completions), group_size)
 
 
 def write_sample_size(figure: Figure, text: str) -> None:

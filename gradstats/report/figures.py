@@ -131,8 +131,7 @@ def run_figures(run: SavedResults, figure_style: FiguresSection) -> Generator[tu
 
 def sample_size_of_run(run: SavedResults, table: pd.DataFrame | None = None) -> str:
     """Return how many prompts and completions a table of a run rests on, in words; "" where neither is known."""
-    stated = next((text for one in (table, run.variance) if one is not None and (text := sample_size_of(one))), "")
-    if stated:
+    if table is not None and (stated := sample_size_of(table)):
         return stated
     if run.alpha is not None:
         return sample_size(run.alpha["n_prompts"], run.alpha["n"])

@@ -27,7 +27,7 @@ def test_a_comparison_states_what_it_measured():
     assert sample_size_of(frame) == "48 prompts × 8 completions, in groups of 4"
     several = pd.concat([frame, frame.assign(group_size=8)])
     several.attrs = frame.attrs
-    assert sample_size_of(several) == ""
+    assert sample_size_of(several) == "48 prompts × 8 completions"
 
 
 def test_cells_of_a_sweep_state_their_range():
