@@ -61,6 +61,7 @@ from gradstats.system.late import np, npt, pd, plt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
 
 

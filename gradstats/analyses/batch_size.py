@@ -54,6 +54,7 @@ from gradstats.system.late import np, npt, pd, plt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
 
 #: Prompts of a batch where none are asked for: a common size of a step of GRPO.

@@ -48,6 +48,8 @@ from gradstats.system.late import Float, np, npt, pd, plt
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from gradstats.measurement.measurement import Measurement
+
 #: The parameter that is not an estimator's: completions per group. Along it an equal total of completions is judged.
 GROUP_SIZE, PER_COMPLETION = "group_size", "per_completion"
 #: Quantities whose simultaneous intervals a curve has beside those of a comparison.

@@ -46,6 +46,7 @@ from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gr
 from gradstats.system.late import Int, np, npt, pd
 
 if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
 
 

@@ -22,6 +22,7 @@ from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.system.late import Int, np, pd
 
 if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
 
 #: Parameters of ratios that clip, and the values with which they never do.

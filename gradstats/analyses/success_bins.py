@@ -53,6 +53,7 @@ from gradstats.stats.variance.shares import GradientShares, binned, gradient_sha
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
 
 

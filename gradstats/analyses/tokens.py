@@ -37,6 +37,7 @@ from gradstats.stats.token_profiles import (
 from gradstats.system.late import Int, np, pd, special
 
 if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
 
 

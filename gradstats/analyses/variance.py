@@ -74,7 +74,7 @@ def _on_bold(frame: pd.DataFrame) -> str:
     """Say what is bold, as far as the column ``in_best_set`` decides."""
     if "in_best_set" not in frame:
         return ""
-    heading, judged = JUDGED.heading, frame["in_best_set"].notna()
+    heading, judged = JUDGED.heading, frame["in_best_set"].notna().to_numpy()
     if not judged.any():
         return f"No {heading} is resolved."
     if not judged.all():

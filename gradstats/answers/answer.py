@@ -53,9 +53,9 @@ class Answer:
         about = cast(dict[str, Any], plain(self.about))
         if taken := _OWN & set(about):
             raise ValueError(f"about has an entry {sorted(taken)[0]!r}, which is a part of every answer: rename it")
-        for name in self.frame:
-            if _kind(self.frame[name]) is None:
-                raise TypeError(f"column {name!r} has the type {self.frame[name].dtype}, which no answer can hold")
+        for name, column in self.frame.items():
+            if _kind(column) is None:
+                raise TypeError(f"column {name!r} has the type {column.dtype}, which no answer can hold")
         frame = self.frame.reset_index(drop=True)
         if DIGITS in about:
             frame = frame.assign(
@@ -65,7 +65,7 @@ class Answer:
                     if frame[name].dtype.kind == "f"
                 }
             )
-        frame.attrs = dict(about)
+        frame.attrs = {**about}
         for name, value in (("frame", frame), ("about", about), ("notes", tuple(map(str, self.notes)))):
             object.__setattr__(self, name, value)
 
@@ -136,7 +136,7 @@ class Answer:
         return csv_text(self.frame, float_format=None if digits is None else f"%.{digits}g")
 
     def _state(self, further: Mapping[str, str]) -> dict[str, Any]:
-        kinds = {str(name): cast(str, _kind(self.frame[name])) for name in self.frame}
+        kinds = {str(name): cast(str, _kind(column)) for name, column in self.frame.items()}
         cells = {name: plain(list(self.frame[name])) for name, kind in kinds.items() if kind == "cells"}
         not_finite: list[list[object]] = []
         about = {name: _finite(value, [name], not_finite) for name, value in self.about.items()}
@@ -178,7 +178,9 @@ class Answer:
             place[last] = float(text)
         texts = pd.read_csv(table, dtype=str, keep_default_na=False, na_filter=False)
         columns = {
-            name: entries[_CELLS][name] if kind.startswith("cells:") else _of_texts(texts[name], kind)
+            name: entries[_CELLS][name]
+            if kind.startswith("cells:")
+            else _of_texts(cast("pd.Series", texts[name]), kind)
             for name, kind in entries[_COLUMNS].items()
         }
         frame = pd.DataFrame(
