@@ -120,13 +120,6 @@ class Tabulated:
         declared = self.shown_in(place).items()
         return {name: filled_in(heading, frame.attrs) for name, heading in declared if name in known}
 
-    @property
-    def leading(self) -> Analysis | FurtherTable | None:
-        """The table of a first screen: one that ranks its rows, or else its own; None for a question without tables."""
-        every: Sequence[Any] = getattr(self, "tables", (self,))
-        tables: list[Any] = [one for one in every if one.shown_in("terminal")]
-        return next((one for one in tables if one.ranking is not None), next(iter(tables), None))
-
     def first_shown(self, frame: pd.DataFrame) -> list[str]:
         """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
         headings, short = self.headings_of(frame), {one.name for one in self.columns if one.short}
@@ -263,6 +256,12 @@ class Analysis(Tabulated):
     def tables(self) -> tuple[Analysis | FurtherTable, ...]:
         """What declares each of its tables, its own first."""
         return (self, *self.further)
+
+    @property
+    def leading(self) -> Analysis | FurtherTable | None:
+        """The table of a first screen: one that ranks its rows, or else its own; None for a question without tables."""
+        shown = [one for one in self.tables if one.shown_in("terminal")]
+        return next((one for one in shown if one.ranking is not None), next(iter(shown), None))
 
     @property
     def file(self) -> str:

@@ -67,7 +67,7 @@ class Answer:
                     if frame[name].dtype.kind == "f"
                 }
             )
-        frame.attrs = cast(dict[Any, Any], dict(about))
+        frame.attrs = {**about}
         for name, value in (("frame", frame), ("about", about), ("notes", tuple(map(str, self.notes)))):
             object.__setattr__(self, name, value)
 
@@ -181,7 +181,9 @@ class Answer:
             place[last] = float(text)
         texts = pd.read_csv(table, dtype=str, keep_default_na=False, na_filter=False)
         columns = {
-            name: entries[_CELLS][name] if kind.startswith("cells:") else _of_texts(cast(pd.Series, texts[name]), kind)
+            name: entries[_CELLS][name]
+            if kind.startswith("cells:")
+            else _of_texts(cast("pd.Series", texts[name]), kind)
             for name, kind in entries[_COLUMNS].items()
         }
         frame = pd.DataFrame(
