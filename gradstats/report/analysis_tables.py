@@ -211,7 +211,7 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
     """Return the short table of an analysis: its short columns, without those that hold no value.
 
     Where the analysis ranks its rows, estimators that are equal up to a scale share theirs, and rows are sorted by what
-    is judged.
+    is judged; a frame that lacks what they are ranked by, as one of an earlier version, keeps its order.
 
     Args:
         declared: the analysis, or a further table of one.
@@ -231,10 +231,10 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
         tuple(headings[at] for at in known.values()),
         [tuple(row[at] for at in known.values()) for row in texts],
     )
-    if ranking is None:
+    numbers = declared.shown(frame).reset_index(drop=True)
+    if ranking is None or not {ranking.column, ranking.scale or ranking.column} <= set(numbers):
         rows = tuple(ShortRow((name,), 1.0, "", row) for name, row in zip(table.rows, cells, strict=True))
         return ShortTable(table.heading, shown, rows)
-    numbers = declared.shown(frame).reset_index(drop=True)
     compared = cast(list[Sequence[Triple]], [table.columns[name] for name in known if name != of_scale])
     estimators = _ranked_estimators(numbers, declared, ranking, compared)
     chosen = [(block, one, at) for block, one in enumerate(estimators) for at in one.rows]

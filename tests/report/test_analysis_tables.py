@@ -14,13 +14,14 @@ from comparison_batches import correlated_batch, quiet_compare, quietly, sized_b
 import gradstats as gs
 from gradstats.analyses import allocate, critic_quality, registry, variance_by_success
 from gradstats.analyses.curve import draw_curve
+from gradstats.analyses.length_bins import variances_by_length
 from gradstats.analyses.ratios import CLIPPING
 from gradstats.analyses.variance import COMPARED_ROWS, VarianceByBlock, compare
 from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.plots.shares import bin_label
 from gradstats.report import analysis_tables
-from gradstats.report.analysis_tables import frame_in_words, variance_table
+from gradstats.report.analysis_tables import frame_in_words, short_table, variance_table
 from tests.off_policy import turned_policy
 
 
@@ -111,6 +112,16 @@ def test_a_row_a_bin_with_what_the_estimator_keeps():
     shares = [value for value, _, _ in table.columns["share of variance"]]
     assert sum(shares) == pytest.approx(1.0)  # as in the sentence, with what the bins of a group share
     assert "90% intervals" in table.caption
+
+
+@pytest.mark.parametrize("column", ["share_of_variance", "scale"])
+def test_without_what_ranks_them_rows_keep_their_order(column):
+    batch, scores = correlated_batch()
+    found = quietly(variances_by_length, batch, ["reinforce", "group_mean"], scores, n_bins=2)
+    declared, frame = registry.get("length_bins"), found.to_frame()
+    assert {row.names for row in short_table(declared, frame).rows} == {("reinforce",), ("group_mean",)}
+    short = short_table(declared, frame.drop(columns=column))
+    assert [row.names[0].partition(",")[0] for row in short.rows] == ["reinforce"] * 2 + ["group_mean"] * 2
 
 
 @pytest.fixture(scope="module")
