@@ -484,8 +484,10 @@ ANALYSIS = Analysis(
     figures=(
         AnalysisFigure(
             "allocation",
-            "Noise at an equal number of tokens against completions per prompt (and prompts, for the tokens of the "
-            "run), relative to RLOO at the largest measured size; open markers are extrapolated.",
+            lambda frame: (
+                f"Noise at {frame.attrs['tokens']:,.0f} tokens against completions per prompt (and prompts), relative "
+                "to RLOO at the largest measured size; open markers are extrapolated."
+            ),
             plot_allocation,
         ),
     ),

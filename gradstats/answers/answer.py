@@ -179,7 +179,7 @@ class Answer:
             for key in inner:
                 place = place[key]
             place[last] = float(text)
-        texts = pd.read_csv(table, dtype=str, keep_default_na=False, na_filter=False)
+        texts = pd.read_csv(table, dtype=str, keep_default_na=False, na_filter=False, lineterminator="\n")
         columns = {
             name: entries[_CELLS][name]
             if kind.startswith("cells:")
@@ -228,14 +228,15 @@ def _asked_otherwise(then: Mapping[str, object], now: Mapping[str, object]) -> s
 def refuse_foreign_answer(stem: Path, columns: Iterable[str]) -> None:
     """Refuse to write an answer where something lies that is not an earlier one, before anything is computed."""
     table, state = answer_paths(stem)
-    ours = state.is_file() and _holds_answer(state)
+    ours = holds_answer(state)
     refuse_foreign(table, Kind("an answer", lambda path: ours) if ours else csv_with(list(columns), "an answer"))
     refuse_foreign(state, Kind("an answer", lambda path: ours))
 
 
-def _holds_answer(state: Path) -> bool:
+def holds_answer(state: Path) -> bool:
+    """Return whether a JSON file is a part of an answer, damaged ones included."""
     try:
-        return is_answer(read_json(state))
+        return state.is_file() and is_answer(read_json(state))
     except (ValueError, OSError):
         return True  # of an earlier answer that is damaged
 

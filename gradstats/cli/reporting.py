@@ -24,11 +24,9 @@ def find_own_questions(runs: Sequence[Path], trust: bool) -> None:
     """Import the user's own questions that runs were asked, with permission; without it say which are not shown."""
     from gradstats.analyses import registry
     from gradstats.report.saved_results import answer_stems
-    from gradstats.system.files import read_json
 
     for run in runs:
-        for stem in answer_stems(run):
-            label = str(read_json(stem.with_name(f"{stem.name}.json")).get("question", ""))
+        for stem, label in answer_stems(run).items():
             if trust and ":" in label:
                 with code_of_run(run, trust):
                     registry.get(label)

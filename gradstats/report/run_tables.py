@@ -114,10 +114,10 @@ def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
     return found | {name: _triple(means, name) for name in RUN_HEADINGS if name not in found}
 
 
-def levels_of(runs: Sequence[SavedResults]) -> str:
-    """Return the levels of the intervals of some runs, as ``"95%"`` or ``"90% or 95%"``."""
-    levels = {run.confidence_level for run in runs}
-    levels |= {run.level_of_alpha for run in runs if run.alpha is not None}
+def levels_of(runs: Sequence[SavedResults], of: Sequence[str] = ("variance", "alpha")) -> str:
+    """Return the levels of the intervals of some answers of runs, as ``"95%"`` or ``"90% or 95%"``."""
+    levels = {run.confidence_level for run in runs if "variance" in of}
+    levels |= {run.level_of_alpha for run in runs if "alpha" in of and run.alpha is not None}
     return " or ".join(f"{level:.0%}" for level in sorted(levels))
 
 
@@ -133,7 +133,7 @@ def several_tables(
             place = {label: at for at, label in enumerate(dict.fromkeys(frame["estimator"]))}
             frame = frame.assign(_place=frame["estimator"].map(lambda label: place[label]))
             frame = frame.sort_values(["_place", JUDGED.name], kind="stable", ignore_index=True).drop(columns="_place")
-        tables["variance"] = compared_table(frame, levels_of(list(runs.values())))
+        tables["variance"] = compared_table(frame, levels_of(list(runs.values()), ["variance"]))
     return tables
 
 
@@ -149,10 +149,12 @@ def runs_table(runs: Mapping[str, SavedResults]) -> Table:
     source.insert(0, "run", list(runs))
     source.attrs["metric"] = OR.join(dict.fromkeys(run.metric for run in runs.values()))
     names = {name: RUN_HEADINGS[name] for name in known}
+    of_alpha, of_means = (levels_of(list(runs.values()), [one]) for one in ("alpha", "variance"))
+    of_means = "" if of_means == of_alpha else f", with {of_means} intervals"
     return Table(
         caption=(
-            f"Length exponent α of each run with {levels_of(list(runs.values()))} intervals, with the prompt as the "
-            "unit; means are over prompts. No interval compares two runs."
+            f"Length exponent α of each run with {of_alpha} intervals, with the prompt as the unit; means are over "
+            f"prompts{of_means}. No interval compares two runs."
         ),
         heading="run",
         rows=tuple(runs),

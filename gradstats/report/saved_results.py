@@ -18,7 +18,7 @@ import pandas as pd
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
 from gradstats.analyses.declaration import POINTS
-from gradstats.answers.answer import COMPUTED_WITH, Answer, refuse_foreign_answer
+from gradstats.answers.answer import COMPUTED_WITH, Answer, answer_paths, refuse_foreign_answer
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.measurement.state_values import digest_of_state_values
@@ -245,13 +245,17 @@ def _recorded_in(path: Path) -> Path | str:
     return recorded if recorded.exists() else "EXPERIMENT"
 
 
-def answer_stems(run: Path) -> list[Path]:
-    """Return where the answers of a run lie: those on α and on estimators in its folder, all others in ``tables``.
+def answer_stems(run: Path) -> dict[Path, str]:
+    """Return where the answers of a run lie → the question of each, "" where its file cannot be read.
 
-    Of two answers the one whose question comes first is the first; a table beside another is read with that.
+    Those on α and on estimators lie in its folder, all others in ``tables``. Of two answers the one whose question
+    comes first is the first; a table beside another is read with that.
     """
-    states = [run / f"{name}.json" for name in registry.names()] + sorted((run / "tables").glob("*.json"))
+    places = [run / name for name in registry.OF_EVERY_RUN] + [run / "tables" / name for name in registry.names()]
+    states = [place.with_name(f"{place.name}.json") for place in places[: len(registry.OF_EVERY_RUN)]]
+    states += sorted((run / "tables").glob("*.json"))
     found: dict[Path, tuple[int, str]] = {}
+    questions: dict[Path, str] = {}
     beside: set[Path] = set()
     order = {name: at for at, name in enumerate(registry.names())}
     for state in states:
@@ -260,9 +264,14 @@ def answer_stems(run: Path) -> list[Path]:
         except ValueError:  # named where it is read
             entries = {"question": "", "further": {}} if state.with_suffix(".csv").exists() else {}
         if "question" in entries and "further" in entries:
-            found[state.with_suffix("")] = (order.get(entries["question"], len(order)), state.stem)
+            stem = state.with_suffix("")
+            questions[stem] = entries["question"]
+            found[stem] = (order.get(entries["question"], len(order)), state.stem)
             beside |= {(state.parent / at).resolve() for at in entries["further"].values()}
-    return sorted((stem for stem in found if stem.resolve() not in beside), key=found.__getitem__)
+    # The numbers of an answer whose other file was removed.
+    alone = [one for one in places if found and one not in found and answer_paths(one)[0].exists()]
+    listed = sorted((stem for stem in found if stem.resolve() not in beside), key=found.__getitem__)
+    return {stem: questions.get(stem, "") for stem in [*listed, *alone]}
 
 
 def _read_answers(

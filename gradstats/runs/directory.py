@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradstats.answers.answer import holds_answer
 from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
@@ -367,12 +368,14 @@ def experiment_folder(path: Path) -> Path | None:
 
 
 def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()) -> None:
-    """Remove only the result files that a run's manifest lists."""
+    """Remove only the result files that a run's manifest lists, and nothing else that lies there by now."""
     manifest = path / "manifest.json"
     listed = read_json(manifest).get("files", []) if manifest.exists() else []
     for name in map(str, listed if isinstance(listed, list) else []):
         file, folder = path / name, Path(name).parent.name
         is_result = file.resolve().is_relative_to(path.resolve()) and folder in ("", "tables", "figures")
+        if folder != "figures" and file.suffix in (".csv", ".json") and not holds_answer(file.with_suffix(".json")):
+            continue  # whoever writes there refuses it
         if is_result and file.is_file() and file not in keep and (not folders or folder in folders):
             file.unlink()
 

@@ -91,6 +91,13 @@ def test_whatever_it_holds_is_read_back_to_the_bit(tmp_path_factory, data):
     same(answer, Answer.read(stem))
 
 
+@pytest.mark.parametrize("text", ["\r0", "a\r\nb", '"\r', "\n"])
+def test_line_ends_in_a_label_are_no_rows(tmp_path, text):
+    answer = Answer("mine", pd.DataFrame({"first": [1.0, 2.0], "label": ["", text]}))
+    answer.save(tmp_path / "mine")
+    same(answer, Answer.read(tmp_path / "mine"))
+
+
 def test_a_long_table_keeps_so_many_digits_in_memory_and_in_files(tmp_path):
     answer = Answer("tokens", pd.DataFrame({"energy": [1 / 3, 2e10 / 3]}), {DIGITS: 7})
     assert answer.frame["energy"].tolist() == [0.3333333, 6666667000.0]

@@ -21,6 +21,7 @@ from gradstats.report.run_tables import (
     numbers_of_run,
     run_names,
     run_tables,
+    runs_table,
     several_tables,
     write_run_tables,
 )
@@ -196,3 +197,12 @@ def test_a_number_without_an_interval_is_a_column(monkeypatch):
     monkeypatch.setitem(registry._own, "mine:lengths", lengths)
     answer = Answer("mine:lengths", pd.DataFrame({"prompt": ["a"], "length": [3.0]}))
     assert list(run_tables({"lengths": answer}, "run", FiguresSection())["lengths"].columns) == ["mean length"]
+
+
+def test_each_caption_states_the_levels_of_its_own_numbers(tmp_path):
+    runs = [read_results(save_run(tmp_path / name, name)) for name in ("one", "two")]
+    runs[0].answers["alpha"].about["confidence_level"] = 0.5
+    assert (levels_of(runs, ["alpha"]), levels_of(runs, ["variance"])) == ("50% or 95%", "95%")
+    caption = runs_table({run.name: run for run in runs}).caption
+    assert "each run with 50% or 95% intervals" in caption
+    assert "over prompts, with 95% intervals" in caption

@@ -22,6 +22,7 @@ from gradstats.config.experiment import Experiment, FiguresSection
 from gradstats.report.figures import draw_run_for_report
 from gradstats.report.page import report_page
 from gradstats.report.saved_results import (
+    answer_stems,
     completion_means,
     differing_settings,
     enclosing_run,
@@ -371,3 +372,11 @@ def test_a_run_with_energies_is_drawn_and_reported_with_them(measured, quality, 
     page = report_page(results, drawn.svgs)
     assert "Energy of each token along completions of typical lengths" in page
     assert re.search(r"gradstats ask \S+ tokens", page)
+
+
+def test_numbers_without_their_other_file_are_named(tmp_path):
+    folder = save_run(tmp_path / "run")
+    (folder / "tables" / "allocation.json").unlink()
+    with pytest.warns(UserWarning, match=r"allocation is left out: .*allocation.json is missing"):
+        assert "allocation" not in read_results(folder).answers
+    assert set(answer_stems(folder).values()) >= {"variance", "alpha", "group_sizes", ""}

@@ -114,6 +114,16 @@ def test_what_a_command_added_goes_when_the_run_grows(with_curve, experiment):
     assert f"{CURVE} is left out, since the run had other completions" in " ".join(result.run.remarks)
 
 
+@pytest.mark.parametrize(("name", "text"), [("group_sizes.csv", "mine\n"), ("group_sizes.json", '{"a": 1}')])
+def test_what_others_wrote_in_the_place_of_an_answer_stays(copied, experiment, name, text):
+    for path in (copied / "tables").glob("group_sizes.*"):
+        path.unlink()
+    (copied / "tables" / name).write_text(text)
+    with pytest.raises(FileExistsError, match=f"{name} exists and is not an answer that gradstats wrote"):
+        run_experiment(experiment, copied, progress=False)
+    assert (copied / "tables" / name).read_text() == text
+
+
 def test_a_damaged_addition_is_named_and_costs_nothing_else(with_curve, experiment):
     table = with_curve / "tables" / f"{CURVE}.csv"
     damaged = table.read_bytes().replace(b"1", b"2", 1)

@@ -126,3 +126,9 @@ def test_a_table_of_several_sizes_counts_completions(folder, page):
     assert "n = 12 prompts (12 groups);" in latex(folder, "variance")
     for text in (page, latex(folder, "group_sizes")):
         assert "36 groups" not in text
+
+
+def test_commands_on_the_page_ask_at_the_level_of_the_answer(page):
+    assert "gradstats alpha run --confidence-level 0.5" in page
+    assert "gradstats ask run group_sizes --group-sizes 2 4 --reference reinforce" in page
+    assert "reinforce --confidence-level" not in page  # whose level is the usual one
