@@ -84,7 +84,7 @@ def test_rewards_that_differ_by_more_than_rounding_stay():
         ),
     ],
 )
-def test_bad_input(fields: dict, message: str):
+def test_bad_input(fields: dict, message: str, unchecked):
     good = {"rewards": [1, 0], "lengths": [1, 3], "groups": ["a", "a"]}
     with pytest.raises(ValueError, match=message):
         Batch(**{**good, **fields})
@@ -173,7 +173,7 @@ def test_groups_without_a_label_and_of_mixed_types_are_refused(groups, sentence)
         (1, 2, 1),
     ],
 )
-def test_labels_of_one_type_are_groups(groups):
+def test_labels_of_one_type_are_groups(groups, unchecked):
     assert Batch(rewards=[1, 0, 0], lengths=[3, 3, 3], groups=groups).group_sizes.tolist() == [2, 1]
 
 

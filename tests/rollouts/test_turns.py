@@ -326,7 +326,7 @@ def test_tokens_that_cannot_be_divided_decide_how_a_completion_ended():
     assert not reader.may_be_cut(reader(ASKED, "abababaxy"))
 
 
-def test_settings_out_of_range():
+def test_settings_out_of_range(unchecked):
     with pytest.raises(ValueError, match="other_turns is 'mask': give 'masked' where tools"):
         CompletionReader(chat_tokenizer(), other_turns="mask")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="max_completion_length is 0: give the trainer's, at least 1"):
