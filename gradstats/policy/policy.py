@@ -193,7 +193,7 @@ def _refuse_unusable(device: str) -> None:
             return
         reason = "it holds no numbers"
     except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].removesuffix(".")
+        reason = (str(error) or type(error).__name__).splitlines()[0].removesuffix(".")
     here = ["auto", "cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     raise ValueError(f"device is {device!r}, which cannot be used here ({reason}): choose {', '.join(here)}")
 

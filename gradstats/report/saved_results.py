@@ -251,9 +251,7 @@ def answer_stems(run: Path) -> dict[Path, str]:
     Those on α and on estimators lie in its folder, all others in ``tables``. Of two answers the one whose question
     comes first is the first; a table beside another is read with that.
     """
-    places = [run / name for name in registry.OF_EVERY_RUN] + [run / "tables" / name for name in registry.names()]
-    states = [place.with_name(f"{place.name}.json") for place in places[: len(registry.OF_EVERY_RUN)]]
-    states += sorted((run / "tables").glob("*.json"))
+    states = [run / f"{name}.json" for name in registry.OF_EVERY_RUN] + sorted((run / "tables").glob("*.json"))
     found: dict[Path, tuple[int, str]] = {}
     questions: dict[Path, str] = {}
     beside: set[Path] = set()
@@ -269,6 +267,7 @@ def answer_stems(run: Path) -> dict[Path, str]:
             found[stem] = (order.get(entries["question"], len(order)), state.stem)
             beside |= {(state.parent / at).resolve() for at in entries["further"].values()}
     # The numbers of an answer whose other file was removed.
+    places = [run / name for name in registry.OF_EVERY_RUN] + [run / "tables" / name for name in registry.names()]
     alone = [one for one in places if found and one not in found and answer_paths(one)[0].exists()]
     listed = sorted((stem for stem in found if stem.resolve() not in beside), key=found.__getitem__)
     return {stem: questions.get(stem, "") for stem in [*listed, *alone]}

@@ -275,7 +275,7 @@ def _differ(gold: Basic, candidate: Basic) -> bool:
         if coarser is None or (None not in decimals and coarser < _LEAST_DECIMALS):
             return True
         return bool(apart > size * Float("1e-3") or apart > Float(f"5.000001e-{max(coarser, _LEAST_DECIMALS) + 1}"))
-    except (TypeError, ValueError, AttributeError, NotImplementedError):  # not comparable: complex, infinite
+    except (TypeError, ValueError, AttributeError, NotImplementedError):  # complex or infinite: math-verify decides
         return False
 
 
