@@ -10,6 +10,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradstats import data
+from gradstats.config.experiment import Experiment
+from gradstats.config.validation import naming
 from gradstats.system.user_code import import_function
 
 if TYPE_CHECKING:
@@ -100,6 +103,19 @@ def of_answer(question: str) -> Analysis | FurtherTable | None:
         return _own.get(question)
     tables = (table for one in [*every(), *_own.values()] for table in one.further)
     return next((table for table in tables if table.name == question), None)
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse questions of an experiment that are not known, and settings that they do not take."""
+    for name, settings in experiment.analyses.items():
+        with naming("analyses"):
+            analysis = get(name)
+        if settings is not False or analysis.section:
+            with naming(f"analyses.{name}"):
+                analysis.refuse_settings(settings if isinstance(settings, dict) else {}, experiment.variance)
+    published = experiment.length_scaling.published
+    if published is not None and published not in data.names():
+        raise ValueError(f"length_scaling.published is {published!r}: choose one of {', '.join(data.names())}")
 
 
 @cache

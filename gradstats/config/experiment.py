@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from pydantic import PrivateAttr, field_validator
+from pydantic import PrivateAttr, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from gradstats.config.options import AskedQuestions, FreeOptions, Tracker
+from gradstats.config.options import AskedQuestions, FreeOptions, Tracker, adam_section, estimate_section
 from gradstats.config.sections import (
     ExecutionSection,
     FiguresSection,
@@ -188,6 +188,14 @@ class Experiment(Section):
             )
         return name
 
+    # `info` is pydantic's ValidationInfo, a protocol that cannot be checked when the function is called.
+    @field_validator("behaviour_policy", "reference_policy")
+    @classmethod
+    def _changes_a_policy(cls, changes: FreeOptions, info: Any) -> FreeOptions:
+        if "policy" in info.data:
+            PolicySection(**(info.data["policy"].model_dump() | changes))
+        return changes
+
     @field_validator("sampling")
     @classmethod
     def _holds_no_secret(cls, sampling: SamplingSection) -> SamplingSection:
@@ -196,6 +204,51 @@ class Experiment(Section):
             name, _, fault = secret.partition(" ")
             raise WrongSettingsError([WrongSetting((name,), fault)], "sampling")
         return sampling
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Experiment:
+        if wrong := [*self._contradictions()]:
+            raise WrongSettingsError(wrong, self.title)
+        return self
+
+    def _contradictions(self) -> Iterator[WrongSetting]:
+        """Yield the settings that those of another section do not allow."""
+        measurement, n_ranks = self.measurement, self.execution.ranks_per_worker
+        needs_whole_parameters = {
+            "engine": measurement.engine in ("vmap", "loop"),
+            "token_probes": measurement.token_probes > 0,
+            "metric": adam_section(measurement.metric) is not None,
+        }
+        for name in (one for one, needs in needs_whole_parameters.items() if needs and n_ranks > 1):
+            fault = (
+                f"is {getattr(measurement, name)!r}, which needs whole parameters, and execution.ranks_per_worker is "
+                f"{n_ranks}, whose ranks hold parts of them: measure with engine ghost, without token_probes and in "
+                "the Euclidean metric, or with one rank"
+            )
+            yield WrongSetting(("measurement", name), fault)
+        drawn, asked = self.sampling.group_size, self.variance.group_size
+        for size in asked if isinstance(asked, list) else [asked or drawn]:
+            if size > drawn:
+                fault = (
+                    f"is {asked}, and groups of {size} cannot be formed from the {drawn} completions of each prompt "
+                    f"(sampling.group_size): sample more, or choose at most {drawn}"
+                )
+                yield WrongSetting(("variance", "group_size"), fault)
+        n_prompts, n_folds = self.prompts.n, self.values.n_folds
+        if self.values.fitted and n_prompts is not None and n_prompts <= n_folds:
+            fault = (
+                f"is {n_folds}, which needs at least {n_folds + 1} prompts, and prompts.n is {n_prompts}: sample more "
+                "prompts, or choose fewer folds"
+            )
+            yield WrongSetting(("values", "n_folds"), fault)
+        estimate = estimate_section(measurement.second_moments)
+        if estimate and n_prompts is not None and int(n_prompts * estimate.share) < estimate.prompts_per_batch:
+            fault = (
+                f"is {measurement.second_moments!r}, and a share of {estimate.share:g} of {n_prompts} prompts "
+                f"does not fill a batch of {estimate.prompts_per_batch}: sample more prompts, raise share, or lower "
+                "prompts_per_batch"
+            )
+            yield WrongSetting(("measurement", "second_moments"), fault)
 
     @property
     def is_off_policy(self) -> bool:

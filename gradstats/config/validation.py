@@ -172,7 +172,7 @@ class Section(BaseModel):
             name = str(error["loc"][0]) if error["loc"] else ""
             cause = error.get("ctx", {}).get("error")
             if isinstance(cause, WrongSettingsError):
-                yield from (replace(inner, path=(name, *inner.path)) for inner in cause.wrong)
+                yield from (replace(inner, path=(*map(str, error["loc"][:1]), *inner.path)) for inner in cause.wrong)
             elif error["type"] == "extra_forbidden":
                 hint = nearest_or_all(name, cls.model_fields, "it has")
                 yield WrongSetting((name,), f"has no setting {name!r}: {hint}", unknown=True)

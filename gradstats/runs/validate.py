@@ -1,119 +1,121 @@
-"""Checks of an experiment's names against the registries, before anything is sampled or loaded."""
+"""Checks of an experiment before anything is sampled or loaded: its names, and what the run will not measure."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from gradstats import data, estimators
+from gradstats import estimators
 from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment
-from gradstats.config.options import adam_section, estimate_section
-from gradstats.config.sections import PolicySection
+from gradstats.config.options import estimate_section
 from gradstats.config.validation import naming
-from gradstats.estimators import by_label
-from gradstats.estimators.batch import COLUMN
+from gradstats.estimators import Estimator, Recipe, by_label
+from gradstats.estimators.batch import COLUMN, how_to_get
+from gradstats.estimators.by_label import trial_batch
+from gradstats.estimators.ratios import along_completions
+from gradstats.estimators.recipes.weightings import advantage_of_values, own_advantages, weighting_names
 from gradstats.prompts import load
 from gradstats.rewards import grading
-from gradstats.runs.weightings import ALWAYS, not_measured
+from gradstats.runs.weightings import trial_batch_of
 
-
-def _check_ranks(experiment: Experiment) -> None:
-    """Refuse what needs whole parameters where ranks hold parts of them: measuring would, after all is sampled."""
-    section = experiment.measurement
-    if experiment.execution.ranks_per_worker == 1:
-        return
-    for name, refused in (
-        ("engine", section.engine in ("vmap", "loop")),
-        ("token_probes", section.token_probes > 0),
-        ("metric", adam_section(section.metric) is not None),
-    ):
-        if refused:
-            raise ValueError(
-                f"measurement.{name} is {getattr(section, name)!r}, which needs whole parameters, and "
-                f"execution.ranks_per_worker is {experiment.execution.ranks_per_worker}, whose ranks hold parts of "
-                "them: measure with engine ghost, without token_probes and in the Euclidean metric, or with one rank"
-            )
+#: Fields of a Batch that every run has.
+_ALWAYS = {
+    "logprobs", "old_logprobs", "entropy", "truncated", "sum_pi_squared", "sq_norms", "token_rewards", "importance",
+}  # fmt: skip
+_OF_PROBES = {"token_energy", "token_cross"}
 
 
 def _check_second_moments(experiment: Experiment) -> None:
+    """Refuse second moments that are not on file, and whose estimator needs a measurement."""
     second_moments = experiment.measurement.second_moments
-    if second_moments is None:
-        return
     estimate = estimate_section(second_moments)
-    if estimate is None:
-        from gradstats.gradients.metric import moments_file
+    if estimate is not None:
+        with naming("measurement.second_moments"):
+            one = estimators.get(estimate.estimator)
+        missing = [need for need in one.needs if need not in _ALWAYS - {"sq_norms"} and not need.startswith(COLUMN)]
+        if missing:
+            raise ValueError(
+                f"measurement.second_moments: {one.label} needs {' and '.join(missing)}, which is not known before "
+                "gradients are measured: estimate second moments under another estimator, such as rloo"
+            )
+    elif second_moments is not None:
+        from gradstats.gradients.metric import moments_file  # loads torch
 
         moments_file(second_moments)
-        return
-    with naming("measurement.second_moments"):
-        one = estimators.get(estimate.estimator)
-    missing = [need for need in one.needs if need not in ALWAYS - {"sq_norms"} and not need.startswith(COLUMN)]
-    if missing:
-        raise ValueError(
-            f"measurement.second_moments: {one.label} needs {' and '.join(missing)}, which is not known before "
-            "gradients are measured: estimate second moments under another estimator, such as rloo"
-        )
-    n_prompts = experiment.prompts.n
-    if n_prompts is not None and int(n_prompts * estimate.share) < estimate.prompts_per_batch:
-        raise ValueError(
-            f"measurement.second_moments: a share of {estimate.share:g} of {n_prompts} prompts does not fill a batch "
-            f"of {estimate.prompts_per_batch}: sample more prompts, raise share, or lower prompts_per_batch"
-        )
 
 
-def _check_group_sizes(experiment: Experiment) -> None:
-    drawn, asked = experiment.sampling.group_size, experiment.variance.group_size
-    for size in asked if isinstance(asked, list) else [] if asked is None else [asked]:
-        if size > drawn:
-            raise ValueError(
-                f"variance.group_size: groups of {size} cannot be formed from the {drawn} completions of each prompt "
-                f"(sampling.group_size): sample more, or choose at most {drawn}"
+def _check_inputs(experiment: Experiment) -> None:
+    """Warn of estimators whose inputs the run will not measure."""
+    for sentence in dict.fromkeys(_not_measured(experiment)):
+        warnings.warn(sentence, UserWarning, stacklevel=4)
+
+
+def _not_measured(experiment: Experiment) -> Iterator[str]:
+    """Write a sentence for each estimator whose row will be NaN, with the reason."""
+    measured = set(_ALWAYS)
+    if experiment.measurement.token_probes:
+        measured |= _OF_PROBES
+    if experiment.sampling.greedy:
+        measured.add("greedy_rewards")
+    if experiment.reference_policy:
+        measured.add("ref_logprobs")
+    if experiment.values.fitted or experiment.values.monte_carlo:
+        measured.add("values")
+    for one in map(estimators.get, experiment.variance.estimators):
+        missing = [need for need in one.needs if need not in measured and not need.startswith(COLUMN)]
+        if missing:
+            remedies = "; ".join(f"{need}: {how_to_get(need)}" for need in missing)
+            yield (
+                f"{one.label} needs {' and '.join(missing)}, which this run will not measure, so its row will be NaN "
+                f"({remedies})"
+            )
+        elif "values" in one.needs and (reason := _wrong_values(experiment, one)):
+            yield f"{reason}; the row of {one.label} will be NaN"
+        elif not experiment.measurement.token_probes and _weights_tokens(one, experiment):
+            threshold = ", or give the mask a threshold in nats" if _masks_by_share(one) else ""
+            yield (
+                f"{one.label} weights each token, and this run measures whole completions, so its row will be NaN: "
+                f"set measurement.token_probes, for example to 32{threshold}"
             )
 
 
-def _check_questions(experiment: Experiment) -> None:
-    for name, settings in experiment.analyses.items():
-        with naming("analyses"):
-            analysis = registry.get(name)
-        if settings is not False or analysis.section:
-            with naming(f"analyses.{name}"):
-                analysis.refuse_settings(settings if isinstance(settings, dict) else {}, experiment.variance)
+def _masks_by_share(one: Estimator | Recipe) -> bool:
+    return isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
 
 
-def _check_policies(experiment: Experiment) -> None:
-    for name in ("behaviour_policy", "reference_policy"):
-        with naming(name):
-            PolicySection(**(experiment.policy.model_dump() | getattr(experiment, name)))
+def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
+    """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
+    batch = trial_batch_of(experiment)
+    try:
+        one.weights(batch)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
-def _check_folds(experiment: Experiment) -> None:
-    n_prompts, n_folds = experiment.prompts.n, experiment.values.n_folds
-    if experiment.values.fitted and n_prompts is not None and n_prompts <= n_folds:
-        raise ValueError(
-            f"values.n_folds: {n_folds} folds need at least {n_folds + 1} prompts, and prompts.n is {n_prompts}: "
-            "sample more prompts, or choose fewer folds"
-        )
+def _weights_tokens(one: Estimator | Recipe, experiment: Experiment) -> bool:
+    """Return whether weights differ along a completion in a way that depends on the batch, so that no run measures them
+    as further weightings; those of ReMax with a terminal reward do not differ.
+    """
+    advantage = one.advantage if isinstance(one, Recipe) else one
+    if not advantage.definition.checked:
+        return advantage.level == "token"
+    if advantage_of_values(one):
+        return own_advantages(one, trial_batch_of(experiment)) is None
+    if isinstance(one, Recipe) and weighting_names(one):
+        return False
+    return along_completions(one, trial_batch().with_fields(old_logprobs=None)).level == "token"
 
 
-def _check_published(experiment: Experiment) -> None:
-    published = experiment.length_scaling.published
-    if published is not None and published not in data.names():
-        raise ValueError(f"length_scaling.published is {published!r}: choose one of {', '.join(data.names())}")
-
-
-#: What checks the parts of an experiment: the registries that know their names, and what relates several sections.
+#: Each registry checks its own part; what sections say of one another is checked as they are read.
 CHECKS: tuple[Callable[[Experiment], None], ...] = (
     by_label.check,
     load.check,
     grading.check,
-    _check_ranks,
+    registry.check,
     _check_second_moments,
-    _check_group_sizes,
-    _check_questions,
-    _check_policies,
-    _check_folds,
-    _check_published,
+    _check_inputs,
 )
 
 
@@ -121,5 +123,3 @@ def check_names(experiment: Experiment) -> None:
     """Check every name of an experiment, and warn of estimators whose inputs the run will not measure."""
     for check in CHECKS:
         check(experiment)
-    for sentence in dict.fromkeys(not_measured(experiment)):
-        warnings.warn(sentence, UserWarning, stacklevel=3)

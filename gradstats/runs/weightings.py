@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,11 @@ import numpy as np
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import Target
-from gradstats.estimators import Batch, Estimator, Recipe
-from gradstats.estimators.batch import COLUMN, how_to_get
+from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.by_label import trial_batch
-from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, along_completions, largest_chi_squared
+from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, largest_chi_squared
 from gradstats.estimators.recipes.weightings import (
     Unmeasured,
-    advantage_of_values,
     is_of_estimator,
     own_advantages,
     own_name,
@@ -195,46 +193,6 @@ def _ragged(rollouts: Rollouts, padded: Mapping[str, np.ndarray]) -> dict[str, l
     return {name: [row[:width] for row, width in zip(rows, widths, strict=True)] for name, rows in padded.items()}
 
 
-#: Fields of a Batch that every run has.
-ALWAYS = {
-    "logprobs", "old_logprobs", "entropy", "truncated", "sum_pi_squared", "sq_norms", "token_rewards", "importance",
-}  # fmt: skip
-_OF_PROBES = {"token_energy", "token_cross"}
-
-
-def not_measured(experiment: Experiment) -> Iterator[str]:
-    """Write a sentence for each estimator whose row will be NaN, with the reason."""
-    measured = set(ALWAYS)
-    if experiment.measurement.token_probes:
-        measured |= _OF_PROBES
-    if experiment.sampling.greedy:
-        measured.add("greedy_rewards")
-    if experiment.reference_policy:
-        measured.add("ref_logprobs")
-    if experiment.values.fitted or experiment.values.monte_carlo:
-        measured.add("values")
-    for one in map(estimators.get, experiment.variance.estimators):
-        missing = [need for need in one.needs if need not in measured and not need.startswith(COLUMN)]
-        if missing:
-            remedies = "; ".join(f"{need}: {how_to_get(need)}" for need in missing)
-            yield (
-                f"{one.label} needs {' and '.join(missing)}, which this run will not measure, so its row will be NaN "
-                f"({remedies})"
-            )
-        elif "values" in one.needs and (reason := _wrong_values(experiment, one)):
-            yield f"{reason}; the row of {one.label} will be NaN"
-        elif not experiment.measurement.token_probes and _weights_tokens(one, experiment):
-            threshold = ", or give the mask a threshold in nats" if _masks_by_share(one) else ""
-            yield (
-                f"{one.label} weights each token, and this run measures whole completions, so its row will be NaN: "
-                f"set measurement.token_probes, for example to 32{threshold}"
-            )
-
-
-def _masks_by_share(one: Estimator | Recipe) -> bool:
-    return isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
-
-
 def trial_batch_of(experiment: Experiment) -> Batch:
     """Return a small batch with the kinds of state values that a run makes; ratios vary where they are meant to."""
     batch, section = trial_batch(), experiment.values
@@ -246,27 +204,3 @@ def trial_batch_of(experiment: Experiment) -> Batch:
         values=np.where(inside_steps, np.nan, batch.values) if section.monte_carlo else None,
         fitted_values=batch.values if section.fitted else None,
     )
-
-
-def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
-    """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
-    batch = trial_batch_of(experiment)
-    try:
-        one.weights(batch)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _weights_tokens(one: Estimator | Recipe, experiment: Experiment) -> bool:
-    """Return whether weights differ along a completion in a way that depends on the batch, so that no run measures them
-    as further weightings; those of ReMax with a terminal reward do not differ.
-    """
-    advantage = one.advantage if isinstance(one, Recipe) else one
-    if not advantage.definition.checked:
-        return advantage.level == "token"
-    if advantage_of_values(one):
-        return own_advantages(one, trial_batch_of(experiment)) is None
-    if isinstance(one, Recipe) and weighting_names(one):
-        return False
-    return along_completions(one, trial_batch().with_fields(old_logprobs=None)).level == "token"

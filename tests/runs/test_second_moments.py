@@ -127,8 +127,11 @@ def test_moments_of_a_prompt_that_is_measured_are_refused_before_the_first_shard
     ("second_moments", "message"),
     [
         ("missing.pt", r"second_moments is 'missing\.pt', and there is no such file"),
-        ("estimate(estimator=rlo)", r"measurement\.second_moments: .*rlo"),
-        ("estimate(estimator=norm_weighted)", r"norm_weighted needs sq_norms, which is not known before gradients"),
+        ("estimate(estimator=rlo, prompts_per_batch=1)", r"measurement\.second_moments: .*rlo"),
+        (
+            "estimate(estimator=norm_weighted, prompts_per_batch=1)",
+            r"norm_weighted needs sq_norms, which is not known before gradients",
+        ),
         ("estimate(prompts_per_batch=3)", r"a share of 0\.25 of 4 prompts does not fill a batch of 3"),
     ],
 )

@@ -49,9 +49,12 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
         ({"variance": {"estimators": ["recipe:kimi_k15"]}}, r"variance\.estimators: recipe:kimi_k15 needs a value"),
         ({"variance": {"estimators": ["absent_module:f"]}}, r"variance\.estimators: .*absent_module"),
         ({"variance": {"reference": "batch_mean"}}, r"variance\.reference: batch_mean is a batch-level estimator"),
-        ({"variance": {"group_size": [4, 16]}}, r"variance\.group_size: groups of 16 .* from the 8 completions"),
+        (
+            {"variance": {"group_size": [4, 16]}},
+            r"variance\.group_size is \[4, 16\], and groups of 16 .* the 8 completions",
+        ),
         ({"sampling": {"reward": "mth"}}, r"sampling\.reward: reward 'mth' is not known.*did you mean 'math'"),
-        ({"behaviour_policy": {"revison": "step-1000"}}, r"behaviour_policy: .*did you mean 'revision'"),
+        ({"behaviour_policy": {"revison": "step-1000"}}, r"behaviour_policy has no .*did you mean 'revision'"),
         (
             {"execution": {"ranks_per_worker": 3}, "measurement": {"engine": "vmap"}},
             r"measurement\.engine is 'vmap', which needs whole parameters, and execution\.ranks_per_worker is 3",
@@ -158,8 +161,8 @@ def test_inputs_that_a_run_will_not_measure_are_warned_of(label, settings, messa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"values": {"fitted": True}}, r"values\.n_folds: 5 folds need at least 6 prompts, and prompts\.n is 2"),
-        ({"reference_policy": {"nmae": "x"}}, "reference_policy: .*did you mean 'name'"),
+        ({"values": {"fitted": True}}, r"values\.n_folds is 5, which needs at least 6 prompts, and prompts\.n is 2"),
+        ({"reference_policy": {"nmae": "x"}}, "reference_policy has no .*did you mean 'name'"),
     ],
 )
 def test_values_and_references_that_cannot_be_made_are_refused(settings, message):
