@@ -31,7 +31,6 @@ RETURNED_BY = {
     "analyses.VarianceComparison": "compare",
     "analyses.VarianceCurve": "variance_curve",
     "estimators.Estimator": "estimators.get",
-    "reference.ExactOptimum": "reference.exact_optimal_baselines",
     "reference.GradientMoments": "reference.EnumeratedPolicy",
 }
 #: Functions that take the same arguments as another, whose docstring has the example.
@@ -39,9 +38,6 @@ CALLED_LIKE = {
     "analyses.equivalent_group_sizes": "equivalent_group_size",
     "stats.fit_energy_scaling": "analyses.length_scaling_by_block",
     "analyses.variances_by_length": "variance_by_length",
-    "reference.exact_minimiser": "reference.exact_optimal_baselines",
-    "reference.exact_optimal_mixture": "reference.exact_optimal_baselines",
-    "reference.exact_optimal_shift": "reference.exact_optimal_baselines",
 }
 #: Names that need a run, probes or a trainer: the page that uses them, without suffix.
 USED_ON = {

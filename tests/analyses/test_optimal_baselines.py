@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
+from oracles.optimal_baselines import exact_optimal_baselines, mixture_form
 from scipy import stats
 
 import gradstats as gs
@@ -24,8 +25,7 @@ from gradstats.analyses.optimal_baselines import (
     optimal_baselines,
     variance_with,
 )
-from gradstats.reference import EnumeratedPolicy, exact_optimal_baselines
-from gradstats.reference.optimal_baselines import mixture_form
+from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import minimiser_of
 from gradstats.stats.variance.moments import split_into_groups

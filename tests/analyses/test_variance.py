@@ -12,6 +12,7 @@ import torch
 from comparison_batches import interleaved_batch, quiet_compare, quietly, sized_batch
 from conftest import ragged_rollouts, tiny_model
 from measured_by_hand import measured_by_hand
+from oracles.naive_estimators import sequence_gradients
 
 import gradstats as gs
 from gradstats.analyses import variance_by_length, variance_by_success
@@ -27,7 +28,6 @@ from gradstats.plots.quantities import (
     shown_in,
 )
 from gradstats.plots.variance import rows_in_best_set
-from gradstats.reference.naive_estimators import sequence_gradients
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.stats.variance.best_set import pairwise_differences
 

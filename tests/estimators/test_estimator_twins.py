@@ -8,10 +8,10 @@ from estimator_batches import FEW, GIVEN, batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from oracles.naive_estimators import NAIVE_ESTIMATORS, NAIVE_TOKEN_ESTIMATORS
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
-from gradstats.reference.naive_estimators import NAIVE_ESTIMATORS, NAIVE_TOKEN_ESTIMATORS
 
 BOTH = (False, True)
 SINGLETON = ("zero", "reward")

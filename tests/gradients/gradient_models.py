@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import torch
 from conftest import VOCABULARY, tiny_model
+from oracles.naive_estimators import sequence_gradients
 from transformers import AutoModelForCausalLM, GemmaConfig, Qwen2MoeConfig, Qwen3Config
 
 import gradstats.gradients as gradients
 from gradstats.measurement.measurement import Measurement
-from gradstats.reference.naive_estimators import sequence_gradients
 
 ARCHITECTURES = [(name, tied) for name in ("qwen2", "qwen3", "llama", "gpt2", "gemma") for tied in (False, True)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from oracles.naive_estimators import sequence_gradients
 
 from gradstats.gradients import AdamMetric
-from gradstats.reference.naive_estimators import sequence_gradients
 
 
 def random_metric(model: torch.nn.Module, seed: int = 5, **settings) -> AdamMetric:

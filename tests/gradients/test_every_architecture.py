@@ -9,12 +9,12 @@ import pytest
 import torch
 from architectures import EVERY, small_model
 from conftest import ragged_rollouts
+from oracles.naive_estimators import sequence_gradients
 from torch.overrides import TorchFunctionMode
 
 import gradstats.gradients as gradients
 from gradstats.gradients.checks.plain_pass import plain_sketch
 from gradstats.gradients.sketches import CountSketch
-from gradstats.reference.naive_estimators import sequence_gradients
 
 
 class InFloat64(TorchFunctionMode):

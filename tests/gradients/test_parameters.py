@@ -10,6 +10,7 @@ import torch
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, oracle
 from optimizers import BETAS, EPS, assert_moments, decay_groups, trained
+from oracles.naive_estimators import sequence_gradients
 from torch import nn
 
 import gradstats as gs
@@ -19,7 +20,6 @@ from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.parameters import describe, held_parameters, owners, select_parameters
 from gradstats.gradients.tokens.projections import FactoredLayers, Tangents
 from gradstats.policy.policy import Policy
-from gradstats.reference.naive_estimators import sequence_gradients
 
 
 def test_a_module_is_described_by_its_path_and_class():

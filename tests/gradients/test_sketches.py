@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
+from oracles.naive_estimators import sequence_gradients
 
 import gradstats.gradients as gradients
 from gradstats.gradients.sketches import (
@@ -17,7 +18,6 @@ from gradstats.gradients.sketches import (
     hashed_counters,
     random_signs,
 )
-from gradstats.reference.naive_estimators import sequence_gradients
 
 LIKE = torch.zeros(1, dtype=torch.float64)
 SIZE = 2**20

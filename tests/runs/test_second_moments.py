@@ -6,12 +6,12 @@ import torch
 from command_line import run
 from conftest import ragged_rollouts
 from gradient_models import any_model
+from oracles.naive_estimators import sequence_gradients
 from small_runs import sampled_and_measured, small_experiment
 
 import gradstats as gs
 from gradstats.gradients.checks.self_check import checked_rows
 from gradstats.gradients.metric import prompt_digests
-from gradstats.reference.naive_estimators import sequence_gradients
 from gradstats.runs.second_moments import set_aside
 from gradstats.runs.validate import check_names
 

@@ -8,11 +8,11 @@ from estimator_batches import FEW, batches, expected_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from oracles.naive_estimators import NAIVE_TOKEN_ESTIMATORS
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, recipes
 from gradstats.estimators.baselines.token_baseline import logit_energy, token_energy
-from gradstats.reference.naive_estimators import NAIVE_TOKEN_ESTIMATORS
 from gradstats.rollouts.table import Rollouts
 
 

@@ -9,6 +9,7 @@ from estimator_batches import FEW, batches
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from oracles import naive_estimators as naive
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch, Recipe, recipes
@@ -21,7 +22,6 @@ from gradstats.estimators.recipes.components import (
     parameter_names,
 )
 from gradstats.estimators.recipes.ratio import token_clip
-from gradstats.reference import naive_estimators as naive
 
 
 def test_a_label_gives_the_component_with_its_parameters():

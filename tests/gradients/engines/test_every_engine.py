@@ -7,12 +7,12 @@ import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import ARCHITECTURES, any_model, oracle, with_own_parameter
+from oracles.naive_estimators import sequence_gradients
 
 import gradstats.gradients as gradients
 from gradstats.gradients.engines.registry import loop_engine, sequence_gradient
 from gradstats.gradients.objective import make_chunk
 from gradstats.policy.policy import Policy
-from gradstats.reference.naive_estimators import sequence_gradients
 
 
 def oracle_sq_norms(model, rollouts, temperature=1.0):

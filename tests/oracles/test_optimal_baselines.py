@@ -4,17 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from scipy import optimize
-
-from gradstats import estimators as est
-from gradstats.reference import (
-    EnumeratedPolicy,
+from oracles.optimal_baselines import (
+    MixtureOfMeans,
     exact_minimiser,
     exact_optimal_baselines,
     exact_optimal_mixture,
     exact_optimal_shift,
+    lowest_on_simplex,
+    mixture_form,
 )
-from gradstats.reference.optimal_baselines import MixtureOfMeans, lowest_on_simplex, mixture_form
+from scipy import optimize
+
+from gradstats import estimators as est
+from gradstats.reference import EnumeratedPolicy
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +128,3 @@ def test_the_minimiser_of_a_curve_may_be_an_end_and_of_any_estimator(policy):
     beyond = shift.parameters["delta"] + 0.5
     end = exact_minimiser(policy, est.asymmetric(delta=0, loo=True), "delta", (beyond, beyond + 1.0), 3, n_values=5)
     assert end.parameters["delta"] == beyond
-
-
-def test_refusals(policy):
-    with pytest.raises(ValueError, match="must be in order"):
-        exact_minimiser(policy, "asymmetric(loo=True)", "delta", (1.0, 0.0), 3)
-    with pytest.raises(ValueError, match="group_size=1 and n_prompts=None must be at least 2"):
-        exact_optimal_mixture(policy, 1)
-    with pytest.raises(ValueError, match="n_prompts=1 must be at least 2"):
-        exact_optimal_mixture(policy, 3, 1)
-    older = EnumeratedPolicy(2, 2, theta=np.zeros(4), old_theta=np.ones(4))
-    for find in (exact_optimal_shift, exact_optimal_mixture):
-        with pytest.raises(ValueError, match="without bias on-policy only"):
-            find(older, 3)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
+from jaxtyping import Float
 from scipy import optimize
 
 from gradstats import estimators as families
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import with_parameter
 from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
-from gradstats.reference.enumerated import EnumeratedPolicy
-from gradstats.system.late import Float
+from gradstats.reference import EnumeratedPolicy
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,12 @@ def exact_minimiser(
         bounds: the first and last value that is considered.
         group_size: N.
         n_values: of the grid, which has to separate the minima that the variance may have.
-
-    Raises:
-        TypeError: for an estimator without this parameter.
-        ValueError: for bounds that are not in order, fewer than 3 values, or too many groups to enumerate.
     """
-    low, high = bounds
-    if not low < high or n_values < 3:
-        raise ValueError(f"bounds={bounds} must be in order and n_values={n_values} at least 3")
 
     def variance(value: float) -> float:
         return policy.moments(with_parameter(estimator, parameter, value), group_size).matched_trace_cov
 
-    grid = np.linspace(low, high, n_values)
+    grid = np.linspace(*bounds, n_values)
     at = int(np.argmin([variance(value) for value in grid]))
     around = (float(grid[max(at - 1, 0)]), float(grid[min(at + 1, n_values - 1)]))
     found = optimize.minimize_scalar(variance, bounds=around, method="bounded", options={"xatol": 1e-7})
@@ -75,21 +68,12 @@ def exact_minimiser(
     return ExactOptimum(label, {parameter: best}, variance(best))
 
 
-def _require_on_policy(policy: EnumeratedPolicy) -> None:
-    if policy.off_policy:
-        raise ValueError("these baselines are without bias on-policy only: choose a policy without old_theta")
-
-
 def exact_optimal_shift(policy: EnumeratedPolicy, group_size: int) -> ExactOptimum:
     r"""Find the best constant shift δ of the leave-one-out mean, in closed form.
 
     With :math:`ĝ_δ = ĝ_0 - δ \bar S` and :math:`E[\bar S] = 0` the variance is a parabola, known from three of its
     points.
-
-    Raises:
-        ValueError: for a policy with ``old_theta``, or too many groups to enumerate.
     """
-    _require_on_policy(policy)
     below, middle, above = (
         policy.moments(families.asymmetric(delta=delta, loo=True), group_size).trace_cov for delta in (-1.0, 0.0, 1.0)
     )
@@ -143,13 +127,7 @@ def exact_optimal_mixture(policy: EnumeratedPolicy, group_size: int, n_prompts: 
         policy: whose moments are known.
         group_size: N, at least 2.
         n_prompts: M; None for infinitely many, whose mean is E[R].
-
-    Raises:
-        ValueError: for a policy with ``old_theta``, fewer than two prompts, groups of one, or too many to enumerate.
     """
-    _require_on_policy(policy)
-    if group_size < 2 or (n_prompts is not None and n_prompts < 2):
-        raise ValueError(f"group_size={group_size} and n_prompts={n_prompts} must be at least 2: a mean needs others")
     form = mixture_form(policy, group_size)
     if n_prompts is not None:
         form[2, 2] += _deviation_of_others(policy, group_size) / (n_prompts - 1)
@@ -212,14 +190,6 @@ def exact_optimal_baselines(
         policy: whose moments are known; completions are drawn from it as it is scored.
         group_size: N, at least 2.
         n_prompts: prompts of a batch, for the mixture; None for infinitely many.
-
-    Raises:
-        ValueError: as :func:`exact_optimal_mixture`.
-
-    Example:
-        >>> policy = EnumeratedPolicy(vocabulary=2, max_length=3, n_prompts=3, rng=0)
-        >>> [(one.label, sorted(one.parameters)) for one in exact_optimal_baselines(policy, group_size=3)]
-        [('exponent', ['alpha']), ('shift', ['delta']), ('mixture', ['batch', 'group', 'shift', 'token'])]
     """
     mixture = exact_optimal_mixture(policy, group_size, n_prompts)
     exponent = exact_minimiser(policy, "length_weighted(loo=True)", "alpha", EXPONENTS, group_size)
