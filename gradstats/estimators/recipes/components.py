@@ -146,10 +146,18 @@ def _find(kind: Kind, name: str) -> ComponentDefinition:
     return COMPONENTS[kind][name]
 
 
-@component("scale", "none", skip=2)
-def unscaled(advantages: Float[np.ndarray, "..."], batch: Batch) -> Float[np.ndarray, "..."]:
-    """Return A unchanged."""
-    return advantages
+#: What the component "none" of each kind makes of its data; the aggregation has none.
+_NOTHING: dict[Kind, Callable[..., object]] = {
+    "scale": lambda advantages, batch: advantages,
+    "ratio": lambda advantages, log_ratio, batch: advantages,
+    "correction": lambda log_mismatch, batch: np.ones_like(log_mismatch),
+    "kl": lambda batch: (batch, 0.0),
+    "filter": lambda batch: np.ones(batch.rewards.size, dtype=bool),
+    "reward": lambda batch: np.zeros(batch.rewards.size),
+    "mask": lambda batch: batch.mask,
+}
+for _kind, _function in _NOTHING.items():
+    component(_kind, "none", skip=len(inspect.signature(_function).parameters), signed=False)(_function)
 
 
 @component("scale", "group_std", skip=2)
@@ -263,12 +271,6 @@ def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
 _KL_NEEDS = ("logprobs", "ref_logprobs")
 
 
-@component("kl", "none")
-def without_kl(batch: Batch) -> tuple[Batch, float]:
-    """No KL term: the batch unchanged, and nothing added to the weights."""
-    return batch, 0.0
-
-
 def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
     """Return k1 = log π/π_ref at every counted token, 0 elsewhere."""
     assert batch.logprobs is not None
@@ -324,12 +326,6 @@ def in_loss(
     return batch, np.where(batch.mask, -beta * slope, 0.0)
 
 
-@component("filter", "none")
-def every_completion(batch: Batch) -> Bool[np.ndarray, "n"]:
-    """Return every completion."""
-    return np.ones(batch.rewards.size, dtype=bool)
-
-
 @component("filter", "dynamic_sampling")
 def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
     """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""
@@ -370,12 +366,6 @@ def _differing(rewards: Float[np.ndarray, "n"], batch: Batch) -> Bool[np.ndarray
     return greatest > least
 
 
-@component("reward", "none")
-def nothing_added(batch: Batch) -> Float[np.ndarray, "n"]:
-    """Add nothing."""
-    return np.zeros(batch.rewards.size)
-
-
 @component("reward", "soft_overlong")
 def soft_overlong(batch: Batch, max: float, cache: float) -> Float[np.ndarray, "n"]:  # DAPO's names
     r"""Return DAPO's soft overlong punishment, 2503.14476, equation 13, a term of the reward by length.
@@ -397,12 +387,6 @@ def soft_overlong(batch: Batch, max: float, cache: float) -> Float[np.ndarray, "
     if cache > max:
         raise ValueError(f"reward soft_overlong: cache is {cache:g}, more than max, {max:g}: give at most max")
     return np.clip((max - cache - batch.lengths) / cache, -1.0, 0.0)
-
-
-@component("mask", "none")
-def every_token(batch: Batch) -> Bool[np.ndarray, "n t"]:
-    """Return every counted token."""
-    return batch.mask
 
 
 def _by_share(parameters: Parameters) -> bool:

@@ -18,14 +18,6 @@ from gradstats.estimators.recipes.components import LARGEST_LOG_WEIGHT, componen
 from gradstats.system.late import Float, np
 
 
-@component("ratio", "none", skip=3, signed=False)
-def unweighted(
-    advantages: Float[np.ndarray, "n t"], log_ratio: Float[np.ndarray, "n t"], batch: Batch
-) -> Float[np.ndarray, "n t"]:
-    """Ignore the ratio: w = A."""
-    return advantages
-
-
 @component("ratio", "token_clip", skip=3, level="token")
 def token_clip(
     advantages: Float[np.ndarray, "n t"],
@@ -181,12 +173,6 @@ def log_ratio_penalty(
         tau: τ, the same as in the baseline.
     """
     return advantages - tau * log_ratio.sum(axis=1, keepdims=True)
-
-
-@component("correction", "none", skip=2)
-def uncorrected(log_mismatch: Float[np.ndarray, "n t"], batch: Batch) -> Float[np.ndarray, "n t"]:
-    """Leave weights as they are."""
-    return np.ones_like(log_mismatch)
 
 
 @component("correction", "truncate_tokens", skip=2, level="token", of_ratios=True)
