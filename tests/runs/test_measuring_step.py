@@ -40,7 +40,7 @@ def experiment(*labels: str, **settings) -> Experiment:
         **settings,
         name="e",
         policy={"name": "embedded"},
-        prompts={"source": "embedded", "n": 2},
+        prompts={"source": "embedded", "n": 6},
         variance={"estimators": list(labels)},
     )
 
