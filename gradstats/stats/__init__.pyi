@@ -10,7 +10,5 @@ from .length_scaling.diagnostics import fit_energy_scaling as fit_energy_scaling
 from .length_scaling.diagnostics import mundlak_test as mundlak_test
 from .token_profiles import TokenProfile as TokenProfile
 from .token_profiles import concentration as concentration
-from .token_profiles import drift_along as drift_along
 from .token_profiles import local_slope as local_slope
-from .token_profiles import surprise_along as surprise_along
 from .token_profiles import token_correlation as token_correlation

@@ -1,4 +1,4 @@
-"""Profiles along completions: energies, surprise, correlations and drift by position, with intervals over prompts."""
+"""Profiles along completions: energies, surprise and correlations by position, with intervals over prompts."""
 
 from __future__ import annotations
 
@@ -354,52 +354,6 @@ def cumulative_errors(
     return [mean_statistic(np.bincount(prompts, at_place) / sizes) for at_place in errors]
 
 
-def drift_along(measured: MeasuredTokens) -> TokenProfile:
-    r"""Check each position for on-policy sampling: :math:`E⟨s_t, \sum_{u<t}s_u⟩ / E‖s_t‖²`, 0 on-policy.
-
-    Summed over t the numerators are :math:`\frac12(E‖S‖² - \sum_t E‖s_t‖²)`: a drift begins where this leaves 0.
-
-    Args:
-        measured: a measurement with ``token_projections``.
-
-    Returns:
-        A profile over positions 1, 2, 3–4, 5–8, … of counted tokens.
-
-    Raises:
-        ValueError: without token probes, or for fewer than 3 prompts.
-    """
-    tokens, prompts = tokens_of(measured)
-    first, last = doubling_bins(int(np.max(measured.lengths)))
-    sums = np.zeros((len(tokens), len(first)))
-    energies, along = np.zeros_like(sums), np.zeros((len(tokens), len(first), tokens[0].n_probes))
-    for row, scores in enumerate(tokens):
-        projections = masked_projections(scores)
-        before = np.cumsum(projections, axis=0) - projections
-        products = (projections * before)[scores.mask]
-        excess = _heavy_excess_before(scores)[scores.mask]
-        energy = scores.energy()[scores.mask]
-        for place, (start, stop) in enumerate(zip(first - 1, last, strict=True)):
-            along[row, place] = products[start:stop].sum(axis=0)
-            sums[row, place] = along[row, place].mean() + excess[start:stop].sum()
-            energies[row, place] = energy[start:stop].sum()
-    estimates, counts = [], []
-    for place, start in enumerate(first):
-        alive = measured.lengths >= start
-        product = over_prompts(sums[:, place], prompts, alive, along[:, place])
-        estimates.append((product / over_prompts(energies[:, place], prompts, alive)).estimate())
-        counts.append(len(product.replicates))
-    return TokenProfile("drift", "position", first, last, tuple(estimates), np.array(counts))
-
-
-def _heavy_excess_before(scores: TokenScores) -> Float[np.ndarray, " t"]:
-    """At each heavy token, the same summed over the heavy tokens before it."""
-    excess = np.zeros(len(scores.mask))
-    products = heavy_products(scores)
-    if len(products):
-        excess[scores.heavy_positions] = np.tril(products, -1).sum(axis=1)
-    return excess
-
-
 def local_slope(measured: MeasuredTokens) -> TokenProfile:
     r"""Half the slope of :math:`\log E[W_t]` against :math:`\log t` along completions: :math:`α_\mathrm{energy}` from
     position to position.
@@ -465,30 +419,3 @@ def log_slope(energies: Sequence[np.ndarray], values: Sequence[np.ndarray], prom
     if not spread.value > 0:
         return NOT_ESTIMATED
     return ((xy * count - x * y) / spread).estimate()
-
-
-def surprise_along(measured: MeasuredEntropies) -> TokenProfile:
-    r"""Check each position for on-policy sampling, forward only: the mean of :math:`-\log π(y_t) - H_t`.
-
-    Args:
-        measured: a measurement; no token probes are needed.
-
-    Returns:
-        A profile over positions 1, 2, 3–4, 5–8, … of counted tokens, in nats per token.
-
-    Raises:
-        ValueError: for fewer than 3 prompts.
-    """
-    prompts = prompts_of(measured)
-    lengths = np.array([int(mask.sum()) for mask in measured.rollouts.masks])
-    first, last = doubling_bins(int(lengths.max()))
-    excess = excess_of(measured)
-    estimates, counts = [], []
-    for start, stop in zip(first - 1, last, strict=True):
-        alive = lengths > start
-        total = np.array([values[start:stop].sum() for values in excess])
-        tokens = np.array([float(len(values[start:stop])) for values in excess])
-        surprise = over_prompts(total, prompts, alive) / over_prompts(tokens, prompts, alive)
-        estimates.append(surprise.estimate())
-        counts.append(len(surprise.replicates))
-    return TokenProfile("surprise", "position", first, last, tuple(estimates), np.array(counts))

@@ -18,10 +18,8 @@ from gradstats.analyses import alpha_report, check_on_policy
 from gradstats.estimators import Batch
 from gradstats.stats import (
     concentration,
-    drift_along,
     fit_energy_scaling,
     local_slope,
-    surprise_along,
     token_correlation,
 )
 from gradstats.stats.token_profiles import (
@@ -154,28 +152,6 @@ def test_at_a_quarter_it_is_that_of_the_first_tokens():
     assert first.value == pytest.approx(np.mean([(errors[0] + errors[1]) / 2.0, errors[2], errors[3]]))
 
 
-def test_drift_adds_up_to_what_tokens_have_in_common():
-    measured, _, scores = drawn_tokens()
-    profile = drift_along(measured)
-    # Undo the division: bins of positions 1, 2 and 3–4.
-    squares = (scores**2).sum(axis=2)
-    energies = [squares[:, 0].sum(), squares[:, 1].sum(), squares[:, 2:].sum()]
-    both = float(profile.values @ energies)
-    whole = (scores.sum(axis=1) ** 2).sum() - squares.sum()
-    assert both == pytest.approx(0.5 * whole, rel=1e-9)
-    assert profile.values[0] == 0.0
-
-
-def test_on_policy_drift_is_near_zero_and_a_drift_is_found():
-    measured, batch, scores = drawn_tokens(n_probes=32, n_heavy=1, n_groups=300)
-    low, high = drift_along(measured).confidence_interval(0.999)
-    assert np.all(low[1:] < 0)
-    assert np.all(high[1:] > 0)
-    drifting = scores + 0.5 * batch.mask[:, :, None]
-    found = drift_along(probed(batch, drifting, 32, 1, np.random.default_rng(0)))
-    assert found.confidence_interval(0.999)[0][1] > 0
-
-
 def test_by_hand_of_factor():
     e, p = np.concatenate(ENERGIES), np.concatenate(PROXY)
     scale = e.sum() / p.sum()
@@ -222,12 +198,6 @@ def test_a_constant_proxy_has_no_slope():
     assert np.isnan(log_slope(ENERGIES, [np.ones(len(e)) for e in ENERGIES], PROMPTS).value)
 
 
-def test_surprise_along_counts_excess_of_surprise():
-    measured, batch, _ = drawn_tokens()
-    expected = -batch.logprobs[:, 2:][batch.mask[:, 2:]].mean()
-    assert surprise_along(measured).values[2] == pytest.approx(expected, rel=1e-9)
-
-
 def test_bins_double():
     for longest in (1, 2, 3, 8, 21):
         first, last = doubling_bins(longest)
@@ -263,7 +233,7 @@ def test_what_probes_share_enters_the_standard_error():
 
 def test_what_is_refused():
     measured = drawn_tokens()[0]
-    for function in (token_correlation, local_slope, concentration, drift_along):
+    for function in (token_correlation, local_slope, concentration):
         with pytest.raises(ValueError, match="no probes of token scores: measure with token_probes=…"):
             function(replace(measured, token_projections=None))
     with pytest.raises(ValueError, match="at least 3 prompts, got 2: measure more"):
