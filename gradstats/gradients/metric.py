@@ -278,9 +278,9 @@ class AdamMetric:
         """Return the selection of the parameters of a model, to be measured in this metric on some rollouts.
 
         Raises:
-            ValueError: as :meth:`preconditioner` and :meth:`refuse_prompts`.
+            ValueError: as :meth:`preconditioner`, and for a prompt from which the moments were estimated.
         """
-        self.refuse_prompts(rollouts)
+        refuse_estimated_from(self.prompts, rollouts)
         return replace(selection, preconditioner=self.preconditioner(model, selection))
 
     def describe(self) -> dict[str, Any]:
@@ -303,14 +303,6 @@ class AdamMetric:
             total.update(f"{name}:{tuple(values.shape)}".encode())
             total.update(values.to("cpu", torch.float32).contiguous().numpy().tobytes())
         return total.hexdigest()[:_DIGITS]
-
-    def refuse_prompts(self, rollouts: Rollouts) -> None:
-        """Refuse to measure completions of a prompt from which the moments were estimated.
-
-        Raises:
-            ValueError: naming the first of these prompts.
-        """
-        refuse_estimated_from(self.prompts, rollouts)
 
 
 def _as_tensor(name: str, values: Tensor) -> Tensor:
