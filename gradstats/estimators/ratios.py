@@ -55,11 +55,6 @@ def exponential(log_ratio: np.ndarray) -> np.ndarray:
     return np.exp(log_ratio)
 
 
-def sequence_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n"]:
-    r"""Return ρ_i of each completion, (N,)."""
-    return exponential(sequence_log_ratios(batch, name))
-
-
 def chi_squared(batch: Batch) -> float:
     r"""Return the :math:`χ^2` divergence of the policies over whole completions, as the mean of :math:`(ρ_i - 1)^2`.
 

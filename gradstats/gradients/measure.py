@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ from torch import Tensor
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
 from gradstats.config.validation import takes
-from gradstats.gradients.attention import measuring_attention, refuse_mixed_lengths
+from gradstats.gradients.engines.registry import chunk_gradient
 from gradstats.gradients.metric import AdamMetric
-from gradstats.gradients.objective import Objective, make_chunk, plan_chunks
-from gradstats.gradients.parameters import ParameterSelection, refuse_replaced, whole_parameters
-from gradstats.gradients.recompute import RecomputeRule, recomputed_layers
+from gradstats.gradients.objective import make_chunk, plan_chunks
+from gradstats.gradients.parameters import ParameterSelection, whole_parameters
+from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.scores import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement, read_measurement
@@ -84,10 +85,6 @@ def measure(
         token_exact: tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, or
             the share of the proxy that they hold. The proxy is :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2`; each such token
             takes one backward pass.
-        token_seed: seed of the random directions; measurements to be compared need the same.
-        recompute: run the layers again in the backward pass instead of holding their activations: "on", "off", or
-            "auto", where the activations would take more than ``memory_gib``, or than a
-            quarter of the machine's memory.
         keep_in: a folder in which measured sequences are kept, shard by shard. The same call resumes an interrupted one
             from them; the folder is not removed afterwards.
         allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another
@@ -191,7 +188,7 @@ def mean_square_gradients(
 ) -> dict[str, Tensor]:
     r"""Return :math:`\frac1J \sum_j g_j^2` of each parameter, :math:`g_j = \sum_{i \in j} \sum_t w_{i,t} s_{i,t}`.
 
-    It takes one ordinary backward pass of each chunk, and the memory of three more gradients.
+    It takes :func:`chunk_gradient` of each chunk, and the memory of three more gradients.
     """
     held = whole_parameters(policy.model, selection)
     recompute = RecomputeRule(policy, memory_gib=memory_gib)
@@ -200,18 +197,10 @@ def mean_square_gradients(
         gradient = {name: _zeros(tensor) for name, tensor in held.items()}
         for of_chunk in plan_chunks(rollouts, policy, selection, token_budget, memory_gib, 0, rows=np.asarray(rows)):
             chunk = make_chunk(rollouts, of_chunk, policy.device, policy.dtype, [weights])
-            refuse_mixed_lengths(policy.model, chunk.times)
-            with (
-                suitable_threads(policy),
-                Objective(policy.model, policy.temperature) as objective,
-                measuring_attention(policy, batched=False),
-                recomputed_layers(policy.model, recompute(*chunk.input_ids.shape)),
-                torch.enable_grad(),
-            ):
-                logprobs, _ = objective(policy.model, chunk.input_ids, chunk.kept)
-                refuse_replaced(policy.model, held, logprobs)
-                parts = torch.autograd.grad(logprobs, list(held.values()), chunk.weights[1], materialize_grads=True)
-            for name, part in zip(held, parts, strict=True):
+            chunk = replace(chunk, weights=chunk.weights[1:], recompute=recompute(*chunk.input_ids.shape))
+            with suitable_threads(policy):
+                parts = chunk_gradient(policy, chunk, selection)
+            for name, part in parts.items():
                 gradient[name] += part
             del parts, part  # before the next chunk makes its own
             finished(len(of_chunk), chunk.n_tokens)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
@@ -256,18 +255,6 @@ def load_checkpoint(model: CausalModel, revision: str) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(stored[name])
-
-
-def second_moments() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    r"""Return the running mean :math:`v` of squared gradients at the end of the embedded policy's training.
-
-    :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`, started at 0: Adam divides by
-    :math:`\sqrt{v / (1 - \beta_2^{\mathrm{step}})} + \epsilon`.
-    """
-    path = EMBEDDED_FOLDER / "second_moments.safetensors"
-    with safe_open(path, "pt") as stored:
-        about = {name: float(value) for name, value in stored.metadata().items()}
-    return {name: tensor.float() for name, tensor in load_file(path).items()}, about
 
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")

@@ -133,7 +133,6 @@ _CURRENCY = re.compile(r"[€£¥₹₩₽]\s?(?=\d)|(?<=\d)\s?[€£¥₹₩₽
 
 # A number begins where no other number or name goes on.
 _BEGIN = r"(?<![\w.,/^}\\])"
-_END = r"(?!\w|[.,/]\d|\s*[\^!])"
 # Groups of three digits with the same separator between all of them.
 _SEPARATED = re.compile(
     r"(?<![\w.,/^\\])(?<!\d[ '_])(\d{1,3})((?: |'|_|~|\\[,;: ]|\{,\}|\{\\,\}|,\\!\s?)(?=\d{3}(?!\d)))"

@@ -20,7 +20,9 @@ from gradstats.rewards.grading import Grader, ungraded_sentence
 from gradstats.rewards.registry import Reward
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.sampling.sampler import Completion, KeepsAnswers, Sampler, SamplerSettings, stop_token_ids
-from gradstats.sampling.transformers_sampler import TransformersSampler
+from gradstats.sampling.server_sampler import ServerSampler
+from gradstats.sampling.transformers_sampler import ContinuousSampler, TransformersSampler
+from gradstats.sampling.vllm_sampler import VllmSampler
 from gradstats.system.files import digest, read_json, write_json
 
 #: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.
@@ -50,26 +52,17 @@ def open_sampler(
         raise ValueError(f'base_url is {base_url!r}, but sampler is {sampler!r}: a server takes sampler "openai"')
     if sampler in ("transformers", "continuous"):  # the others draw from weights of their own
         refuse_weights_that_are_not_finite(policy.model, policy.name)
-    # Imported here: each needs a library that the others do not.
     if sampler == "openai":
-        from gradstats.sampling.server_sampler import ServerSampler
-
         if base_url not in (None, options.setdefault("base_url", base_url)):
             raise ValueError(
                 f"base_url is {base_url!r}, and that of sampler_options {options['base_url']!r}: give one address"
             )
         kind, arguments = ServerSampler, {**options, "base_url": options["base_url"] or ""}
     elif sampler == "vllm":
-        from gradstats.sampling.vllm_sampler import VllmSampler
-
         kind, arguments = VllmSampler, {"options": options}
     elif sampler == "continuous":
-        from gradstats.sampling.transformers_sampler import ContinuousSampler
-
         kind, arguments = ContinuousSampler, {"options": options}
     else:
-        from gradstats.sampling.transformers_sampler import TransformersSampler
-
         kind, arguments = TransformersSampler, options
     try:
         return kind(policy, **arguments)

@@ -24,7 +24,6 @@ from gradstats.policy.checkpoint import (
     checkpoint_names,
     known_as,
     refuse_other_policy,
-    second_moments,
     tokenizer_digest,
     weights_digest,
 )
@@ -342,14 +341,3 @@ def test_an_unknown_revision_names_the_known_ones():
         ValueError, match=rf'revision is "?\'main\'"?, but .* has the revisions {checkpoint_names()[0]}, '
     ):
         gs.load_policy("embedded", revision="main")
-
-
-def test_second_moments_belong_to_the_parameters(final):
-    moments, about = second_moments()
-    assert {name: moment.shape for name, moment in moments.items()} == {
-        name: parameter.shape for name, parameter in final.items()
-    }
-    assert all(bool((moment >= 0).all()) and float(moment.sum()) > 0 for moment in moments.values())
-    assert about["step"] > 1000
-    assert 0.9 < about["beta2"] < 1
-    assert about["eps"] > 0

@@ -56,9 +56,13 @@ def loop_engine(policy: Policy, chunk: Chunk, selection: ParameterSelection, ske
     return stack_weightings(chunk, [_join(rows) for rows in by_weighting], stacked)
 
 
-def sequence_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> dict[str, Tensor]:
-    """Return the whole gradient of a chunk of one sequence, parameter name → gradient."""
+def chunk_gradient(policy: Policy, chunk: Chunk, selection: ParameterSelection) -> dict[str, Tensor]:
+    """Return the gradient of a chunk under its first weighting, summed over its sequences: parameter name → gradient.
+
+    It takes one ordinary backward pass.
+    """
     held = whole_parameters(policy.model, selection)
+    refuse_mixed_lengths(policy.model, chunk.times)
     with (
         Objective(policy.model, policy.temperature) as objective,
         measuring_attention(policy, batched=False),

@@ -17,7 +17,7 @@ from gradstats.gradients.checks.self_check import TOLERANCES, SelfCheckError, tw
 from gradstats.gradients.distributed import Ranks
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.engines.reduction import ChunkResult
-from gradstats.gradients.engines.registry import Engine, loop_engine, sequence_gradient
+from gradstats.gradients.engines.registry import Engine, chunk_gradient, loop_engine
 from gradstats.gradients.objective import Chunk, TokenStatistics, default_memory_gib, make_chunk
 from gradstats.gradients.parameters import ParameterSelection, whole_parameters
 from gradstats.gradients.sketches import CountSketch
@@ -226,7 +226,7 @@ def check_projections(policy: Policy, rollouts: Rollouts, selection: ParameterSe
         for row in rows:
             alone = make_chunk(rollouts, [row], policy.device, policy.dtype)
             total, sq_norm = torch.zeros(_DIRECTIONS, dtype=torch.float64, device=policy.device), 0.0
-            for name, gradient in sequence_gradient(policy, alone, selection).items():
+            for name, gradient in chunk_gradient(policy, alone, selection).items():
                 wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32)).flatten()
                 if name in selection.preconditioner:
                     wide = wide * selection.preconditioner[name].flatten()

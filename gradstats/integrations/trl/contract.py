@@ -52,20 +52,6 @@ METHODS = {
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
     "_generate_and_score_completions": ("inputs",),
 }
-#: Attributes that are read.
-ATTRIBUTES = (
-    "_logs",
-    "_metrics",
-    "accelerator",
-    "args",
-    "eos_token_ids",
-    "model",
-    "num_generations",
-    "processing_class",
-    "reward_weights",
-    "state",
-    "temperature",
-)
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -83,7 +69,7 @@ def check_trainer(trainer: Trainer) -> None:
             raise TypeError(
                 f"{type(trainer).__name__}.{name} takes {', '.join(found)} and not {', '.join(expected)}: {known}"
             )
-    for name in ATTRIBUTES:
+    for name in Trainer.__annotations__:
         if not hasattr(trainer, name):
             raise TypeError(f"{type(trainer).__name__} has no {name}: {known}")
     _refuse_partitioned(trainer)

@@ -10,7 +10,7 @@ from gradient_models import ARCHITECTURES, any_model, oracle, with_own_parameter
 from oracles.naive_estimators import sequence_gradients
 
 import gradstats.gradients as gradients
-from gradstats.gradients.engines.registry import loop_engine, sequence_gradient
+from gradstats.gradients.engines.registry import chunk_gradient, loop_engine
 from gradstats.gradients.objective import make_chunk
 from gradstats.policy.policy import Policy
 
@@ -87,7 +87,7 @@ def test_the_whole_gradient_of_one_sequence_is_that_of_autograd():
     model, rollouts = tiny_model("qwen2", tied=True), ragged_rollouts(3, masked=True)
     expected = sequence_gradients(model, rollouts, 0.7)
     chunk = make_chunk(rollouts, [1], torch.device("cpu"), torch.float64)
-    gradient = sequence_gradient(Policy(model, temperature=0.7), chunk, gradients.select_parameters(model))
+    gradient = chunk_gradient(Policy(model, temperature=0.7), chunk, gradients.select_parameters(model))
     assert list(gradient) == [name for name, _ in model.named_parameters()]
     for name, values in gradient.items():
         torch.testing.assert_close(values, expected[1][name], rtol=1e-9, atol=1e-12)
