@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 import tyro
 
+from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import Policy, load_policy
 from gradstats.prompts.embedded import Split, generate_problems
 from gradstats.prompts.load import load_prompts
@@ -56,7 +57,11 @@ def time_case(case: Case, repeats: int, policy_name: str, device: str) -> pd.Dat
     problems = load_prompts("embedded", max(case.completions // 4, 1), rng=0)
     prompts = sorted((policy.encode_prompt(problem.prompt) for problem in problems), key=len)
     prompts = [prompt for prompt in prompts for _ in range(4)][: case.completions]
-    samplers = {method: open_sampler(method, policy) for method in case.methods if method != "generate"}
+    samplers = {
+        method: open_sampler(policy, SamplingSection.of_arguments({"sampler": method}))
+        for method in case.methods
+        if method != "generate"
+    }
     rows = []
     for repeat in range(-1, repeats):  # the first turn is a warm-up
         for method in case.methods:

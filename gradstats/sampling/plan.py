@@ -34,41 +34,33 @@ SAMPLERS = {
 }
 
 
-def open_sampler(
-    sampler: str | Sampler,
-    policy: Policy,
-    base_url: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Sampler:
-    """Return the sampler with the given name; an object is returned unchanged."""
-    if not isinstance(sampler, str):
-        return sampler
-    options = dict(options or {})
-    kind: Any
-    arguments: dict[str, Any]
-    if sampler not in SAMPLERS:
-        raise ValueError(f"sampler is {sampler!r}: choose one of {', '.join(SAMPLERS)}")
-    if base_url is not None and sampler != "openai":
-        raise ValueError(f'base_url is {base_url!r}, but sampler is {sampler!r}: a server takes sampler "openai"')
-    if sampler in ("transformers", "continuous"):  # the others draw from weights of their own
+def open_sampler(policy: Policy, section: SamplingSection) -> Sampler:
+    """Return the sampler that a section names, with its options."""
+    name, base_url, options = section.sampler, section.base_url, dict(section.sampler_options)
+    if base_url is not None and name != "openai":
+        raise ValueError(f'base_url is {base_url!r}, but sampler is {name!r}: a server takes sampler "openai"')
+    if name in ("transformers", "continuous"):  # the others draw from weights of their own
         refuse_weights_that_are_not_finite(policy.model, policy.name)
-    if sampler == "openai":
-        if base_url not in (None, options.setdefault("base_url", base_url)):
-            raise ValueError(
-                f"base_url is {base_url!r}, and that of sampler_options {options['base_url']!r}: give one address"
-            )
-        kind, arguments = ServerSampler, {**options, "base_url": options["base_url"] or ""}
-    elif sampler == "vllm":
-        kind, arguments = VllmSampler, {"options": options}
-    elif sampler == "continuous":
-        kind, arguments = ContinuousSampler, {"options": options}
-    else:
-        kind, arguments = TransformersSampler, options
+    if base_url not in (None, options.get("base_url", base_url)):
+        raise ValueError(
+            f"base_url is {base_url!r}, and that of sampler_options {options['base_url']!r}: give one address"
+        )
+    arguments: dict[str, Any] = {"options": options}
+    if name == "openai":
+        arguments = {"base_url": base_url or "", **options}
+    elif name == "transformers":
+        arguments = options
+    kinds: dict[str, Any] = {
+        "transformers": TransformersSampler,
+        "continuous": ContinuousSampler,
+        "vllm": VllmSampler,
+        "openai": ServerSampler,
+    }
     try:
-        return kind(policy, **arguments)
+        return kinds[name](policy, **arguments)
     except TypeError as error:
         named = ", ".join(options)  # without values, one of which may be a key
-        raise ValueError(f"sampler_options ({named}) do not suit the sampler {sampler!r}: {error}") from error
+        raise ValueError(f"sampler_options ({named}) do not suit the sampler {name!r}: {error}") from error
 
 
 #: Beyond what a run samples; the list of batches of a mistyped group_size would fill the memory.
@@ -132,7 +124,7 @@ class SamplingPlan:
         settings = settings.capped(_fitting_cap(policy, tokens, settings.max_new_tokens))
         refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
         if sampler is None:
-            sampler = open_sampler(section.sampler, policy, section.base_url, section.sampler_options)
+            sampler = open_sampler(policy, section)
         settings.refuse_unknown_to(sampler)
         group_size, batch_size = section.group_size, section.batch_size
         if section.greedy:  # whole groups

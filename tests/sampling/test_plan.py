@@ -30,7 +30,9 @@ def test_absent_libraries_are_named(policy, monkeypatch):
     for name, library in (("vllm", "vllm"), ("openai", "openai")):
         monkeypatch.setitem(sys.modules, library, None)
         with pytest.raises(ImportError, match=rf"pip install 'gradstats\[{name}\]'"):
-            open_sampler(name, policy, "http://x/v1" if name == "openai" else None).describe()
+            open_sampler(
+                policy, SamplingSection(sampler=name, base_url="http://x/v1" if name == "openai" else None)
+            ).describe()
 
 
 @pytest.mark.parametrize(
@@ -54,14 +56,14 @@ def test_wrong_options_are_named(policy, arguments, message):
     pytest.importorskip("openai")
     name, base_url, options = arguments
     with pytest.raises(ValueError, match=message):
-        open_sampler(name, policy, base_url, options)
+        open_sampler(policy, SamplingSection(sampler=name, base_url=base_url, sampler_options=options))
 
 
 def test_weights_with_nan_are_not_sampled_from(policy_folder):
     policy = load_policy(policy_folder)
     policy.model.model.norm.weight.data[0] = float("nan")
     with pytest.raises(ValueError, match=r"hold NaN or infinity \(model\.norm\.weight\): load an intact checkpoint"):
-        open_sampler("transformers", policy)
+        open_sampler(policy, SamplingSection())
 
 
 class Engine:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradstats.config.sections import SamplingSection
 from gradstats.prompts import Problem
 from gradstats.rollouts.table import read_rollouts
 from gradstats.sampling import SamplerSettings
@@ -647,7 +648,10 @@ def test_a_server_that_does_not_answer_in_time(policy):
 
 def test_no_server(policy):
     with pytest.raises(ConnectionError, match="no server can be reached at http://127.0.0.1:9/v1 .*: start it"):
-        open_sampler("openai", policy, "http://127.0.0.1:9/v1", {"max_retries": 0}).describe()
+        open_sampler(
+            policy,
+            SamplingSection(sampler="openai", base_url="http://127.0.0.1:9/v1", sampler_options={"max_retries": 0}),
+        ).describe()
 
 
 def test_several_models_have_to_be_told_apart(policy):

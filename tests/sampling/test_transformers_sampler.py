@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.continuous_batching import cache
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
+from gradstats.config.sections import SamplingSection
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.sampling import SamplerSettings
@@ -22,7 +23,7 @@ from gradstats.sampling.transformers_sampler import ROOM, ContinuousSampler, Gro
 def test_continuous_batching_decodes_greedily_what_generate_does(policy, monkeypatch):
     # A machine with 2 GiB free: its default of 8192 tokens at once leaves no room for a cache in a share of them.
     monkeypatch.setattr(cache, "get_device_and_memory_breakdown", lambda: (torch.device("cpu"), 2 * GIB, 0, 0))
-    sampler = open_sampler("continuous", policy)
+    sampler = open_sampler(policy, SamplingSection(sampler="continuous"))
     prompts = [[2, 4, 5, 3], [2, 6, 3], [2, 4, 4, 4, 3]]
     seen = []
     drawn = sampler.draw(prompts, SamplerSettings(6).greedy(), [1, 2, 3], seen.append)

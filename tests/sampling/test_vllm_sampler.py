@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import load_policy
 from gradstats.sampling import Completion, SamplerSettings
 from gradstats.sampling.plan import open_sampler
@@ -73,7 +74,7 @@ def vllm(monkeypatch):
 
 
 def test_vllm_is_asked_for_exactly_these_settings_and_logprobs(policy, vllm):
-    sampler = open_sampler("vllm", policy, options={"gpu_memory_utilization": 0.4})
+    sampler = open_sampler(policy, SamplingSection(sampler="vllm", sampler_options={"gpu_memory_utilization": 0.4}))
     settings = SamplerSettings(9, temperature=0.8, top_p=0.9, top_k=7, min_p=0.05, repetition_penalty=1.1)
     drawn = sampler.draw([[2, 4, 3], [2, 5, 3]], settings, [11, 12], lambda count: None)
     assert drawn == [Completion([5, 1], [-1.25, -0.25], "stop"), Completion([6, 1], [-1.5, -0.25], "stop")]
@@ -90,9 +91,14 @@ def test_vllm_is_asked_for_exactly_these_settings_and_logprobs(policy, vllm):
     assert sampler.describe() == {"engine": "vllm", "version": "0.0.stand-in", "gpu_memory_utilization": 0.4}
 
 
+VLLM = SamplingSection(sampler="vllm")
+
+
 def test_vllm_that_gives_up_and_policies_it_cannot_load(policy, vllm, monkeypatch):
     monkeypatch.setattr(LLM, "reason", "abort")
     with pytest.raises(RuntimeError, match="vLLM gave up on a request .*'abort'"):
-        open_sampler("vllm", policy).draw([[2]], SamplerSettings(2), [1], lambda count: None)
+        open_sampler(policy, VLLM).draw([[2]], SamplerSettings(2), [1], lambda count: None)
     with pytest.raises(ValueError, match="vLLM cannot load the policy 'embedded': give a hub id or a folder"):
-        open_sampler("vllm", load_policy("embedded")).draw([[2]], SamplerSettings(2), [1], lambda count: None)
+        open_sampler(load_policy("embedded"), SamplingSection(sampler="vllm")).draw(
+            [[2]], SamplerSettings(2), [1], lambda count: None
+        )
