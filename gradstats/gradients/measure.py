@@ -85,6 +85,9 @@ def measure(
         token_exact: tokens of each sequence measured exactly, the heaviest by the forward-only proxy: their number, or
             the share of the proxy that they hold. The proxy is :math:`w_t = 1 - 2\pi(y_t) + \sum\pi^2`; each such token
             takes one backward pass.
+        recompute: run the layers again in the backward pass instead of holding their activations: "on", "off", or
+            "auto", where the activations would take more than ``memory_gib``, or than a quarter of the machine's
+            memory.
         keep_in: a folder in which measured sequences are kept, shard by shard. The same call resumes an interrupted one
             from them; the folder is not removed afterwards.
         allow_policy_mismatch: measure rollouts that were drawn with other weights, another adapter or another

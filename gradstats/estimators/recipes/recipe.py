@@ -41,15 +41,14 @@ class Recipe:
 
     Attributes:
         advantage: the estimator that turns rewards into advantages.
-        scale: what divides the advantages: ``"none"``, ``"group_std"``, ``"batch_std"``, ``"group_mean"``.
-        ratio: ``"none"``, ``"token_clip"``, ``"sequence_clip"``, ``"sequence_product"``, ``"clipped_weight"``,
-            ``"log_ratio_penalty"``.
-        correction: ``"none"``, ``"truncate_tokens"``, ``"truncate_completions"``, ``"mask_tokens"``.
-        aggregation: ``"sequence_sum"``, ``"sequence_mean"``, ``"token_mean"``, ``"constant"``.
-        kl: ``"none"``, ``"in_reward"``, ``"in_loss"``.
-        filter: ``"none"``, ``"dynamic_sampling"``, ``"mask_truncated"``.
-        reward: ``"none"``, ``"soft_overlong"``.
-        mask: ``"none"``, ``"top_entropy"``, ``"reject_tokens"``, ``"reject_completions"``.
+        scale: what divides the advantages, as ``"group_std"``.
+        ratio: what ratio and clip multiply them by, as ``"token_clip"``.
+        correction: of a mismatch between trainer and sampler, as ``"truncate_tokens"``.
+        aggregation: how the tokens of a group are averaged, as ``"sequence_mean"``.
+        kl: the KL term, ``"in_reward"`` or ``"in_loss"``.
+        filter: which completions are left out, as ``"dynamic_sampling"``.
+        reward: a term of the reward by length, ``"soft_overlong"``.
+        mask: which tokens count, as ``"top_entropy"``.
         name: the recipe's name.
         written: the label it was found by; None for one composed of components.
 
@@ -97,9 +96,7 @@ class Recipe:
     @property
     def components(self) -> tuple[Component, ...]:
         """Everything but the advantage."""
-        return (
-            self.scale, self.ratio, self.correction, self.aggregation, self.kl, self.filter, self.reward, self.mask
-        )  # fmt: skip
+        return tuple(getattr(self, kind) for kind in DEFAULT_COMPONENTS)
 
     @property
     def of_advantages(self) -> dict[Kind, Component]:
