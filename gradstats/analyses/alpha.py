@@ -476,8 +476,9 @@ def _caption(frame: pd.DataFrame) -> str:
         )
     )
     prompts = ", ".join(str(number) for number in dict.fromkeys(frame["n_prompts"]))
+    levels = " or ".join(f"{level:.0%}" for level in sorted(set(frame["confidence_level"])))
     return (
-        f"Length exponent α with {frame['confidence_level'].iloc[0]:.0%} intervals ({kinds}): the norm of a "
+        f"Length exponent α with {levels} intervals ({kinds}): the norm of a "
         "completion's gradient grows like the power α of its length; a group baseline uses that within prompts. "
         f"n completions of {prompts} prompts."
     )

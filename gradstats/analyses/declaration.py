@@ -338,7 +338,10 @@ class Analysis(Tabulated):
         of_options = {
             option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
         }
-        asked = self.not_usual({**of_options, **settings}, without=() if "estimators" in settings else ("estimators",))
+        # Without any the command takes those of the run that stay within their group.
+        in_group = [] if "estimators" not in arguments else within_groups(measured, experiment.variance)
+        by_default = as_text(arguments.get("estimators")) == as_text(in_group)
+        asked = self.not_usual({**of_options, **settings}, without=("estimators",) if by_default else ())
         metric = {"metric": metric_label(measured.metadata)}
         return result, self.answer_of(result, level, {} if self.section else asked, metric)
 

@@ -13,11 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+import pandas as pd
+
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SETTLED, Analysis
 from gradstats.analyses.numbers import Triple, common_exponent, power_of_ten
 from gradstats.analyses.variance import TOGETHER
 from gradstats.answers import Answer
+from gradstats.answers.answer import ASKED
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
@@ -26,6 +29,7 @@ from gradstats.report.analysis_tables import frame_in_words, short_table, table_
 from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.prompts_on_page import prompts_on_page
+from gradstats.report.run_tables import level_of
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
 from gradstats.report.tables import Table, cell_text
 from gradstats.report.verdict import (
@@ -376,7 +380,7 @@ def _question(
         "rows": [],
         "caption": "",
         "notes": ([said] if is_long else []) + notes,
-        "command": _command(run, analysis, answer, asked),
+        "command": _command(run, analysis, answer),
     }
     if analysis.section:
         found["answer"] = ""
@@ -426,14 +430,21 @@ def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[
     return headings[:n_columns], [row[:n_columns] for row in rows]
 
 
-def _command(run: SavedResults, analysis: Analysis, answer: Answer | None, asked: Sequence[str] | None) -> str:
-    """Return the command that asks again; "" where it needs arguments that the answer does not state."""
-    level = CONFIDENCE_LEVEL if answer is None else float(answer.about.get("confidence_level", CONFIDENCE_LEVEL))
-    at_level = [] if level == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
-    if analysis.section:
-        return shlex.join(["gradstats", analysis.name, as_given(run.path), *at_level])
-    label = analysis.name if answer is None else answer.question
-    return "" if asked is None else shlex.join(["gradstats", "ask", as_given(run.path), label, *asked, *at_level])
+def _command(run: SavedResults, analysis: Analysis, answer: Answer | None) -> str:
+    """Return the command that gives this answer again; "" where it needs arguments that the answer does not state."""
+    words = [] if answer is None else analysis.words(answer)
+    if words is None:
+        return ""
+    level = CONFIDENCE_LEVEL if answer is None else level_of(answer)
+    words += [] if level == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
+    if not analysis.section:
+        label = analysis.name if answer is None else answer.question
+        return shlex.join(["gradstats", "ask", as_given(run.path), label, *words])
+    # The estimators, reference and target of the run are those that the command takes.
+    section = {name: run.settings.get(f"{analysis.section}.{name}") for name in analysis.settings}
+    asked = analysis.not_usual(section, without=("estimators", "reference", "target"))
+    of_section = analysis.words(Answer(analysis.name, pd.DataFrame(), {ASKED: asked})) or []
+    return shlex.join(["gradstats", analysis.name, as_given(run.path), *of_section, *words])
 
 
 def as_given(path: Path) -> str:

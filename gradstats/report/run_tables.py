@@ -14,6 +14,7 @@ from gradstats.analyses import registry
 from gradstats.analyses.numbers import Triple
 from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.plots.quantities import JUDGED, shown_in
 from gradstats.report.analysis_tables import frame_in_words, table_of, variance_table
@@ -114,11 +115,16 @@ def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
     return found | {name: _triple(means, name) for name in RUN_HEADINGS if name not in found}
 
 
-def levels_of(runs: Sequence[SavedResults], of: Sequence[str] = ("variance", "alpha")) -> str:
+def level_of(answer: Answer) -> float:
+    """Return the level of the intervals of an answer, which some have as a column."""
+    column = answer.frame.get("confidence_level", [CONFIDENCE_LEVEL])
+    return float(answer.about.get("confidence_level", next(iter(column), CONFIDENCE_LEVEL)))
+
+
+def levels_of(runs: Sequence[SavedResults], of: Sequence[str] = registry.OF_EVERY_RUN) -> str:
     """Return the levels of the intervals of some answers of runs, as ``"95%"`` or ``"90% or 95%"``."""
-    levels = {run.confidence_level for run in runs if "variance" in of}
-    levels |= {run.level_of_alpha for run in runs if "alpha" in of and run.alpha is not None}
-    return " or ".join(f"{level:.0%}" for level in sorted(levels))
+    levels = {level_of(run.answers[name]) for run in runs for name in of if name in run.answers}
+    return OR.join(f"{level:.0%}" for level in sorted(levels or {CONFIDENCE_LEVEL}))
 
 
 def several_tables(
