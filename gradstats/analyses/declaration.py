@@ -90,7 +90,7 @@ class Ranking:
     most_first: bool = False
     #: Whether the rows of an estimator stay together and in order, as its bins do; the reference then comes first.
     in_blocks: bool = False
-    #: The column that is 1 over the scale of an estimator: those that differ by it alone share a row.
+    #: The column of the scale of an estimator, or `ratio`, its square: those that differ by it alone share a row.
     scale: str = ""
 
 

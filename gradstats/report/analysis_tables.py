@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, cast
 
 import pandas as pd
 
+from gradstats.analyses.alpha import ANALYSIS as ALPHA
+from gradstats.analyses.alpha import with_alpha_within
 from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking, chosen
 from gradstats.analyses.numbers import UNRESOLVED, Triple, readable
+from gradstats.analyses.printed import cells_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import Comparison, frame_of
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
 from gradstats.plots.quantities import JUDGED, QUANTITIES, Limits, Place
 from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.tables import Table
-from gradstats.report.verdict import common_scale, joined_name, shortened
-from gradstats.stats.variance.best_set import equal_by_construction
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
+from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")
@@ -110,7 +116,7 @@ def table_of(
     """
     named = frame_in_words(frame) if in_words else frame
     numbers, heading = declared.shown(named), declared.row_heading
-    headings = declared.headings_of(named, place)
+    headings = declared.headings_of(numbers, place)
     declares = {one.name: one for one in declared.columns}
     columns = {shown: _cells(declared, name, numbers) for name, shown in headings.items()}
     sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
@@ -130,6 +136,45 @@ def table_of(
     )
 
 
+def alpha_table(
+    fits: Mapping[str, LengthScalingFit | pd.DataFrame], *, confidence_level: float = CONFIDENCE_LEVEL
+) -> Table:
+    """Return the length exponent of one or several fits.
+
+    Args:
+        fits: name → :class:`gradstats.stats.LengthScalingFit`, or the frame of an answer on α.
+        confidence_level: of the intervals of fits; a frame has its own.
+
+    Raises:
+        ValueError: when ``fits`` is empty.
+    """
+    if not fits:
+        raise ValueError("fits is empty: give at least one name and its fit")
+    rows = [with_alpha_within(_frame_of_fit(fit, confidence_level)) for fit in fits.values()]
+    metric = " or ".join(dict.fromkeys(row.attrs["metric"] for row in rows))
+    for row in rows:
+        row.attrs = {}  # which cannot be compared when frames are joined
+    frame = pd.concat(rows, ignore_index=True)
+    frame.insert(0, "run", list(fits))
+    frame.attrs["metric"] = metric
+    return table_of(ALPHA, frame)
+
+
+def _frame_of_fit(fit: LengthScalingFit | pd.DataFrame, confidence_level: float) -> pd.DataFrame:
+    """Return the frame of a fit, whose ``.attrs`` state α within prompts."""
+    if isinstance(fit, pd.DataFrame):
+        return fit
+    frame = fit.to_frame(confidence_level)
+    frame.attrs["metric"] = fit.metric
+    with warnings.catch_warnings():  # what the fit lacks was said when it was made
+        warnings.simplefilter("ignore", UserWarning)
+        inner = fit.within_prompts()
+        if inner is not None:
+            low, high = inner.confidence_interval(confidence_level)
+            frame.attrs["within_prompt"] = {"alpha": inner.alpha, "alpha_low": low, "alpha_high": high}
+    return frame
+
+
 def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) -> list[Triple] | list[str]:
     """Return the cells of a column: estimates with the ends of their intervals, or words."""
     if name == _BEST:
@@ -139,10 +184,41 @@ def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) 
         # What is known exactly has no interval: it is its value.
         pairs = numbers[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).tolist()
         return [(low if low == high else math.nan, low, high) for low, high in pairs]
-    limits = declared.limits_of(name)
-    ends = ["low", "high"] if f"{name}_low" not in numbers and "low" in numbers else [f"{name}_low", f"{name}_high"]
-    triples = numbers.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
-    return [readable(value, low, high, limits) for value, low, high in triples]
+    return cells_of(numbers, name, declared.limits_of(name))
+
+
+_SEVENTHS = 1e-4  # how exactly a scale is a fraction of small numbers
+_LARGEST_DENOMINATOR = 64
+
+
+def joined_name(names: Sequence[str], scale: float, width: int) -> str:
+    """Name estimators that are equal up to a scale in at most so many letters.
+
+    >>> joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 80), joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 20)
+    ('rloo = group_mean = dr_grpo', 'rloo and 2 equal')
+    """
+    if len(names) > 1:
+        at = "" if abs(scale - 1) < _SEVENTHS else f" at {_as_fraction(scale)}"
+        full = f"{' = '.join(names)}{at}"
+        return full if len(full) <= width else f"{shortened(names[0], width - 12)} and {len(names) - 1} equal"
+    return shortened(names[0], width)
+
+
+def _as_fraction(scale: float) -> str:
+    found = Fraction(scale).limit_denominator(_LARGEST_DENOMINATOR)
+    return str(found) if abs(float(found) - scale) < _SEVENTHS * scale else f"{scale:.3g}"
+
+
+def shortened(name: str, width: int) -> str:
+    """Cut a name to a width; what stands in brackets stays in brackets.
+
+    >>> shortened("length_weighted(alpha=within_prompt, loo=True)", 30)
+    'length_weighted(alpha=within…)'
+    """
+    if len(name) <= width:
+        return name
+    end = "…)" if name.endswith(")") else "…"
+    return name[: width - len(end)].rstrip(" ,_=") + end
 
 
 @dataclass(frozen=True)
@@ -155,6 +231,7 @@ class ShortRow:
         rest: what distinguishes the row from others of the same estimators, such as a bin; "" where there is one.
         cells: the columns.
         block: the number of its estimators, whose rows follow one another.
+        at: its place, or that of the first of its estimators, in the frame.
     """
 
     names: tuple[str, ...]
@@ -162,6 +239,7 @@ class ShortRow:
     rest: str
     cells: tuple[str, ...]
     block: int = 0
+    at: int = 0
 
     def estimators(self, width: int) -> str:
         """Name the estimators in at most so many letters."""
@@ -220,27 +298,27 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
     """
     table, ranking = whole or table_of(declared, frame, "terminal", in_words=False), declared.ranking
     headings, texts = table.cells("plain")
-    wanted = declared.first_shown(frame)
-    of_scale = "" if ranking is None else declared.headings_of(frame).get(ranking.scale, "")
+    numbers = declared.shown(frame).reset_index(drop=True)
+    wanted = declared.first_shown(numbers)
+    of_scale = "" if ranking is None else declared.headings_of(numbers).get(ranking.scale, "")
     known = {
         name: at
         for at, (name, triples) in enumerate(table.columns.items(), 1)
         if name in wanted and _says_something(triples, exactly=name != of_scale)
     }
-    shown, cells = (
-        tuple(headings[at] for at in known.values()),
-        [tuple(row[at] for at in known.values()) for row in texts],
-    )
-    numbers = declared.shown(frame).reset_index(drop=True)
+    shown = tuple(headings[at] for at in known.values())
+    cells = [tuple(row[at] for at in known.values()) for row in texts]
     if ranking is None or not {ranking.column, ranking.scale or ranking.column} <= set(numbers):
-        rows = tuple(ShortRow((name,), 1.0, "", row) for name, row in zip(table.rows, cells, strict=True))
-        return ShortTable(table.heading, shown, rows)
+        named = enumerate(zip(table.rows, cells, strict=True))
+        return ShortTable(
+            table.heading, shown, tuple(ShortRow((name,), 1.0, "", row, at=at) for at, (name, row) in named)
+        )
     compared = cast(list[Sequence[Triple]], [table.columns[name] for name in known if name != of_scale])
     estimators = _ranked_estimators(numbers, declared, ranking, compared)
     chosen = [(block, one, at) for block, one in enumerate(estimators) for at in one.rows]
     if not ranking.in_blocks:
         chosen.sort(key=lambda row: row[1].judged[row[1].rows.index(row[2])])
-    rows = tuple(ShortRow(one.names, one.scale, one.rest[at], cells[at], block) for block, one, at in chosen)
+    rows = tuple(ShortRow(one.names, one.scale, one.rest[at], cells[at], block, at) for block, one, at in chosen)
     return ShortTable(table.heading, shown, rows, ranking.in_blocks)
 
 
@@ -303,4 +381,13 @@ def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> fl
 
 
 def _scale(row: Mapping[Hashable, Any], ranking: Ranking) -> float:
-    return float(row[ranking.scale]) if ranking.scale else 1.0
+    if not ranking.scale:
+        return 1.0
+    return math.sqrt(row[ranking.scale]) if ranking.scale == "ratio" else float(row[ranking.scale])
+
+
+def common_scale(scales: Sequence[float]) -> float:
+    """Return the first of some scales over that of all others; 1 where these differ or are not known."""
+    relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
+    common = relative and all(math.isclose(one, relative[0], rel_tol=EQUAL) for one in relative)
+    return relative[0] if common else 1.0

@@ -17,11 +17,11 @@ from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.plots.quantities import JUDGED, shown_in
-from gradstats.report.analysis_tables import frame_in_words, table_of, variance_table
+from gradstats.report.analysis_tables import alpha_table, frame_in_words, table_of, variance_table
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
-from gradstats.report.tables import Table, alpha_table
+from gradstats.report.tables import Table
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 
