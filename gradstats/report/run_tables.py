@@ -121,10 +121,11 @@ def level_of(answer: Answer) -> float:
     return float(answer.about.get("confidence_level", next(iter(column), CONFIDENCE_LEVEL)))
 
 
-def levels_of(runs: Sequence[SavedResults], of: Sequence[str] = registry.OF_EVERY_RUN) -> str:
+def levels_of(runs: Sequence[SavedResults], of: Sequence[str] = ("variance", "alpha")) -> str:
     """Return the levels of the intervals of some answers of runs, as ``"95%"`` or ``"90% or 95%"``."""
-    levels = {level_of(run.answers[name]) for run in runs for name in of if name in run.answers}
-    return OR.join(f"{level:.0%}" for level in sorted(levels or {CONFIDENCE_LEVEL}))
+    levels = {run.confidence_level for run in runs if "variance" in of}
+    levels |= {run.level_of_alpha for run in runs if "alpha" in of and run.alpha is not None}
+    return OR.join(f"{level:.0%}" for level in sorted(levels))
 
 
 def several_tables(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -139,22 +139,13 @@ class SweepResult(Printed):
         means, with Student's t interval over prompts at the level of the cell's comparison. α is that of the cell's
         ``alpha.json``, at the level stated there.
         """
-        frames = []
-        for cell, results in self.results.items():
-            known = {
-                "cell": cell,
-                **_flat(self.settings[cell], self.varied),
-                **completion_means(results),
-                **alpha_of(results),
-            }
-            variance = pd.DataFrame({"estimator": [None]}) if results.variance is None else results.variance
-            table = variance.drop(columns=[name for name in known if name in variance]).reset_index(drop=True)
-            repeated = pd.DataFrame({name: [value] * len(table) for name, value in known.items()})
-            frames.append(pd.concat([repeated, table], axis=1))
-        if not frames:
-            return pd.DataFrame(columns=["cell", *self.varied])
-        joined = pd.concat(frames, ignore_index=True)
-        attrs = [cell.variance.attrs for cell in self.results.values() if cell.variance is not None]
+        no_comparison = pd.DataFrame({"estimator": [None]})
+        frames = {
+            cell: no_comparison if results.variance is None else results.variance
+            for cell, results in self.results.items()
+        }
+        joined = self._joined(frames, lambda results: {**completion_means(results), **alpha_of(results)})
+        attrs = [results.variance.attrs for results in self.results.values() if results.variance is not None]
         shared = {key for key in _SHARED if attrs and all(one.get(key) == attrs[0].get(key) for one in attrs)}
         joined.attrs = {key: attrs[0][key] for key in sorted(shared) if key in attrs[0]}
         return joined
@@ -175,17 +166,20 @@ class SweepResult(Printed):
         Those are ``block, alpha, alpha_low, alpha_high, …, share_of_sq_norm``, with ``total`` as the last block of a
         cell; a cell in which they were not measured has no rows.
         """
-        frames = [
-            blocks.assign(cell=cell, **_flat(self.settings[cell], self.varied))
-            for cell, results in self.results.items()
-            if (blocks := results.table("alpha_by_block")) is not None
-        ]
-        if not frames:
-            return pd.DataFrame(columns=["cell", *self.varied, "block"])
-        joined = pd.concat(frames, ignore_index=True)
-        first = ["cell", *self.varied]
-        return joined.reindex(columns=[*first, *(name for name in joined if name not in first)])
+        blocks = {cell: results.table("alpha_by_block") for cell, results in self.results.items()}
+        return self._joined({cell: frame for cell, frame in blocks.items() if frame is not None}, lambda results: {})
 
+    def _joined(
+        self, frames: Mapping[str, pd.DataFrame], of_cell: Callable[[SavedResults], Mapping[str, object]]
+    ) -> pd.DataFrame:
+        """Return tables of cells below each other, behind the name, the settings and other numbers of the cell."""
+        rows = []
+        for cell, frame in frames.items():
+            known = {"cell": cell, **_flat(self.settings[cell], self.varied), **of_cell(self.results[cell])}
+            table = frame.drop(columns=[name for name in known if name in frame]).reset_index(drop=True)
+            table.attrs = {}  # which cannot be compared when tables are joined
+            rows.append(pd.concat([pd.DataFrame(known, index=table.index), table], axis=1))
+        return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=["cell", *self.varied])
 
 @dataclass(frozen=True)
 class SweepList:
