@@ -281,8 +281,6 @@ def plain_short_table(table: Table) -> ShortTable:
 
 # The estimator that others are compared with, where a table does not say.
 _REFERENCE = "rloo"
-# Stands for the estimator in the name of a row.
-_ESTIMATOR = "\0"
 
 
 def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: Table | None = None) -> ShortTable:
@@ -297,29 +295,24 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
         whole: the table of this frame, where it has been made.
     """
     table, ranking = whole or table_of(declared, frame, "terminal", in_words=False), declared.ranking
-    headings, texts = table.cells("plain")
     numbers = declared.shown(frame).reset_index(drop=True)
     wanted = declared.first_shown(numbers)
     of_scale = "" if ranking is None else declared.headings_of(numbers).get(ranking.scale, "")
-    known = {
-        name: at
-        for at, (name, triples) in enumerate(table.columns.items(), 1)
-        if name in wanted and _says_something(triples, exactly=name != of_scale)
+    places = {
+        heading: at
+        for at, (heading, cells) in enumerate(table.columns.items(), 1)
+        if heading in wanted and _says_something(cells, exactly=heading != of_scale)
     }
-    shown = tuple(headings[at] for at in known.values())
-    cells = [tuple(row[at] for at in known.values()) for row in texts]
-    if ranking is None or not {ranking.column, ranking.scale or ranking.column} <= set(numbers):
-        named = enumerate(zip(table.rows, cells, strict=True))
-        return ShortTable(
-            table.heading, shown, tuple(ShortRow((name,), 1.0, "", row, at=at) for at, (name, row) in named)
-        )
-    compared = cast(list[Sequence[Triple]], [table.columns[name] for name in known if name != of_scale])
-    estimators = _ranked_estimators(numbers, declared, ranking, compared)
-    chosen = [(block, one, at) for block, one in enumerate(estimators) for at in one.rows]
-    if not ranking.in_blocks:
-        chosen.sort(key=lambda row: row[1].judged[row[1].rows.index(row[2])])
-    rows = tuple(ShortRow(one.names, one.scale, one.rest[at], cells[at], block, at) for block, one, at in chosen)
-    return ShortTable(table.heading, shown, rows, ranking.in_blocks)
+    headings, texts = table.cells("plain")
+    rows = [
+        ShortRow((name,), 1.0, "", tuple(row[place] for place in places.values()), at=at)
+        for at, (name, row) in enumerate(zip(table.rows, texts, strict=True))
+    ]
+    shown, in_blocks = tuple(headings[at] for at in places.values()), False
+    if ranking is not None and {ranking.column, ranking.scale or ranking.column} <= set(numbers):
+        compared = cast(list[Sequence[Triple]], [table.columns[one] for one in places if one != of_scale])
+        rows, in_blocks = _ranked(rows, numbers, declared, ranking, compared), ranking.in_blocks
+    return ShortTable(table.heading, shown, tuple(rows), in_blocks)
 
 
 def _says_something(cells: Sequence[Triple | str], *, exactly: bool) -> bool:
@@ -328,49 +321,44 @@ def _says_something(cells: Sequence[Triple | str], *, exactly: bool) -> bool:
     return any(any(map(math.isfinite, triple)) and (exactly or triple[1] != triple[2]) for triple in triples)
 
 
-@dataclass(frozen=True)
-class _Ranked:
-    """Estimators with equal numbers, and the rows of the first of them."""
+def _ranked(
+    rows: Sequence[ShortRow],
+    numbers: pd.DataFrame,
+    declared: Analysis | FurtherTable,
+    ranking: Ranking,
+    columns: Sequence[Sequence[Triple]],
+) -> list[ShortRow]:
+    """Return the rows in order of what is judged, or estimator by estimator with the reference first.
 
-    names: tuple[str, ...]
-    scale: float
-    rows: tuple[int, ...]
-    rest: Mapping[int, str]  # of the name of each row
-    judged: tuple[float, ...]  # of each row, the least first
-
-
-def _ranked_estimators(
-    numbers: pd.DataFrame, declared: Analysis | FurtherTable, ranking: Ranking, columns: Sequence[Sequence[Triple]]
-) -> list[_Ranked]:
-    """Return the estimators in order of what is judged, the reference first where their rows stay together."""
-    labels = list(dict.fromkeys(numbers["estimator"].astype(str)))
-    usual = next((label for label in labels if label in (_REFERENCE, in_words(_REFERENCE))), next(iter(labels), ""))
+    Estimators that are equal in all columns share their rows.
+    """
+    records, limits = numbers.to_dict("records"), declared.limits_of(ranking.column)
+    places: dict[str, list[int]] = {}
+    for at, label in enumerate(numbers["estimator"].astype(str)):
+        places.setdefault(label, []).append(at)
+    usual = next((label for label in places if label in (_REFERENCE, in_words(_REFERENCE))), next(iter(places), ""))
     reference = str(numbers.attrs.get("reference", usual))
-    records = numbers.to_dict("records")
-    rest = {
-        at: str(declared.row_name({**row, "estimator": _ESTIMATOR})).removeprefix(_ESTIMATOR)
-        for at, row in enumerate(records)
-    }
-    of_each: dict[str, list[int]] = {label: [] for label in labels}
-    for at, row in enumerate(records):
-        of_each[str(row["estimator"])].append(at)
-    limits = declared.limits_of(ranking.column)
-    judged = {at: _judged(row, ranking, limits) for at, row in enumerate(records)}
-    scales = {label: _scale(records[rows[0]], ranking) for label, rows in of_each.items()}
-    alike: dict[object, list[str]] = {}
-    for label, rows in of_each.items():
+    # What distinguishes a row from the others of its estimator.
+    rest = [str(declared.row_name({**row, "estimator": ""})) for row in records]
+    judged = [_judged(row, ranking, limits) for row in records]
+    comparable: dict[object, list[str]] = {}
+    for label, of_label in places.items():
         # Of what is not resolved no one knows whether it is equal.
-        known = "" if any(math.isfinite(judged[at]) for at in rows) else label
-        alike.setdefault((known, *(rest[at] for at in rows)), []).append(label)
-    found = []
-    for among in alike.values():
-        flat = [[number for at in of_each[label] for column in columns for number in column[at]] for label in among]
-        for group in equal_by_construction(flat):
-            names = sorted((among[at] for at in group), key=lambda label: label != reference)
-            rows = tuple(of_each[names[0]])
-            scale = common_scale([scales[name] for name in names])
-            found.append(_Ranked(tuple(names), scale, rows, rest, tuple(judged[at] for at in rows)))
-    return sorted(found, key=lambda one: (ranking.in_blocks and reference not in one.names, min(one.judged)))
+        alone = "" if any(math.isfinite(judged[at]) for at in of_label) else label
+        comparable.setdefault((alone, *(rest[at] for at in of_label)), []).append(label)
+    groups = []
+    for labels in comparable.values():
+        flat = [[number for at in places[label] for column in columns for number in column[at]] for label in labels]
+        equal = equal_by_construction(flat)
+        groups += [sorted((labels[at] for at in group), key=lambda label: label != reference) for group in equal]
+    groups.sort(
+        key=lambda names: (ranking.in_blocks and reference not in names, min(judged[at] for at in places[names[0]]))
+    )
+    ranked = []
+    for block, names in enumerate(groups):
+        scale = common_scale([_scale(records[places[name][0]], ranking) for name in names])
+        ranked += [ShortRow(tuple(names), scale, rest[at], rows[at].cells, block, at) for at in places[names[0]]]
+    return ranked if ranking.in_blocks else sorted(ranked, key=lambda row: judged[row.at])
 
 
 def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> float:
