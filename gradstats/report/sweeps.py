@@ -181,6 +181,7 @@ class SweepResult(Printed):
             rows.append(pd.concat([pd.DataFrame(known, index=table.index), table], axis=1))
         return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=["cell", *self.varied])
 
+
 @dataclass(frozen=True)
 class SweepList:
     """The cells that the folder of a sweep lists: folder → settings that vary."""
