@@ -101,12 +101,17 @@ def _named(columns: Sequence[str]) -> Iterator[str]:
 
 
 def cells_of(frame: pd.DataFrame, name: str, limits: Limits = NO_LIMITS) -> list[Triple] | list[str]:
-    """Return the cells of a column as readers see them: numbers with the ends of their intervals, or words.
+    """Return the cells of a column as readers see them: numbers with the ends of their intervals, or words."""
+    if name in frame and frame[name].map(lambda cell: isinstance(cell, str | bool)).any():
+        return [UNRESOLVED if pd.isna(cell) else str(cell) for cell in frame[name]]
+    return triples_of(frame, name, limits)
+
+
+def triples_of(frame: pd.DataFrame, name: str, limits: Limits = NO_LIMITS) -> list[Triple]:
+    """Return the numbers of a column as readers see them, with the ends of their intervals; NaN for what is not known.
 
     The ends stand in ``NAME_low`` and ``NAME_high``, or beside an ``estimate`` or ``value`` in ``low`` and ``high``.
     """
-    if name in frame and frame[name].map(lambda cell: isinstance(cell, str | bool)).any():
-        return [UNRESOLVED if pd.isna(cell) else str(cell) for cell in frame[name]]
     ends = ["low", "high"] if name in _ESTIMATES and "low" in frame else [f"{name}_low", f"{name}_high"]
     numbers = frame.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
     return [readable(*triple, limits) for triple in numbers]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 import pandas as pd
 
 from gradstats.analyses.numbers import number_with_interval
-from gradstats.analyses.printed import cells_of
+from gradstats.analyses.printed import triples_of
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.plots.quantities import JUDGED, QUANTITIES, limits_of
 from gradstats.plots.variance import rows_in_best_set
@@ -19,7 +21,7 @@ from gradstats.report.figures import first_figure_as_svg
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.page import TableOnPage, inline_svg, rendered, table_on_page, write_page
 from gradstats.report.prompts_on_page import visible
-from gradstats.report.run_tables import levels_of, numbers_of_run, run_names, runs_table
+from gradstats.report.run_tables import RUN_HEADINGS, levels_of, numbers_of_run, run_names, runs_table
 from gradstats.report.saved_results import (
     SavedResults,
     differing_settings,
@@ -71,7 +73,7 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         title=next(iter(named)) if len(named) == 1 else f"{len(named)} runs side by side",
         names=list(named),
         links={name: _link(run, folder) for name, run in named.items()},
-        runs=table_on_page(runs_table(named), lambda name: (meanings[name], ""), policies),
+        runs=table_on_page(_in_per_cent(runs_table(named)), lambda name: (meanings[name], ""), policies),
         remarks=_remarks(named),
         differing=[
             (setting, ["–" if value in (None, {}) else visible(str(value)) for value in values])
@@ -81,6 +83,18 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         figures=figures,
         without_figure=len(runs) > MOST_FIGURES,
     )
+
+
+def _in_per_cent(table: Table) -> Table:
+    """Return the table of runs with the share of completions that were cut off in per cent."""
+    cut_off = RUN_HEADINGS["truncated_share"]
+    columns = {
+        f"{heading}, %" if heading == cut_off else heading: [
+            (100 * cell[0], math.nan, math.nan) if heading == cut_off else cell for cell in cells
+        ]
+        for heading, cells in table.columns.items()
+    }
+    return replace(table, columns=columns)
 
 
 def _link(run: SavedResults, folder: Path) -> str:
@@ -101,7 +115,7 @@ def _compared(named: Mapping[str, SavedResults], quantity: str) -> dict[str, str
     for at, name in enumerate(named):
         frame = frames.get(name, pd.DataFrame({"estimator": []}))
         labels = [str(label) for label in frame["estimator"]]
-        cells = cells_of(frame, quantity, limits_of(quantity))
+        cells = triples_of(frame, quantity, limits_of(quantity))
         columns[name] = [cells[labels.index(label)] if label in labels else "" for label in estimators]
         best = rows_in_best_set(frame) if quantity == JUDGED.name else []
         bold |= {(estimators.index(labels[row]), at) for row in best if labels.index(labels[row]) == row}

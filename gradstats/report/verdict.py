@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gradstats.analyses.alpha import CURVED_BELOW
-from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval, readable
+from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval
 from gradstats.analyses.plan import prompts_to_distinguish
+from gradstats.analyses.printed import triples_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import NEEDED, VarianceComparison
 from gradstats.answers import Answer
-from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, QUANTITIES, Limits
+from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, limits_of
 from gradstats.report.analysis_tables import joined_name, short_table
 from gradstats.stats.variance.best_set import EQUAL
 from gradstats.system.late import np, npt
@@ -134,15 +135,15 @@ def of_first_size(comparison: Answer) -> tuple[pd.DataFrame, float | None]:
 def noise_of(comparison: Answer) -> list[Noise]:
     """Return the estimators with a relative noise, those that are equal by construction in one row, the best first."""
     frame, _ = of_first_size(comparison)
-    records, reference = frame.to_dict("records"), comparison.about.get("reference")
+    shown, biases = (triples_of(frame, name, limits_of(name)) for name in (JUDGED.name, _BIAS))
+    at_once, reference = triples_of(frame, f"{JUDGED.name}_simultaneous"), comparison.about.get("reference")
     found = []
-    for one in short_table(VARIANCE, frame).rows:
-        row = records[one.at]
-        shown, bias = _shown(row, JUDGED.name), _shown(row, _BIAS)
-        if any(map(math.isfinite, shown)):
-            together = (_together(row, "low", shown[1]), _together(row, "high", shown[2]))
-            bias = bias if bias[1] > ROUNDING else UNKNOWN
-            found.append(Noise(one.names, one.scale, shown, together, bias, reference in one.names))
+    for row in short_table(VARIANCE, frame).rows:
+        own, (_, low, high) = shown[row.at], at_once[row.at]
+        if any(map(math.isfinite, own)):
+            together = (own[1] if math.isnan(low) else low, own[2] if math.isnan(high) else high)
+            bias = biases[row.at] if biases[row.at][1] > ROUNDING else UNKNOWN
+            found.append(Noise(row.names, row.scale, own, together, bias, reference in row.names))
     return found
 
 
@@ -153,19 +154,6 @@ def _number(row: Mapping[Any, Any], name: str) -> float:
 
 def _triple(row: Mapping[Any, Any], name: str) -> Triple:
     return _number(row, name), _number(row, f"{name}_low"), _number(row, f"{name}_high")
-
-
-def _shown(row: Mapping[Any, Any], name: str, limits: Limits | None = None) -> Triple:
-    """Return an estimate as readers see it, with NaN also for what is infinite."""
-    shown = readable(*_triple(row, name), QUANTITIES[name].limits if limits is None else limits)
-    value, low, high = (math.nan if math.isinf(number) else number for number in shown)
-    return value, low, high
-
-
-def _together(row: Mapping[Any, Any], end: str, own: float) -> float:
-    """Return an end that holds for all rows at once; that of the row itself where the comparison has none."""
-    at_once = _number(row, f"{JUDGED.name}_simultaneous_{end}")
-    return own if math.isnan(at_once) else at_once
 
 
 def headline(
@@ -360,22 +348,24 @@ def _open(planned: Mapping[str, int | None], naming: Naming) -> Verdict | None:
 
 
 def _batch(batch_sizes: Answer, naming: Naming) -> Verdict | None:
-    reference = str(batch_sizes.about.get("reference", "rloo"))
-    for row in batch_sizes.frame.to_dict("records"):
-        if str(row["estimator"]) == reference:
-            critical = _shown(row, "critical_batch", NOT_NEGATIVE)
-            if any(map(math.isfinite, critical)):
-                number = number_with_interval(*critical)
-                return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(reference)})")
+    reference, frame = str(batch_sizes.about.get("reference", "rloo")), batch_sizes.frame
+    for label, critical in zip(frame["estimator"], triples_of(frame, "critical_batch", NOT_NEGATIVE), strict=True):
+        if label == reference and any(map(math.isfinite, critical)):
+            number = number_with_interval(*critical)
+            return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(reference)})")
     return None
 
 
 def what_is_open(comparison: Answer, naming: Naming = as_labelled) -> list[str]:
     """Name the estimators that have no row, and what would give them one."""
     frame, _ = of_first_size(comparison)
-    without = [row for row in frame.to_dict("records") if not any(map(math.isfinite, _shown(row, JUDGED.name)))]
-    silent = [naming(str(row["estimator"])) for row in without if math.isnan(_number(row, "trace_cov"))]
-    unresolved = [naming(str(row["estimator"])) for row in without if not math.isnan(_number(row, "trace_cov"))]
+    shown, has_gradient = triples_of(frame, JUDGED.name, JUDGED.limits), frame["trace_cov"].notna()
+    without = [
+        (naming(str(label)), known)
+        for label, known, triple in zip(frame["estimator"], has_gradient, shown, strict=True)
+        if not any(map(math.isfinite, triple))
+    ]
+    unresolved, silent = ([name for name, known in without if known == wanted] for wanted in (True, False))
     said = []
     if unresolved:
         needed = comparison.about.get(NEEDED)

@@ -104,23 +104,6 @@ def test_it_says_what_there_is_to_say(page, run_directory):
     assert f"α = {number_with_interval(*(alpha[name] for name in ('alpha', 'alpha_low', 'alpha_high')))}" in page
 
 
-def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp_path):
-    folder = shutil.copytree(run_directory, tmp_path / "run")
-    answer = Answer.read(folder / "variance")
-    together = {"matched_ratio_simultaneous_low": 0.5, "matched_ratio_simultaneous_high": 1.25}
-    table = answer.frame.assign(**together, in_best_set=[True, *[False] * (len(answer.frame) - 1)])
-    save_answer(folder, replace(answer, frame=table))
-    text = write_report(folder, svgs={}).read_text().partition('<section id="variance"')[2].partition("</section>")[0]
-    assert text.count("[0.50, 1.25]</td>") == len(table)
-    assert "Relative noise of all rows: between these ends all rows lie at once." in text
-    assert "Bold: the best set" in text
-    assert len(re.findall(r"<strong>(.*?)</strong>", text)) == 1
-    assert [text.count(f'<td data-key="{key}">{mark}</td>') for key, mark in ((0, "yes"), (1, "no"))] == [
-        1,
-        len(table) - 1,
-    ]
-
-
 def test_two_builds_are_byte_identical(run_directory, page, tmp_path):
     assert write_report(run_directory, tmp_path / "again.html").read_text() == page
 
@@ -158,6 +141,9 @@ def test_broken_numbers_and_an_unwritable_place_are_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="report.html cannot be written, since .*file is not a folder: choose another"):
         write_report(folder, tmp_path / "file" / "report.html")
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(OSError, match="cannot be written to .*folder.html .*choose another with --out"):
+        write_page("text", tmp_path / "folder.html")
     (folder / "alpha.json").write_text("{")
     with pytest.warns(UserWarning, match=r"alpha\.json cannot be read as JSON"):
         assert "The data allow no answer" in write_report(folder, svgs={}).read_text()
@@ -547,7 +533,9 @@ def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(compar
     assert "<strong>" in first["cells"][0][0]
     assert "<strong>" not in last["cells"][0][0]
     assert all(len(row["cells"]) == len(table["columns"]) - 1 for row in table["rows"])
-    assert table["rows"][2]["cells"][2] == ("–", "")
+    assert [row["cells"][2] for row in table["rows"]] == [("yes", "0"), ("no", "1"), ("–", ""), ("no", "1")]
+    assert "Relative noise of all rows: between these ends all rows lie at once." in compared["caption"]
+    assert "Bold: the best set" in compared["caption"]
 
 
 def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(compared):
@@ -596,10 +584,3 @@ def test_text_is_escaped_and_an_unknown_name_is_an_error():
     assert "<li>&lt;i&gt;</li>" in page
     with pytest.raises(UndefinedError, match="remarks"):
         rendered("gallery.html.j2", **{name: value for name, value in shown.items() if name != "remarks"})
-
-
-def test_a_page_that_cannot_be_written_says_what_to_do(tmp_path):
-    assert write_page("text\n", tmp_path / "page.html").read_bytes() == b"text\n"
-    (tmp_path / "folder.html").mkdir()
-    with pytest.raises(OSError, match="cannot be written to .*folder.html .*choose another with --out"):
-        write_page("text", tmp_path / "folder.html")
