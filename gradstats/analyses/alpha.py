@@ -481,7 +481,7 @@ def with_alpha_within(frame: pd.DataFrame) -> pd.DataFrame:
 def _shown(frame: pd.DataFrame) -> pd.DataFrame:
     """Return fits with α within prompts where it is known, and R² in two digits."""
     frame = frame if _WITHIN[0] in frame else with_alpha_within(frame)
-    unknown = _WITHIN if frame[_WITHIN[0]].isna().all() else []
+    unknown = [] if frame[_WITHIN[0]].notna().to_numpy().any() else _WITHIN
     return frame.drop(columns=unknown).assign(r_squared=frame["r_squared"].round(2))
 
 

@@ -102,7 +102,7 @@ def _named(columns: Sequence[str]) -> Iterator[str]:
 
 def cells_of(frame: pd.DataFrame, name: str, limits: Limits = NO_LIMITS) -> list[Triple] | list[str]:
     """Return the cells of a column as readers see them: numbers with the ends of their intervals, or words."""
-    if name in frame and frame[name].map(lambda cell: isinstance(cell, str | bool)).any():
+    if name in frame and any(isinstance(cell, str | bool) for cell in frame[name]):
         return [UNRESOLVED if pd.isna(cell) else str(cell) for cell in frame[name]]
     return triples_of(frame, name, limits)
 
@@ -114,7 +114,7 @@ def triples_of(frame: pd.DataFrame, name: str, limits: Limits = NO_LIMITS) -> li
     """
     ends = ["low", "high"] if name in _ESTIMATES and "low" in frame else [f"{name}_low", f"{name}_high"]
     numbers = frame.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
-    return [readable(*triple, limits) for triple in numbers]
+    return [readable(value, low, high, limits) for value, low, high in numbers]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, object]]:

@@ -21,7 +21,7 @@ from gradstats.report.figures import first_figure_as_svg
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.page import TableOnPage, inline_svg, rendered, table_on_page, write_page
 from gradstats.report.prompts_on_page import visible
-from gradstats.report.run_tables import RUN_HEADINGS, levels_of, numbers_of_run, run_names, runs_table
+from gradstats.report.run_tables import RUN_HEADINGS, levels_of, run_names, runs_table
 from gradstats.report.saved_results import (
     SavedResults,
     differing_settings,
@@ -58,14 +58,15 @@ def _results(path: Path) -> list[SavedResults]:
 def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
     """Return the page as text."""
     named = dict(zip(run_names(runs), runs, strict=True))
+    table = runs_table(named)
+    alphas = [number_with_interval(*one, markup="html") for one in table.columns.get("α", [])] or ["–"] * len(runs)
     figures = []
     for at, (name, run) in enumerate(list(named.items())[:MOST_FIGURES]):
         drawn = first_figure_as_svg(run)
         if drawn is not None:
             listed, svg = drawn
             svg = inline_svg(svg, f"run-{at}", f"{name}: {listed.caption}")
-            alpha = number_with_interval(*numbers_of_run(run)["alpha"], markup="html")
-            figures.append({"run": name, "alpha": alpha, "caption": listed.caption, "svg": svg})
+            figures.append({"run": name, "alpha": alphas[at], "caption": listed.caption, "svg": svg})
     meanings = {one.name: one.meaning for one in (*INDEX["alpha"], *INDEX["sweep"])}
     policies = [Path(str(run.settings.get("policy.name") or "")).name for run in runs]
     return rendered(
@@ -73,7 +74,7 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
         title=next(iter(named)) if len(named) == 1 else f"{len(named)} runs side by side",
         names=list(named),
         links={name: _link(run, folder) for name, run in named.items()},
-        runs=table_on_page(_in_per_cent(runs_table(named)), lambda name: (meanings[name], ""), policies),
+        runs=table_on_page(_in_per_cent(table), lambda name: (meanings[name], ""), policies),
         remarks=_remarks(named),
         differing=[
             (setting, ["–" if value in (None, {}) else visible(str(value)) for value in values])

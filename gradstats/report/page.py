@@ -342,8 +342,9 @@ def _question(
         if short.headings:
             found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
         if len(whole.columns) > len(short.headings) or len(whole.rows) > min(len(short.rows), MOST_OPEN_ROWS):
-            labels = declared.shown(frame).get("estimator", [])
-            found["table"] = table_on_page(whole, lambda column: _defined(analysis, declared, column), list(labels))
+            shown = declared.shown(frame)
+            labels = list(shown["estimator"]) if "estimator" in shown else []
+            found["table"] = table_on_page(whole, lambda column: _defined(analysis, declared, column), labels)
     return found
 
 

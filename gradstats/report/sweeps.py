@@ -19,11 +19,10 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.plots.quantities import JUDGED
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import styled
+from gradstats.report.run_tables import numbers_of_run
 from gradstats.report.saved_results import (
-    ENDS,
     MEANS,
     SavedResults,
-    completion_means,
     differing_settings,
     prompt_means,
     read_results,
@@ -144,7 +143,7 @@ class SweepResult(Printed):
             cell: no_comparison if results.variance is None else results.variance
             for cell, results in self.results.items()
         }
-        joined = self._joined(frames, lambda results: {**completion_means(results), **alpha_of(results)})
+        joined = self._joined(frames, _numbers)
         attrs = [results.variance.attrs for results in self.results.values() if results.variance is not None]
         shared = {key for key in _SHARED if attrs and all(one.get(key) == attrs[0].get(key) for one in attrs)}
         joined.attrs = {key: attrs[0][key] for key in sorted(shared) if key in attrs[0]}
@@ -306,16 +305,14 @@ def draw_sweep(frame: pd.DataFrame, varied: Sequence[str], folder: Path, figure_
     return paths
 
 
+def _numbers(results: SavedResults) -> dict[str, float]:
+    """Return the numbers of a cell without α within prompts, which its own files have."""
+    return {name: value for name, value in numbers_of_run(results).items() if not name.startswith("alpha_within")}
+
+
 def _flat(settings: Mapping[str, object], varied: list[str]) -> dict[str, Any]:
     """Return one value for each setting, as text where it is not a single one; None where a cell does not state it."""
     return {
         name: value if isinstance(value := settings.get(name), str | int | float | bool | None) else str(value)
         for name in varied
     }
-
-
-def alpha_of(results: SavedResults) -> dict[str, float]:
-    """Return α with its interval; NaN where it could not be fitted."""
-    alpha = results.alpha or {}
-    entries = ((f"alpha{end}", alpha.get(f"alpha{end}")) for end in ENDS)
-    return {name: np.nan if value is None else float(str(value)) for name, value in entries}

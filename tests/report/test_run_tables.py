@@ -26,7 +26,7 @@ from gradstats.report.run_tables import (
     several_tables,
     write_run_tables,
 )
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import ENDS, read_results
 from gradstats.system.files import read_json
 
 COMMITTED = Path(__file__).parents[2] / "figures"
@@ -189,7 +189,8 @@ def test_names_and_levels(runs, tmp_path):
     assert run_names([one, twin]) == ["one", "again"]
     assert levels_of([one, two]) == "95%"
     forget(tmp_path / "one", "alpha")
-    assert all(map(math.isnan, numbers_of_run(read_results(tmp_path / "one"))["alpha"]))
+    numbers = numbers_of_run(read_results(tmp_path / "one"))
+    assert all(math.isnan(numbers[f"alpha{end}"]) for end in ENDS)
 
 
 def test_a_number_without_an_interval_is_a_column(monkeypatch):
