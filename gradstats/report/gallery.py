@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.printed import triples_of
 from gradstats.estimators.display_names import distinct_names, in_words
 from gradstats.plots.quantities import JUDGED, QUANTITIES, limits_of
@@ -30,7 +29,7 @@ from gradstats.report.saved_results import (
     writing_into,
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
-from gradstats.report.tables import Table
+from gradstats.report.tables import Table, cell_text
 from gradstats.system.outputs import REPORT, refuse_foreign
 
 #: Runs of which the page shows a figure: the first ones.
@@ -59,7 +58,7 @@ def gallery_page(runs: Sequence[SavedResults], folder: Path) -> str:
     """Return the page as text."""
     named = dict(zip(run_names(runs), runs, strict=True))
     table = runs_table(named)
-    alphas = [number_with_interval(*one, markup="html") for one in table.columns.get("α", [])] or ["–"] * len(runs)
+    alphas = [cell_text(one, "html") for one in table.columns.get("α", [])] or ["–"] * len(runs)
     figures = []
     for at, (name, run) in enumerate(list(named.items())[:MOST_FIGURES]):
         drawn = first_figure_as_svg(run)

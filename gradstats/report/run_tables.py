@@ -147,7 +147,7 @@ def several_tables(
 def runs_table(runs: Mapping[str, SavedResults]) -> Table:
     """Return one row per run: α, its size, and the mean reward and length of its completions."""
     source = pd.DataFrame([numbers_of_run(run) for run in runs.values()])
-    names = {name: heading for name, heading in RUN_HEADINGS.items() if source[name].notna().any()}
+    names = {name: heading for name, heading in RUN_HEADINGS.items() if source[name].notna().to_numpy().any()}
     shown = source.assign(truncated_share=source["truncated_share"].round(3))  # which has no interval
     source.insert(0, "run", list(runs))
     source.attrs["metric"] = OR.join(dict.fromkeys(run.metric for run in runs.values()))
