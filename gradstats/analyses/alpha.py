@@ -468,6 +468,23 @@ POINT_COLUMNS = (
 )
 
 
+_WITHIN = ["alpha_within", "alpha_within_low", "alpha_within_high"]
+
+
+def with_alpha_within(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a fit with α within prompts beside it, as its ``.attrs`` state it."""
+    within = frame.attrs.get("within_prompt") or {}
+    known = dict(zip(_WITHIN, (within.get(name) for name in ("alpha", "alpha_low", "alpha_high")), strict=True))
+    return frame.assign(**known).astype(dict.fromkeys(_WITHIN, float))
+
+
+def _shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return fits with α within prompts where it is known, and R² in two digits."""
+    frame = frame if _WITHIN[0] in frame else with_alpha_within(frame)
+    unknown = [] if frame[_WITHIN[0]].notna().to_numpy().any() else _WITHIN
+    return frame.drop(columns=unknown).assign(r_squared=frame["r_squared"].round(2))
+
+
 def _caption(frame: pd.DataFrame) -> str:
     kinds = " and ".join(
         dict.fromkeys(
@@ -476,8 +493,9 @@ def _caption(frame: pd.DataFrame) -> str:
         )
     )
     prompts = ", ".join(str(number) for number in dict.fromkeys(frame["n_prompts"]))
+    levels = " or ".join(f"{level:.0%}" for level in sorted(set(frame["confidence_level"])))
     return (
-        f"Length exponent α with {frame['confidence_level'].iloc[0]:.0%} intervals ({kinds}): the norm of a "
+        f"Length exponent α with {levels} intervals ({kinds}): the norm of a "
         "completion's gradient grows like the power α of its length; a group baseline uses that within prompts. "
         f"n completions of {prompts} prompts."
     )
@@ -487,13 +505,17 @@ ANALYSIS = Analysis(
     name="alpha",
     ask=alpha_report,
     options=("method", "interval"),
-    columns=(
-        *chosen(FIT_COLUMNS, {"alpha": "α", "r_squared": "R²", "n": "n"}),
-        Column("run", "name of the run", file="report/tables.py"),
-        Column("alpha_within", "α within prompts, that of a group baseline", file="report/tables.py"),
+    columns=chosen(
+        (
+            *FIT_COLUMNS,
+            Column("run", "name of the run", file="report/tables.py"),
+            Column("alpha_within", "α within prompts, that of a group baseline", estimated=True),
+        ),
+        {"alpha": "α", "alpha_within": "α within prompts", "r_squared": "R²", "n": "n"},
     ),
-    row_name=lambda row: row["method"],
-    row_heading="method",
+    shown=_shown,
+    row_name=lambda row: row.get("run", row["method"]),
+    row_heading=lambda frame: "run" if "run" in frame else "method",
     caption=_caption,
     source=load_points,
     section="length_scaling",

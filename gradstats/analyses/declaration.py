@@ -90,7 +90,7 @@ class Ranking:
     most_first: bool = False
     #: Whether the rows of an estimator stay together and in order, as its bins do; the reference then comes first.
     in_blocks: bool = False
-    #: The column that is 1 over the scale of an estimator: those that differ by it alone share a row.
+    #: The column of the scale of an estimator, or `ratio`, its square: those that differ by it alone share a row.
     scale: str = ""
 
 
@@ -338,7 +338,10 @@ class Analysis(Tabulated):
         of_options = {
             option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
         }
-        asked = self.not_usual({**of_options, **settings}, without=() if "estimators" in settings else ("estimators",))
+        # Without any the command takes those of the run that stay within their group.
+        in_group = [] if "estimators" not in arguments else within_groups(measured, experiment.variance)
+        by_default = as_text(arguments.get("estimators")) == as_text(in_group)
+        asked = self.not_usual({**of_options, **settings}, without=("estimators",) if by_default else ())
         metric = {"metric": metric_label(measured.metadata)}
         return result, self.answer_of(result, level, {} if self.section else asked, metric)
 

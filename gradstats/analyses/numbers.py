@@ -12,12 +12,8 @@ import re
 from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from statistics import median
-from typing import TYPE_CHECKING
 
 from gradstats.plots.quantities import NO_LIMITS, Limits
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Triple = tuple[float, float, float]
 UNRESOLVED = "–"
@@ -38,12 +34,6 @@ _SMALL_IN_LATEX, _LARGE_IN_LATEX = 1e-3, 1e6
 _AS_GOOD_AS_NOTHING = 1e-4
 # Ends of one sign of which one is so many times the other need digits of their own.
 _DECADE = 10.0
-
-
-def triples_of(frame: pd.DataFrame, name: str) -> list[Triple]:
-    """Return the estimates of a column with the ends of their intervals, from the columns NAME_low and NAME_high."""
-    values = frame[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
-    return [(float(value), float(low), float(high)) for value, low, high in values]
 
 
 def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) -> Triple:

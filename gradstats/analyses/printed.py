@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
-from gradstats.analyses.numbers import UNRESOLVED, number_alone, number_with_interval
+from gradstats.analyses.numbers import UNRESOLVED, Triple, number_with_interval, readable
 from gradstats.plots.quantities import NO_LIMITS, Limits
 from gradstats.system.late import pd
 
@@ -78,45 +77,44 @@ def estimates_with_intervals(
         estimator                ratio
              grpo 0.871 [0.810, 0.930]
     """
-    rows: list[dict[str, Any]] = frame.to_dict("records")
-    written: dict[str, list[str]] = {}
-    for name, (estimate, low, high) in _names(list(map(str, frame))).items():
-        if columns and name not in columns:
-            continue
-        written[name] = [
-            number_with_interval(
-                row[estimate] if estimate else math.nan, row[low], row[high], limits=(limits or {}).get(name, NO_LIMITS)
-            )
-            if low
-            else _cell(row[estimate])
-            for row in rows
-        ]
-    return pd.DataFrame(written, columns=[name for name in (columns or written) if name in written])
+    names = list(dict.fromkeys(_named(list(map(str, frame)))))
+    cells = {
+        name: cells_of(frame, name, (limits or {}).get(name, NO_LIMITS)) for name in columns or names if name in names
+    }
+    return pd.DataFrame(
+        {
+            name: [one if isinstance(one, str) else number_with_interval(*one) for one in of_column]
+            for name, of_column in cells.items()
+        }
+    )
 
 
-def _names(columns: Sequence[str]) -> dict[str, tuple[str, str, str]]:
-    """Name → the columns of estimate and ends; "" for one that does not exist."""
-    found: dict[str, tuple[str, str, str]] = {}
-    plain = next((name for name in _ESTIMATES if name in columns), "")
+def _named(columns: Sequence[str]) -> Iterator[str]:
+    """Yield the names of columns, and of each end of an interval that of its estimate."""
+    estimate = next((name for name in _ESTIMATES if name in columns), "")
     for name in columns:
-        if name in ("low", "high") and plain and {"low", "high"} <= set(columns):
-            continue
         base = name.removesuffix("_low").removesuffix("_high")
         if base != name and {f"{base}_low", f"{base}_high"} <= set(columns):
-            found.setdefault(base, (base if base in columns else "", f"{base}_low", f"{base}_high"))
-        elif name == plain and {"low", "high"} <= set(columns):
-            found[name] = (name, "low", "high")
-        elif {f"{name}_low", f"{name}_high"} <= set(columns):
-            found[name] = (name, f"{name}_low", f"{name}_high")
+            yield base
         else:
-            found[name] = (name, "", "")
-    return found
+            yield estimate if estimate and name in ("low", "high") else name
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return UNRESOLVED
-    return number_alone(value) if isinstance(value, float) else str(value)
+def cells_of(frame: pd.DataFrame, name: str, limits: Limits = NO_LIMITS) -> list[Triple] | list[str]:
+    """Return the cells of a column as readers see them: numbers with the ends of their intervals, or words."""
+    if name in frame and any(isinstance(cell, str | bool) for cell in frame[name]):
+        return [UNRESOLVED if pd.isna(cell) else str(cell) for cell in frame[name]]
+    return triples_of(frame, name, limits)
+
+
+def triples_of(frame: pd.DataFrame, name: str, limits: Limits = NO_LIMITS) -> list[Triple]:
+    """Return the numbers of a column as readers see them, with the ends of their intervals; NaN for what is not known.
+
+    The ends stand in ``NAME_low`` and ``NAME_high``, or beside an ``estimate`` or ``value`` in ``low`` and ``high``.
+    """
+    ends = ["low", "high"] if name in _ESTIMATES and "low" in frame else [f"{name}_low", f"{name}_high"]
+    numbers = frame.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
+    return [readable(value, low, high, limits) for value, low, high in numbers]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, object]]:

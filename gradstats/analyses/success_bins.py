@@ -451,7 +451,7 @@ ANALYSIS = Analysis(
     name="success_bins",
     ask=variance_by_success,
     lacking=without_groups,
-    options=("estimators", "success", "group_size", "bins", "target"),
+    options=("estimators", "success", "group_size", "bins", "target", "rng"),
     columns=COLUMNS,
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),
     row_heading="estimator, success rate",

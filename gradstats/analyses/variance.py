@@ -11,7 +11,15 @@ from operator import index
 from typing import Any, ClassVar, Literal, Protocol, overload, runtime_checkable
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of, without_sketches
+from gradstats.analyses.declaration import (
+    ORDER,
+    Analysis,
+    AnalysisFigure,
+    Column,
+    Ranking,
+    level_of,
+    without_sketches,
+)
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance_notes import (
     about_target,
@@ -807,6 +815,7 @@ ANALYSIS = Analysis(
         "estimators", "group_size", "reference", "target", "prompts_per_batch", "max_grad_norm", "n_resamples", "rng",
     ),
     columns=COLUMNS,
+    ranking=Ranking(JUDGED.name, scale="ratio"),
     row_heading="estimator",
     row_name=row_name,
     shown=with_sizes_in_names,

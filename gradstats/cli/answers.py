@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from gradstats.analyses.numbers import UNRESOLVED
-from gradstats.report.verdict import NO_BREAK, Compared, Noise, Verdict, shortened, what_is_open
+from gradstats.report.analysis_tables import shortened
+from gradstats.report.verdict import NO_BREAK, Noise, Verdict, noise_of, of_first_size, what_is_open
 
 if TYPE_CHECKING:
+    from gradstats.answers import Answer
     from gradstats.report.analysis_tables import ShortRow, ShortTable
 
 #: Columns and lines of a first screen.
@@ -39,21 +41,21 @@ _WHOLE_NAME = 1000
 
 
 def first_screen(
-    headline: str, verdicts: Sequence[Verdict], compared: Compared | None = None, closing: Sequence[str] = ()
+    headline: str, verdicts: Sequence[Verdict], comparison: Answer | None = None, closing: Sequence[str] = ()
 ) -> list[str]:
     """Return the lines of the answer.
 
     Args:
         headline: what was measured.
         verdicts: one line or two for each.
-        compared: the estimators whose relative noise is drawn below the verdicts.
+        comparison: of the estimators whose relative noise is drawn below the verdicts.
         closing: lines on where the rest is.
     """
     block = [line for verdict in verdicts for line in _verdict(verdict)]
     lines = [*_folded(headline, ""), *([""] if block else []), *block]
-    if compared is not None:
+    if comparison is not None:
         room = LINES - len(lines) - len(closing) - _AROUND
-        lines += ["", *noise_table(compared, most=room)]
+        lines += ["", *noise_table(comparison, most=room)]
     return [*lines, *([""] if closing else []), *closing]
 
 
@@ -165,17 +167,18 @@ def _folded_heading(heading: str, width: int) -> list[str]:
     return textwrap.wrap(heading, width, break_long_words=False, break_on_hyphens=False)
 
 
-def noise_table(compared: Compared, most: int) -> list[str]:
+def noise_table(comparison: Answer, most: int) -> list[str]:
     """Return the relative noise of each estimator, sorted, with its interval drawn on an axis that all rows share.
 
     Args:
-        compared: the estimators.
+        comparison: of the estimators.
         most: how many rows are shown; of more, those in the middle are left out.
     """
-    rows, n_left_out, gap = _outermost(compared.rows(), most)
-    size = "" if compared.group_size is None else f", {compared.group_size:g} completions a group"
-    title = f"{_INDENT}samples for equal noise, {compared.reference} = 1{size}"
-    said = [line for text in what_is_open(compared) for line in _folded(text, _INDENT)]
+    rows, n_left_out, gap = _outermost(noise_of(comparison), most)
+    _, group_size = of_first_size(comparison)
+    size = "" if group_size is None else f", {group_size:g} completions a group"
+    title = f"{_INDENT}samples for equal noise, {comparison.about.get('reference')} = 1{size}"
+    said = [line for text in what_is_open(comparison) for line in _folded(text, _INDENT)]
     if not rows:
         return [title, *said]
     texts = [row.text() for row in rows]

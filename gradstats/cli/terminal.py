@@ -184,24 +184,22 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     """
     from gradstats.cli.answers import first_screen
     from gradstats.report.saved_results import read_results
-    from gradstats.report.verdict import compared_first, headline_of, verdicts
+    from gradstats.report.verdict import headline_of, verdicts
 
-    alpha = None if result.alpha is None else result.alpha.summary()
-    level = result.run.experiment.variance.confidence_level
-    frame = None if result.comparison is None else result.comparison.to_frame(level)
-    compared = None if frame is None else compared_first(frame, result.comparison)
+    answers = read_results(result.run.path).answers
+    comparison = answers.get("variance")
     page = next((path for path in reversed(result.paths) if path.suffix == ".html"), None)
     said = notes_of_run(result)
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
-    answer = verdicts(alpha, compared, batch_sizes=read_results(result.run.path).table("batch_size"))
-    show(first_screen(headline, answer, compared, [*closing, *more(len(said), notes, everything)]))
+    answer = verdicts(answers.get("alpha"), comparison, batch_sizes=answers.get("batch_size"))
+    show(first_screen(headline, answer, comparison, [*closing, *more(len(said), notes, everything)]))
     if everything:
         if result.alpha is not None:
             show_alpha_report(result.alpha)
-        if frame is not None:
-            show_variance(frame)
+        if comparison is not None:
+            show_variance(comparison.frame)
         show_paths(result.paths)
     if notes:
         show_notes(said)
@@ -279,11 +277,12 @@ def show_comparison(
         everything: print all rows and columns.
         with_notes: print the notes.
     """
+    from gradstats.analyses.variance import ANALYSIS
     from gradstats.cli.answers import first_screen
-    from gradstats.report.verdict import compared_first, verdicts
+    from gradstats.report.verdict import verdicts, with_plans
 
-    compared = compared_first(frame, comparison)
-    show(first_screen(opening, verdicts(None, compared), compared, more(len(notes), with_notes, everything)))
+    answer = with_plans(ANALYSIS.answer_of(comparison, frame.attrs["confidence_level"]), comparison)
+    show(first_screen(opening, verdicts(None, answer), answer, more(len(notes), with_notes, everything)))
     if everything:
         show_variance(frame)
     if with_notes:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, cast
 
 import pandas as pd
 
+from gradstats.analyses.alpha import ANALYSIS as ALPHA
+from gradstats.analyses.alpha import with_alpha_within
 from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking, chosen
 from gradstats.analyses.numbers import UNRESOLVED, Triple, readable
+from gradstats.analyses.printed import cells_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import Comparison, frame_of
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
 from gradstats.plots.quantities import JUDGED, QUANTITIES, Limits, Place
 from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.tables import Table
-from gradstats.report.verdict import common_scale, joined_name, shortened
-from gradstats.stats.variance.best_set import equal_by_construction
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
+from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")
@@ -110,7 +116,7 @@ def table_of(
     """
     named = frame_in_words(frame) if in_words else frame
     numbers, heading = declared.shown(named), declared.row_heading
-    headings = declared.headings_of(named, place)
+    headings = declared.headings_of(numbers, place)
     declares = {one.name: one for one in declared.columns}
     columns = {shown: _cells(declared, name, numbers) for name, shown in headings.items()}
     sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
@@ -130,6 +136,45 @@ def table_of(
     )
 
 
+def alpha_table(
+    fits: Mapping[str, LengthScalingFit | pd.DataFrame], *, confidence_level: float = CONFIDENCE_LEVEL
+) -> Table:
+    """Return the length exponent of one or several fits.
+
+    Args:
+        fits: name → :class:`gradstats.stats.LengthScalingFit`, or the frame of an answer on α.
+        confidence_level: of the intervals of fits; a frame has its own.
+
+    Raises:
+        ValueError: when ``fits`` is empty.
+    """
+    if not fits:
+        raise ValueError("fits is empty: give at least one name and its fit")
+    rows = [with_alpha_within(_frame_of_fit(fit, confidence_level)) for fit in fits.values()]
+    metric = " or ".join(dict.fromkeys(row.attrs["metric"] for row in rows))
+    for row in rows:
+        row.attrs = {}  # which cannot be compared when frames are joined
+    frame = pd.concat(rows, ignore_index=True)
+    frame.insert(0, "run", list(fits))
+    frame.attrs["metric"] = metric
+    return table_of(ALPHA, frame)
+
+
+def _frame_of_fit(fit: LengthScalingFit | pd.DataFrame, confidence_level: float) -> pd.DataFrame:
+    """Return the frame of a fit, whose ``.attrs`` state α within prompts."""
+    if isinstance(fit, pd.DataFrame):
+        return fit
+    frame = fit.to_frame(confidence_level)
+    frame.attrs["metric"] = fit.metric
+    with warnings.catch_warnings():  # what the fit lacks was said when it was made
+        warnings.simplefilter("ignore", UserWarning)
+        inner = fit.within_prompts()
+        if inner is not None:
+            low, high = inner.confidence_interval(confidence_level)
+            frame.attrs["within_prompt"] = {"alpha": inner.alpha, "alpha_low": low, "alpha_high": high}
+    return frame
+
+
 def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) -> list[Triple] | list[str]:
     """Return the cells of a column: estimates with the ends of their intervals, or words."""
     if name == _BEST:
@@ -139,10 +184,41 @@ def _cells(declared: Analysis | FurtherTable, name: str, numbers: pd.DataFrame) 
         # What is known exactly has no interval: it is its value.
         pairs = numbers[[f"{name}_low", f"{name}_high"]].to_numpy(dtype=float).tolist()
         return [(low if low == high else math.nan, low, high) for low, high in pairs]
-    limits = declared.limits_of(name)
-    ends = ["low", "high"] if f"{name}_low" not in numbers and "low" in numbers else [f"{name}_low", f"{name}_high"]
-    triples = numbers.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
-    return [readable(value, low, high, limits) for value, low, high in triples]
+    return cells_of(numbers, name, declared.limits_of(name))
+
+
+_SEVENTHS = 1e-4  # how exactly a scale is a fraction of small numbers
+_LARGEST_DENOMINATOR = 64
+
+
+def joined_name(names: Sequence[str], scale: float, width: int) -> str:
+    """Name estimators that are equal up to a scale in at most so many letters.
+
+    >>> joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 80), joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 20)
+    ('rloo = group_mean = dr_grpo', 'rloo and 2 equal')
+    """
+    if len(names) > 1:
+        at = "" if abs(scale - 1) < _SEVENTHS else f" at {_as_fraction(scale)}"
+        full = f"{' = '.join(names)}{at}"
+        return full if len(full) <= width else f"{shortened(names[0], width - 12)} and {len(names) - 1} equal"
+    return shortened(names[0], width)
+
+
+def _as_fraction(scale: float) -> str:
+    found = Fraction(scale).limit_denominator(_LARGEST_DENOMINATOR)
+    return str(found) if abs(float(found) - scale) < _SEVENTHS * scale else f"{scale:.3g}"
+
+
+def shortened(name: str, width: int) -> str:
+    """Cut a name to a width; what stands in brackets stays in brackets.
+
+    >>> shortened("length_weighted(alpha=within_prompt, loo=True)", 30)
+    'length_weighted(alpha=within…)'
+    """
+    if len(name) <= width:
+        return name
+    end = "…)" if name.endswith(")") else "…"
+    return name[: width - len(end)].rstrip(" ,_=") + end
 
 
 @dataclass(frozen=True)
@@ -155,6 +231,7 @@ class ShortRow:
         rest: what distinguishes the row from others of the same estimators, such as a bin; "" where there is one.
         cells: the columns.
         block: the number of its estimators, whose rows follow one another.
+        at: its place, or that of the first of its estimators, in the frame.
     """
 
     names: tuple[str, ...]
@@ -162,6 +239,7 @@ class ShortRow:
     rest: str
     cells: tuple[str, ...]
     block: int = 0
+    at: int = 0
 
     def estimators(self, width: int) -> str:
         """Name the estimators in at most so many letters."""
@@ -203,8 +281,6 @@ def plain_short_table(table: Table) -> ShortTable:
 
 # The estimator that others are compared with, where a table does not say.
 _REFERENCE = "rloo"
-# Stands for the estimator in the name of a row.
-_ESTIMATOR = "\0"
 
 
 def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: Table | None = None) -> ShortTable:
@@ -219,29 +295,24 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
         whole: the table of this frame, where it has been made.
     """
     table, ranking = whole or table_of(declared, frame, "terminal", in_words=False), declared.ranking
-    headings, texts = table.cells("plain")
-    wanted = declared.first_shown(frame)
-    of_scale = "" if ranking is None else declared.headings_of(frame).get(ranking.scale, "")
-    known = {
-        name: at
-        for at, (name, triples) in enumerate(table.columns.items(), 1)
-        if name in wanted and _says_something(triples, exactly=name != of_scale)
-    }
-    shown, cells = (
-        tuple(headings[at] for at in known.values()),
-        [tuple(row[at] for at in known.values()) for row in texts],
-    )
     numbers = declared.shown(frame).reset_index(drop=True)
-    if ranking is None or not {ranking.column, ranking.scale or ranking.column} <= set(numbers):
-        rows = tuple(ShortRow((name,), 1.0, "", row) for name, row in zip(table.rows, cells, strict=True))
-        return ShortTable(table.heading, shown, rows)
-    compared = cast(list[Sequence[Triple]], [table.columns[name] for name in known if name != of_scale])
-    estimators = _ranked_estimators(numbers, declared, ranking, compared)
-    chosen = [(block, one, at) for block, one in enumerate(estimators) for at in one.rows]
-    if not ranking.in_blocks:
-        chosen.sort(key=lambda row: row[1].judged[row[1].rows.index(row[2])])
-    rows = tuple(ShortRow(one.names, one.scale, one.rest[at], cells[at], block) for block, one, at in chosen)
-    return ShortTable(table.heading, shown, rows, ranking.in_blocks)
+    wanted = declared.first_shown(numbers)
+    of_scale = "" if ranking is None else declared.headings_of(numbers).get(ranking.scale, "")
+    places = {
+        heading: at
+        for at, (heading, cells) in enumerate(table.columns.items(), 1)
+        if heading in wanted and _says_something(cells, exactly=heading != of_scale)
+    }
+    headings, texts = table.cells("plain")
+    rows = [
+        ShortRow((name,), 1.0, "", tuple(row[place] for place in places.values()), at=at)
+        for at, (name, row) in enumerate(zip(table.rows, texts, strict=True))
+    ]
+    shown, in_blocks = tuple(headings[at] for at in places.values()), False
+    if ranking is not None and {ranking.column, ranking.scale or ranking.column} <= set(numbers):
+        compared = cast(list[Sequence[Triple]], [table.columns[one] for one in places if one != of_scale])
+        rows, in_blocks = _ranked(rows, numbers, declared, ranking, compared), ranking.in_blocks
+    return ShortTable(table.heading, shown, tuple(rows), in_blocks)
 
 
 def _says_something(cells: Sequence[Triple | str], *, exactly: bool) -> bool:
@@ -250,49 +321,44 @@ def _says_something(cells: Sequence[Triple | str], *, exactly: bool) -> bool:
     return any(any(map(math.isfinite, triple)) and (exactly or triple[1] != triple[2]) for triple in triples)
 
 
-@dataclass(frozen=True)
-class _Ranked:
-    """Estimators with equal numbers, and the rows of the first of them."""
+def _ranked(
+    rows: Sequence[ShortRow],
+    numbers: pd.DataFrame,
+    declared: Analysis | FurtherTable,
+    ranking: Ranking,
+    columns: Sequence[Sequence[Triple]],
+) -> list[ShortRow]:
+    """Return the rows in order of what is judged, or estimator by estimator with the reference first.
 
-    names: tuple[str, ...]
-    scale: float
-    rows: tuple[int, ...]
-    rest: Mapping[int, str]  # of the name of each row
-    judged: tuple[float, ...]  # of each row, the least first
-
-
-def _ranked_estimators(
-    numbers: pd.DataFrame, declared: Analysis | FurtherTable, ranking: Ranking, columns: Sequence[Sequence[Triple]]
-) -> list[_Ranked]:
-    """Return the estimators in order of what is judged, the reference first where their rows stay together."""
-    labels = list(dict.fromkeys(numbers["estimator"].astype(str)))
-    usual = next((label for label in labels if label in (_REFERENCE, in_words(_REFERENCE))), next(iter(labels), ""))
+    Estimators that are equal in all columns share their rows.
+    """
+    records, limits = numbers.to_dict("records"), declared.limits_of(ranking.column)
+    places: dict[str, list[int]] = {}
+    for at, label in enumerate(numbers["estimator"].astype(str)):
+        places.setdefault(label, []).append(at)
+    usual = next((label for label in places if label in (_REFERENCE, in_words(_REFERENCE))), next(iter(places), ""))
     reference = str(numbers.attrs.get("reference", usual))
-    records = numbers.to_dict("records")
-    rest = {
-        at: str(declared.row_name({**row, "estimator": _ESTIMATOR})).removeprefix(_ESTIMATOR)
-        for at, row in enumerate(records)
-    }
-    of_each: dict[str, list[int]] = {label: [] for label in labels}
-    for at, row in enumerate(records):
-        of_each[str(row["estimator"])].append(at)
-    limits = declared.limits_of(ranking.column)
-    judged = {at: _judged(row, ranking, limits) for at, row in enumerate(records)}
-    scales = {label: _scale(records[rows[0]], ranking) for label, rows in of_each.items()}
-    alike: dict[object, list[str]] = {}
-    for label, rows in of_each.items():
+    # What distinguishes a row from the others of its estimator.
+    rest = [str(declared.row_name({**row, "estimator": ""})) for row in records]
+    judged = [_judged(row, ranking, limits) for row in records]
+    comparable: dict[object, list[str]] = {}
+    for label, of_label in places.items():
         # Of what is not resolved no one knows whether it is equal.
-        known = "" if any(math.isfinite(judged[at]) for at in rows) else label
-        alike.setdefault((known, *(rest[at] for at in rows)), []).append(label)
-    found = []
-    for among in alike.values():
-        flat = [[number for at in of_each[label] for column in columns for number in column[at]] for label in among]
-        for group in equal_by_construction(flat):
-            names = sorted((among[at] for at in group), key=lambda label: label != reference)
-            rows = tuple(of_each[names[0]])
-            scale = common_scale([scales[name] for name in names])
-            found.append(_Ranked(tuple(names), scale, rows, rest, tuple(judged[at] for at in rows)))
-    return sorted(found, key=lambda one: (ranking.in_blocks and reference not in one.names, min(one.judged)))
+        alone = "" if any(math.isfinite(judged[at]) for at in of_label) else label
+        comparable.setdefault((alone, *(rest[at] for at in of_label)), []).append(label)
+    groups = []
+    for labels in comparable.values():
+        flat = [[number for at in places[label] for column in columns for number in column[at]] for label in labels]
+        equal = equal_by_construction(flat)
+        groups += [sorted((labels[at] for at in group), key=lambda label: label != reference) for group in equal]
+    groups.sort(
+        key=lambda names: (ranking.in_blocks and reference not in names, min(judged[at] for at in places[names[0]]))
+    )
+    ranked = []
+    for block, names in enumerate(groups):
+        scale = common_scale([_scale(records[places[name][0]], ranking) for name in names])
+        ranked += [ShortRow(tuple(names), scale, rest[at], rows[at].cells, block, at) for at in places[names[0]]]
+    return ranked if ranking.in_blocks else sorted(ranked, key=lambda row: judged[row.at])
 
 
 def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> float:
@@ -303,4 +369,13 @@ def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> fl
 
 
 def _scale(row: Mapping[Hashable, Any], ranking: Ranking) -> float:
-    return float(row[ranking.scale]) if ranking.scale else 1.0
+    if not ranking.scale:
+        return 1.0
+    return math.sqrt(row[ranking.scale]) if ranking.scale == "ratio" else float(row[ranking.scale])
+
+
+def common_scale(scales: Sequence[float]) -> float:
+    """Return the first of some scales over that of all others; 1 where these differ or are not known."""
+    relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
+    common = relative and all(math.isclose(one, relative[0], rel_tol=EQUAL) for one in relative)
+    return relative[0] if common else 1.0

@@ -54,23 +54,19 @@ class RunFigure:
 
 
 def figures_of(run: SavedResults, figure_style: FiguresSection | None = None) -> list[RunFigure]:
-    """Return the figures that a run has the numbers for, in the order of its answers."""
+    """Return the figures that a run has the numbers for, in the order of the questions and of the figures of each."""
     style = run.figure_style if figure_style is None else figure_style
-    found: list[RunFigure] = []
+    names: dict[str, list[str]] = {}  # of the answers to each question
     for name, answer in run.answers.items():
-        declared = registry.of_answer(answer.question)
-        if not isinstance(declared, Analysis):
-            continue
-        for figure in declared.figures:
-            named = figure.name if name == declared.name or ":" in answer.question else name
-            found += _with_rows(run, named, figure, figure.table or name, style)
-    # A question may be drawn from the table of another, which every run answers.
-    drawn = {one.name for one in found}
-    asked = {answer.question for answer in run.answers.values()}
-    for analysis in registry.every():
-        for figure in analysis.figures:
-            if figure.table and analysis.name not in asked and figure.name not in drawn:
-                found += _with_rows(run, figure.name, figure, figure.table, style)
+        names.setdefault(answer.question, []).append(name)
+    declared = {one.name: one for one in registry.every()} | {label: registry.of_answer(label) for label in names}
+    found: list[RunFigure] = []
+    for label, analysis in declared.items():
+        for figure in analysis.figures if isinstance(analysis, Analysis) else ():
+            # A question may be drawn from the table of another, which every run answers.
+            for name in names.get(label, [""] if figure.table else []):
+                named = figure.name if name in ("", label) or ":" in label else name
+                found += _with_rows(run, named, figure, figure.table or name, style)
     return found
 
 

@@ -32,8 +32,12 @@ _SYMBOL = 1.3  # with the space around it
 _LONG = 12
 _SCRIPTS = re.compile(r"(?:[\^_]\{[^{}]*\})+")
 _FORMULA = re.compile(r"(\$[^$]+\$)")
-# A value stays on the line of its parameter.
 _VALUE = re.compile(r"(?<=[^\s=]) = (?=[^\s=])")
+
+
+def unbroken(name: str) -> str:
+    """Return a name in which no line breaks between a parameter and its value, as in ``N = 2``."""
+    return _VALUE.sub("\u00a0=\u00a0", name)
 
 
 def latex_escape(text: str) -> str:
@@ -98,7 +102,7 @@ def formula_width(cell: str) -> float:
 def _words(text: str) -> list[str]:
     """Return the words of a text; a parameter and its value are one, and so is a formula."""
     formulas = iter(_FORMULA.findall(text))
-    words = _VALUE.sub("\u00a0=\u00a0", _FORMULA.sub("$$", text)).split(" ")
+    words = unbroken(_FORMULA.sub("$$", text)).split(" ")
     return [re.sub(r"\$\$", lambda _: next(formulas), word) for word in words if word]
 
 

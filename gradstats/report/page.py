@@ -8,37 +8,29 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+import pandas as pd
+
 from gradstats.analyses import registry
-from gradstats.analyses.declaration import SETTLED, Analysis
-from gradstats.analyses.numbers import Triple, common_exponent, power_of_ten
-from gradstats.analyses.variance import TOGETHER
+from gradstats.analyses.declaration import SETTLED, Analysis, FurtherTable
+from gradstats.analyses.numbers import Triple
 from gradstats.answers import Answer
+from gradstats.answers.answer import ASKED
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES
 from gradstats.report.analysis_tables import frame_in_words, short_table, table_of
-from gradstats.report.columns import INDEX
 from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
+from gradstats.report.latex import unbroken
 from gradstats.report.prompts_on_page import prompts_on_page
+from gradstats.report.run_tables import level_of
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
-from gradstats.report.tables import Table, cell_text
-from gradstats.report.verdict import (
-    Compared,
-    Naming,
-    Verdict,
-    alpha_verdict,
-    alpha_verdicts,
-    compared_first,
-    headline,
-    verdicts,
-    what_is_open,
-)
+from gradstats.report.tables import Table
+from gradstats.report.verdict import Verdict, headline, sentence_of, verdicts, what_is_open
 from gradstats.system.files import atomic_path, to_json
 from gradstats.system.outputs import REPORT, is_marked, refuse_foreign, refuse_links
 
@@ -53,7 +45,7 @@ def rendered(template: str, **shown: object) -> str:
     environment = Environment(
         loader=PackageLoader("gradstats.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["interval_kept"] = interval_kept
+    environment.filters |= {"interval_kept": interval_kept, "breakable": breakable}
     return environment.get_template(template).render(shown)
 
 
@@ -80,95 +72,65 @@ def write_page(page: str, target: Path) -> Path:
     return target
 
 
-class Definition(TypedDict):
+class ColumnOnPage(TypedDict):
     """A column: its heading, what it means, and the file that defines it, from the root of the repository."""
 
-    name: str
     heading: str
     meaning: str
     file: str
 
 
-class Cell(TypedDict):
-    """One number of the table: its text, what sorts it, whether it is bold."""
-
-    html: str
-    key: str
-    bold: bool
-
-
-class Row(TypedDict):
-    """One estimator of the table: its name in words, as a page shows it, and the label that files and commands use."""
+class RowOnPage(TypedDict):
+    """A row: its name, the label that files and commands use, and of each cell its text with what sorts it."""
 
     name: str
-    html: str
     label: str
-    cells: list[Cell]
+    cells: list[tuple[str, str]]
 
 
-class VarianceOnPage(TypedDict):
-    """What the template shows of the variance comparison."""
+class TableOnPage(TypedDict):
+    """A table whose columns sort, that of the names of its rows first."""
 
-    columns: list[Definition]
-    rows: list[Row]
-    level: str
-    n_prompts: int | None
-    reference: str | None
-    notes: list[str]
-    together: list[str]
+    columns: list[ColumnOnPage]
+    rows: list[RowOnPage]
 
 
-def variance_on_page(answer: Answer | None, labels: Mapping[str, str] | None = None) -> VarianceOnPage | None:
-    """Return the table of a comparison for the page, or None where there is none."""
-    if answer is None:
-        return None
-    saved = answer.frame.copy()
-    saved.attrs |= {LABELS: dict(labels or {})}
-    # The relative noise, by which estimators are ranked, stands beside the names on a narrow screen.
-    declared = registry.get("variance")
-    ranked = sorted(declared.columns, key=lambda one: (not one.name.startswith(JUDGED.name), one.name != "in_best_set"))
-    table = table_of(replace(declared, columns=tuple(ranked)), saved, "page")
-    about, columns = frame_in_words(saved).attrs, [column_definition("estimator", "estimator")]
-    labels_of_rows = [str(label) for label in saved["estimator"]]
-    rows = [named_row(name, label) for name, label in zip(table.rows, labels_of_rows, strict=True)]
-    for at, (name, heading) in enumerate(table.names.items()):
-        cells = table.columns[heading]
-        exponent = common_exponent(cells)
-        columns.append(column_definition(name, heading + (f" (×{power_of_ten(exponent)})" if exponent else "")))
-        for number, (row, one) in enumerate(zip(rows, cells, strict=True)):
-            row["cells"].append(cell(one, exponent, bold=(number, at) in table.bold))
-    names = {row["label"]: row["name"] for row in rows}
-    together = [heading for name, heading in table.names.items() if name.endswith("_simultaneous")]
+def table_on_page(
+    table: Table, defined: Callable[[str], tuple[str, str]] = lambda name: ("", ""), labels: Sequence[object] = ()
+) -> TableOnPage:
+    """Return a table for the page.
+
+    Args:
+        table: the table.
+        defined: returns what a column of a name means, and the file that computes it.
+        labels: of the rows, where they are called otherwise.
+    """
+    headings, texts = table.cells("plain")[0], table.cells("html")[1]
+    columns = [ColumnOnPage(heading=headings[0], meaning=TERMS.get(headings[0], ""), file="")]
+    for name, heading in zip(table.names or table.columns, headings[1:], strict=True):
+        meaning, file = defined(name)
+        columns.append({"heading": heading, "meaning": meaning, "file": file})
+    keys = zip(*(map(_sort_key, cells) for cells in table.columns.values()), strict=True)
+    rows = zip(table.rows, labels or table.rows, texts, keys, strict=True)
     return {
         "columns": columns,
-        "rows": rows,
-        "level": f"{about['confidence_level']:.0%}" if "confidence_level" in about else "",
-        "n_prompts": about.get("n_prompts"),
-        "reference": about.get("reference"),
-        "notes": [in_words_of(note, names) for note in answer.notes],
-        "together": together,
+        "rows": [
+            {
+                "name": name,
+                "label": str(label),
+                "cells": list(zip(cells[1:], keys_of_row, strict=True)),
+            }
+            for name, label, cells, keys_of_row in rows
+        ],
     }
 
 
-def column_definition(name: str, heading: str) -> Definition:
-    """Return what a column of the variance table means, in the words of the glossary."""
-    file = next(column.file for column in INDEX["variance"] if column.name == name)
-    return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
-
-
-def cell(one: Triple | str, exponent: int = 0, *, bold: bool = False) -> Cell:
-    """Return a cell, sorted by its number or, where that is not known, the lower end; of a best set "yes" is first."""
-    text = cell_text(one, "html", exponent)
-    if isinstance(one, str):
-        return {"html": text, "key": {"yes": "0", "no": "1"}.get(one, ""), "bold": bold}
-    value, low, _ = one
-    key = value if math.isfinite(value) else low
-    return {"html": text, "key": repr(float(key)) if math.isfinite(key) else "", "bold": bold}
-
-
-def named_row(name: str, label: str) -> Row:
-    """Return the row of an estimator, as yet without cells."""
-    return {"name": name, "html": breakable(name), "label": label, "cells": []}
+def _sort_key(cell: Triple | str) -> str:
+    """Return what sorts a cell: its number or, where that is not known, the lower end; of a best set "yes" is first."""
+    if isinstance(cell, str):
+        return {"yes": "0", "no": "1"}.get(cell, "")
+    key = next(filter(math.isfinite, cell[:2]), math.nan)
+    return repr(float(key)) if math.isfinite(key) else ""
 
 
 def in_words_of(text: str, names: Mapping[str, str]) -> str:
@@ -184,13 +146,14 @@ def in_words_of(text: str, names: Mapping[str, str]) -> str:
     return labels.sub(lambda found: names[found[0]], text)
 
 
-def breakable(name: str) -> str:
+def breakable(name: str) -> Markup:
     """Return a name, escaped, that a narrow column may break where its words and parameters end.
 
     A value in words stays on the line of its parameter: the spaces of ``α = 0.8`` do not break.
     """
-    kept = re.sub(r"(?<=\S) = (?=\S)", "\u00a0=\u00a0", html.escape(name))
-    return re.sub(r"([_(,]|=(?!\u00a0))", r"\1<wbr>", kept)
+    from markupsafe import Markup
+
+    return Markup(re.sub(r"([_(,]|=(?!\u00a0))", r"\1<wbr>", html.escape(unbroken(name))))
 
 
 # What the inks of each theme become on the page, so that figures follow its dark mode: text, paper, grid.
@@ -252,11 +215,8 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
     """Return the page as text, with the figures given as SVG, or drawn here where None are."""
     figures = _figures_of_page(run, svgs)
     drawn = [figure["name"] for figure in figures]
-    questions = questions_on_page(run, figures)
-    variance = variance_on_page(run.answers.get("variance"), run.figure_style.labels)
-    of_variance = [] if variance is None else variance["notes"]
-    others = [question for question in questions if question["section"] != "variance"]  # whose notes these are
-    shared = shared_notes([of_variance, *(question["notes"] for question in others)])
+    questions = questions_on_page(run, drawn)
+    shared = shared_notes(question["notes"] for question in questions)
     for question in questions:
         question["notes"] = [one for one in question["notes"] if one not in shared]
     shown = {name for question in questions for name in question["figures"]}
@@ -268,15 +228,9 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         verdicts=_verdicts(run),
         questions=questions,
         measured=_what_was_measured(run),
-        alpha=_alpha(run),
-        alpha_verdicts=_alpha_verdicts(run),
-        sentences=[] if run.alpha is None else run.alpha.get("sentences", []),
-        variance=variance,
-        notes=[one for one in of_variance if one not in shared],
         shared_notes=shared,
         here=not run.path.is_absolute(),
         most_rows=MOST_OPEN_ROWS,
-        together=TOGETHER,
         prompts=prompts_on_page(run),
         terms=TERMS,
         figures={figure["name"]: figure for figure in figures},
@@ -293,14 +247,14 @@ class QuestionOnPage(TypedDict):
     """What a section shows: what the analysis declares, filled with the numbers of the run."""
 
     id: str  # on the page, that of its files
-    section: str  # of an experiment file, of what every run answers in words of its own; otherwise ""
     question: str
     asked: str  # of what, where the run recorded it; in the heading where a question was asked more than once
     answer: str  # "" where the run did not record it
     figures: list[str]
     n_open: int  # of the figures; the others are folded
-    headings: list[str]
+    headings: list[str]  # of the short table, which is open
     rows: list[list[str]]
+    table: TableOnPage | None  # with all rows and columns
     caption: str
     notes: list[str]
     command: str  # "" where the run did not record what was asked
@@ -326,18 +280,18 @@ _LONGEST_ANSWER = 400
 _WHOLE_NAME = 1000
 
 
-def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -> list[QuestionOnPage]:
+def questions_on_page(run: SavedResults, drawn: Collection[str] = ()) -> list[QuestionOnPage]:
     """Return a section for each answer of the run, in the order of the questions; α and estimators always have one.
 
     The first figure of each is open, up to six of them.
-    """
-    from gradstats.report.run_tables import run_tables
 
-    drawn = [figure["name"] for figure in figures]
-    tables = run_tables(run.answers, run.name, run.figure_style)
+    Args:
+        run: the run.
+        drawn: names of its figures.
+    """
     answers: dict[str, Answer | None] = dict.fromkeys(registry.OF_EVERY_RUN) | dict(run.answers)
     found = [
-        _question(run, name, declared, answer, tables, drawn)
+        _question(run, name, declared, answer, drawn)
         for name, answer in answers.items()
         if isinstance(declared := registry.of_answer(name if answer is None else answer.question), Analysis)
     ]
@@ -351,89 +305,88 @@ def questions_on_page(run: SavedResults, figures: Sequence[Mapping[str, str]]) -
 
 
 def _question(
-    run: SavedResults,
-    name: str,
-    analysis: Analysis,
-    answer: Answer | None,
-    tables: Mapping[str, Table],
-    drawn: Collection[str],
+    run: SavedResults, name: str, analysis: Analysis, answer: Answer | None, drawn: Collection[str]
 ) -> QuestionOnPage:
-    naming = _names_of(run, answer)
-    said = "" if answer is None else in_words_of(answer.sentence, naming)
-    is_long = len(said) > _LONGEST_ANSWER
-    asked = None if answer is None else analysis.words(answer)
-    notes = [] if answer is None else [in_words_of(one, naming) for one in answer.notes]
     own_figures = dict.fromkeys([*(figure.name for figure in analysis.figures), name])
     found: QuestionOnPage = {
         "id": name,
-        "section": analysis.section,
         "question": analysis.question,
-        "asked": in_words_of(" ".join(asked or []), naming),
-        "answer": "" if is_long else said,
+        "asked": "",
+        "answer": "The data allow no answer; the remarks below say why.",
         "figures": [one for one in own_figures if one in drawn],
         "n_open": 0,
         "headings": [],
         "rows": [],
+        "table": None,
         "caption": "",
-        "notes": ([said] if is_long else []) + notes,
-        "command": _command(run, analysis, answer, asked),
+        "notes": [],
+        "command": _command(run, analysis, answer),
     }
-    if analysis.section:
-        found["answer"] = ""
-        if analysis.section == "length_scaling" and run.alpha is not None:
-            verdict = alpha_verdict(run.alpha)
-            found["answer"] = f"α = {verdict}." if verdict[:1].isdigit() else f"α is {verdict}."
-        if analysis.section == "variance":
-            compared, in_words = _compared(run)
-            if compared is not None:
-                found["answer"] = _answer_on_estimators(compared, in_words)
-                found["headings"], found["rows"] = _noise_on_page(compared, in_words)
+    if answer is None:
         return found
+    names = _names_of(run, answer)
+    said = in_words_of(sentence_of(answer, lambda label: names.get(label, label)), names)
+    is_long = len(said) > _LONGEST_ANSWER
+    found["answer"] = "" if is_long else said
+    found["asked"] = in_words_of(" ".join(analysis.words(answer) or []), names)
+    notes = [*answer.about.get("sentences", ()), *answer.notes]
+    found["notes"] = ([said] if is_long else []) + [in_words_of(one, names) for one in notes]
     declared = analysis.leading
-    table = None if declared is None else tables.get(name if declared is analysis else declared.name)
-    if declared is not None and table is not None and answer is not None and not answer.about.get(SETTLED):
-        short = short_table(declared, frame_in_words(table.source), table)
+    leading = answer if declared is analysis else answer.further.get("" if declared is None else declared.name)
+    if declared is not None and leading is not None and len(leading.frame) and not answer.about.get(SETTLED):
+        frame = leading.frame.copy()
+        frame.attrs |= {LABELS: run.figure_style.labels}
+        short = short_table(declared, frame_in_words(frame), table_of(declared, frame))
+        whole = table_of(_ranked_first(declared), frame, "page")
+        found["caption"] = whole.full_caption
         if short.headings:
             found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
-        found["caption"] = table.full_caption
+        if len(whole.columns) > len(short.headings) or len(whole.rows) > min(len(short.rows), MOST_OPEN_ROWS):
+            shown = declared.shown(frame)
+            labels = list(shown["estimator"]) if "estimator" in shown else []
+            found["table"] = table_on_page(whole, lambda column: _defined(analysis, declared, column), labels)
     return found
 
 
-def _names_of(run: SavedResults, answer: Answer | None) -> dict[str, str]:
+def _ranked_first(declared: Analysis | FurtherTable) -> Analysis | FurtherTable:
+    """Return a declaration whose first columns are what ranks the rows, beside their names on a narrow screen."""
+    if declared.ranking is None:
+        return declared
+    judged = declared.ranking.column
+    ranked = sorted(declared.columns, key=lambda one: (not one.name.startswith(judged), one.name != "in_best_set"))
+    return replace(declared, columns=tuple(ranked))
+
+
+def _defined(analysis: Analysis, declared: Analysis | FurtherTable, name: str) -> tuple[str, str]:
+    """Return what a column means, in the words of the glossary where it has any, and the file that computes it."""
+    column = next(one for one in declared.columns if one.name == name)
+    meaning = TERMS[TERM_OF_COLUMN[name]] if name in TERM_OF_COLUMN else column.meaning
+    return meaning, f"gradstats/{column.file or analysis.file}"
+
+
+def _names_of(run: SavedResults, answer: Answer) -> dict[str, str]:
     """Return the name in words of each estimator that an answer, or what was asked, mentions."""
-    if answer is None:
-        return {}
     mentioned = [answer.about[key] for key in ("curve", "reference") if key in answer.about]
     if "estimator" in answer.frame:
         mentioned += answer.frame["estimator"].tolist()
     return distinct_names(dict.fromkeys(map(str, mentioned)), run.figure_style.labels)
 
 
-def _answer_on_estimators(compared: Compared, naming: Naming) -> str:
-    """Return which estimator to use and which to avoid."""
-    said = {one.topic: one.text for one in verdicts(None, compared, naming)}
-    best, avoid = said.get("best", ""), said.get("avoid", "")
-    sentences = [best[:1].upper() + best[1:], f"Avoid {avoid}" if avoid else ""]
-    return " ".join(f"{sentence}." for sentence in sentences if sentence)
-
-
-def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of the relative noise, with a row for estimators that are equal by construction."""
-    rows = [[one.name(naming, _WHOLE_NAME), one.text(), one.bias_text()] for one in compared.estimators]
-    size = "" if compared.group_size is None else f", {compared.group_size:g} completions a group"
-    headings = [f"estimator{size}", JUDGED.heading, QUANTITIES["matched_bias_share"].heading]
-    n_columns = len(headings) if any(row[-1] for row in rows) else len(headings) - 1
-    return headings[:n_columns], [row[:n_columns] for row in rows]
-
-
-def _command(run: SavedResults, analysis: Analysis, answer: Answer | None, asked: Sequence[str] | None) -> str:
-    """Return the command that asks again; "" where it needs arguments that the answer does not state."""
-    level = CONFIDENCE_LEVEL if answer is None else float(answer.about.get("confidence_level", CONFIDENCE_LEVEL))
-    at_level = [] if level == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
-    if analysis.section:
-        return shlex.join(["gradstats", analysis.name, as_given(run.path), *at_level])
-    label = analysis.name if answer is None else answer.question
-    return "" if asked is None else shlex.join(["gradstats", "ask", as_given(run.path), label, *asked, *at_level])
+def _command(run: SavedResults, analysis: Analysis, answer: Answer | None) -> str:
+    """Return the command that gives this answer again; "" where it needs arguments that the answer does not state."""
+    words = [] if answer is None else analysis.words(answer)
+    if words is None:
+        return ""
+    level = CONFIDENCE_LEVEL if answer is None else level_of(answer)
+    words += [] if level == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
+    if not analysis.section:
+        label = analysis.name if answer is None else answer.question
+        return shlex.join(["gradstats", "ask", as_given(run.path), label, *words])
+    # The estimators, reference and target of the run are those that the command takes.
+    section = {name: run.settings.get(f"{analysis.section}.{name}") for name in analysis.settings}
+    asked = analysis.not_usual(section, without=("estimators", "reference", "target"))
+    of_section = analysis.words(Answer(analysis.name, pd.DataFrame(), {ASKED: asked})) or []
+    return shlex.join(["gradstats", analysis.name, as_given(run.path), *of_section, *words])
 
 
 def as_given(path: Path) -> str:
@@ -459,19 +412,17 @@ def _headline(run: SavedResults) -> str:
     ).strip()
 
 
-def _compared(run: SavedResults) -> tuple[Compared | None, Naming]:
-    """Return the comparison of estimators as a reader needs it first, where there is one, and what they are called."""
-    frame = run.variance
-    compared = None if frame is None or frame.empty else compared_first(frame)
-    names = {} if frame is None else distinct_names(map(str, frame["estimator"]), run.figure_style.labels)
-    return compared, lambda label: names.get(label, label)
-
-
 def _verdicts(run: SavedResults) -> list[Verdict]:
     """Return the verdicts with which the terminal begins as well, with estimators named in words."""
-    compared, naming = _compared(run)
-    found = verdicts(run.alpha, compared, naming, batch_sizes=run.table("batch_size"))
-    return found if compared is None else [*found, *(Verdict("open", text) for text in what_is_open(compared, naming))]
+    comparison = run.answers.get("variance")
+    names = {} if comparison is None else _names_of(run, comparison)
+
+    def naming(label: str) -> str:
+        return names.get(label, label)
+
+    found = verdicts(run.answers.get("alpha"), comparison, naming, batch_sizes=run.answers.get("batch_size"))
+    open_ones = [] if comparison is None else what_is_open(comparison, naming)
+    return [*found, *(Verdict("open", text) for text in open_ones)]
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
@@ -525,26 +476,6 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
         ("sampler against scorer", (manifest.get("sampler_gap") or {}).get("sentence")),
     ]
     return [(label, str(value)) for label, value in rows if value not in (None, "")]
-
-
-def _alpha(run: SavedResults) -> dict[str, str | bool] | None:
-    if run.alpha is None:
-        return None
-    saved, within = run.alpha, run.alpha.get("within_prompt")
-    r_squared = math.nan if saved["r_squared"] is None else saved["r_squared"]
-    return {
-        "level": f"{saved.get('confidence_level', CONFIDENCE_LEVEL):.0%}",
-        "method": f"{saved['method']}, {saved['interval']} interval",
-        # That it is what a group baseline uses goes without saying where it is the α of the run itself.
-        "has_within": within is not None and saved["method"] != "within_prompt",
-        "rest": f"n = {saved['n']} completions of {saved['n_prompts']} prompts, R² = {r_squared:.2f}",
-    }
-
-
-def _alpha_verdicts(run: SavedResults) -> list[str]:
-    """Return what else is known of α, each in a line."""
-    found = [] if run.alpha is None else alpha_verdicts(run.alpha)
-    return [f"{one.text[:1].upper()}{one.text[1:]}." for one in found if one.topic != "α"]
 
 
 def _commands(run: SavedResults) -> list[tuple[str, str]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import pandas as pd
 
@@ -68,38 +67,6 @@ MOST_PROMPTS, MOST_COMPLETIONS, MOST_CHARACTERS = 40, 4, 1500
 _SHOWN = ("prompt_id", "sample_id", "reward", "length", "truncated", "prompt_text", "completion_text")
 
 
-@dataclass(frozen=True)
-class ShownCompletion:
-    """A completion on the page.
-
-    Attributes:
-        sample_id: its number among those of the prompt.
-        reward: its reward.
-        length: tokens that count.
-        truncated: whether it was cut off at the cap.
-        text: what is shown of it.
-    """
-
-    sample_id: int
-    reward: float
-    length: int
-    truncated: bool
-    text: str
-
-
-@dataclass(frozen=True)
-class ShownPrompt:
-    """A prompt on the page with a few of its completions.
-
-    Attributes:
-        text: what is shown of it; empty where it was not recorded.
-        completions: the first with the highest reward, the first with the lowest, then in their order.
-    """
-
-    text: str
-    completions: list[ShownCompletion]
-
-
 def spread_over(prompts: list[str], most: int = MOST_PROMPTS) -> list[str]:
     """Return at most so many prompts of an ordered list, evenly spaced from the first to the last.
 
@@ -111,8 +78,13 @@ def spread_over(prompts: list[str], most: int = MOST_PROMPTS) -> list[str]:
     return [prompts[at] for at in np.linspace(0, len(prompts) - 1, most).round().astype(int)]
 
 
-def read_completions(run: Path, prompts: Collection[str]) -> dict[str, ShownPrompt]:
-    """Read a few completions of some prompts from a run directory, shard by shard."""
+def read_completions(run: Path, prompts: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Read a few completions of some prompts from a run directory, shard by shard.
+
+    Returns:
+        Prompt → its ``text``, empty where it was not recorded, and ``completions``, of each a dictionary: the first
+        with the highest reward, the first with the lowest, then in their order.
+    """
     if not (run / "rollouts").is_dir():
         raise FileNotFoundError(f"the folder {run.name} holds no rollouts")
     kept = []
@@ -129,20 +101,15 @@ def read_completions(run: Path, prompts: Collection[str]) -> dict[str, ShownProm
     return {str(prompt): _shown(of_prompt) for prompt, of_prompt in rows.groupby("prompt_id", sort=False)}
 
 
-def _shown(rows: pd.DataFrame) -> ShownPrompt:
+def _shown(rows: pd.DataFrame) -> dict[str, Any]:
     rows = rows.sort_values("sample_id", kind="stable", ignore_index=True)
     rewards = rows["reward"].to_numpy(dtype=float)
     first = dict.fromkeys([int(rewards.argmax()), int(rewards.argmin()), *range(len(rows))])
     picked = rows.iloc[sorted(list(first)[:MOST_COMPLETIONS])]
-    texts = [_shown_text(text) for text in picked["completion_text"]]
-    numbers = zip(picked["sample_id"], picked["reward"], picked["length"], picked["truncated"], texts, strict=True)
-    return ShownPrompt(
-        text=_shown_text(rows["prompt_text"].iloc[0]) if "prompt_text" in rows else "",
-        completions=[
-            ShownCompletion(int(sample), float(reward), int(length), bool(cut), text)
-            for sample, reward, length, cut, text in numbers
-        ],
-    )
+    picked = picked.assign(text=[_shown_text(text) for text in picked["completion_text"]])
+    names = ["sample_id", "reward", "length", "truncated", "text"]
+    text = _shown_text(rows["prompt_text"].iloc[0]) if "prompt_text" in rows else ""
+    return {"text": text, "completions": picked[names].to_dict("records")}
 
 
 def _shown_text(text: object) -> str:
@@ -151,30 +118,6 @@ def _shown_text(text: object) -> str:
 
 #: Rows of the table of prompts; of more prompts, as many are listed.
 MOST_ROWS = 300
-
-
-class PromptRow(TypedDict):
-    """One prompt of the table, with what is shown of it."""
-
-    name: str
-    success: str
-    key: str
-    n: int
-    length: str
-    cut: str
-    shown: ShownPrompt | None
-
-
-class PromptsOnPage(TypedDict):
-    """What the template shows of the prompts."""
-
-    sentence: str
-    rows: list[PromptRow]
-    left_out: str
-    about_texts: str
-    has_texts: bool
-    binary: bool
-    records_cut: bool
 
 
 def success_per_prompt(points: pd.DataFrame) -> pd.DataFrame:
@@ -192,8 +135,8 @@ def success_per_prompt(points: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index().sort_values("mean_reward", kind="stable", ignore_index=True)
 
 
-def prompts_on_page(run: SavedResults) -> PromptsOnPage | None:
-    """Return the section on prompts, or None for a run whose completions have no reward on record."""
+def prompts_on_page(run: SavedResults) -> dict[str, Any] | None:
+    """Return what the template shows of the prompts; None for a run whose completions have no reward on record."""
     if run.points is None or "reward" not in run.points:
         return None
     table = success_per_prompt(run.points)
@@ -201,7 +144,7 @@ def prompts_on_page(run: SavedResults) -> PromptsOnPage | None:
     binary = bool(run.points["reward"].isin([0.0, 1.0]).all())
     listed = spread_over(table["prompt_id"].tolist(), MOST_ROWS)
     shown, about_texts = _texts(run, listed)
-    rows: list[PromptRow] = [
+    rows = [
         {
             "name": visible(str(row["prompt_id"])),
             "success": _success(row, binary),
@@ -226,7 +169,7 @@ def prompts_on_page(run: SavedResults) -> PromptsOnPage | None:
     }
 
 
-def _texts(run: SavedResults, listed: list[str]) -> tuple[dict[str, ShownPrompt], str]:
+def _texts(run: SavedResults, listed: list[str]) -> tuple[dict[str, dict[str, Any]], str]:
     """Return what is shown of prompts, and a sentence on what that is, or on why there is nothing."""
     chosen = spread_over(listed)
     try:

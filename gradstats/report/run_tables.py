@@ -6,21 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pandas as pd
 
 from gradstats.analyses import registry
-from gradstats.analyses.numbers import Triple
+from gradstats.analyses.printed import triples_of
 from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
 from gradstats.plots.quantities import JUDGED, shown_in
-from gradstats.report.analysis_tables import frame_in_words, table_of, variance_table
+from gradstats.report.analysis_tables import alpha_table, frame_in_words, table_of, variance_table
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
-from gradstats.report.tables import Table, alpha_table
+from gradstats.report.tables import Table
 from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
 
 
@@ -105,20 +105,27 @@ def run_names(runs: Sequence[SavedResults]) -> list[str]:
     return next((names for names in candidates if len(set(names)) == len(names)), candidates[-1])
 
 
-def numbers_of_run(run: SavedResults) -> dict[str, Triple]:
-    """Return the numbers of :data:`RUN_HEADINGS`: name → estimate and interval; NaN where a run has none."""
-    alpha = cast(Mapping[str, float | None], run.alpha or {})
-    within = (run.alpha or {}).get("within_prompt") or {}
-    means = completion_means(run)
-    found = {"alpha": _triple(alpha, "alpha"), "alpha_within": _triple(within, "alpha")}
-    return found | {name: _triple(means, name) for name in RUN_HEADINGS if name not in found}
+def numbers_of_run(run: SavedResults) -> dict[str, float]:
+    """Return the numbers of :data:`RUN_HEADINGS`, with the ends of their intervals; NaN where a run has none."""
+    alpha = run.alpha or {}
+    entries = {"alpha": alpha, "alpha_within": alpha.get("within_prompt") or {}}
+    known = {f"{name}{end}": of.get(f"alpha{end}") for name, of in entries.items() for end in ENDS}
+    return completion_means(run) | {name: math.nan if value is None else float(value) for name, value in known.items()}
+
+
+def level_of(answer: Answer) -> float:
+    """Return the level of the intervals of an answer, which some have as a column."""
+    frame, usual = answer.frame, CONFIDENCE_LEVEL
+    if len(frame) and "confidence_level" in frame:
+        usual = frame["confidence_level"].iloc[0]
+    return float(answer.about.get("confidence_level", usual))
 
 
 def levels_of(runs: Sequence[SavedResults], of: Sequence[str] = ("variance", "alpha")) -> str:
     """Return the levels of the intervals of some answers of runs, as ``"95%"`` or ``"90% or 95%"``."""
     levels = {run.confidence_level for run in runs if "variance" in of}
     levels |= {run.level_of_alpha for run in runs if "alpha" in of and run.alpha is not None}
-    return " or ".join(f"{level:.0%}" for level in sorted(levels))
+    return OR.join(f"{level:.0%}" for level in sorted(levels))
 
 
 def several_tables(
@@ -139,16 +146,11 @@ def several_tables(
 
 def runs_table(runs: Mapping[str, SavedResults]) -> Table:
     """Return one row per run: α, its size, and the mean reward and length of its completions."""
-    numbers = {name: numbers_of_run(run) for name, run in runs.items()}
-    known = [name for name in RUN_HEADINGS if any(not math.isnan(one[name][0]) for one in numbers.values())]
-    rows = [
-        {f"{name}{end}": number for name in known for end, number in zip(ENDS, one[name], strict=True)}
-        for one in numbers.values()
-    ]
-    source = pd.DataFrame(rows)
+    source = pd.DataFrame([numbers_of_run(run) for run in runs.values()])
+    names = {name: heading for name, heading in RUN_HEADINGS.items() if source[name].notna().to_numpy().any()}
+    shown = source.assign(truncated_share=source["truncated_share"].round(3))  # which has no interval
     source.insert(0, "run", list(runs))
     source.attrs["metric"] = OR.join(dict.fromkeys(run.metric for run in runs.values()))
-    names = {name: RUN_HEADINGS[name] for name in known}
     of_alpha, of_means = (levels_of(list(runs.values()), [one]) for one in ("alpha", "variance"))
     of_means = "" if of_means == of_alpha else f", with {of_means} intervals"
     return Table(
@@ -158,7 +160,7 @@ def runs_table(runs: Mapping[str, SavedResults]) -> Table:
         ),
         heading="run",
         rows=tuple(runs),
-        columns={heading: [_rounded(name, one[name]) for one in numbers.values()] for name, heading in names.items()},
+        columns={heading: triples_of(shown, name) for name, heading in names.items()},
         source=source,
         label="tab:runs",
         names=names,
@@ -186,15 +188,3 @@ def compared_table(frame: pd.DataFrame, levels: str) -> Table:
         label="tab:variance-of-runs",
         about=bold,
     )
-
-
-def _triple(values: Mapping[str, float | None], name: str) -> Triple:
-    """Return an estimate with the ends of its interval; NaN where they are absent."""
-    numbers = (values.get(f"{name}{end}") for end in ENDS)
-    value, low, high = (math.nan if number is None else float(number) for number in numbers)
-    return value, low, high
-
-
-def _rounded(name: str, triple: Triple) -> Triple:
-    """Return a share that has no interval to three digits behind the point."""
-    return (round(triple[0], 3), *triple[1:]) if name == "truncated_share" else triple

@@ -185,7 +185,9 @@ class SavedResults:
     @property
     def confidence_level(self) -> float:
         """The level of the comparison's intervals."""
-        return float(str(self.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)))
+        asked = self.settings.get("variance.confidence_level", CONFIDENCE_LEVEL)
+        about = self.answers["variance"].about if "variance" in self.answers else {}
+        return float(str(about.get("confidence_level", asked)))
 
     @property
     def figure_style(self) -> FiguresSection:

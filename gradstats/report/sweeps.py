@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -19,11 +19,10 @@ from gradstats.config.experiment import FiguresSection
 from gradstats.plots.quantities import JUDGED
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import styled
+from gradstats.report.run_tables import numbers_of_run
 from gradstats.report.saved_results import (
-    ENDS,
     MEANS,
     SavedResults,
-    completion_means,
     differing_settings,
     prompt_means,
     read_results,
@@ -139,22 +138,13 @@ class SweepResult(Printed):
         means, with Student's t interval over prompts at the level of the cell's comparison. α is that of the cell's
         ``alpha.json``, at the level stated there.
         """
-        frames = []
-        for cell, results in self.results.items():
-            known = {
-                "cell": cell,
-                **_flat(self.settings[cell], self.varied),
-                **completion_means(results),
-                **alpha_of(results),
-            }
-            variance = pd.DataFrame({"estimator": [None]}) if results.variance is None else results.variance
-            table = variance.drop(columns=[name for name in known if name in variance]).reset_index(drop=True)
-            repeated = pd.DataFrame({name: [value] * len(table) for name, value in known.items()})
-            frames.append(pd.concat([repeated, table], axis=1))
-        if not frames:
-            return pd.DataFrame(columns=["cell", *self.varied])
-        joined = pd.concat(frames, ignore_index=True)
-        attrs = [cell.variance.attrs for cell in self.results.values() if cell.variance is not None]
+        no_comparison = pd.DataFrame({"estimator": [None]})
+        frames = {
+            cell: no_comparison if results.variance is None else results.variance
+            for cell, results in self.results.items()
+        }
+        joined = self._joined(frames, _numbers)
+        attrs = [results.variance.attrs for results in self.results.values() if results.variance is not None]
         shared = {key for key in _SHARED if attrs and all(one.get(key) == attrs[0].get(key) for one in attrs)}
         joined.attrs = {key: attrs[0][key] for key in sorted(shared) if key in attrs[0]}
         return joined
@@ -175,16 +165,20 @@ class SweepResult(Printed):
         Those are ``block, alpha, alpha_low, alpha_high, …, share_of_sq_norm``, with ``total`` as the last block of a
         cell; a cell in which they were not measured has no rows.
         """
-        frames = [
-            blocks.assign(cell=cell, **_flat(self.settings[cell], self.varied))
-            for cell, results in self.results.items()
-            if (blocks := results.table("alpha_by_block")) is not None
-        ]
-        if not frames:
-            return pd.DataFrame(columns=["cell", *self.varied, "block"])
-        joined = pd.concat(frames, ignore_index=True)
-        first = ["cell", *self.varied]
-        return joined.reindex(columns=[*first, *(name for name in joined if name not in first)])
+        blocks = {cell: results.table("alpha_by_block") for cell, results in self.results.items()}
+        return self._joined({cell: frame for cell, frame in blocks.items() if frame is not None}, lambda results: {})
+
+    def _joined(
+        self, frames: Mapping[str, pd.DataFrame], of_cell: Callable[[SavedResults], Mapping[str, object]]
+    ) -> pd.DataFrame:
+        """Return tables of cells below each other, behind the name, the settings and other numbers of the cell."""
+        rows = []
+        for cell, frame in frames.items():
+            known = {"cell": cell, **_flat(self.settings[cell], self.varied), **of_cell(self.results[cell])}
+            table = frame.drop(columns=[name for name in known if name in frame]).reset_index(drop=True)
+            table.attrs = {}  # which cannot be compared when tables are joined
+            rows.append(pd.concat([pd.DataFrame(known, index=table.index), table], axis=1))
+        return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=["cell", *self.varied])
 
 
 @dataclass(frozen=True)
@@ -311,16 +305,14 @@ def draw_sweep(frame: pd.DataFrame, varied: Sequence[str], folder: Path, figure_
     return paths
 
 
+def _numbers(results: SavedResults) -> dict[str, float]:
+    """Return the numbers of a cell without α within prompts, which its own files have."""
+    return {name: value for name, value in numbers_of_run(results).items() if not name.startswith("alpha_within")}
+
+
 def _flat(settings: Mapping[str, object], varied: list[str]) -> dict[str, Any]:
     """Return one value for each setting, as text where it is not a single one; None where a cell does not state it."""
     return {
         name: value if isinstance(value := settings.get(name), str | int | float | bool | None) else str(value)
         for name in varied
     }
-
-
-def alpha_of(results: SavedResults) -> dict[str, float]:
-    """Return α with its interval; NaN where it could not be fitted."""
-    alpha = results.alpha or {}
-    entries = ((f"alpha{end}", alpha.get(f"alpha{end}")) for end in ENDS)
-    return {name: np.nan if value is None else float(str(value)) for name, value in entries}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import html
-import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from gradstats.analyses.alpha import ANALYSIS as ALPHA
-from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten, triples_of
+from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten
 from gradstats.analyses.profile import ANALYSIS as PROFILE
 from gradstats.analyses.profile import PolicyProfile
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
@@ -25,8 +22,8 @@ from gradstats.report.latex import (
     latex_table,
     refuse_too_wide,
     refuse_unknown,
+    unbroken,
 )
-from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.system.files import csv_text, write_csv
 from gradstats.system.outputs import (
     MARK,
@@ -76,8 +73,8 @@ class Table:
 
     def cells(self, markup: str) -> tuple[list[str], list[list[str]]]:
         """Return the headings and rows of text, in ``"latex"``, ``"markdown"`` or ``"plain"``."""
-        escape = _ESCAPES[markup]
-        headings, texts = [escape(self.heading)], [[escape(name)] for name in self.rows]
+        escape, rows = _ESCAPES[markup], self.rows if markup in ("plain", "markdown") else map(unbroken, self.rows)
+        headings, texts = [escape(self.heading)], [[escape(name)] for name in rows]
         for at, (heading, triples) in enumerate(self.columns.items()):
             exponent = common_exponent(triples)
             headings.append(_in_powers(escape(heading), exponent, markup))
@@ -219,59 +216,6 @@ def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
     for path in (tex, markdown):
         refuse_foreign(path, TABLE)
     refuse_foreign(csv, Kind(TABLE.what, lambda _: is_marked(tex)))
-
-
-def alpha_table(
-    fits: Mapping[str, LengthScalingFit | pd.DataFrame], *, confidence_level: float = CONFIDENCE_LEVEL
-) -> Table:
-    """Return the length exponent of one or several fits.
-
-    Args:
-        fits: name → :class:`gradstats.stats.LengthScalingFit`, or the frame of an answer on α.
-        confidence_level: of the intervals of fits; a frame has its own.
-
-    Raises:
-        ValueError: when ``fits`` is empty.
-    """
-    if not fits:
-        raise ValueError("fits is empty: give at least one name and its fit")
-    rows = [_alpha_row(fit, confidence_level) for fit in fits.values()]
-    frame = pd.concat(rows, ignore_index=True)
-    frame.insert(0, "run", list(fits))
-    frame.attrs["metric"] = " or ".join(dict.fromkeys(row.attrs["metric"] for row in rows))
-    counts = [(float(value), math.nan, math.nan) for value in frame["n"]]
-    known = triples_of(frame, "alpha_within")
-    return Table(
-        caption=ALPHA.caption(frame),
-        heading="run",
-        rows=tuple(map(str, frame["run"])),
-        columns={
-            "α": triples_of(frame, "alpha"),
-            **({"α within prompts": known} if any(math.isfinite(value) for value, _, _ in known) else {}),
-            "R²": [(round(value, 2), math.nan, math.nan) for value in frame["r_squared"]],
-            "n": counts,
-        },
-        source=frame,
-        label="tab:alpha",
-    )
-
-
-def _alpha_row(fit: LengthScalingFit | pd.DataFrame, confidence_level: float) -> pd.DataFrame:
-    """Return the row of a fit, or of an answer, with α within prompts beside it."""
-    names = ["alpha_within", "alpha_within_low", "alpha_within_high"]
-    if isinstance(fit, pd.DataFrame):
-        row, within = fit.copy(), fit.attrs.get("within_prompt") or {}
-        row[names] = [[within.get(f"alpha{end}") for end in ("", "_low", "_high")]]
-        row[names] = row[names].astype(float)
-        return row
-    row = fit.to_frame(confidence_level)
-    row.attrs["metric"] = fit.metric
-    with warnings.catch_warnings():  # what the fit lacks was said when it was made
-        warnings.simplefilter("ignore", UserWarning)
-        inner = fit.within_prompts()
-        ends = (math.nan,) * 3 if inner is None else (inner.alpha, *inner.confidence_interval(confidence_level))
-    row[names] = [ends]
-    return row
 
 
 def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:

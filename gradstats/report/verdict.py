@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gradstats.analyses.alpha import CURVED_BELOW
-from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval, readable
+from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval
 from gradstats.analyses.plan import prompts_to_distinguish
+from gradstats.analyses.printed import triples_of
+from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import NEEDED, VarianceComparison
-from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, QUANTITIES, Limits
-from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
+from gradstats.answers import Answer
+from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, limits_of
+from gradstats.report.analysis_tables import joined_name, short_table
+from gradstats.stats.variance.best_set import EQUAL
 from gradstats.system.late import np, npt
 
 if TYPE_CHECKING:
@@ -31,10 +34,6 @@ if TYPE_CHECKING:
 WORTH_AVOIDING = 1.1
 #: Bias is a verdict where it makes at least this share of the error of a batch, beyond doubt.
 WORTH_NAMING = 0.1
-# Rows whose estimate and ends lie within this share of one another look the same.
-_ALIKE = 0.015
-_SEVENTHS = 1e-4  # how exactly a scale is a fraction of small numbers
-_LARGEST_DENOMINATOR = 64
 
 NO_BREAK = "\u00a0"
 UNKNOWN: Triple = (math.nan, math.nan, math.nan)
@@ -67,51 +66,30 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Noise:
-    """Estimators that share a row: equal up to their scale, or too much alike to tell apart.
+    """Estimators whose gradients are equal up to their scale: one row of the relative noise.
 
     Attributes:
         labels: of the estimators.
-        scale: of the first one's gradient over that of the others, where they are equal up to it; NaN where they are
-            only alike.
+        scale: of the first one's gradient over that of the others.
         shown: relative noise as readers see it, NaN for what is not known.
         together: the ends of its interval that hold for all rows at once, where the comparison has them.
         bias: share of bias in the error of a batch, with its interval; NaN where it is not resolved.
         is_reference: whether the reference is among them.
-        estimates: the least and the greatest relative noise of estimators that are only alike.
     """
 
     labels: tuple[str, ...]
     scale: float
     shown: Triple
     together: tuple[float, float]
-    bias: Triple = UNKNOWN
-    is_reference: bool = False
-    estimates: tuple[float, ...] = ()
+    bias: Triple
+    is_reference: bool
 
-    @property
-    def may_share(self) -> bool:
-        """Whether the row may be shown together with others that look the same."""
-        return not self.is_reference and math.isnan(self.bias[1]) and all(map(math.isfinite, self.shown))
-
-    @property
-    def alike(self) -> bool:
-        """Whether the row holds estimators that are not equal by construction."""
-        return len(self.labels) > 1 and math.isnan(self.scale)
-
-    def name(self, naming: Naming = as_labelled, width: int = 80) -> str:
-        """Name the row in at most so many letters.
-
-        >>> Noise(("rloo", "group_mean", "dr_grpo"), 8 / 7, (1, 1, 1), (1, 1)).name()
-        'rloo = group_mean = dr_grpo at 8/7'
-        """
-        if not self.alike:
-            return joined_name(list(map(naming, self.labels)), self.scale, width)
-        return f"{shortened(naming(self.labels[0]), width - 11)} and {len(self.labels) - 1} more"
+    def name(self, width: int = 80) -> str:
+        """Name the row in at most so many letters."""
+        return joined_name(self.labels, self.scale, width)
 
     def text(self) -> str:
-        """Write the relative noise with its interval; of rows that look alike, the range of their estimates."""
-        if self.alike:
-            return "–".join(dict.fromkeys(f"{value:.2f}" for value in self.estimates))
+        """Write the relative noise with its interval."""
         return number_with_interval(*self.shown)
 
     def bias_text(self) -> str:
@@ -128,114 +106,45 @@ class Noise:
         )
 
 
-def joined_name(names: Sequence[str], scale: float, width: int) -> str:
-    """Name estimators that are equal up to a scale in at most so many letters.
-
-    >>> joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 80), joined_name(["rloo", "group_mean", "dr_grpo"], 1.0, 20)
-    ('rloo = group_mean = dr_grpo', 'rloo and 2 equal')
-    """
-    if len(names) > 1:
-        at = "" if abs(scale - 1) < _SEVENTHS else f" at {_as_fraction(scale)}"
-        full = f"{' = '.join(names)}{at}"
-        return full if len(full) <= width else f"{shortened(names[0], width - 12)} and {len(names) - 1} equal"
-    return shortened(names[0], width)
-
-
-def common_scale(scales: Sequence[float]) -> float:
-    """Return the first of some scales over that of all others; 1 where these differ or are not known."""
-    relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
-    common = relative and all(math.isclose(one, relative[0], rel_tol=EQUAL) for one in relative)
-    return relative[0] if common else 1.0
-
-
-def _as_fraction(scale: float) -> str:
-    found = Fraction(scale).limit_denominator(_LARGEST_DENOMINATOR)
-    return str(found) if abs(float(found) - scale) < _SEVENTHS * scale else f"{scale:.3g}"
-
-
-def shortened(name: str, width: int) -> str:
-    """Cut a name to a width; what stands in brackets stays in brackets.
-
-    >>> shortened("length_weighted(alpha=within_prompt, loo=True)", 30)
-    'length_weighted(alpha=within…)'
-    """
-    if len(name) <= width:
-        return name
-    end = "…)" if name.endswith(")") else "…"
-    return name[: width - len(end)].rstrip(" ,_=") + end
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The comparison of estimators as a reader needs it first.
-
-    Attributes:
-        reference: label of the estimator whose samples count as 1.
-        estimators: those that are equal by construction together, from the least noise to the most.
-        unresolved: labels of estimators whose relative noise these data leave open.
-        silent: labels of estimators without a gradient, or whose inputs were not measured.
-        about: how they were compared: the ``.attrs`` of the frame.
-        group_size: completions per group of these rows, where the comparison has several sizes; else None.
-        planned: estimators whose relative noise is not resolved from 1, with the prompts that would resolve it; None
-            where that cannot be said.
-    """
-
-    reference: str
-    estimators: tuple[Noise, ...]
-    unresolved: tuple[str, ...]
-    silent: tuple[str, ...]
-    about: Mapping[Hashable, Any]
-    group_size: float | None = None
-    planned: Mapping[str, int | None] = field(default_factory=dict)
-
-    def rows(self) -> list[Noise]:
-        """Return the rows of a short table: neighbours that no one could tell apart share one.
-
-        The reference, and estimators with a bias, stay by themselves.
-        """
-        merged: list[list[Noise]] = []
-        for one in self.estimators:
-            beside = merged[-1][0] if merged else one
-            if merged and one.may_share and beside.may_share and _same(beside.shown, one.shown, _ALIKE):
-                merged[-1].append(one)
-            else:
-                merged.append([one])
-        return [_alike(group) if len(group) > 1 else group[0] for group in merged]
-
-
-#: Entry of a comparison's ``.attrs`` in a run: what is planned of it, so that its page says what its terminal said.
+#: Entry of what a comparison is about: estimators whose relative noise is not resolved from 1, with the prompts that
+#: would resolve it, or None where that cannot be said.
 PLANNED = "prompts_to_distinguish"
 
 
-def compared_first(frame: pd.DataFrame, pilot: VarianceComparison | None = None) -> Compared:
-    """Sort the rows of a comparison, those of its first group size where it has several.
+def with_plans(comparison: Answer, pilot: VarianceComparison | None = None) -> Answer:
+    """Return a comparison that states the prompts that would resolve what is open.
 
     Args:
-        frame: of the comparison.
-        pilot: the comparison itself, where it was not read from a file: it plans closer.
+        comparison: of estimators.
+        pilot: what it was made of, where it was not read from a file: it plans closer.
     """
-    reference = str(frame.attrs.get("reference", ""))
+    known = {"n_prompts", "confidence_level"} <= set(comparison.about)
+    planned = prompts_to_distinguish(of_first_size(comparison)[0], pilot) if known else {}
+    return replace(comparison, about={**comparison.about, PLANNED: planned})
+
+
+def of_first_size(comparison: Answer) -> tuple[pd.DataFrame, float | None]:
+    """Return the rows of the first group size, and that size where there are several."""
+    frame = comparison.frame
     sizes = list(dict.fromkeys(frame["group_size"].dropna())) if "group_size" in frame else []
-    group_size = float(sizes[0]) if len(sizes) > 1 else None
-    chosen = frame if group_size is None else frame.loc[frame["group_size"] == group_size]
-    rows = chosen.to_dict("records")
-    known: list[dict[Hashable, Any]] = []
-    unresolved, silent = [], []
-    for row in sorted(rows, key=lambda row: row["estimator"] != reference):  # the reference names what equals it
-        label, shown = str(row["estimator"]), _shown(row, JUDGED.name)
-        if all(map(math.isnan, shown)):
-            (silent if math.isnan(_number(row, "trace_cov")) else unresolved).append(label)
-        else:
-            known.append(row)
-    groups = equal_by_construction([_shown(row, JUDGED.name) for row in known])
-    estimators = [_joined([known[at] for at in group], reference) for group in groups]
-    estimators.sort(key=lambda one: next(number for number in one.shown if math.isfinite(number)))
-    planned = frame.attrs.get(PLANNED)
-    if planned is None and {"n_prompts", "confidence_level"} <= set(frame.attrs):
-        planned = prompts_to_distinguish(chosen, pilot)
-    return Compared(
-        reference, tuple(estimators), tuple(unresolved), tuple(silent), frame.attrs, group_size, planned or {}
-    )
+    if len(sizes) < 2:
+        return frame, None
+    return frame.loc[frame["group_size"] == sizes[0]].reset_index(drop=True), float(sizes[0])
+
+
+def noise_of(comparison: Answer) -> list[Noise]:
+    """Return the estimators with a relative noise, those that are equal by construction in one row, the best first."""
+    frame, _ = of_first_size(comparison)
+    shown, biases = (triples_of(frame, name, limits_of(name)) for name in (JUDGED.name, _BIAS))
+    at_once, reference = triples_of(frame, f"{JUDGED.name}_simultaneous"), comparison.about.get("reference")
+    found = []
+    for row in short_table(VARIANCE, frame).rows:
+        own, (_, low, high) = shown[row.at], at_once[row.at]
+        if any(map(math.isfinite, own)):
+            together = (own[1] if math.isnan(low) else low, own[2] if math.isnan(high) else high)
+            bias = biases[row.at] if biases[row.at][1] > ROUNDING else UNKNOWN
+            found.append(Noise(row.names, row.scale, own, together, bias, reference in row.names))
+    return found
 
 
 def _number(row: Mapping[Any, Any], name: str) -> float:
@@ -245,46 +154,6 @@ def _number(row: Mapping[Any, Any], name: str) -> float:
 
 def _triple(row: Mapping[Any, Any], name: str) -> Triple:
     return _number(row, name), _number(row, f"{name}_low"), _number(row, f"{name}_high")
-
-
-def _shown(row: Mapping[Any, Any], name: str, limits: Limits | None = None) -> Triple:
-    """Return an estimate as readers see it, with NaN also for what is infinite."""
-    shown = readable(*_triple(row, name), QUANTITIES[name].limits if limits is None else limits)
-    value, low, high = (math.nan if math.isinf(number) else number for number in shown)
-    return value, low, high
-
-
-def _same(one: Triple, other: Triple, tolerance: float) -> bool:
-    return bool(np.allclose(one, other, rtol=tolerance, atol=0.0, equal_nan=True))
-
-
-def _joined(rows: Sequence[Mapping[Any, Any]], reference: str) -> Noise:
-    shown, bias = _shown(rows[0], JUDGED.name), _shown(rows[0], _BIAS)
-    return Noise(
-        labels=tuple(str(row["estimator"]) for row in rows),
-        scale=common_scale([math.sqrt(_number(row, "ratio")) for row in rows]),
-        shown=shown,
-        together=(_together(rows[0], "low", shown[1]), _together(rows[0], "high", shown[2])),
-        bias=bias if bias[1] > ROUNDING else UNKNOWN,
-        is_reference=any(str(row["estimator"]) == reference for row in rows),
-    )
-
-
-def _together(row: Mapping[Any, Any], end: str, own: float) -> float:
-    """Return an end that holds for all rows at once; that of the row itself where the comparison has none."""
-    at_once = _number(row, f"{JUDGED.name}_simultaneous_{end}")
-    return own if math.isnan(at_once) else at_once
-
-
-def _alike(rows: Sequence[Noise]) -> Noise:
-    values, lows, highs = zip(*(row.shown for row in rows), strict=True)
-    return Noise(
-        labels=tuple(sorted((label for row in rows for label in row.labels), key=len)),
-        scale=math.nan,
-        shown=(float(np.median(values)), min(lows), max(highs)),
-        estimates=(min(values), max(values)),
-        together=(min(row.together[0] for row in rows), max(row.together[1] for row in rows)),
-    )
 
 
 def headline(
@@ -330,28 +199,53 @@ def headline_of(name: str, rollouts: Rollouts) -> str:
 
 
 def verdicts(
-    alpha: Mapping[str, Any] | None,
-    compared: Compared | None,
+    alpha: Answer | None,
+    comparison: Answer | None,
     naming: Naming = as_labelled,
     *,
-    batch_sizes: pd.DataFrame | None = None,
+    batch_sizes: Answer | None = None,
 ) -> list[Verdict]:
     """Return the verdicts of a run.
 
     Args:
-        alpha: what ``AlphaReport.summary()`` returns, and ``alpha.json`` holds.
-        compared: what :func:`compared_first` returns.
+        alpha: the answer on α.
+        comparison: that on estimators.
         naming: what estimators are called.
-        batch_sizes: the frame of :func:`gradstats.analyses.batch_size`, which answers how large a batch should be;
-            without it there is no verdict on that.
+        batch_sizes: that of :func:`gradstats.analyses.batch_size`, on how large a batch should be; without it there is
+            no verdict on that.
     """
     found = []
     if alpha is not None:
-        found += [Verdict("α", alpha_verdict(alpha)), *(one for one in _drawn(alpha) if one.text.startswith("Not "))]
-    if compared is not None:
-        found += [one for one in (verdict(compared, naming) for verdict in (_best, _avoid, _bias, _open)) if one]
+        drawn = _drawn(alpha.about)
+        found += [Verdict("α", alpha_verdict(alpha.about)), *(one for one in drawn if one.text.startswith("Not "))]
+    if comparison is not None:
+        found += _on_estimators(comparison, naming)
     batch = None if batch_sizes is None else _batch(batch_sizes, naming)
     return found if batch is None else [*found, batch]
+
+
+def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
+    rows, about = noise_of(comparison), comparison.about
+    planned = about.get(PLANNED) or {}
+    found = (_best(rows, naming(str(about.get("reference", ""))), naming), _avoid(rows, naming))
+    found = (*found, _bias(rows, about.get("prompts_per_batch"), naming), _open(planned, naming))
+    return [one for one in found if one is not None]
+
+
+def sentence_of(answer: Answer, naming: Naming = as_labelled) -> str:
+    """Return the sentence that answers, with estimators named; of α and of a comparison from its verdicts."""
+    if answer.question == "alpha":
+        first, *others = (one.text for one in alpha_verdicts(answer.about))
+        first = f"α = {first}" if first[:1].isdigit() else f"α is {first}"
+        return " ".join(
+            f"{text[:1].upper() if at else text[:1]}{text[1:]}." for at, text in enumerate([first, *others])
+        )
+    if answer.question == "variance":
+        said = {one.topic: one.text for one in _on_estimators(answer, naming)}
+        best, avoid = said.get("best", ""), said.get("avoid", "")
+        sentences = [best[:1].upper() + best[1:], f"Avoid {avoid}" if avoid else ""]
+        return " ".join(f"{sentence}." for sentence in sentences if sentence)
+    return answer.sentence
 
 
 def alpha_verdict(alpha: Mapping[str, Any]) -> str:
@@ -395,10 +289,6 @@ def _drawn(alpha: Mapping[str, Any]) -> list[Verdict]:
     return [Verdict("policy", re.split(r" \(|[:.] ", str(one))[0].removesuffix(".")) for one in sentences[:1]]
 
 
-def _times(one: Noise) -> str:
-    return number_with_interval(*one.shown)
-
-
 def _and_more(names: Sequence[str], most: int) -> str:
     """List names, of many the first ones.
 
@@ -409,78 +299,78 @@ def _and_more(names: Sequence[str], most: int) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _best(compared: Compared, naming: Naming) -> Verdict | None:
-    reference = naming(compared.reference)
-    if sum(len(one.labels) for one in compared.estimators) < 2:
+def _best(rows: Sequence[Noise], reference: str, naming: Naming) -> Verdict | None:
+    if sum(len(one.labels) for one in rows) < 2:
         return None
-    better = [one for one in compared.estimators if one.together[1] < 1.0 - EQUAL]
+    better = [one for one in rows if one.together[1] < 1.0 - EQUAL]
     if not better:
         return Verdict("best", f"nothing is shown to beat {reference}")
     # The one that is surely good has the lowest upper end.
     best = min(better, key=lambda one: one.together[1])
-    text = f"{naming(best.labels[0])}: {_times(best)} times the samples of {reference}"
+    text = f"{naming(best.labels[0])}: {best.text()} times the samples of {reference}"
     others = [naming(one.labels[0]) for one in better if one is not best]
     if others:
         text += f"; {_and_more(others, 1)} {'beats' if len(others) == 1 else 'beat'} it too"
     return Verdict("best", text)
 
 
-def _avoid(compared: Compared, naming: Naming) -> Verdict | None:
-    noisy = [one for one in compared.estimators if one.together[0] >= WORTH_AVOIDING]
+def _avoid(rows: Sequence[Noise], naming: Naming) -> Verdict | None:
+    noisy = sorted((one for one in rows if one.together[0] >= WORTH_AVOIDING), key=lambda one: -one.together[0])
     if not noisy:
         return None
-    noisy.sort(key=lambda one: -one.together[0])
-    text = f"{naming(noisy[0].labels[0])}: {_times(noisy[0])} times the samples for the same noise"
-    others = [naming(one.labels[0]) for one in noisy[1:]]
-    return Verdict("avoid", text + (f"; also {_and_more(others, 1)}" if others else ""))
+    text = f"{naming(noisy[0].labels[0])}: {noisy[0].text()} times the samples for the same noise"
+    return Verdict("avoid", text + _also(noisy[1:], naming))
 
 
-def _bias(compared: Compared, naming: Naming) -> Verdict | None:
-    biased = [one for one in compared.estimators if one.bias[1] >= WORTH_NAMING]
+def _bias(rows: Sequence[Noise], batch: object, naming: Naming) -> Verdict | None:
+    biased = sorted((one for one in rows if one.bias[1] >= WORTH_NAMING), key=lambda one: -one.bias[1])
     if not biased:
         return None
-    biased.sort(key=lambda one: -one.bias[1])
     low, high = (100 * end for end in biased[0].bias[1:])
-    batch = compared.about.get("prompts_per_batch")
     text = f"{naming(biased[0].labels[0])}: {low:.0f}–{high:.0f} % of the error of a batch of {batch} prompts"
-    others = [naming(one.labels[0]) for one in biased[1:]]
-    return Verdict("bias", text + (f"; also {_and_more(others, 1)}" if others else ""))
+    return Verdict("bias", text + _also(biased[1:], naming))
 
 
-def _open(compared: Compared, naming: Naming) -> Verdict | None:
+def _also(rows: Sequence[Noise], naming: Naming) -> str:
+    return f"; also {_and_more([naming(one.labels[0]) for one in rows], 1)}" if rows else ""
+
+
+def _open(planned: Mapping[str, int | None], naming: Naming) -> Verdict | None:
     """Name the estimators that are not resolved from the reference, and what would resolve them."""
-    if not compared.planned:
+    if not planned:
         return None
-    names = _and_more([naming(label) for label in compared.planned], 2)
-    known = [number for number in compared.planned.values() if number is not None]
-    if len(known) < len(compared.planned):
-        return Verdict("open", f"{names}; many more prompts resolve {_them(compared.planned)} (plan --estimator)")
+    names, them = _and_more([naming(label) for label in planned], 2), "it" if len(planned) == 1 else "them"
+    known = [number for number in planned.values() if number is not None]
+    if len(known) < len(planned):
+        return Verdict("open", f"{names}; many more prompts resolve {them} (plan --estimator)")
     span = " to ".join(f"{number:,}" for number in dict.fromkeys((min(known), max(known))))
-    return Verdict("open", f"{names}; about {span} prompts resolve {_them(compared.planned)} (plan --estimator)")
+    return Verdict("open", f"{names}; about {span} prompts resolve {them} (plan --estimator)")
 
 
-def _them(names: Mapping[str, object]) -> str:
-    return "it" if len(names) == 1 else "them"
-
-
-def _batch(batch_sizes: pd.DataFrame, naming: Naming) -> Verdict | None:
-    reference = str(batch_sizes.attrs.get("reference", "rloo"))
-    for row in batch_sizes.to_dict("records"):
-        if str(row["estimator"]) == reference:
-            critical = _shown(row, "critical_batch", NOT_NEGATIVE)
-            if any(map(math.isfinite, critical)):
-                number = number_with_interval(*critical)
-                return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(reference)})")
+def _batch(batch_sizes: Answer, naming: Naming) -> Verdict | None:
+    reference, frame = str(batch_sizes.about.get("reference", "rloo")), batch_sizes.frame
+    for label, critical in zip(frame["estimator"], triples_of(frame, "critical_batch", NOT_NEGATIVE), strict=True):
+        if label == reference and any(map(math.isfinite, critical)):
+            number = number_with_interval(*critical)
+            return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(reference)})")
     return None
 
 
-def what_is_open(compared: Compared, naming: Naming = as_labelled) -> list[str]:
+def what_is_open(comparison: Answer, naming: Naming = as_labelled) -> list[str]:
     """Name the estimators that have no row, and what would give them one."""
+    frame, _ = of_first_size(comparison)
+    shown, has_gradient = triples_of(frame, JUDGED.name, JUDGED.limits), frame["trace_cov"].notna()
+    without = [
+        (naming(str(label)), known)
+        for label, known, triple in zip(frame["estimator"], has_gradient, shown, strict=True)
+        if not any(map(math.isfinite, triple))
+    ]
+    unresolved, silent = ([name for name, known in without if known == wanted] for wanted in (True, False))
     said = []
-    if compared.unresolved:
-        names, needed = _and_more([naming(label) for label in compared.unresolved], 3), compared.about.get(NEEDED)
+    if unresolved:
+        needed = comparison.about.get(NEEDED)
         remedy = "many more prompts" if needed is None else f"about {needed:,} prompts like these"
-        said.append(f"not resolved: {names}; that takes {remedy}")
-    if compared.silent:
-        said.append(f"no row for {_and_more([naming(label) for label in compared.silent], 3)}: the notes say why")
+        said.append(f"not resolved: {_and_more(unresolved, 3)}; that takes {remedy}")
+    if silent:
+        said.append(f"no row for {_and_more(silent, 3)}: the notes say why")
     return said

@@ -189,7 +189,7 @@ def _with_what_a_run_states(
     run: RunDirectory, answers: Mapping[str, Answer], comparison: VarianceComparison | None
 ) -> dict[str, Answer]:
     """Add to what is known of α the published points that lie under its figure, and to the comparison what it plans."""
-    from gradstats.report.verdict import PLANNED, compared_first
+    from gradstats.report.verdict import with_plans
 
     found = dict(answers)
     if (alpha := found.get("alpha")) is not None and POINTS in alpha.further:
@@ -197,9 +197,7 @@ def _with_what_a_run_states(
         about = {**points.about, "published": run.experiment.length_scaling.published}
         found["alpha"] = replace(alpha, further={**alpha.further, POINTS: replace(points, about=about)})
     if comparison is not None:
-        variance = found["variance"]
-        planned = {PLANNED: dict(compared_first(variance.frame, comparison).planned)}
-        found["variance"] = replace(variance, about={**variance.about, **planned})
+        found["variance"] = with_plans(found["variance"], comparison)
     return found
 
 

@@ -15,11 +15,20 @@ from printed_numbers import NUMBER, as_number
 from gradstats.analyses import registry
 from gradstats.analyses.numbers import number_with_interval, readable
 from gradstats.analyses.plan import plan_ratio
+from gradstats.answers import Answer
 from gradstats.cli.answers import LINES, WIDTH, answer_screen, first_screen, noise_table
 from gradstats.plots.quantities import limits_of
 from gradstats.report.analysis_tables import ShortRow, ShortTable, short_table
 from gradstats.report.saved_results import ENDS, read_results
-from gradstats.report.verdict import PLANNED, Verdict, alpha_verdicts, compared_first, headline, verdicts
+from gradstats.report.verdict import (
+    PLANNED,
+    Verdict,
+    alpha_verdicts,
+    headline,
+    noise_of,
+    verdicts,
+    with_plans,
+)
 from gradstats.system.files import read_csv
 
 FIGURES = Path(__file__).parents[2] / "figures"
@@ -35,8 +44,7 @@ _NOT_FOR_READERS = re.compile(r"\d[eE][+-]?\d|∞|\bnan\b|[\s\[(]-\d|=-\d|simila
 
 def screen_of(folder):
     run = read_results(folder)
-    compared = None if run.variance is None else compared_first(run.variance)
-    opening = run.name
+    opening, comparison = run.name, run.answers.get("variance")
     if run.points is not None:
         cut = 0 if "truncated" not in run.points else int(run.points["truncated"].sum())
         n_prompts = run.points["prompt_id"].nunique()
@@ -48,9 +56,8 @@ def screen_of(folder):
         f"  runs/{run.name}/report.html   figures and tables",
         "  7 notes: --notes    all rows and columns: --all",
     ]
-    return run, first_screen(
-        opening, verdicts(run.alpha, compared, batch_sizes=run.table("batch_size")), compared, closing
-    )
+    said = verdicts(run.answers.get("alpha"), comparison, batch_sizes=run.answers.get("batch_size"))
+    return run, first_screen(opening, said, comparison, closing)
 
 
 def assert_believable(text):
@@ -130,7 +137,7 @@ def test_the_first_screen_of_every_question_is_short(question, measured, monkeyp
     code, out, err = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question])
     assert code == 0, err
     assert_is_a_screen(out)
-    assert "…)" not in out  # names of rows are folded, not cut
+    assert question == "variance" or "…)" not in out  # names of rows are folded; beside the axis they are cut
     assert registry.get(question).question not in out  # an answer, and not the question again
     code, out, _ = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question], "--notes")
     assert code == 0
@@ -216,7 +223,7 @@ def test_the_table_that_answers_is_on_the_first_screen(measured, monkeypatch, ca
     assert (code, "rloo" in out) == (0, True), err
 
 
-def frame_of(*rows, **about):
+def comparison_of(*rows, **about):
     """A comparison: estimator, value, low, high, and other columns."""
     frame = pd.DataFrame(
         [
@@ -228,8 +235,7 @@ def frame_of(*rows, **about):
             for label, value, low, high, numbers in rows
         ]
     )  # fmt: skip
-    frame.attrs |= {"reference": "rloo", "prompts_per_batch": 128, "n_prompts": 96} | about
-    return frame
+    return Answer("variance", frame, {"reference": "rloo", "prompts_per_batch": 128, "n_prompts": 96} | about)
 
 
 RLOO = ("rloo", 1.0, 1.0, 1.0, {})
@@ -237,50 +243,34 @@ NAN = math.nan
 
 
 def said(*rows, **about):
-    return {one.topic: one.text for one in verdicts(None, compared_first(frame_of(*rows, **about)))}
+    return {one.topic: one.text for one in verdicts(None, with_plans(comparison_of(*rows, **about)))}
 
 
 def test_the_critical_batch_is_that_of_the_reference_and_of_the_question_that_asks_for_it():
     frame = pd.DataFrame({"estimator": ["reinforce", "rloo"]})
     frame["critical_batch"], frame["critical_batch_low"], frame["critical_batch_high"] = [132, 62], [74, 36], [254, 114]
-    frame.attrs["reference"] = "rloo"
-    assert verdicts(None, None, batch_sizes=frame) == [
-        Verdict("batch", "62 [36, 114] prompts make signal and noise equal (rloo)")
-    ]
+
+    def on_batches(**columns):
+        answer = Answer("batch_size", frame.assign(**columns), {"reference": "rloo"})
+        return [one.text for one in verdicts(None, None, batch_sizes=answer)]
+
+    assert on_batches() == ["62 [36, 114] prompts make signal and noise equal (rloo)"]
     assert "batch" not in said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}))
-    unresolved = frame.assign(critical_batch=NAN, critical_batch_high=math.inf)
-    unresolved.attrs = frame.attrs
-    assert verdicts(None, None, batch_sizes=unresolved)[0].text.startswith("≥ 36 prompts")
-    unknown = frame.assign(critical_batch=NAN, critical_batch_low=NAN, critical_batch_high=NAN)
-    assert verdicts(None, None, batch_sizes=unknown) == []
+    (unresolved,) = on_batches(critical_batch=NAN, critical_batch_high=math.inf)
+    assert unresolved.startswith("≥ 36 prompts")
+    assert on_batches(critical_batch=NAN, critical_batch_low=NAN, critical_batch_high=NAN) == []
 
 
-def test_estimators_that_are_equal_by_construction_share_a_row():
+def test_estimators_share_a_row_where_they_are_equal_by_construction_and_not_where_they_look_alike():
     shrunken = {"ratio": (7 / 8) ** 2}
-    compared = compared_first(
-        frame_of(("group_mean", 1.0, 1.0, 1.0, shrunken), RLOO, ("dr_grpo", 1.0, 1.0, 1.0, shrunken))
+    alike = [("close", 0.981, 0.96, 1.0, {}), ("closer", 0.98, 0.96, 1.0, {"matched_bias_share_low": 0.02})]
+    rows = noise_of(
+        comparison_of(("group_mean", 1.0, 1.0, 1.0, shrunken), RLOO, ("dr_grpo", 1.0, 1.0, 1.0, shrunken), *alike)
     )
-    (row,) = compared.rows()
-    assert row.is_reference
-    assert row.name() == "rloo = group_mean = dr_grpo at 8/7"
-    assert row.name(width=20) == "rloo and 2 equal"
-
-
-def test_neighbours_that_look_the_same_share_a_row_but_not_with_the_reference_or_a_bias():
-    rows = [
-        RLOO,
-        ("length_weighted(alpha=0.8)", 0.981, 0.96, 1.0, {}),
-        ("token_mean", 0.98, 0.96, 1.0, {}),
-        ("close", 1.001, 0.999, 1.003, {}),
-        ("biased", 0.979, 0.96, 1.0, {"matched_bias_share_low": 0.02}),
-    ]
-    compared = compared_first(frame_of(*rows))
-    assert [row.name() for row in compared.rows()] == ["biased", "token_mean and 1 more", "rloo", "close"]
-    (shared,) = [row for row in compared.rows() if row.alike]
-    assert shared.text() == "0.98"
-    alike = [RLOO, ("a", 0.986, 0.96, 1.02, {}), ("b", 0.996, 0.965, 1.025, {})]
-    assert [row.text() for row in compared_first(frame_of(*alike)).rows()] == ["0.99–1.00", "1"]
-    assert compared.rows()[0].bias_text() == "2–10 %"
+    assert [row.name() for row in rows] == ["closer", "close", "rloo = group_mean = dr_grpo at 8/7"]
+    assert [row.is_reference for row in rows] == [False, False, True]
+    assert rows[2].name(width=20) == "rloo and 2 equal"
+    assert [row.bias_text() for row in rows] == ["2–10 %", "", ""]
 
 
 def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
@@ -303,23 +293,24 @@ def test_a_bias_that_matters_is_a_verdict():
 
 def test_what_is_not_resolved_from_the_reference_says_how_many_prompts_resolve_it():
     open_, near = ("constant(b=optimal)", 0.77, 0.53, 1.03, {}), ("grpo", 1.002, 0.93, 1.08, {})
-    frame = frame_of(RLOO, open_, near, ("reinforce", 2.12, 1.78, 2.53, {}), confidence_level=0.95)
+    rows = (RLOO, open_, near, ("reinforce", 2.12, 1.78, 2.53, {}))
+    frame = comparison_of(*rows, confidence_level=0.95).frame
     planned = plan_ratio(frame, "constant(b=optimal)", quantity="matched_ratio").n_prompts_assured
-    (text,) = [one.text for one in verdicts(None, compared_first(frame)) if one.topic == "open"]
-    assert text == f"constant(b=optimal); about {planned:,} prompts resolve it (plan --estimator)"
+    found = said(*rows, confidence_level=0.95)
+    assert found["open"] == f"constant(b=optimal); about {planned:,} prompts resolve it (plan --estimator)"
     unbounded = ("gspo", 1.3, 0.0, math.inf, {})
     found = said(RLOO, open_, unbounded, confidence_level=0.95)
     assert found["open"] == "constant(b=optimal) and gspo; many more prompts resolve them (plan --estimator)"
     assert "open" not in said(RLOO, near, confidence_level=0.95)  # equal as far as anyone can tell
     # What a run has planned is said again.
-    frame.attrs[PLANNED] = {"constant(b=optimal)": 17}
-    assert any("about 17 prompts" in one.text for one in verdicts(None, compared_first(frame)))
+    recorded = comparison_of(*rows, **{PLANNED: {"constant(b=optimal)": 17}})
+    assert any("about 17 prompts" in one.text for one in verdicts(None, recorded))
 
 
 def test_what_is_open_says_what_would_resolve_it_once():
     open_ = [(label, NAN, 0.0, math.inf, {}) for label in ("grpo", "constant(b=optimal)")]
     silent = ("pass_at_k", NAN, NAN, NAN, {"trace_cov": NAN})
-    lines = noise_table(compared_first(frame_of(RLOO, *open_, silent, prompts_to_resolve=1234)), most=9)
+    lines = noise_table(comparison_of(RLOO, *open_, silent, prompts_to_resolve=1234), most=9)
     assert " ".join(" ".join(lines[2:]).split()) == (
         "not resolved: grpo and constant(b=optimal); that takes about 1,234 prompts like these no row for pass_at_k: "
         "the notes say why"
@@ -328,13 +319,13 @@ def test_what_is_open_says_what_would_resolve_it_once():
 
 def test_of_many_rows_the_outermost_and_the_reference_stay():
     rows = [(f"e{at}", 0.5 + at / 10, 0.4 + at / 10, 0.6 + at / 10, {}) for at in range(20)]
-    lines = noise_table(compared_first(frame_of(RLOO, *rows)), most=8)
+    lines = noise_table(comparison_of(RLOO, *rows), most=8)
     shown = [line.split()[0] for line in lines[1:]]
     assert shown == ["e0", "e1", "e2", "rloo", "…", "e17", "e18", "e19"]
 
 
 def test_the_axis_is_common_logarithmic_and_cut_with_an_arrow():
-    lines = noise_table(compared_first(frame_of(RLOO, ("a", 0.5, 0.25, 1.0, {}), ("b", 2.0, 1.0, 40.0, {}))), most=8)
+    lines = noise_table(comparison_of(RLOO, ("a", 0.5, 0.25, 1.0, {}), ("b", 2.0, 1.0, 40.0, {})), most=8)
     a, rloo, b = lines[1:]
     one = rloo.index("●")
     assert a.index("●") - a.index("─") == pytest.approx(one - a.index("●"), abs=1)

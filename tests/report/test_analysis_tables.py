@@ -16,7 +16,7 @@ from gradstats.analyses import allocate, critic_quality, registry, variance_by_s
 from gradstats.analyses.curve import draw_curve
 from gradstats.analyses.length_bins import variances_by_length
 from gradstats.analyses.ratios import CLIPPING
-from gradstats.analyses.variance import COMPARED_ROWS, VarianceByBlock, compare
+from gradstats.analyses.variance import COMPARED_ROWS, VarianceByBlock
 from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.plots.shares import bin_label
@@ -230,11 +230,6 @@ def test_intervals_that_hold_together_follow_their_quantity():
     assert list(of_place("paper")) == ["ratio to rloo", "cosine"]
 
 
-def test_marks_of_the_best_set():
-    assert of_place("page")["best set"] == ["yes", "no"]
-    assert of_place("page", in_best_set=[None, True])["best set"] == ["–", "yes"]
-
-
 def bold_rows(table):
     return [line for line in table.to_latex().splitlines() if "textbf" in line]
 
@@ -270,21 +265,6 @@ def test_matched_ratios_that_hold_together_have_a_column():
     assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
     assert "Relative noise of all rows: between these ends all rows lie at once." in found.caption
     assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
-
-
-def test_a_real_comparison_bolds_the_baseline():
-    """Scores with the noise of the reward: without a baseline the variance is clearly larger."""
-    rng = np.random.default_rng(0)
-    n, size = 40, 8
-    rewards = 5.0 + rng.normal(size=n * size)
-    batch = Batch(rewards=rewards, lengths=np.full(n * size, 10), groups=np.repeat(np.arange(n), size))
-    scores = rng.normal(size=(n * size, 6))
-    with pytest.warns(UserWarning, match="not resolved"):
-        comparison = compare(batch, ["reinforce", "rloo"], scores=scores)
-    table = variance_table(comparison, confidence_level=0.99)
-    assert [line.split(" &")[0] for line in bold_rows(table)] == ["RLOO"]
-    assert "99% intervals" in table.caption
-    assert "n = 40 prompts" in table.caption
 
 
 def test_a_column_that_is_asked_for_must_be_there():

@@ -22,10 +22,11 @@ from gradstats.analyses.plan import CriticalBatchPlan
 from gradstats.analyses.results import Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
+from gradstats.report.analysis_tables import alpha_table
 from gradstats.report.columns import INDEX, without_interval_end
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.sweeps import SweepResult, paired_differences
-from gradstats.report.tables import alpha_table, profile_table
+from gradstats.report.tables import profile_table
 from gradstats.stats.jackknife import NOT_ESTIMATED
 from gradstats.values.fitted import FittedValues
 from tests.off_policy import turned_policy

@@ -40,6 +40,17 @@ def runs(tmp_path_factory):
     ]
 
 
+@pytest.fixture
+def kept(monkeypatch):
+    """The figures that are drawn, by the names of their files; they are not written, and stay open."""
+    figures = {}
+    monkeypatch.setattr(
+        plots, "save_figure", lambda figure, stem, *_, **__: figures.setdefault(stem.name, figure) and [stem]
+    )
+    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
+    return figures
+
+
 def command(monkeypatch, capsys, *words):
     monkeypatch.setattr(sys, "argv", ["gradstats", "export", *map(str, words), "--only", "figures"])
     code = 0
@@ -264,17 +275,12 @@ def test_many_estimators_are_drawn_in_a_panel_for_each_run(runs, tmp_path, monke
 
 @pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
 @pytest.mark.parametrize("column", ["half", "full"])
-def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch, column):
+def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch, kept, column):
     names = [
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B, after 200 steps of training",
         "Qwen/Qwen2.5-Math-1.5B-Instruct",
     ]
-    kept = {}
     monkeypatch.setattr("gradstats.report.figures._MOST_ROWS", 1)
-    monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
-    )
-    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     style = FiguresSection(venue="neurips", column=column, formats=["png"])
     draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
     figure = kept["variance"]
@@ -286,13 +292,8 @@ def test_panels_of_runs_with_long_names_have_letters(runs, tmp_path, monkeypatch
 
 @pytest.mark.filterwarnings("ignore:the runs differ in sampling.temperature")
 @pytest.mark.parametrize("column", ["half", "full"])
-def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, monkeypatch, column):
+def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, kept, column):
     names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B (temperature 1)", "Qwen/Qwen2.5-Math-1.5B-Instruct (step 200)"]
-    kept = {}
-    monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
-    )
-    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     style = FiguresSection(venue="neurips", column=column, formats=["png"])
     draw_overlay([read_results(run) for run in runs], tmp_path, style, names)
     for figure in kept.values():
@@ -307,16 +308,11 @@ def test_long_names_of_models_fit_below_the_axes(runs, tmp_path, monkeypatch, co
     assert written == f"a: {names[0]} b: {names[1]}"
 
 
-def test_each_run_states_its_own_size_where_sizes_differ(runs, tmp_path, monkeypatch):
+def test_each_run_states_its_own_size_where_sizes_differ(runs, tmp_path, kept):
     smaller = save_run(tmp_path / "smaller", name="smaller", sampling={"group_size": 2})
     save_answer(smaller, Answer.read(smaller / "alpha"), n=120)
     compared = Answer.read(smaller / "variance")
     save_answer(smaller, replace(compared, frame=compared.frame.assign(group_size=8)), n_completions=120)
-    kept = {}
-    monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
-    )
-    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     style = FiguresSection(venue="neurips", column="half")
     with pytest.warns(UserWarning, match=r"the runs differ in sampling\.group_size"):
         draw_overlay([read_results(runs[0]), read_results(smaller)], tmp_path / "out", style)
@@ -330,25 +326,16 @@ def test_each_run_states_its_own_size_where_sizes_differ(runs, tmp_path, monkeyp
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][:2] == ["RLOO", "REINFORCE"]
 
 
-def test_the_size_of_all_runs_is_stated_once(runs, tmp_path, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: sizes.append(figure.get_suptitle()) or [stem]
-    )
+def test_the_size_of_all_runs_is_stated_once(runs, tmp_path, kept):
     draw_overlay([read_results(runs[0])] * 2, tmp_path, FiguresSection(), ["one", "two"])
-    assert sizes == ["15 prompts × 4 completions"] * 2
+    assert [figure.get_suptitle() for figure in kept.values()] == ["15 prompts × 4 completions"] * 2
 
 
-def test_letters_and_the_legend_stand_below_each_other(runs, tmp_path, monkeypatch):
+def test_letters_and_the_legend_stand_below_each_other(runs, tmp_path, kept):
     bounded = save_run(tmp_path / "bounded", name="bounded")
     compared = Answer.read(bounded / "variance")
     compared.frame.loc[compared.frame["matched_ratio"].isna(), "matched_ratio_low"] = 0.8
     save_answer(bounded, compared)
-    kept = {}
-    monkeypatch.setattr(
-        plots, "save_figure", lambda figure, stem, *_, **__: kept.setdefault(stem.name, figure) and [stem]
-    )
-    monkeypatch.setattr("matplotlib.pyplot.close", lambda _: None)
     names = ["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "Qwen/Qwen2.5-Math-1.5B-Instruct"]
     style = FiguresSection(venue="neurips", column="half")
     draw_overlay([read_results(bounded)] * 2, tmp_path / "out", style, names)

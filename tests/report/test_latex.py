@@ -95,7 +95,7 @@ def test_tables_fit_every_venue_at_both_widths(tmp_path):
 def test_every_table_of_a_run_fits(tmp_path):
     figures = Path(__file__).parents[2] / "figures"
     runs = [read_results(figures / name) for name in ("embedded", "embedded_values")]
-    every = [table for run in runs for table in run_tables(run).values()]
+    every = [table for run in runs for table in run_tables(run.answers, run.name, run.figure_style).values()]
     assert len(every) > 20
     every += several_tables(
         {"a run with a name that is long": runs[0], runs[1].name: runs[1]}, FiguresSection()
@@ -122,7 +122,8 @@ def test_numbers_aligned_by_siunitx_fit_too(tmp_path):
     if not subprocess.run(["kpsewhich", "siunitx.sty"], capture_output=True).stdout:
         pytest.skip("the LaTeX package siunitx is not installed")
     layouts = [Layout(venue, column, siunitx=True) for venue in ("icml", "neurips") for column in ("half", "full")]
-    of_run = run_tables(read_results(Path(__file__).parents[2] / "figures" / "embedded_values"))
+    run = read_results(Path(__file__).parents[2] / "figures" / "embedded_values")
+    of_run = run_tables(run.answers, run.name, run.figure_style)
     tables = [(variance_table(comparison()), at) for at in layouts]
     tables += [(of_run[name], layouts[0]) for name in ("allocation", "ratios", "alpha_by_block")]
     assert set_by_latex(tables, tmp_path) == []

@@ -28,18 +28,17 @@ from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
 from gradstats.report.page import (
     MOST_OPEN_ROWS,
     breakable,
-    column_definition,
     inline_svg,
     interval_kept,
     questions_on_page,
     rendered,
     report_page,
-    variance_on_page,
     write_page,
     write_report,
 )
+from gradstats.report.run_tables import run_tables
 from gradstats.report.saved_results import ENDS, read_results
-from gradstats.report.verdict import compared_first, verdicts
+from gradstats.report.verdict import verdicts
 
 FOLDER_OF_FIGURES = Path(__file__).parents[2] / "figures"
 
@@ -105,23 +104,6 @@ def test_it_says_what_there_is_to_say(page, run_directory):
     assert f"α = {number_with_interval(*(alpha[name] for name in ('alpha', 'alpha_low', 'alpha_high')))}" in page
 
 
-def test_the_best_set_and_what_holds_together_are_on_the_page(run_directory, tmp_path):
-    folder = shutil.copytree(run_directory, tmp_path / "run")
-    answer = Answer.read(folder / "variance")
-    together = {"matched_ratio_simultaneous_low": 0.5, "matched_ratio_simultaneous_high": 1.25}
-    table = answer.frame.assign(**together, in_best_set=[True, *[False] * (len(answer.frame) - 1)])
-    save_answer(folder, replace(answer, frame=table))
-    text = write_report(folder, svgs={}).read_text()
-    assert text.count("[0.50, 1.25]</td>") == len(table)
-    assert "Relative noise of all rows: between these ends all rows lie at once." in text
-    assert "Bold marks the best set" in text
-    assert len(re.findall(r"<strong>(.*?)</strong>", text)) == 1
-    assert [text.count(f'<td data-key="{key}">{mark}</td>') for key, mark in ((0, "yes"), (1, "no"))] == [
-        1,
-        len(table) - 1,
-    ]
-
-
 def test_two_builds_are_byte_identical(run_directory, page, tmp_path):
     assert write_report(run_directory, tmp_path / "again.html").read_text() == page
 
@@ -139,7 +121,7 @@ def test_a_run_without_a_fit_still_has_a_page(tmp_path):
     folder = save_run(tmp_path / "run")
     forget(folder, "alpha", "length_scaling")
     text = write_report(folder).read_text()
-    assert "the data allow no fit" in text
+    assert "The data allow no answer" in text
     assert text.count("<figure") == 7
 
 
@@ -159,9 +141,12 @@ def test_broken_numbers_and_an_unwritable_place_are_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="report.html cannot be written, since .*file is not a folder: choose another"):
         write_report(folder, tmp_path / "file" / "report.html")
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(OSError, match="cannot be written to .*folder.html .*choose another with --out"):
+        write_page("text", tmp_path / "folder.html")
     (folder / "alpha.json").write_text("{")
     with pytest.warns(UserWarning, match=r"alpha\.json cannot be read as JSON"):
-        assert "the data allow no fit" in write_report(folder, svgs={}).read_text()
+        assert "The data allow no answer" in write_report(folder, svgs={}).read_text()
 
 
 def test_ids_of_a_figure_are_its_own_and_its_inks_the_pages():
@@ -254,9 +239,9 @@ def test_the_verdict_is_on_the_first_screen(opened, width):
 
 def test_it_opens_with_the_verdicts_of_the_terminal_and_has_a_section_for_each_question(page, run_directory):
     run = read_results(run_directory)
-    words = compared_first(run.variance)
-    assert page.index(verdicts(run.alpha, words, in_words)[0].text) < page.index("<nav") < page.index('id="variance"')
-    sections = questions_on_page(run, [])
+    said = verdicts(run.answers["alpha"], run.answers["variance"], in_words)
+    assert page.index(said[0].text) < page.index("<nav") < page.index('id="variance"')
+    sections = questions_on_page(run)
     assert [one["id"] for one in sections][:2] == ["variance", "alpha"]
     for one in sections:
         assert page.count(f'<a href="#{one["id"]}">') == page.count(f'<section id="{one["id"]}"') == 1
@@ -271,7 +256,7 @@ def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_
     said, notes = "Easy prompts of rloo <dominate>.", ("counted twice",)
     bins = replace(bins, frame=frame, sentence=said, notes=notes, about={**bins.about, "asked": {"bins": 2}})
     save_answer(folder, bins)
-    section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
+    section = next(one for one in questions_on_page(read_results(folder)) if one["id"] == "success_bins")
     assert section["answer"] == "Easy prompts of RLOO <dominate>."
     assert section["notes"] == list(notes)
     (first, *others), n_bins = dict.fromkeys(frame["estimator"]), frame["success_low"].nunique()
@@ -284,7 +269,7 @@ def test_a_section_shows_what_the_run_recorded_of_its_answer(run_directory, tmp_
     assert section["command"] == f"gradstats ask {folder} success_bins --bins 2"
     assert "Easy prompts of RLOO &lt;dominate&gt;." in write_report(folder, svgs={}).read_text()
     save_answer(folder, bins, settled=True)
-    section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "success_bins")
+    section = next(one for one in questions_on_page(read_results(folder)) if one["id"] == "success_bins")
     assert (section["answer"], section["rows"]) == ("Easy prompts of RLOO <dominate>.", [])
 
 
@@ -296,7 +281,7 @@ def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_
     frame.loc[3, ends] = frame.loc[0, ends] = 1.0  # equal by construction
     frame.loc[3, "ratio"] = frame.loc[0, "ratio"]
     save_answer(folder, replace(answer, frame=frame))
-    section = questions_on_page(read_results(folder), [])[0]
+    section = questions_on_page(read_results(folder))[0]
     assert section["headings"] == ["estimator", "relative noise", "bias"]
     assert [row[0] for row in section["rows"]] == [
         in_words(ESTIMATORS[2]),
@@ -313,7 +298,7 @@ def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_
 @pytest.mark.parametrize("run", ["embedded", "qwen_1_5b", "embedded_zoo"])
 def test_a_committed_run_has_its_tables(run):
     results = read_results(FOLDER_OF_FIGURES / run)
-    sections = {one["id"]: one for one in questions_on_page(results, [])}
+    sections = {one["id"]: one for one in questions_on_page(results)}
     for name in ("variance", "alpha_by_block"):
         assert sections[name]["rows"], name
     assert sections["ratios"]["rows"] == []  # of 1 and 0, which the answer says
@@ -353,14 +338,14 @@ def test_a_note_on_several_answers_stands_on_the_page_once_above_them(run_direct
 
 def test_of_a_long_table_the_first_rows_are_open_and_all_of_them_folded():
     results = read_results(FOLDER_OF_FIGURES / "embedded")
-    rows = {one["id"]: one["rows"] for one in questions_on_page(results, [])}
+    sections = {one["id"]: one for one in questions_on_page(results)}
     page = report_page(results, svgs={})
     for name, is_long in (("allocation", True), ("alpha_by_block", False)):
-        section = page[page.index(f'<section id="{name}"') :].partition("</section>")[0]
-        opened, _, folded = section.partition(f"<summary>All {len(rows[name])} rows</summary>")
-        assert opened.count('<th scope="row">') == min(MOST_OPEN_ROWS, len(rows[name]))
-        assert folded.count('<th scope="row">') == (len(rows[name]) if is_long else 0)
-        assert (len(rows[name]) > MOST_OPEN_ROWS) == is_long
+        one, section = sections[name], page[page.index(f'<section id="{name}"') :].partition("</section>")[0]
+        opened, _, folded = section.partition("<summary>All rows and columns</summary>")
+        assert opened.count('<th scope="row"') == min(MOST_OPEN_ROWS, len(one["rows"]))
+        assert folded.count('<th scope="row"') == (len(one["table"]["rows"]) if is_long else 0)
+        assert (len(one["rows"]) > MOST_OPEN_ROWS) == is_long
 
 
 def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_directory, tmp_path):
@@ -379,7 +364,7 @@ def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_direct
 
 def test_commands_are_complete_or_left_out():
     run = read_results(FOLDER_OF_FIGURES / "embedded")
-    sections = {one["id"]: one for one in questions_on_page(run, [])}
+    sections = {one["id"]: one for one in questions_on_page(run)}
     curve = sections["curve_length_weighted_loo_true_alpha"]
     assert curve["command"] == f"gradstats ask {run.path} curve 'length_weighted(loo=True)' alpha=0:2:41"
     assert sections["group_sizes"]["command"] == f"gradstats ask {run.path} group_sizes"
@@ -395,7 +380,7 @@ def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
     long = "One row after the other. " * 20
     answer = Answer.read(folder / "tables" / "allocation")
     save_answer(folder, replace(answer, sentence=long), asked={"tokens": 4800.0})
-    section = next(one for one in questions_on_page(read_results(folder), []) if one["id"] == "allocation")
+    section = next(one for one in questions_on_page(read_results(folder)) if one["id"] == "allocation")
     assert section["answer"] == ""
     assert section["notes"] == [long]
     assert section["command"] == f"gradstats ask {folder} allocation --tokens 4800"
@@ -403,7 +388,7 @@ def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
 
 def test_six_figures_at_most_are_open():
     run = read_results(FOLDER_OF_FIGURES / "embedded")
-    drawn = [{"name": figure.name} for figure in figures_of(run)]
+    drawn = [figure.name for figure in figures_of(run)]
     sections = [one for one in questions_on_page(run, drawn) if one["figures"]]
     assert [one["n_open"] for one in sections] == [1] * 6 + [0] * (len(sections) - 6)
     assert len(sections) > 6
@@ -529,38 +514,38 @@ def test_what_a_screen_reader_is_told(opened):
 
 @pytest.fixture
 def compared(tmp_path):
-    answer = read_results(save_run(tmp_path / "run")).answers["variance"]
+    """The section on the comparison, of a run whose answer on it is changed."""
+    folder = save_run(tmp_path / "run", figures={"labels": {ESTIMATORS[1]: "<ours>"}})
+    answer = Answer.read(folder / "variance")
     together = {"matched_ratio_simultaneous_low": 0.5, "matched_ratio_simultaneous_high": 1.25}
-    return replace(answer, frame=answer.frame.assign(**together, in_best_set=[True, False, None, False]))
+    note = "rloo, my_rloo and rloo(off_policy=True) differ from length_weighted(alpha=0.8, loo=True): see rloo: 1"
+    frame = answer.frame.assign(**together, in_best_set=[True, False, None, False])
+    save_answer(folder, replace(answer, frame=frame, notes=(note,)))
+    return questions_on_page(read_results(folder))[0]
 
 
 def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(compared):
-    table = variance_on_page(compared)
-    assert [column["name"] for column in table["columns"]][:5] == [
-        "estimator", "matched_ratio", "matched_ratio_simultaneous", "in_best_set", "trace_cov",
-    ]  # fmt: skip
+    table = compared["table"]
+    headings = [column["heading"] for column in table["columns"]]
+    assert headings[:5] == ["estimator", "relative noise", "relative noise of all rows", "best set", "tr Cov"]
     first, *_, last = table["rows"]
-    assert [cell["html"] for cell in first["cells"][1:3]] == ["[0.50, 1.25]", "yes"]
-    assert first["cells"][0]["bold"]
-    assert not last["cells"][0]["bold"]
+    assert [text for text, _ in first["cells"][1:3]] == ["[0.50, 1.25]", "yes"]
+    assert "<strong>" in first["cells"][0][0]
+    assert "<strong>" not in last["cells"][0][0]
     assert all(len(row["cells"]) == len(table["columns"]) - 1 for row in table["rows"])
-    assert table["rows"][2]["cells"][2] == {"html": "–", "key": "", "bold": False}
-
-
-def test_a_table_without_a_best_set_has_no_such_column(compared):
-    table = variance_on_page(replace(compared, frame=compared.frame.drop(columns=["in_best_set"])))
-    assert "in_best_set" not in [column["name"] for column in table["columns"]]
-    assert variance_on_page(None) is None
+    assert [row["cells"][2] for row in table["rows"]] == [("yes", "0"), ("no", "1"), ("–", ""), ("no", "1")]
+    assert "Relative noise of all rows: between these ends all rows lie at once." in compared["caption"]
+    assert "Bold: the best set" in compared["caption"]
 
 
 def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(compared):
-    definitions = {column["name"]: column for column in variance_on_page(compared)["columns"]}
-    assert definitions["matched_ratio"]["meaning"] == TERMS["relative noise, matched ratio"]
-    assert definitions["matched_ratio"]["file"] == "gradstats/stats/variance/estimates.py"
-    assert definitions["ratio"]["heading"] == "ratio to RLOO"
+    defined = {column["heading"]: column for column in compared["table"]["columns"]}
+    assert defined["relative noise"]["meaning"] == TERMS["relative noise, matched ratio"]
+    assert defined["relative noise"]["file"] == "gradstats/stats/variance/estimates.py"
+    assert "ratio to RLOO" in defined
+    assert all(column["meaning"].endswith(".") for column in defined.values())
+    assert {quantity.name for quantity in COMPARED} <= set(TERM_OF_COLUMN)
     assert set(TERM_OF_COLUMN.values()) <= set(TERMS)
-    for quantity in COMPARED:
-        assert column_definition(quantity.name, quantity.heading)["meaning"].endswith(".")
 
 
 def test_names_are_escaped_and_break_where_words_end():
@@ -568,33 +553,34 @@ def test_names_are_escaped_and_break_where_words_end():
     assert breakable("<b>(a=1, b)") == "&lt;b&gt;(<wbr>a=<wbr>1,<wbr> b)"
 
 
-def test_rows_are_named_in_words_and_keep_their_labels(compared):
-    labels = compared.frame["estimator"].tolist()
-    table = variance_on_page(compared, {labels[1]: "<ours>"})
-    assert [row["label"] for row in table["rows"]] == labels
-    assert [table["rows"][0]["name"], table["rows"][1]["html"]] == [in_words(labels[0]), "&lt;ours&gt;"]
-    assert table["reference"] == "RLOO"
-
-
-def test_notes_name_estimators_as_the_rows_do(compared):
-    note = "rloo, my_rloo and rloo(off_policy=True) differ from length_weighted(alpha=0.8, loo=True): see rloo: 1"
-    assert variance_on_page(replace(compared, notes=(note,)))["notes"] == [
+def test_rows_are_named_in_words_and_keep_their_labels_and_notes_name_them_so(compared):
+    rows = compared["table"]["rows"]
+    assert [row["label"] for row in rows] == list(ESTIMATORS)
+    assert [rows[0]["name"], rows[1]["name"]] == [in_words(ESTIMATORS[0]), "<ours>"]
+    assert compared["notes"] == [
         "RLOO, my_rloo and rloo(off_policy=True) differ from length-weighted, α = 0.8, leave-one-out: see RLOO: 1"
     ]
 
 
+def test_a_group_size_stays_on_the_line_of_its_letter(tmp_path):
+    folder = save_run(tmp_path / "run")
+    sizes = Answer.read(folder / "tables" / "group_sizes")
+    save_answer(folder, replace(sizes, question="variance"))
+    run = read_results(folder)
+    section = report_page(run, svgs={}).partition('<section id="variance"')[2].partition("</section>")[0]
+    assert section.count(" N\u00a0=\u00a02") >= 4
+    assert "<wbr> N = 2" not in section
+    table = run_tables(run.answers, run.name, run.figure_style)["variance"]
+    assert "RLOO, N~=~2 &" in table.to_latex()
+    assert "RLOO, N = 2 |" in table.to_markdown()
+
+
 def test_text_is_escaped_and_an_unknown_name_is_an_error():
-    shown = {"names": ["<a>"], "title": "<b>", "runs": [], "remarks": ["<i>"], "tables": [], "figures": []}
-    shown |= {"differing": [], "without_figure": 0}
+    nothing = {"columns": [], "rows": []}
+    shown = {"names": ["<a>"], "title": "<b>", "runs": nothing, "remarks": ["<i>"], "compared": [], "figures": []}
+    shown |= {"differing": [], "without_figure": 0, "links": {}}
     page = rendered("gallery.html.j2", **shown)
     assert "<h1>&lt;b&gt;</h1>" in page
     assert "<li>&lt;i&gt;</li>" in page
     with pytest.raises(UndefinedError, match="remarks"):
         rendered("gallery.html.j2", **{name: value for name, value in shown.items() if name != "remarks"})
-
-
-def test_a_page_that_cannot_be_written_says_what_to_do(tmp_path):
-    assert write_page("text\n", tmp_path / "page.html").read_bytes() == b"text\n"
-    (tmp_path / "folder.html").mkdir()
-    with pytest.raises(OSError, match="cannot be written to .*folder.html .*choose another with --out"):
-        write_page("text", tmp_path / "folder.html")

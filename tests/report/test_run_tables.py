@@ -13,6 +13,7 @@ from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.answers import Answer
 from gradstats.config.sections import FiguresSection
+from gradstats.report.analysis_tables import alpha_table
 from gradstats.report.latex import Layout
 from gradstats.report.run_tables import (
     layout_for,
@@ -25,7 +26,7 @@ from gradstats.report.run_tables import (
     several_tables,
     write_run_tables,
 )
-from gradstats.report.saved_results import read_results
+from gradstats.report.saved_results import ENDS, read_results
 from gradstats.system.files import read_json
 
 COMMITTED = Path(__file__).parents[2] / "figures"
@@ -188,7 +189,8 @@ def test_names_and_levels(runs, tmp_path):
     assert run_names([one, twin]) == ["one", "again"]
     assert levels_of([one, two]) == "95%"
     forget(tmp_path / "one", "alpha")
-    assert all(map(math.isnan, numbers_of_run(read_results(tmp_path / "one"))["alpha"]))
+    numbers = numbers_of_run(read_results(tmp_path / "one"))
+    assert all(math.isnan(numbers[f"alpha{end}"]) for end in ENDS)
 
 
 def test_a_number_without_an_interval_is_a_column(monkeypatch):
@@ -203,6 +205,14 @@ def test_each_caption_states_the_levels_of_its_own_numbers(tmp_path):
     runs = [read_results(save_run(tmp_path / name, name)) for name in ("one", "two")]
     runs[0].answers["alpha"].about["confidence_level"] = 0.5
     assert (levels_of(runs, ["alpha"]), levels_of(runs, ["variance"])) == ("50% or 95%", "95%")
+    fits = {run.name: run.answers["alpha"].frame for run in runs}
+    fits["one"]["confidence_level"] = 0.5
+    assert "with 50% or 95% intervals (ols" in alpha_table(fits).caption
     caption = runs_table({run.name: run for run in runs}).caption
     assert "each run with 50% or 95% intervals" in caption
     assert "over prompts, with 95% intervals" in caption
+    # What an answer states goes before the experiment, which a copy of the folder may lack.
+    runs[0].answers["variance"].about["confidence_level"] = 0.8
+    compared = several_tables({run.name: run for run in runs}, FiguresSection())
+    assert "in each run, 80% or 95% intervals over" in compared["variance"].caption
+    assert "over prompts, with 80% or 95% intervals" in compared["runs"].caption

@@ -13,8 +13,8 @@ from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.profile import PROFILE_QUANTITIES, PolicyProfile
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
-from gradstats.report.analysis_tables import variance_table
-from gradstats.report.tables import alpha_table, latex_escape, profile_table
+from gradstats.report.analysis_tables import alpha_table, variance_table
+from gradstats.report.tables import latex_escape, profile_table
 from gradstats.stats import fit_length_scaling
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -14,10 +15,11 @@ from command_line import run
 from gradstats.analyses import registry
 from gradstats.config.experiment import load_experiment_file
 from gradstats.config.trust import UntrustedCodeError
+from gradstats.report.page import questions_on_page
 from gradstats.report.saved_results import read_results
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
-from gradstats.system.files import read_json
+from gradstats.system.files import read_json, to_json
 
 OWN = "own_lengths:question"
 
@@ -61,6 +63,28 @@ def test_questions_are_left_out_and_asked_otherwise(experiment, copied):
     run_experiment(with_questions(experiment, curve=False), copied, progress=False)
     assert not read_results(copied).of_question("curve")
     assert (copied / "tables" / "allocation.csv").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_command_on_the_page_gives_the_answer_of_the_run_again(experiment, copied, monkeypatch, capsys):
+    variance = {"group_size": 2, "reference": "grpo", "prompts_per_batch": 16, "confidence_level": 0.8, "seed": 3}
+    changed = {
+        "variance": experiment.variance.model_copy(update=variance),
+        "length_scaling": experiment.length_scaling.model_copy(update={"confidence_level": 0.5}),
+    }
+    asked = with_questions(experiment, success_bins={"bins": 2}, group_sizes={"estimators": ["rloo", "grpo"]})
+    run_experiment(asked.model_copy(update=changed), copied, progress=False)
+    saved = read_results(copied)
+    commands = {one["id"]: shlex.split(one["command"]) for one in questions_on_page(saved, [])}
+    assert {"variance", "alpha", "alpha_by_block", "length_bins", "success_bins", "group_sizes"} <= set(commands)
+    for name, words in commands.items():
+        code, out, err = run(monkeypatch, capsys, *words[1:], "--json")
+        assert code == 0, err
+        found, expected = json.loads(out), json.loads(to_json(saved.answers[name].frame.to_dict("records")))
+        # In a run the sketches are rotated, so that what is 0 but for rounding may differ.
+        columns = [column for column in expected[0] if not column.startswith("matched_bias_share")]
+        frames = [pd.DataFrame(rows).reindex(columns=columns) for rows in (found.get("rows", [found]), expected)]
+        pd.testing.assert_frame_equal(*(frame.astype(object) for frame in frames), check_dtype=False, obj=name)
 
 
 @pytest.mark.parametrize(
