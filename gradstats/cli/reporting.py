@@ -125,7 +125,7 @@ def _draw(
 
 def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
-    from gradstats.report.figures import draw_run, refuse_foreign_figures
+    from gradstats.report.figures import claim_figures, draw_run
     from gradstats.report.saved_results import read_results, writing_into
     from gradstats.runs.directory import remove_listed_results
     from gradstats.system.outputs import refuse_links
@@ -133,7 +133,7 @@ def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     with writing_into(run):
         refuse_links(run)  # also a copy of a run's results, which is not locked
         results = read_results(run)
-        refuse_foreign_figures(results, run / "figures", figure_style)
+        claim_figures(results, run / "figures", figure_style)
         remove_listed_results(run, "figures")
         return draw_run(results, run / "figures", figure_style)
 

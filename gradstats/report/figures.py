@@ -28,8 +28,8 @@ from gradstats.plots.names import CHARACTER, LABELS, in_mathematics, longest_tit
 from gradstats.plots.save import (
     DETERMINISTIC,
     METADATA,
+    claim_figure,
     laid_out,
-    refuse_foreign_figure,
     sample_size,
     sample_size_of,
     write_sample_size,
@@ -113,10 +113,10 @@ def first_figure_as_svg(run: SavedResults) -> tuple[RunFigure, str] | None:
         return next(((listed, _svg(figure)) for listed, figure in figures), None)
 
 
-def refuse_foreign_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
+def claim_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
     """Refuse to draw a run where files lie that are not earlier figures, before anything is drawn."""
     for listed in figures_of(run, figure_style):
-        refuse_foreign_figure(folder / listed.name, figure_style.formats, list(map(str, listed.table)))
+        claim_figure(folder / listed.name, figure_style.formats, list(map(str, listed.table)))
 
 
 def run_figures(run: SavedResults, figure_style: FiguresSection) -> Generator[tuple[RunFigure, Figure], None, None]:
@@ -199,7 +199,7 @@ def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bo
     drawn = DrawnFigures([], {})
     refuse_unknown_estimators([run], figure_style)
     warn_of_unused_labels([run], figure_style)
-    refuse_foreign_figures(run, folder, figure_style)
+    claim_figures(run, folder, figure_style)
     for listed, figure in run_figures(run, figure_style):
         with laid_out(figure):
             stem = folder / listed.name

@@ -37,7 +37,7 @@ from gradstats.report.saved_results import (
     writing_into,
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
-from gradstats.system.outputs import REPORT, refuse_foreign
+from gradstats.system.outputs import REPORT, claim
 
 #: Runs of which the page shows a figure: the first ones.
 MOST_FIGURES = 12
@@ -80,7 +80,7 @@ def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLik
     if not runs:
         raise ValueError("name at least one run directory with results: gradstats report --gallery RUN RUN …")
     with writing_into(target):
-        refuse_foreign(target, REPORT)
+        claim(target, REPORT)
         return write_page(gallery_page(runs, target.parent), target)
 
 

@@ -21,7 +21,7 @@ from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table, alpha_table
-from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
+from gradstats.system.outputs import MARK, TABLE, claim, write_marked
 
 
 def run_tables(
@@ -72,7 +72,7 @@ def write_run_tables(tables: Mapping[str, Table], folder: Path, layout: Layout) 
     paths = {name: folder / f"{name}.tex" for name in tables}
     texts = {name: table.to_latex(layout_for(table, layout)) for name, table in tables.items()}
     for path in paths.values():
-        refuse_foreign(path, TABLE)
+        claim(path, TABLE)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_marked(paths[name], f"% {MARK}\n{text}", TABLE)

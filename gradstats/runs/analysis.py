@@ -24,7 +24,7 @@ from gradstats.report.saved_results import (
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.system.lock import only_writer
-from gradstats.system.outputs import REPORT, csv_with, refuse_foreign, refuse_links
+from gradstats.system.outputs import REPORT, claim, csv_with, refuse_links
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class RunResult:
 
 def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
-    refuse_foreign(run.path / "report.html", REPORT)  # before the work
+    claim(run.path / "report.html", REPORT)  # before the work
     with run.step(ANALYSIS):
         measured = read_measurement(run.measurement).keeping_derived()
     questions = questions_of(run.experiment)
@@ -224,10 +224,10 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
         return None
 
 
-def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
+def claim_table(out: Path | None, columns: Sequence[str]) -> None:
     """Refuse to write a table where a file without its columns lies, or a file of a run."""
     if out is not None:
-        refuse_foreign(out, csv_with(columns, f"a table with the columns {', '.join(columns)}"))
+        claim(out, csv_with(columns, f"a table with the columns {', '.join(columns)}"))
         refuse_inside_run(out)
 
 

@@ -389,4 +389,6 @@ def _holds_something(path: Path) -> bool:
     return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
 
 
-RUN_DIRECTORY = Kind("a run directory", lambda path: is_run_directory(path) or not _holds_something(path))
+RUN_DIRECTORY = Kind(
+    "a run directory", lambda path: path.is_dir() and (is_run_directory(path) or not _holds_something(path))
+)

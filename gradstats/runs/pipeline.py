@@ -24,7 +24,7 @@ from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values, make_values_in_parts
 from gradstats.system.lock import only_writer, part_alone, part_writer
-from gradstats.system.outputs import refuse_links, refuse_occupied
+from gradstats.system.outputs import claim, refuse_links
 from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
@@ -51,7 +51,7 @@ def run_experiment(
     with code_beside(experiment.folder):
         check_names(experiment)
         require_tracker(experiment.tracking)
-        refuse_occupied(path, RUN_DIRECTORY)
+        claim(path, RUN_DIRECTORY)
         with ExitStack() as opened:
             chosen = executor or opened.enter_context(executor_of(experiment.execution))
             path.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def run_part(experiment: Experiment, path: Path, part: RunPart, *, progress: boo
     """
     with code_beside(experiment.folder):
         check_names(experiment)
-        refuse_occupied(path, RUN_DIRECTORY)
+        claim(path, RUN_DIRECTORY)
         with executor_of(experiment.execution) as executor:
             path.mkdir(parents=True, exist_ok=True)
             with part_writer(path, part.number, part.n_parts):

@@ -80,7 +80,7 @@ def test_settings_may_be_corrected_before_anything_was_sampled(experiment, no_an
 
 def test_a_folder_of_other_things_is_not_taken_over(experiment, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="is not empty and is not a run directory"):
+    with pytest.raises(FileExistsError, match="exists and is not a run directory that gradstats wrote"):
         run_experiment(experiment, tmp_path, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
