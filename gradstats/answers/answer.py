@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gradstats.system.files import atomic_path, changed_sentence, csv_text, file_digest, read_json, write_json
 from gradstats.system.late import np, pd
-from gradstats.system.outputs import Kind, claim, csv_with, differing_entry, other_numbers
+from gradstats.system.outputs import Kind, claim, csv_with, differing_entry, is_marked, other_numbers
 
 # Entries of the JSON file that are not of `about`.
 _QUESTION, _SENTENCE, _NOTES, _FURTHER = "question", "sentence", "notes", "further"
@@ -233,17 +233,9 @@ def _asked_otherwise(then: Mapping[str, object], now: Mapping[str, object]) -> s
 def claim_answer(stem: Path, columns: Iterable[str], **replacing: Any) -> None:
     """Refuse to write an answer where something lies that is not an earlier one, as :func:`claim` does."""
     table, state = answer_paths(stem)
-    ours = holds_answer(state)
-    claim(table, Kind("an answer", lambda path: ours) if ours else csv_with(list(columns), "an answer"), **replacing)
-    claim(state, Kind("an answer", lambda path: ours))
-
-
-def holds_answer(state: Path) -> bool:
-    """Return whether a JSON file is a part of an answer, damaged ones included."""
-    try:
-        return state.is_file() and is_answer(read_json(state))
-    except (ValueError, OSError):
-        return True  # of an earlier answer that is damaged
+    ours = Kind("an answer", lambda path: is_marked(state))
+    claim(table, ours if is_marked(state) else csv_with(list(columns), ours.what), **replacing)
+    claim(state, ours)
 
 
 def _kind(column: pd.Series) -> str | None:

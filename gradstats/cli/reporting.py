@@ -127,14 +127,14 @@ def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
     from gradstats.report.figures import claim_figures, draw_run
     from gradstats.report.saved_results import read_results, writing_into
-    from gradstats.runs.directory import remove_listed_results
+    from gradstats.runs.analysis import remove_stale
     from gradstats.system.outputs import refuse_links
 
     with writing_into(run):
         refuse_links(run)  # also a copy of a run's results, which is not locked
         results = read_results(run)
         claim_figures(results, run / "figures", figure_style)
-        remove_listed_results(run, "figures")
+        remove_stale(results, figure_style)
         return draw_run(results, run / "figures", figure_style)
 
 

@@ -212,7 +212,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
     stems = answer_stems(path)
     experiment = read_recorded_experiment(recorded) if stems and recorded.exists() else None
     settings = {} if experiment is None else flat_settings(experiment)
-    answers, left_out = _read_answers(stems, manifest, {} if experiment is None else experiment.analyses)
+    answers, left_out = read_answers(stems, manifest, {} if experiment is None else experiment.analyses)
     for sentence in left_out:
         warnings.warn(sentence, UserWarning, stacklevel=2)
     if not answers:
@@ -273,7 +273,7 @@ def answer_stems(run: Path) -> dict[Path, str]:
     return {stem: questions.get(stem, "") for stem in [*listed, *alone]}
 
 
-def _read_answers(
+def read_answers(
     stems: Iterable[Path], manifest: SavedManifest, asked: Mapping[str, object]
 ) -> tuple[dict[str, Answer], list[str]]:
     """Return the answers of a run by the names of their files, and a sentence for each that is left out."""

@@ -6,14 +6,13 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradstats.answers.answer import holds_answer
 from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
@@ -367,17 +366,12 @@ def experiment_folder(path: Path) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()) -> None:
-    """Remove only the result files that a run's manifest lists, and nothing else that lies there by now."""
+def listed_results(path: Path) -> list[Path]:
+    """Return the files of results in a run that its manifest lists."""
     manifest = path / "manifest.json"
     listed = read_json(manifest).get("files", []) if manifest.exists() else []
-    for name in map(str, listed if isinstance(listed, list) else []):
-        file, folder = path / name, Path(name).parent.name
-        is_result = file.resolve().is_relative_to(path.resolve()) and folder in ("", "tables", "figures")
-        if folder != "figures" and file.suffix in (".csv", ".json") and not holds_answer(file.with_suffix(".json")):
-            continue  # whoever writes there refuses it
-        if is_result and file.is_file() and file not in keep and (not folders or folder in folders):
-            file.unlink()
+    names = map(str, listed if isinstance(listed, list) else [])
+    return [path / name for name in names if Path(name).parent.as_posix() in (".", "tables", "figures")]
 
 
 def _holds_something(path: Path) -> bool:

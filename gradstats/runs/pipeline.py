@@ -12,8 +12,8 @@ from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs.analysis import RunResult, analyse
-from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart, remove_listed_results
+from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room, questions_of
+from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart
 from gradstats.runs.executors.choice import executor_of
 from gradstats.runs.executors.local import Executor
 from gradstats.runs.growth import read_plan
@@ -162,14 +162,15 @@ def regrade_run(
 def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
+    claim_results(run, questions_of(run.experiment))
     run.remove_partials()
     run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
     with run.step("regrading"):
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
         regrade_shards(path, problems, sampling.reward, progress)
         warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
-    remove_listed_results(path)  # of the old rewards; the new ones may allow fewer of them
     if not is_measured(run):
+        make_room(run, {}, {"rewards": None})
         return None
     return analyse(run, progress)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from gradstats.answers.answer import COMPUTED_WITH
 from gradstats.report.saved_results import read_recorded_experiment, write_recorded_experiment
 from gradstats.rollouts.table import PENDING_REWARDS, Rollouts, read_rollouts
 from gradstats.runs.growth import answers_digest, read_plan, rounds_of, write_plan
@@ -113,6 +114,10 @@ def finish_regrading(path: Path) -> None:
     rewards_file = pending.with_name(change["table"])
     if "checksum_of_table" in change and change["checksum_of_table"] != file_digest(rewards_file):
         raise ValueError(changed_sentence(rewards_file))
+    manifest = path / "manifest.json"
+    if manifest.exists() and COMPUTED_WITH in (entries := read_json(manifest)):
+        # Answers to the old rewards are left out until the analysis is repeated.
+        write_json(manifest, entries | {COMPUTED_WITH: entries[COMPUTED_WITH] | {"rewards": None}})
     table = pd.read_parquet(rewards_file)
     rewards = table.set_index(_KEY)
     for name, counts in change["tallies"].items():

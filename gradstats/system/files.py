@@ -75,6 +75,8 @@ _QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
 #: Entry of a JSON file that holds the digest of all others.
 CHECKSUM = "checksum"
 _SHA256 = "sha256:"
+#: What every file that :func:`write_json` wrote contains.
+CHECKSUM_MARK = f'"{CHECKSUM}": "{_SHA256}'.encode()
 
 
 @contextmanager

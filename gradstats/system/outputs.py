@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gradstats.system.files import atomic_path, csv_text, to_json, write_csv
+from gradstats.system.files import CHECKSUM_MARK, atomic_path, csv_text, to_json, write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +36,8 @@ class Kind(NamedTuple):
 
 
 def is_marked(path: Path) -> bool:
-    """Return whether a file holds :data:`MARK`."""
-    return path.is_file() and MARK.encode() in path.read_bytes()
+    """Return whether a file holds :data:`MARK`, or is a JSON file with the checksum that this program adds."""
+    return path.is_file() and any(mark in path.read_bytes() for mark in (MARK.encode(), CHECKSUM_MARK))
 
 
 REPORT, TABLE = Kind("a report", is_marked), Kind("a table", is_marked)
