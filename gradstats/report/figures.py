@@ -241,6 +241,8 @@ def draw_overlay(
         )
     refuse_unknown_estimators(runs, figure_style)
     warn_of_unused_labels(runs, figure_style)
+    for name in ("length_scaling", "variance"):
+        claim_figure(folder / name, figure_style.formats)
     labels, n = _with_sample_sizes(runs, labels or _run_names(runs, figure_style))
     for setting, values in differing_settings(runs).items():
         values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
@@ -250,6 +252,8 @@ def draw_overlay(
             UserWarning,
             stacklevel=2,
         )
+    compared = all(run.variance is not None for run in runs)
+    frame = stacked(list(zip(labels, runs, strict=True)), figure_style) if compared else None
     paths: list[Path] = []
     fits = [run.fit for run in runs if run.fit is not None]
     if len(fits) == len(runs):
@@ -264,8 +268,6 @@ def draw_overlay(
             write_sample_size(current_figure(), n)
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
             paths += plots.save_figure(current_figure(), folder / "length_scaling", figure_style.formats, source=points)
-    compared = all(run.variance is not None for run in runs)
-    frame = stacked(list(zip(labels, runs, strict=True)), figure_style) if compared else None
     if frame is not None:
         with styled(figure_style) as current_figure:
             if len(set(frame["estimator"])) > _MOST_ROWS and len(runs) <= _MOST_PANELS:

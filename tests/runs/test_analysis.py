@@ -149,9 +149,7 @@ def test_answers_to_old_rewards_are_not_shown_where_the_analysis_could_not_be_re
     path = shutil.copytree(drawn.run.path, tmp_path / "run")
     (path / "figures" / "variance.png").unlink()
     (path / "figures" / "variance.csv").write_text("mine\n")
-    with pytest.raises(
-        FileExistsError, match=r"variance.csv exists and is not the table of a figure that gradst"
-    ):
+    with pytest.raises(FileExistsError, match=r"variance.csv exists and is not the table of a figure that gradst"):
         regrade_run(path, "small_runs:consonants", progress=False)
     with pytest.warns(UserWarning, match="is left out"), pytest.raises(FileNotFoundError, match="other completions or"):
         read_results(path)
