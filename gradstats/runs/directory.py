@@ -255,7 +255,7 @@ class RunDirectory:
             finally:
                 seconds = time.monotonic() - start
                 self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
-                self.tracking.step(name, self.timings[name])
+                self.tracking.log({f"{name}/seconds": self.timings[name]})
                 self.keep_remarks(name, [text for category, text in caught if category in _REMARKED])
                 self._record_timing(name, seconds)
 
@@ -378,8 +378,6 @@ def _holds_something(path: Path) -> bool:
     """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
     left = {*partials(path), *path.glob(f"{PART}*"), *(path / name for name in ("rollouts", "measurement", LOCK))}
     folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
-    if folders:  # version 0.1 recorded no checksum
-        left.add(path / "experiment.yaml")
     return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
 
 

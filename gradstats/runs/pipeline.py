@@ -20,7 +20,7 @@ from gradstats.runs.growth import read_plan
 from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages, missing_measurements
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, missing_rollouts, n_planned_shards, sample_shards
-from gradstats.runs.tracking import Tracking, require_tracker, result_values
+from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values, make_values_in_parts
 from gradstats.system.lock import only_writer, part_alone, part_writer
@@ -69,19 +69,8 @@ def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor)
         for step in reversed(steps) if measures_advantages(run) else steps:
             step(run, progress)
         result = analyse(run, progress)
-        _log(result)
+        run.tracking.results(result)
     return result
-
-
-def _log(result: RunResult) -> None:
-    """Log the results of a run to its tracker, if it has one."""
-    if not result.run.tracking.is_open:
-        return
-    level = result.run.experiment.variance.confidence_level
-    frame = None if result.comparison is None else result.comparison.to_frame(level)
-    on_policy = None if result.alpha is None else result.alpha.on_policy
-    values = result_values(result.measured.rollouts, result.alpha, frame, on_policy=on_policy, gap=result.gap)
-    result.run.tracking.results(values, frame, [path for path in result.paths if path.suffix == ".png"])
 
 
 @dataclass(frozen=True)
