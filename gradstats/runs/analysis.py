@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -314,8 +313,6 @@ def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) 
     if folder is None:
         yield None
         return
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder: choose another one (--out)")
     is_run = (folder / "measurement").is_dir() or is_run_directory(folder)
     if partial and (is_run or enclosing_run(folder) is not None):
         raise ValueError(
