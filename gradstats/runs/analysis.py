@@ -140,7 +140,7 @@ def make_room(run: RunDirectory, answers: Mapping[str, Answer], computed_with: M
             path.unlink(missing_ok=True)
     for name, answer in answers.items():
         answer.claim(_stem(run, name), further_in=tables)
-    made = answers | {name: one for answer in answers.values() for name, one in answer.further.items()}
+    made = {**answers} | {name: one for answer in answers.values() for name, one in answer.further.items()}
     added = [stem for stem in answer_stems(run.path) if stem.name not in made and answer_paths(stem)[1] not in listed]
     manifest: Any = {"computed_with": computed_with}
     kept, _ = read_answers(added, manifest, run.experiment.analyses)
@@ -166,19 +166,18 @@ def remove_stale(held: SavedResults, style: FiguresSection) -> None:
     listed = listed_results(run)
     names = {path.stem for path in (*answer_stems(run), *listed)}
     names |= {figure.name for analysis in registry.every() for figure in analysis.figures}
-    answers = {name: answer.csv() for name, answer in held.answers.items()}
-    figures = {one.name: csv_text(one.table) for one in figures_of(held, style)}
+    answers = {name: answer.csv for name, answer in held.answers.items()}
+    figures = {one.name: lambda one=one: csv_text(one.table) for one in figures_of(held, style)}
     for folder, suffixes, now in (("tables", ("tex", "md"), answers), ("figures", FORMATS, figures)):
         for stem in sorted(names):
+            made = [path for path in (run / folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
             alone = folder == "tables" and stem in registry.OF_EVERY_RUN
             numbers = run / ("" if alone else folder) / f"{stem}.csv"
-            if stem in now and numbers.exists() and other_numbers(numbers, now[stem]) is None:
-                continue
-            stale = [path for path in (run / folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
-            if folder == "figures" and (stale or numbers in listed):
-                numbers.unlink(missing_ok=True)
-            for path in stale:
-                path.unlink()
+            if folder == "figures" and (made or numbers in listed):
+                made.insert(0, numbers)
+            if made and not (stem in now and numbers.exists() and other_numbers(numbers, now[stem]()) is None):
+                for path in made:
+                    path.unlink(missing_ok=True)
 
 
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ from gradstats.runs.growth import read_plan
 from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages, missing_measurements
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, missing_rollouts, n_planned_shards, sample_shards
-from gradstats.runs.tracking import Tracking, require_tracker
+from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values, make_values_in_parts
 from gradstats.system.lock import only_writer, part_alone, part_writer
@@ -69,7 +69,12 @@ def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor)
         for step in reversed(steps) if measures_advantages(run) else steps:
             step(run, progress)
         result = analyse(run, progress)
-        run.tracking.results(result)
+        if run.tracking.module is not None:
+            level, alpha = experiment.variance.confidence_level, result.alpha
+            frame = None if result.comparison is None else result.comparison.to_frame(level)
+            on_policy = None if alpha is None else alpha.on_policy
+            values = result_values(result.measured.rollouts, alpha, frame, on_policy=on_policy, gap=result.gap)
+            run.tracking.results(values, frame, [path for path in result.paths if path.suffix == ".png"])
     return result
 
 

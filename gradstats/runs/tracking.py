@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,6 @@ from gradstats.system.files import read_json, write_json
 if TYPE_CHECKING:
     from gradstats.analyses import OnPolicyCheck, SamplerGap
     from gradstats.analyses.alpha import AlphaReport
-    from gradstats.runs.analysis import RunResult
 
 
 #: Quantities of each estimator that are given with the ends of their intervals.
@@ -162,18 +161,12 @@ class Tracking:
         found = completion_values(rollouts) | {"tokens_per_second": float(rollouts.lengths.sum()) / seconds}
         self.log({f"{step}/{key}": value for key, value in found.items()})
 
-    def results(self, result: RunResult) -> None:
+    def results(self, values: Mapping[str, float], variance: pd.DataFrame | None, pictures: Iterable[Path]) -> None:
         """Log the results of a finished run: its numbers, the table of the comparison, and its figures in PNG."""
-        if self.module is None:
-            return
-        alpha, level = result.alpha, result.run.experiment.variance.confidence_level
-        frame = None if result.comparison is None else result.comparison.to_frame(level)
-        on_policy = None if alpha is None else alpha.on_policy
-        values = result_values(result.measured.rollouts, alpha, frame, on_policy=on_policy, gap=result.gap)
         self.log({f"results/{key}": value for key, value in values.items()})
-        if frame is not None:
-            self._attempt(lambda tracker: tracker.log({"results/variance": tracker.Table(dataframe=frame)}))
-        for path in (path for path in result.paths if path.suffix == ".png"):
+        if variance is not None:
+            self._attempt(lambda tracker: tracker.log({"results/variance": tracker.Table(dataframe=variance)}))
+        for path in pictures:
             self._attempt(lambda tracker, path=path: tracker.log({f"figures/{path.stem}": tracker.Image(str(path))}))
 
     def _attempt(self, action: Callable[[Any], object]) -> None:

@@ -140,7 +140,10 @@ def other_numbers(path: Path, wanted: str) -> str | None:
 
     None where texts and whole numbers are the same, and other numbers the same up to rounding.
     """
-    tables = (list(csv.reader(io.StringIO(text))) for text in (path.read_text(encoding="utf-8"), wanted))
+    text = path.read_text(encoding="utf-8")
+    if text == wanted:
+        return None
+    tables = (list(csv.reader(io.StringIO(one))) for one in (text, wanted))
     there, other = ([[_number(cell) for cell in row] for row in rows] for rows in tables)
     return None if _same(there, other) else "other numbers"
 
