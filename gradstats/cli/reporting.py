@@ -204,7 +204,7 @@ def _tables(
     """Return the folder and files of every table of a run, or of several, and what to say of columns left out."""
     from gradstats.report.figures import refuse_unknown_estimators
     from gradstats.report.run_tables import latex_of, layout_for, left_out, run_tables, several_tables
-    from gradstats.report.saved_results import refuse_inside_run
+    from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.sweeps import is_sweep
 
     first, *others = runs
@@ -222,7 +222,9 @@ def _tables(
     narrow = [name for name, table in found.items() if left_out(table, layout_for(table, layout))]
     said = f"{layout.place} has no room for every column of {', '.join(narrow)}: --columns"
     folder = out or first / "tables"
-    return folder, latex_of(found, folder, layout), textwrap.wrap(said, 80) if narrow and not layout.columns else []
+    with writing_into(folder):
+        texts = latex_of(found, folder, layout)
+    return folder, texts, textwrap.wrap(said, 80) if narrow and not layout.columns else []
 
 
 def _write_tables(folder: Path, texts: Mapping[Path, str], said: list[str]) -> None:

@@ -28,7 +28,7 @@ from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
-from gradstats.system.files import file_digest, partials, read_json, remove_partials, write_json
+from gradstats.system.files import partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, PART, is_running, part_alone, part_lock
 from gradstats.system.outputs import Kind
 
@@ -266,20 +266,14 @@ class RunDirectory:
         timings = self._unrecorded_timings()
         timings[name] = round(timings.get(name, 0.0) + seconds, 2)
         with suppress(OSError):  # a full disk, which is what the step itself then reports
-            write_json(self.path / _STEPS, {"manifest": self._manifest_digest(), "timings": timings})
+            write_json(self.path / _STEPS, {"timings": timings})
 
     def _unrecorded_timings(self) -> dict[str, float]:
         """Return the seconds of steps that ended since the manifest was written; none where they cannot be read."""
         try:
-            found = read_json(self.path / _STEPS)
-        except (OSError, ValueError):
+            return read_json(self.path / _STEPS)["timings"]
+        except (OSError, ValueError, KeyError):
             return {}
-        same = found.get("manifest") == self._manifest_digest()
-        return found.get("timings", {}) if same else {}
-
-    def _manifest_digest(self) -> str | None:
-        manifest = self.path / "manifest.json"
-        return file_digest(manifest) if manifest.exists() else None
 
     def _rounds(self) -> list[dict[str, int]]:
         """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""

@@ -15,6 +15,7 @@ from gradstats.runs.growth import (
     RESTORE,
     GrownPlan,
     Round,
+    drawn_shards,
     grown_plan,
     read_plan,
     resolve_revisions,
@@ -209,4 +210,4 @@ def _shards(run: RunDirectory) -> Shards[Rollouts]:
         rollouts.to_parquet(path)
         run.tracking.shard("sampling", rollouts)
 
-    return Shards(run.rollouts, ".parquet", read_rollouts, save, read_origin(run.rollouts))
+    return replace(drawn_shards(run.rollouts), write=save)
