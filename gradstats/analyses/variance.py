@@ -324,9 +324,6 @@ class VarianceComparison(Result):
             )
         return self._table(VARIANCE_COMPONENTS, confidence_level)
 
-    #: The name of `variance_components` in version 0.1.
-    prompt_parts = variance_components
-
 
 @dataclass(frozen=True, repr=False)
 class VarianceByBlock(Result):

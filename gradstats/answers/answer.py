@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from gradstats.system.files import atomic_path, changed_sentence, csv_text, file_digest, read_json, write_json
 from gradstats.system.late import np, pd
-from gradstats.system.outputs import Kind, csv_with, differing_entry, refuse_foreign, refuse_other_result, same_table
+from gradstats.system.outputs import Kind, claim, csv_with, differing_entry, is_marked, other_numbers
 
 # Entries of the JSON file that are not of `about`.
 _QUESTION, _SENTENCE, _NOTES, _FURTHER = "question", "sentence", "notes", "further"
@@ -75,7 +75,7 @@ class Answer:
         """Return whether two answers save the same bytes."""
         if not isinstance(other, Answer):
             return NotImplemented
-        same = self._csv() == other._csv() and self._state({}) == other._state({})
+        same = self.csv() == other.csv() and self._state({}) == other._state({})
         return same and dict(self.further) == dict(other.further)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
@@ -83,10 +83,6 @@ class Answer:
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers."""
         return self.frame
-
-    def paths(self, stem: str | os.PathLike[str]) -> list[Path]:
-        """Return where it is saved, tables beside it excepted."""
-        return list(answer_paths(stem))
 
     def save(
         self, stem: str | os.PathLike[str], *, further_in: Path | None = None, overwrite: bool = True
@@ -105,36 +101,45 @@ class Answer:
             FileExistsError: where a file lies that gradstats did not write, or an answer that may not be replaced.
         """
         stem = Path(stem)
-        folder = stem.parent if further_in is None else further_in
-        beside = {name: folder / name for name in self.further}
-        for one, at in ((self, stem), *((self.further[name], path) for name, path in beside.items())):
-            one._make_room(at, overwrite)
+        self.claim(stem, further_in=further_in, overwrite=overwrite)
+        beside = {name: (stem.parent if further_in is None else further_in) / name for name in self.further}
+        if self._difference(stem) is not None:  # a killed process leaves no mixture of two answers
+            for path in reversed(answer_paths(stem)):
+                path.unlink(missing_ok=True)
         written = [path for name, at in beside.items() for path in self.further[name].save(at)]
         relative = {name: os.path.relpath(at, stem.parent) for name, at in beside.items()}
         table, state = answer_paths(stem)
         with atomic_path(table) as partial:
-            partial.write_text(self._csv(), encoding="utf-8", newline="")
+            partial.write_text(self.csv(), encoding="utf-8", newline="")
         write_json(state, self._state(relative))
         return [table, state, *written]
 
-    def _make_room(self, stem: Path, overwrite: bool) -> None:
-        """Remove another answer that lies where this one is to be written: a killed process leaves no mixture."""
-        refuse_foreign_answer(stem, list(map(str, self.frame)))
+    def claim(self, stem: Path, *, further_in: Path | None = None, overwrite: bool = True) -> None:
+        """Refuse to save it where :meth:`save` does, before anything is written."""
+        claim_answer(stem, list(map(str, self.frame)), overwrite=overwrite, difference=lambda: self._difference(stem))
+        for name, one in self.further.items():
+            one.claim((stem.parent if further_in is None else further_in) / name, overwrite=overwrite)
+
+    def _difference(self, stem: Path) -> str | None:
+        """Return how the answer that lies there differs, "" for rounding alone; None where nothing does."""
         table, state = answer_paths(stem)
         if not (table.exists() and state.exists()):
-            return
-        there, wanted = read_json(state), self._state({})
-        text = table.read_text(encoding="utf-8")
-        if there == wanted | {_FURTHER: there.get(_FURTHER)} and text == self._csv():
-            return
-        different = _asked_otherwise(there.get(ASKED) or {}, self.about.get(ASKED) or {})
-        different = different or differing_entry({name: there.get(name) for name in self.about}, self.about)
-        different = different or (None if same_table(text, self._csv()) else "other numbers")
-        refuse_other_result(table, different, overwrite)
-        state.unlink()
-        table.unlink()
+            return None
+        try:
+            there = read_json(state)
+        except ValueError:
+            return "damage"
+        if there == self._state(there.get(_FURTHER) or {}) and table.read_text(encoding="utf-8") == self.csv():
+            return None
+        return (
+            _asked_otherwise(there.get(ASKED) or {}, self.about.get(ASKED) or {})
+            or differing_entry({name: there.get(name) for name in self.about}, self.about)
+            or other_numbers(table, self.csv())
+            or ""
+        )
 
-    def _csv(self) -> str:
+    def csv(self) -> str:
+        """Return the numbers as they are saved."""
         digits = self.about.get(DIGITS)
         return csv_text(self.frame, float_format=None if digits is None else f"%.{digits}g")
 
@@ -153,7 +158,7 @@ class Answer:
             },
             _CELLS: _finite(cells, [_CELLS], not_finite),
             _NOT_FINITE: not_finite,
-            _CSV: hashlib.sha256(self._csv().encode()).hexdigest(),
+            _CSV: hashlib.sha256(self.csv().encode()).hexdigest(),
         }
 
     @classmethod
@@ -225,20 +230,12 @@ def _asked_otherwise(then: Mapping[str, object], now: Mapping[str, object]) -> s
     return f"{name} = {was}, not {wanted}"
 
 
-def refuse_foreign_answer(stem: Path, columns: Iterable[str]) -> None:
-    """Refuse to write an answer where something lies that is not an earlier one, before anything is computed."""
+def claim_answer(stem: Path, columns: Iterable[str], **replacing: Any) -> None:
+    """Refuse to write an answer where something lies that is not an earlier one, as :func:`claim` does."""
     table, state = answer_paths(stem)
-    ours = holds_answer(state)
-    refuse_foreign(table, Kind("an answer", lambda path: ours) if ours else csv_with(list(columns), "an answer"))
-    refuse_foreign(state, Kind("an answer", lambda path: ours))
-
-
-def holds_answer(state: Path) -> bool:
-    """Return whether a JSON file is a part of an answer, damaged ones included."""
-    try:
-        return state.is_file() and is_answer(read_json(state))
-    except (ValueError, OSError):
-        return True  # of an earlier answer that is damaged
+    ours = Kind("an answer", lambda path: is_marked(state))
+    claim(table, ours if is_marked(state) else csv_with(list(columns), ours.what), **replacing)
+    claim(state, ours)
 
 
 def _kind(column: pd.Series) -> str | None:

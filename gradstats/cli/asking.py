@@ -273,17 +273,17 @@ def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, 
         arguments["confidence_level"] = level
     analysis.estimators_in(arguments)  # unknown labels are refused before the imports
     from gradstats.measurement.measurement import metric_label
-    from gradstats.report.saved_results import refuse_foreign_addition
-    from gradstats.runs.analysis import folder_of_results, refuse_foreign_table
+    from gradstats.report.saved_results import claim_addition
+    from gradstats.runs.analysis import claim_table, folder_of_results
 
     options = {option: given[option] for option in asked}
     name = analysis.file_name(options)
     if not analysis.kept:
-        refuse_foreign_table(out, analysis.known_by)
+        claim_table(out, analysis.known_by)
     keeping = folder_of_results(given["source"], out, partial=given["partial"]) if analysis.kept else nullcontext()
     with keeping as folder:
         if folder is not None:
-            refuse_foreign_addition(folder, name, analysis.known_by)
+            claim_addition(folder, name, analysis.known_by)
         asked_of = analysis.source(given["source"], partial=given["partial"])
         if arguments.get("estimators", ()) is None:
             arguments["estimators"] = _estimators_of(given["source"], asked_of)

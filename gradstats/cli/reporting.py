@@ -89,12 +89,14 @@ def export(
     folders = {kind: out if out is None or only else out / kind for kind in kinds}
     if together is not None:
         folders = {kind: folder or Path(kind) / together for kind, folder in folders.items()}
+    tables = None
+    if "tables" in kinds and (results or only == "tables"):
+        layout = Layout(style.venue, style.column, columns, siunitx)
+        tables = _tables(runs, results, style, layout, order, folders["tables"])  # refused before anything is drawn
     if "figures" in kinds:
         _show_written(_draw(runs, list(results.values()), style, folders["figures"]), "figures")
-    if "tables" in kinds and (results or only == "tables"):
-        _write_tables(
-            runs, results, style, Layout(style.venue, style.column, columns, siunitx), order, folders["tables"]
-        )
+    if tables is not None:
+        _write_tables(*tables)
 
 
 def _show_written(paths: list[Path], what: str) -> None:
@@ -125,16 +127,16 @@ def _draw(
 
 def _redraw(run: Path, figure_style: FiguresSection) -> list[Path]:
     """Draw the figures of a run in its own folder, in place of those that its manifest lists."""
-    from gradstats.report.figures import draw_run, refuse_foreign_figures
+    from gradstats.report.figures import claim_figures, draw_run
     from gradstats.report.saved_results import read_results, writing_into
-    from gradstats.runs.directory import remove_listed_results
+    from gradstats.runs.analysis import remove_stale
     from gradstats.system.outputs import refuse_links
 
     with writing_into(run):
         refuse_links(run)  # also a copy of a run's results, which is not locked
         results = read_results(run)
-        refuse_foreign_figures(results, run / "figures", figure_style)
-        remove_listed_results(run, "figures")
+        claim_figures(results, run / "figures", figure_style)
+        remove_stale(results, figure_style)
         return draw_run(results, run / "figures", figure_style)
 
 
@@ -191,42 +193,50 @@ def report(
     terminal.console.print(str(write_report(run, out)))
 
 
-def _write_tables(
+def _tables(
     runs: tuple[Path, ...],
     results: Mapping[str, SavedResults],
     style: FiguresSection,
     layout: Layout,
     order: str | None,
     out: Path | None,
-) -> None:
-    """Write every table of a run, or those of several runs together."""
+) -> tuple[Path, dict[Path, str], list[str]]:
+    """Return the folder and files of every table of a run, or of several, and what to say of columns left out."""
     from gradstats.report.figures import refuse_unknown_estimators
-    from gradstats.report.run_tables import layout_for, left_out, run_tables, several_tables, write_run_tables
+    from gradstats.report.run_tables import latex_of, layout_for, left_out, run_tables, several_tables
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.report.sweeps import is_sweep
 
     first, *others = runs
-    several = bool(others) or is_sweep(first)
     if not results:
         raise FileNotFoundError(f"no cell of {first} has results that can be tabulated yet")
-    folder = out or first / "tables"
     if out is not None:
-        refuse_inside_run(folder)
+        refuse_inside_run(out)
     refuse_unknown_estimators(list(results.values()), style)
     by_value = order == "value"
-    if several:
+    if others or is_sweep(first):
         found = several_tables(dict(results), style, by_value=by_value)
     else:
         (run,) = results.values()
         found = run_tables(run.answers, run.name, style, by_value=by_value)
-    with writing_into(folder):
-        paths = write_run_tables(found, folder, layout)
-    _show_written(paths, "tables")
     narrow = [name for name, table in found.items() if left_out(table, layout_for(table, layout))]
-    if narrow and not layout.columns:
-        terminal.show(
-            textwrap.wrap(f"{layout.place} has no room for every column of {', '.join(narrow)}: --columns", 80)
-        )
+    said = f"{layout.place} has no room for every column of {', '.join(narrow)}: --columns"
+    folder = out or first / "tables"
+    with writing_into(folder):
+        texts = latex_of(found, folder, layout)
+    return folder, texts, textwrap.wrap(said, 80) if narrow and not layout.columns else []
+
+
+def _write_tables(folder: Path, texts: Mapping[Path, str], said: list[str]) -> None:
+    """Write tables, and say where."""
+    from gradstats.report.saved_results import writing_into
+    from gradstats.system.outputs import TABLE, write_marked
+
+    with writing_into(folder):
+        for path, text in texts.items():
+            write_marked(path, text, TABLE)
+    _show_written(list(texts), "tables")
+    terminal.show(said)
 
 
 def _results_of(runs: tuple[Path, ...]) -> dict[str, SavedResults]:

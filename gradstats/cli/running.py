@@ -180,12 +180,12 @@ def sample(
     """
     import gradstats
     from gradstats.report.saved_results import refuse_inside_run, writing_into
-    from gradstats.rollouts.table import ROLLOUTS_FILE, refuse_to_replace_rollouts
+    from gradstats.rollouts.table import ROLLOUTS_FILE, claim_rollouts
     from gradstats.sampling.plan import SamplingPlan
-    from gradstats.system.outputs import refuse_foreign
+    from gradstats.system.outputs import claim
     from gradstats.system.shards import remove_shards, shards_folder
 
-    refuse_foreign(out, ROLLOUTS_FILE)
+    claim(out, ROLLOUTS_FILE)
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, dtype=dtype, device=device)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)
@@ -193,7 +193,7 @@ def sample(
     loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     if out.exists():
         planned = SamplingPlan.make(loaded, problems, settings)
-        refuse_to_replace_rollouts(out, planned.metadata, {one.prompt_id for one in problems}, overwrite)
+        claim_rollouts(out, planned.metadata, {one.prompt_id for one in problems}, overwrite)
     rollouts = gradstats.sample(
         loaded,
         problems,
@@ -264,15 +264,15 @@ def measure(
     import gradstats
     from gradstats.gradients.parameters import n_block_sketches
     from gradstats.measurement.disk_size import measured_bytes, require_space
-    from gradstats.measurement.measurement import MEASUREMENT, refuse_to_replace_measurement
+    from gradstats.measurement.measurement import MEASUREMENT, claim_measurement
     from gradstats.measurement.token_scores import remark_on_precision
     from gradstats.report.saved_results import refuse_inside_run, writing_into
     from gradstats.rollouts.table import read_rollouts
     from gradstats.runs.second_moments import metric_and_rest
-    from gradstats.system.outputs import refuse_foreign
+    from gradstats.system.outputs import claim
     from gradstats.system.shards import remove_shards, shards_folder
 
-    refuse_foreign(out, MEASUREMENT)
+    claim(out, MEASUREMENT)
     refuse_inside_run(out)
     model = policy_section(policy, policy_settings, temperature=temperature, dtype=dtype, device=device)
     table = read_rollouts(rollouts, partial=partial) if rollouts_format == "gradstats" else None
@@ -287,7 +287,7 @@ def measure(
     if out.exists():
         known = {"policy": loaded.describe(), "metric": None if metric is None else metric.describe()}
         known |= settings.recorded()
-        refuse_to_replace_measurement(out, known, table, overwrite)
+        claim_measurement(out, known, table, overwrite)
     require_space(out, measured_bytes(table, settings, n_block_sketches(loaded, settings)))
     measured = gradstats.measure(
         loaded,

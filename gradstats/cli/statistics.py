@@ -176,9 +176,9 @@ def variance(
     from gradstats.analyses.variance import ANALYSIS
     from gradstats.measurement.measurement import read_measurement
     from gradstats.report.verdict import headline_of
-    from gradstats.runs.analysis import refuse_foreign_table
+    from gradstats.runs.analysis import claim_table
 
-    refuse_foreign_table(out, ANALYSIS.known_by)
+    claim_table(out, ANALYSIS.known_by)
     settings = with_those_of_run(source, settings)
     measured = read_measurement(source, partial=partial)
     with warnings.catch_warnings():  # the notes say the same, and more
@@ -233,13 +233,13 @@ def profile(
     from gradstats.cli.answers import answer_screen
     from gradstats.report.analysis_tables import plain_short_table
     from gradstats.report.saved_results import refuse_inside_run, writing_into
-    from gradstats.report.tables import profile_table, refuse_foreign_tables, table_paths
+    from gradstats.report.tables import claim_tables, profile_table, table_paths
     from gradstats.runs.pipeline import measurement_for_profile, refuse_missing_run
 
     if not sources:
         raise ValueError("name at least one run directory or policy: gradstats profile RUN_OR_POLICY …")
     if out is not None:
-        refuse_foreign_tables(out)
+        claim_tables(out)
         for path in table_paths(out):
             refuse_inside_run(path)
     source = prompts_section(prompts, n, settings.seed, prompt_settings)

@@ -185,11 +185,17 @@ class AdamMetric:
         return _metric(states, groups, type(optimizer).__name__)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the second moments to a safetensors file that :meth:`read` reads; its metadata hold ε and the step."""
+        """Write the second moments to a safetensors file that :meth:`read` reads; its metadata hold ε and the step.
+
+        Raises:
+            FileExistsError: when a file lies there that this method did not write.
+        """
         from safetensors.torch import save_file
 
         from gradstats.system.files import atomic_path
+        from gradstats.system.outputs import Kind, claim
 
+        claim(path, Kind("a file of second moments", _is_written))
         about = {
             "format": _WRITTEN,
             "eps": repr(self.eps),
@@ -417,6 +423,15 @@ def prompts_of_moments(path: str | os.PathLike[str]) -> frozenset[str]:
         return frozenset()
     with safe_open(file, "pt") as stored:
         return _prompts_in(stored.metadata() or {})
+
+
+def _is_written(file: Path) -> bool:
+    """Return whether a file was written by :meth:`AdamMetric.save`."""
+    try:
+        with safe_open(file, "pt") as stored:
+            return (stored.metadata() or {}).get("format") == _WRITTEN
+    except (SafetensorError, OSError):
+        return False
 
 
 def _prompts_in(about: Mapping[str, str]) -> frozenset[str]:

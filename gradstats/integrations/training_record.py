@@ -13,13 +13,14 @@ import pandas as pd
 from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement
-from gradstats.report.saved_results import is_run_directory, state_of_data
+from gradstats.report.saved_results import state_of_data
 from gradstats.report.sweeps import LISTED, SweepList, read_sweep_list, write_sweep_list
 from gradstats.runs.analysis import answer_questions, distance_of_sampler, save_answers
-from gradstats.runs.directory import ANALYSIS, RunDirectory
+from gradstats.runs.directory import ANALYSIS, RUN_DIRECTORY, RunDirectory
 from gradstats.runs.tracking import result_values
 from gradstats.system.files import remove_path
 from gradstats.system.lock import only_writer
+from gradstats.system.outputs import claim
 
 if TYPE_CHECKING:
     from gradstats.analyses import OnPolicyCheck, SamplerGap
@@ -119,10 +120,8 @@ class TrainingRecord:
     def _opened(self, revision: str) -> RunDirectory:
         """Return an empty run directory of a step, in place of one of an earlier training run."""
         path = self.folder / revision
-        if path.exists():
-            if not is_run_directory(path):
-                raise FileExistsError(f"{path} exists and is not a run directory: choose another folder (out=…)")
-            remove_path(path)
+        claim(path, RUN_DIRECTORY)
+        remove_path(path)
         policy = self.experiment.policy.model_copy(update={"revision": revision})
         return RunDirectory.open(path, self.experiment.model_copy(update={"policy": policy}))
 

@@ -29,7 +29,7 @@ from gradstats.system.files import (
     write_json,
 )
 from gradstats.system.late import np, pd
-from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
+from gradstats.system.outputs import Kind, claim, differing_entry
 from gradstats.system.shards import OF_THE_CALL, ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 
 T = TypeVar("T")
@@ -476,7 +476,7 @@ class Measurement:
         """
         from safetensors.numpy import save_file  # which imports NumPy
 
-        refuse_to_replace_measurement(folder, self.metadata, self.rollouts, overwrite)
+        claim_measurement(folder, self.metadata, self.rollouts, overwrite)
         tensors = {name: np.concatenate(rows) for name, rows in (self.per_token_fields() | self.heavy_fields()).items()}
         if self.heavy_positions is not None:
             tensors["heavy_counts"] = np.array([len(rows) for rows in self.heavy_positions], dtype=np.int64)
@@ -570,18 +570,18 @@ def _listed(cell: Any) -> Any:
     return np.asarray(cell).tolist() if isinstance(cell, (list, tuple, np.ndarray)) else cell
 
 
-def refuse_to_replace_measurement(
+def claim_measurement(
     folder: str | os.PathLike[str], metadata: Mapping[str, object], rollouts: Rollouts, overwrite: bool
 ) -> None:
     """Refuse to write a measurement where something else lies, or one of other settings or completions."""
-    earlier = earlier_result(folder, MEASUREMENT, overwrite)
-    if earlier is None:
-        return
-    there = read_json(earlier / "measurement.json")
-    known = {name: value for name, value in there["metadata"].items() if name in metadata}
-    refuse_other_result(folder, differing_entry(known, metadata, OF_THE_CALL), overwrite)
-    same = there.get("sequences") == _sequences_digest(rollouts)
-    refuse_other_result(folder, None if same else "other completions", overwrite)
+
+    def difference() -> str | None:
+        there = read_json(Path(folder) / "measurement.json")
+        known = {name: value for name, value in there["metadata"].items() if name in metadata}
+        other = None if there.get("sequences") == _sequences_digest(rollouts) else "other completions"
+        return differing_entry(known, metadata, OF_THE_CALL) or other
+
+    claim(folder, MEASUREMENT, overwrite=overwrite, difference=difference)
 
 
 # The files of a measurement.

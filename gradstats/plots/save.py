@@ -13,7 +13,7 @@ from gradstats.plots.names import CHARACTER, widening, wrapped
 from gradstats.plots.style import pgf_picture
 from gradstats.system.files import atomic_path, write_csv
 from gradstats.system.late import mpl, pd, plt
-from gradstats.system.outputs import MARK, Kind, csv_with, is_marked, refuse_foreign
+from gradstats.system.outputs import MARK, Kind, claim, csv_with, is_marked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,7 +148,7 @@ def save_figure(
             f"figures cannot be written to {stem.parent} ({error.strerror}): choose another folder"
         ) from error
     frame = None if source is None else as_frame(source)
-    refuse_foreign_figure(stem, formats, None if frame is None else list(map(str, frame)), overwrite=overwrite)
+    claim_figure(stem, formats, None if frame is None else list(map(str, frame)), overwrite=overwrite)
     paths, table = figure_paths(stem, formats), stem.with_name(f"{stem.name}.csv")
     with mpl.rc_context(DETERMINISTIC), laid_out(fig):
         for name, path in zip(formats, paths, strict=True):
@@ -184,7 +184,7 @@ def laid_out(fig: Figure) -> Iterator[None]:
         fig.set_layout_engine(engine)
 
 
-def refuse_foreign_figure(
+def claim_figure(
     path_stem: str | os.PathLike[str],
     formats: Sequence[str],
     columns: Sequence[str] | None = None,
@@ -196,10 +196,10 @@ def refuse_foreign_figure(
     paths = figure_paths(stem, formats)
     kind = Kind("a figure", lambda path: path.is_file() and (overwrite or is_marked(path)))
     for path in paths:
-        refuse_foreign(path, kind)
+        claim(path, kind)
     if columns is not None:
         needed = [] if overwrite or any(map(is_marked, paths)) else columns
-        refuse_foreign(stem.with_name(f"{stem.name}.csv"), csv_with(needed, "the table of a figure"))
+        claim(stem.with_name(f"{stem.name}.csv"), csv_with(needed, "the table of a figure"))
 
 
 def figure_paths(stem: Path, formats: Sequence[str]) -> list[Path]:

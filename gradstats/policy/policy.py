@@ -132,7 +132,14 @@ class Policy:
             if system_prompt is not None or template_options:
                 raise ValueError(f"the tokenizer of {self.name} has no chat template for a system prompt or options")
             return list(self.tokenizer(prompt)["input_ids"])
-        self._refuse_unused(template_options or {}, self.tokenizer.chat_template)
+        templates = self.tokenizer.chat_template
+        text = " ".join(templates.values()) if isinstance(templates, dict) else templates
+        for option in template_options or {}:  # one that is never used would be recorded and have no effect
+            if not re.search(rf"\b{re.escape(option)}\b", text):
+                raise ValueError(
+                    f"the chat template of {self.name} does not use the template option {option!r}: leave it out, or "
+                    "check its spelling in the model's documentation"
+                )
         messages = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         messages.append({"role": "user", "content": prompt})
         try:
@@ -150,16 +157,6 @@ class Policy:
             raise ValueError(
                 f"the chat template of {self.name} failed on the prompt {prompt[:60]!r}: {error}"
             ) from error
-
-    def _refuse_unused(self, template_options: Mapping[str, object], templates: str | dict[str, str]) -> None:
-        """Refuse a variable that the template never uses: it would be recorded and have no effect."""
-        text = " ".join(templates.values()) if isinstance(templates, dict) else templates
-        for option in template_options:
-            if not re.search(rf"\b{re.escape(option)}\b", text):
-                raise ValueError(
-                    f"the chat template of {self.name} does not use the template option {option!r}: leave it out, or "
-                    "check its spelling in the model's documentation"
-                )
 
     def describe(self) -> dict[str, object]:
         """Return the description of the policy that a manifest records."""

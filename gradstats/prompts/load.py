@@ -195,7 +195,15 @@ _SECONDS = 600.0
 
 def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> list[Problem]:
     """Generate ``n`` problems of a reasoning-gym task, which depend only on the seed and the settings."""
-    _require_task(task)
+    try:
+        from reasoning_gym.factory import DATASETS  # filled by importing the package
+    except ImportError as error:
+        raise ImportError(
+            f"the task {task!r} needs reasoning-gym, which is not installed: pip install 'gradstats[tasks]'"
+        ) from error
+    if task not in DATASETS:
+        near = ", ".join(get_close_matches(task, DATASETS, n=3)) or "none"
+        raise ValueError(f"reasoning-gym has no task {task!r}; nearest: {near}")
     problems = []
     for index in range(n):
         try:
@@ -216,20 +224,6 @@ def is_reasoning_gym_task(name: str) -> bool:
     except ImportError:
         return False
     return name in DATASETS
-
-
-def _require_task(task: str) -> None:
-    try:
-        import reasoning_gym  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"the task {task!r} needs reasoning-gym, which is not installed: pip install 'gradstats[tasks]'"
-        ) from error
-    if not is_reasoning_gym_task(task):
-        from reasoning_gym.factory import DATASETS
-
-        near = ", ".join(get_close_matches(task, DATASETS, n=3)) or "none"
-        raise ValueError(f"reasoning-gym has no task {task!r}; nearest: {near}")
 
 
 _PREFIX = "reasoning-gym/"

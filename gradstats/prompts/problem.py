@@ -172,7 +172,14 @@ def problems_from_rows(
         )
     if not problems:
         raise ValueError(f"{source} holds no problems whose answer could be read")
-    _refuse_repeated_names(problems, source, mapping)
+    first: dict[str, int] = {}
+    for row in sorted(problems):
+        name = problems[row].prompt_id
+        if first.setdefault(name, row) != row:
+            raise ValueError(
+                f"{source} repeats names in its column {mapping.id_column!r} ({name!r} in rows {first[name]} and "
+                f"{row}): prompt ids must be unique, so choose another id_column or none"
+            )
     return [problems[row] for row in sorted(problems)]
 
 
@@ -232,14 +239,3 @@ def _text(value: object, column: str, row: int, source: str) -> str:
             f"row {row} of {source} holds a {type(value).__name__} in {column!r} ({str(value)[:60]}): a prompt is text"
         )
     return value
-
-
-def _refuse_repeated_names(problems: Mapping[int, Problem], source: str, mapping: ColumnMapping) -> None:
-    first: dict[str, int] = {}
-    for row, problem in sorted(problems.items()):
-        if problem.prompt_id in first:
-            raise ValueError(
-                f"{source} repeats names in its column {mapping.id_column!r} ({problem.prompt_id!r} in rows "
-                f"{first[problem.prompt_id]} and {row}): prompt ids must be unique, so choose another id_column or none"
-            )
-        first[problem.prompt_id] = row

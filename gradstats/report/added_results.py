@@ -9,7 +9,7 @@ from pathlib import Path
 from gradstats import plots
 from gradstats.answers.answer import COMPUTED_WITH, Answer
 from gradstats.config.experiment import FiguresSection
-from gradstats.plots.save import refuse_foreign_figure, write_sample_size
+from gradstats.plots.save import claim_figure, write_sample_size
 from gradstats.report.figures import figures_of, sample_size_of_run, styled
 from gradstats.report.saved_results import SavedResults, read_results
 
@@ -35,7 +35,7 @@ def save_addition(
     style = run.figure_style if run.settings else FiguresSection()
     figures = figures_of(replace(run, answers={name: answer, **answer.further}), style)
     for figure in figures:
-        refuse_foreign_figure(folder / "figures" / figure.name, style.formats, list(map(str, figure.table)))
+        claim_figure(folder / "figures" / figure.name, style.formats, list(map(str, figure.table)))
     paths = answer.save(folder / "tables" / name, overwrite=overwrite)
     for figure in figures:
         with styled(style) as current_figure:

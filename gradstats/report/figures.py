@@ -28,8 +28,8 @@ from gradstats.plots.names import CHARACTER, LABELS, in_mathematics, longest_tit
 from gradstats.plots.save import (
     DETERMINISTIC,
     METADATA,
+    claim_figure,
     laid_out,
-    refuse_foreign_figure,
     sample_size,
     sample_size_of,
     write_sample_size,
@@ -109,10 +109,10 @@ def first_figure_as_svg(run: SavedResults) -> tuple[RunFigure, str] | None:
         return next(((listed, _svg(figure)) for listed, figure in figures), None)
 
 
-def refuse_foreign_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
+def claim_figures(run: SavedResults, folder: Path, figure_style: FiguresSection) -> None:
     """Refuse to draw a run where files lie that are not earlier figures, before anything is drawn."""
     for listed in figures_of(run, figure_style):
-        refuse_foreign_figure(folder / listed.name, figure_style.formats, list(map(str, listed.table)))
+        claim_figure(folder / listed.name, figure_style.formats, list(map(str, listed.table)))
 
 
 def run_figures(run: SavedResults, figure_style: FiguresSection) -> Generator[tuple[RunFigure, Figure], None, None]:
@@ -195,7 +195,7 @@ def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bo
     drawn = DrawnFigures([], {})
     refuse_unknown_estimators([run], figure_style)
     warn_of_unused_labels([run], figure_style)
-    refuse_foreign_figures(run, folder, figure_style)
+    claim_figures(run, folder, figure_style)
     for listed, figure in run_figures(run, figure_style):
         with laid_out(figure):
             stem = folder / listed.name
@@ -237,6 +237,8 @@ def draw_overlay(
         )
     refuse_unknown_estimators(runs, figure_style)
     warn_of_unused_labels(runs, figure_style)
+    for name in ("length_scaling", "variance"):
+        claim_figure(folder / name, figure_style.formats)
     labels, n = _with_sample_sizes(runs, labels or _run_names(runs, figure_style))
     for setting, values in differing_settings(runs).items():
         values_by_run = ", ".join(f"{run.path.name}: {value}" for run, value in zip(runs, values, strict=True))
@@ -246,6 +248,8 @@ def draw_overlay(
             UserWarning,
             stacklevel=2,
         )
+    compared = all(run.variance is not None for run in runs)
+    frame = stacked(list(zip(labels, runs, strict=True)), figure_style) if compared else None
     paths: list[Path] = []
     fits = [run.fit for run in runs if run.fit is not None]
     if len(fits) == len(runs):
@@ -260,8 +264,6 @@ def draw_overlay(
             write_sample_size(current_figure(), n)
             points = pd.concat([run.points.assign(run=name) for run, name in zip(runs, labels, strict=True)])  # pyright: ignore[reportOptionalMemberAccess]
             paths += plots.save_figure(current_figure(), folder / "length_scaling", figure_style.formats, source=points)
-    compared = all(run.variance is not None for run in runs)
-    frame = stacked(list(zip(labels, runs, strict=True)), figure_style) if compared else None
     if frame is not None:
         with styled(figure_style) as current_figure:
             if len(set(frame["estimator"])) > _MOST_ROWS and len(runs) <= _MOST_PANELS:

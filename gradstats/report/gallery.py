@@ -29,8 +29,12 @@ from gradstats.report.saved_results import (
     writing_into,
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
+<<<<<<< HEAD
 from gradstats.report.tables import Table, cell_text
 from gradstats.system.outputs import REPORT, refuse_foreign
+=======
+from gradstats.system.outputs import REPORT, claim
+>>>>>>> ownership
 
 #: Runs of which the page shows a figure: the first ones.
 MOST_FIGURES = 12
@@ -46,7 +50,7 @@ def write_gallery(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLik
     if not runs:
         raise ValueError("name at least one run directory with results: gradstats report --gallery RUN RUN …")
     with writing_into(target):
-        refuse_foreign(target, REPORT)
+        claim(target, REPORT)
         return write_page(gallery_page(runs, target.parent), target)
 
 

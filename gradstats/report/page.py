@@ -32,7 +32,7 @@ from gradstats.report.saved_results import SavedResults, read_results, refuse_in
 from gradstats.report.tables import Table
 from gradstats.report.verdict import Verdict, headline, sentence_of, verdicts, what_is_open
 from gradstats.system.files import atomic_path, to_json
-from gradstats.system.outputs import REPORT, is_marked, refuse_foreign, refuse_links
+from gradstats.system.outputs import REPORT, claim, is_marked, refuse_links
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -192,15 +192,15 @@ def write_report(
     target = Path(out)
     refuse_inside_run(target, source=path)
     with writing_into(target):
-        refuse_foreign(target, REPORT)
+        claim(target, REPORT)
         page = report_page(read_results(path), svgs)
-        refuse_foreign(target, REPORT)  # drawing takes seconds
+        claim(target, REPORT)  # drawing takes seconds
         return write_page(page, target)
 
 
 def write_page_of_run(path: Path, svgs: Mapping[str, str] | None = None) -> Path:
     """Write ``report.html`` into a run directory, whose lock the caller holds; otherwise as :func:`write_report`."""
-    refuse_foreign(path / "report.html", REPORT)
+    claim(path / "report.html", REPORT)
     return write_page(report_page(read_results(path), svgs), path / "report.html")
 
 

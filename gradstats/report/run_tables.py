@@ -21,7 +21,7 @@ from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table
-from gradstats.system.outputs import MARK, TABLE, refuse_foreign, write_marked
+from gradstats.system.outputs import MARK, TABLE, claim
 
 
 def run_tables(
@@ -63,20 +63,17 @@ def layout_for(table: Table, layout: Layout) -> Layout:
     return replace(layout, columns=known)
 
 
-def write_run_tables(tables: Mapping[str, Table], folder: Path, layout: Layout) -> list[Path]:
-    """Write tables as LaTeX, ``NAME.tex``; returns the paths."""
+def latex_of(tables: Mapping[str, Table], folder: Path, layout: Layout) -> dict[Path, str]:
+    """Return tables in LaTeX by the files to write them to, ``NAME.tex``, which must be free or earlier ones."""
     for column in layout.columns:
         if not any(layout_for(table, replace(layout, columns=(column,))).columns for table in tables.values()):
             has = sorted({name for table in tables.values() for name in (table.names or table.columns)})
             raise ValueError(f"--columns {column}: no table of the run has such a column, only {', '.join(has)}")
-    paths = {name: folder / f"{name}.tex" for name in tables}
-    texts = {name: table.to_latex(layout_for(table, layout)) for name, table in tables.items()}
-    for path in paths.values():
-        refuse_foreign(path, TABLE)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_marked(paths[name], f"% {MARK}\n{text}", TABLE)
-    return list(paths.values())
+    latex = {name: table.to_latex(layout_for(table, layout)) for name, table in tables.items()}
+    texts = {folder / f"{name}.tex": f"% {MARK}\n{text}" for name, text in latex.items()}
+    for path in texts:
+        claim(path, TABLE)
+    return texts
 
 
 def _chosen(frame: pd.DataFrame, style: FiguresSection) -> pd.DataFrame | None:

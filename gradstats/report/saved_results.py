@@ -18,7 +18,7 @@ import pandas as pd
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
 from gradstats.analyses.declaration import POINTS
-from gradstats.answers.answer import COMPUTED_WITH, Answer, answer_paths, refuse_foreign_answer
+from gradstats.answers.answer import COMPUTED_WITH, Answer, answer_paths, claim_answer
 from gradstats.config.experiment import Experiment, FiguresSection, read_experiment
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.measurement.state_values import digest_of_state_values
@@ -97,9 +97,9 @@ def refuse_inside_run(out: Path, *, source: Path | None = None) -> None:
         pass
 
 
-def refuse_foreign_addition(folder: Path, name: str, columns: Sequence[str]) -> None:
+def claim_addition(folder: Path, name: str, columns: Sequence[str]) -> None:
     """Refuse to add an answer to a folder, before it is computed."""
-    refuse_foreign_answer(folder / "tables" / name, columns)
+    claim_answer(folder / "tables" / name, columns)
     if (folder / "measurement").is_dir():
         manifest = _read_json(folder / "manifest.json")
         if manifest is None:
@@ -214,7 +214,7 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
     stems = answer_stems(path)
     experiment = read_recorded_experiment(recorded) if stems and recorded.exists() else None
     settings = {} if experiment is None else flat_settings(experiment)
-    answers, left_out = _read_answers(stems, manifest, {} if experiment is None else experiment.analyses)
+    answers, left_out = read_answers(stems, manifest, {} if experiment is None else experiment.analyses)
     for sentence in left_out:
         warnings.warn(sentence, UserWarning, stacklevel=2)
     if not answers:
@@ -275,7 +275,7 @@ def answer_stems(run: Path) -> dict[Path, str]:
     return {stem: questions.get(stem, "") for stem in [*listed, *alone]}
 
 
-def _read_answers(
+def read_answers(
     stems: Iterable[Path], manifest: SavedManifest, asked: Mapping[str, object]
 ) -> tuple[dict[str, Answer], list[str]]:
     """Return the answers of a run by the names of their files, and a sentence for each that is left out."""

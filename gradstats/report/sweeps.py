@@ -32,7 +32,7 @@ from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.length_scaling.diagnostics import alpha_difference
 from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.late import np
-from gradstats.system.outputs import csv_with, refuse_foreign
+from gradstats.system.outputs import claim, csv_with
 
 COLUMNS = ("cell", "minus", "quantity", "difference", "difference_low", "difference_high", "n_prompts")
 _LEAST_PROMPTS = 3
@@ -269,7 +269,7 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
     if frame.empty:
         return []
     table = result.path / TABLE
-    refuse_foreign(table, csv_with(["cell", *result.varied], "the table of a sweep"))
+    claim(table, csv_with(["cell", *result.varied], "the table of a sweep"))
     write_csv(table, frame)
     return [
         table,
@@ -281,7 +281,7 @@ def write_sweep_results(result: SweepResult, figure_style: FiguresSection) -> li
 def _write_differences(result: SweepResult) -> list[Path]:
     """Write the paired differences between cells, where any share their prompts; returns the path."""
     path = result.path / DIFFERENCES
-    refuse_foreign(path, DIFFERENCES_TABLE)
+    claim(path, DIFFERENCES_TABLE)
     frame = result.differences()
     if frame.empty:
         path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -25,16 +26,7 @@ from gradstats.report.latex import (
     unbroken,
 )
 from gradstats.system.files import csv_text, write_csv
-from gradstats.system.outputs import (
-    MARK,
-    TABLE,
-    Kind,
-    is_marked,
-    refuse_foreign,
-    refuse_other_result,
-    same_table,
-    write_marked,
-)
+from gradstats.system.outputs import MARK, TABLE, Kind, claim, is_marked, other_numbers, write_marked
 
 
 @dataclass(frozen=True)
@@ -166,10 +158,8 @@ class Table:
             ValueError: as :meth:`headings_at`.
         """
         *_, csv = table_paths(path_stem)
-        refuse_foreign_tables(path_stem)
-        if csv.exists():
-            same = same_table(csv.read_text(encoding="utf-8"), csv_text(self.source))
-            refuse_other_result(csv, None if same else "other numbers", overwrite)
+        text = csv_text(self.source)
+        claim_tables(path_stem, overwrite=overwrite, difference=lambda: other_numbers(csv, text))
         # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
         paths = self.save_texts(path_stem, layout=layout)
         write_csv(csv, self.source)
@@ -209,13 +199,13 @@ def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
     return [stem.with_name(stem.name + suffix) for suffix in (".tex", ".md", ".csv")]
 
 
-def refuse_foreign_tables(path_stem: str | os.PathLike[str]) -> None:
-    """Refuse to save a table where a file lies that is not an earlier one."""
+def claim_tables(path_stem: str | os.PathLike[str], **replacing: Any) -> None:
+    """Refuse to save a table where a file lies that is not an earlier one, as :func:`claim` does."""
     tex, markdown, csv = table_paths(path_stem)
-    refuse_foreign(path_stem, Kind(TABLE.what, lambda _: True))
+    claim(path_stem, Kind(TABLE.what, lambda _: True))
     for path in (tex, markdown):
-        refuse_foreign(path, TABLE)
-    refuse_foreign(csv, Kind(TABLE.what, lambda _: is_marked(tex)))
+        claim(path, TABLE)
+    claim(csv, Kind(TABLE.what, lambda _: is_marked(tex)), **replacing)
 
 
 def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:

@@ -21,7 +21,7 @@ from gradstats.rollouts.schema import (
 )
 from gradstats.system.files import remark_on_missing_checksums
 from gradstats.system.late import np, pa, pd, pq
-from gradstats.system.outputs import Kind, differing_entry, earlier_result, refuse_other_result
+from gradstats.system.outputs import Kind, claim, differing_entry
 from gradstats.system.shards import OF_THE_CALL, ORIGIN, planned_shards, refuse_foreign_shard
 
 
@@ -274,7 +274,7 @@ class Rollouts:
             ValueError: when a column of your own holds what Parquet cannot store.
             FileExistsError: when something else lies there, which is left alone.
         """
-        refuse_to_replace_rollouts(path, self.metadata, set(self.prompt_id), overwrite)
+        claim_rollouts(path, self.metadata, set(self.prompt_id), overwrite)
         known = {name: _arrow_type(kind) for name, (kind, _) in SCHEMA.items() if name in self.frame}
         own = [name for name in self.frame if name not in SCHEMA]
         columns = {str(name): cast("pd.Series", self.frame[name]) for name in (*known, *own)}
@@ -351,21 +351,20 @@ def read_rollout_shards(path: Path, *, partial: bool = False) -> Iterator[Rollou
         yield rollouts
 
 
-def refuse_to_replace_rollouts(
+def claim_rollouts(
     path: str | os.PathLike[str], metadata: Mapping[str, object], prompt_ids: Collection[str], overwrite: bool
 ) -> None:
     """Refuse to write rollouts where something else lies, or rollouts of other settings or prompts."""
-    earlier = earlier_result(path, ROLLOUTS_FILE, overwrite)
-    if earlier is None:
-        return
-    try:
-        there = read_rollouts(earlier)
-    except ValueError as error:
-        raise FileExistsError(
-            f"{error}; replace it with --overwrite (overwrite=True), or choose another path"
-        ) from error
-    refuse_other_result(path, differing_entry(there.metadata, metadata, OF_THE_CALL), overwrite)
-    refuse_other_result(path, None if set(there.prompt_id) == set(prompt_ids) else "other prompts", overwrite)
+
+    def difference() -> str | None:
+        try:
+            there = read_rollouts(path)
+        except ValueError as error:
+            return f"damage ({error})"
+        other = None if set(there.prompt_id) == set(prompt_ids) else "other prompts"
+        return differing_entry(there.metadata, metadata, OF_THE_CALL) or other
+
+    claim(path, ROLLOUTS_FILE, overwrite=overwrite, difference=difference)
 
 
 def is_rollouts_file(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import POINTS
-from gradstats.answers.answer import COMPUTED_WITH, Answer
+from gradstats.answers.answer import COMPUTED_WITH, Answer, answer_paths, claim_answer
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.token_scores import remark_on_precision
+from gradstats.plots.save import FORMATS, claim_figure
 from gradstats.report.saved_results import (
     enclosing_run,
     is_run_directory,
@@ -22,9 +22,10 @@ from gradstats.report.saved_results import (
     state_of_data,
     writing_into,
 )
-from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
+from gradstats.runs.directory import ANALYSIS, RunDirectory, listed_results
+from gradstats.system.files import csv_text
 from gradstats.system.lock import only_writer
-from gradstats.system.outputs import REPORT, csv_with, refuse_foreign, refuse_links
+from gradstats.system.outputs import REPORT, TABLE, claim, csv_with, is_marked, other_numbers, refuse_links
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from gradstats.analyses.declaration import Analysis
     from gradstats.analyses.sampler_gap import SamplerGap
     from gradstats.analyses.variance import VarianceComparison
-    from gradstats.config.experiment import Experiment
+    from gradstats.config.experiment import Experiment, FiguresSection
+    from gradstats.report.saved_results import SavedResults
     from gradstats.stats import LengthScalingFit
 
 
@@ -95,14 +97,87 @@ def save_answers(run: RunDirectory, answers: Mapping[str, Answer], computed_with
     paths: list[Path] = []
     state = {COMPUTED_WITH: dict(computed_with)}
     for name, answer in answers.items():
-        folder = run.path if name in registry.OF_EVERY_RUN else run.path / "tables"
         further = {key: replace(one, about={**one.about, **state}) for key, one in answer.further.items()}
         saved = replace(answer, about={**answer.about, **state}, further=further)
-        paths += saved.save(folder / name, further_in=run.path / "tables")
+        paths += saved.save(_stem(run, name), further_in=run.path / "tables")
     for name, table in run_tables(answers, run.experiment.name, run.experiment.figures).items():
         if name in registry.OF_EVERY_RUN:
             paths += table.save_texts(run.path / "tables" / name, layout=layout_of(run.experiment.figures))
     return paths
+
+
+def _stem(run: RunDirectory, name: str) -> Path:
+    """Return where an answer of a run lies."""
+    return (run.path if name in registry.OF_EVERY_RUN else run.path / "tables") / name
+
+
+def claim_results(run: RunDirectory, questions: Sequence[str]) -> None:
+    """Refuse to analyse a run where others wrote something in the place of a result, before the work."""
+    claim(run.path / "report.html", REPORT)
+    for question in questions:
+        analysis, settings = registry.get(question), run.experiment.analyses.get(question)
+        name = analysis.file_name(settings if isinstance(settings, Mapping) else {})
+        claim_answer(_stem(run, name), analysis.known_by)
+        for suffix in ("tex", "md") if name in registry.OF_EVERY_RUN else ():
+            claim(run.path / "tables" / f"{name}.{suffix}", TABLE)
+        for figure in analysis.figures:
+            named = figure.name if name == analysis.name or ":" in question else name
+            claim_figure(run.path / "figures" / named, run.experiment.figures.formats)
+
+
+def make_room(run: RunDirectory, answers: Mapping[str, Answer], computed_with: Mapping[str, Any]) -> None:
+    """Remove what the last analysis of a run made and this one does not, once all places are known to be free.
+
+    Answers that a command added stay, whatever they were computed with.
+    """
+    from gradstats.report.figures import claim_figures
+    from gradstats.report.saved_results import SavedResults, answer_stems, flat_settings, read_answers
+
+    tables, figures = run.path / "tables", run.path / "figures"
+    listed = listed_results(run.path)
+    if COMPUTED_WITH not in run.read_manifest():  # of an earlier version, whose answers nothing reads
+        for path in listed:
+            path.unlink(missing_ok=True)
+    for name, answer in answers.items():
+        answer.claim(_stem(run, name), further_in=tables)
+    made = {**answers} | {name: one for answer in answers.values() for name, one in answer.further.items()}
+    added = [stem for stem in answer_stems(run.path) if stem.name not in made and answer_paths(stem)[1] not in listed]
+    manifest: Any = {"computed_with": computed_with}
+    kept, _ = read_answers(added, manifest, run.experiment.analyses)
+    held = SavedResults(run.path, run.experiment.name, flat_settings(run.experiment), manifest, made | kept)
+    claim_figures(held, figures, run.experiment.figures)
+    remove_stale(held, run.experiment.figures)
+    for path in listed:
+        if path.suffix == ".json" and path.stem not in made and is_marked(path):
+            for part in answer_paths(path.with_suffix("")):
+                part.unlink(missing_ok=True)
+
+
+def remove_stale(held: SavedResults, style: FiguresSection) -> None:
+    """Remove the tables for papers and the figures that a run has of answers that it no longer holds.
+
+    Those of an answer that has other numbers now are among them. What others wrote stays, and so does what a user drew
+    under names of their own.
+    """
+    from gradstats.report.figures import figures_of
+    from gradstats.report.saved_results import answer_stems
+
+    run = held.path
+    listed = listed_results(run)
+    names = {path.stem for path in (*answer_stems(run), *listed)}
+    names |= {figure.name for analysis in registry.every() for figure in analysis.figures}
+    answers = {name: answer.csv for name, answer in held.answers.items()}
+    figures = {one.name: lambda one=one: csv_text(one.table) for one in figures_of(held, style)}
+    for folder, suffixes, now in (("tables", ("tex", "md"), answers), ("figures", FORMATS, figures)):
+        for stem in sorted(names):
+            made = [path for path in (run / folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
+            alone = folder == "tables" and stem in registry.OF_EVERY_RUN
+            numbers = run / ("" if alone else folder) / f"{stem}.csv"
+            if folder == "figures" and (made or numbers in listed):
+                made.insert(0, numbers)
+            if made and not (stem in now and numbers.exists() and other_numbers(numbers, now[stem]()) is None):
+                for path in made:
+                    path.unlink(missing_ok=True)
 
 
 Result = TypeVar("Result")
@@ -137,10 +212,10 @@ class RunResult:
 
 def analyse(run: RunDirectory, progress: bool = False) -> RunResult:
     """Fit, compare, draw and report from the measurement; needs neither the model nor torch."""
-    refuse_foreign(run.path / "report.html", REPORT)  # before the work
+    questions = questions_of(run.experiment)
+    claim_results(run, questions)
     with run.step(ANALYSIS):
         measured = read_measurement(run.measurement).keeping_derived()
-    questions = questions_of(run.experiment)
     with progress_bar("analysing", len(questions) + 2, shown=progress) as report:  # with the figures and the page
         result = _analyse(run, measured, questions, report)
         report.doing("")
@@ -154,19 +229,18 @@ def _analyse(run: RunDirectory, measured: Measurement, questions: Sequence[str],
     from gradstats.stats.variance.sketch_error import rotated_once
 
     with run.step(ANALYSIS):
-        remove_listed_results(run.path, "", "tables")  # of an earlier analysis, which this one may not replace
         scores = measured.token_scores()
         if scores is not None:
             warnings.warn(remark_on_precision(scores), UserWarning, stacklevel=2)
         with rotated_once():
             answers, results = answer_questions(run, measured, questions, report.doing)
         computed_with = state_of_data(measured.rollouts, run.values)
+        make_room(run, answers, computed_with)
         paths = save_answers(run, answers, computed_with)
         gap = distance_of_sampler(run, measured)
         run.write_manifest(measured, paths, gap, computed_with)
         report.doing("figures")
         drawn = None
-        remove_listed_results(run.path, "figures")
         if results:
             style = run.experiment.figures
             drawn = attempt(
@@ -222,10 +296,10 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
         return None
 
 
-def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
+def claim_table(out: Path | None, columns: Sequence[str]) -> None:
     """Refuse to write a table where a file without its columns lies, or a file of a run."""
     if out is not None:
-        refuse_foreign(out, csv_with(columns, f"a table with the columns {', '.join(columns)}"))
+        claim(out, csv_with(columns, f"a table with the columns {', '.join(columns)}"))
         refuse_inside_run(out)
 
 
@@ -236,8 +310,6 @@ def folder_of_results(source: Path, out: Path | None, *, partial: bool = False) 
     if folder is None:
         yield None
         return
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder: choose another one (--out)")
     is_run = (folder / "measurement").is_dir() or is_run_directory(folder)
     if partial and (is_run or enclosing_run(folder) is not None):
         raise ValueError(

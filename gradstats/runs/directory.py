@@ -6,14 +6,13 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradstats.answers.answer import holds_answer
 from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
 from gradstats.measurement.measurement import Measurement
@@ -29,7 +28,7 @@ from gradstats.runs.growth import may_grow, read_plan, rounds_of
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
-from gradstats.system.files import file_digest, partials, read_json, remove_partials, write_json
+from gradstats.system.files import partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, PART, is_running, part_alone, part_lock
 from gradstats.system.outputs import Kind
 
@@ -256,7 +255,7 @@ class RunDirectory:
             finally:
                 seconds = time.monotonic() - start
                 self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
-                self.tracking.step(name, self.timings[name])
+                self.tracking.log({f"{name}/seconds": self.timings[name]})
                 self.keep_remarks(name, [text for category, text in caught if category in _REMARKED])
                 self._record_timing(name, seconds)
 
@@ -267,20 +266,14 @@ class RunDirectory:
         timings = self._unrecorded_timings()
         timings[name] = round(timings.get(name, 0.0) + seconds, 2)
         with suppress(OSError):  # a full disk, which is what the step itself then reports
-            write_json(self.path / _STEPS, {"manifest": self._manifest_digest(), "timings": timings})
+            write_json(self.path / _STEPS, {"timings": timings})
 
     def _unrecorded_timings(self) -> dict[str, float]:
         """Return the seconds of steps that ended since the manifest was written; none where they cannot be read."""
         try:
-            found = read_json(self.path / _STEPS)
-        except (OSError, ValueError):
+            return read_json(self.path / _STEPS)["timings"]
+        except (OSError, ValueError, KeyError):
             return {}
-        same = found.get("manifest") == self._manifest_digest()
-        return found.get("timings", {}) if same else {}
-
-    def _manifest_digest(self) -> str | None:
-        manifest = self.path / "manifest.json"
-        return file_digest(manifest) if manifest.exists() else None
 
     def _rounds(self) -> list[dict[str, int]]:
         """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""
@@ -367,26 +360,21 @@ def experiment_folder(path: Path) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-def remove_listed_results(path: Path, *folders: str, keep: Collection[Path] = ()) -> None:
-    """Remove only the result files that a run's manifest lists, and nothing else that lies there by now."""
+def listed_results(path: Path) -> list[Path]:
+    """Return the files of results in a run that its manifest lists."""
     manifest = path / "manifest.json"
     listed = read_json(manifest).get("files", []) if manifest.exists() else []
-    for name in map(str, listed if isinstance(listed, list) else []):
-        file, folder = path / name, Path(name).parent.name
-        is_result = file.resolve().is_relative_to(path.resolve()) and folder in ("", "tables", "figures")
-        if folder != "figures" and file.suffix in (".csv", ".json") and not holds_answer(file.with_suffix(".json")):
-            continue  # whoever writes there refuses it
-        if is_result and file.is_file() and file not in keep and (not folders or folder in folders):
-            file.unlink()
+    names = map(str, listed if isinstance(listed, list) else [])
+    return [path / name for name in names if Path(name).parent.as_posix() in (".", "tables", "figures")]
 
 
 def _holds_something(path: Path) -> bool:
     """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
     left = {*partials(path), *path.glob(f"{PART}*"), *(path / name for name in ("rollouts", "measurement", LOCK))}
     folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
-    if folders:  # version 0.1 recorded no checksum
-        left.add(path / "experiment.yaml")
     return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
 
 
-RUN_DIRECTORY = Kind("a run directory", lambda path: is_run_directory(path) or not _holds_something(path))
+RUN_DIRECTORY = Kind(
+    "a run directory", lambda path: path.is_dir() and (is_run_directory(path) or not _holds_something(path))
+)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
+from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.system.environment import commit_of, hub_problem
 from gradstats.system.files import FORMAT, digest, read_json, write_json
-from gradstats.system.shards import PLAN
+from gradstats.system.shards import PLAN, Shards, read_origin
 
 if TYPE_CHECKING:
     from gradstats.sampling.plan import SamplingPlan
@@ -90,6 +91,11 @@ def read_plan(folder: Path) -> dict[str, Any]:
 def rounds_of(folder: Path) -> list[Round]:
     """Return the rounds of a run, in order."""
     return [Round(**entry) for entry in read_plan(folder).get("rounds", [])]
+
+
+def drawn_shards(folder: Path) -> Shards[Rollouts]:
+    """Return the shards of the rollouts of a run."""
+    return Shards(folder, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(folder))
 
 
 def settings_digest(experiment: Experiment) -> str:

@@ -16,11 +16,11 @@ from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry, weightings_in
 from gradstats.measurement.state_values import StoredValues
-from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.executors.local import Crew, ask
-from gradstats.runs.growth import RESTORE, read_plan, settings_digest
-from gradstats.runs.sampling_step import experiment_policy, reference_policy
+from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, settings_digest
+from gradstats.runs.sampling_step import experiment_policy, n_planned_shards, reference_policy
 from gradstats.runs.weightings import (
     advantages_of,
     needed_weightings,
@@ -30,7 +30,7 @@ from gradstats.runs.weightings import (
 )
 from gradstats.system.files import FORMAT, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
-from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+from gradstats.system.shards import PLAN, Shards, read_origin
 
 if TYPE_CHECKING:
     from gradstats.gradients.session import MeasuringSession
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def missing_measurements(run: RunDirectory) -> list[int]:
     """Return the shards of a run that have not been measured, or not with all advantages that estimators need."""
-    shards, n_shards = _shards(run), n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+    shards, n_shards = _shards(run), n_planned_shards(run)
     wanted = set(possible_weightings(run.experiment).advantages)
     finished = shards.finished(n_shards) if wanted else []
     lacking = [number for number in finished if not wanted <= set(weightings_in(shards.path(number)))]
@@ -126,7 +126,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
     complete = run.measurement / "complete.json"
     origin, shards = _origin(run), _shards(run)
-    n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+    n_shards = n_planned_shards(run)
     missing = missing_measurements(run)
     if complete.exists() and not missing and read_json(complete).get("n_shards") == n_shards:
         return
@@ -135,8 +135,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             with run.alone():
                 write_json(run.measurement / PLAN, {"format": FORMAT, **origin, "n_shards": n_shards})
         if missing := run.own(missing):
-            sources = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
-            _measure(run, shards, sources.read_all(n_shards), missing, progress)
+            _measure(run, shards, drawn_shards(run.rollouts).read_all(n_shards), missing, progress)
     with run.alone():
         if not shards.missing(n_shards):
             write_json(complete, {"n_shards": n_shards})

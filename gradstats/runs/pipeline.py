@@ -12,8 +12,8 @@ from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs.analysis import RunResult, analyse
-from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart, remove_listed_results
+from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room, questions_of
+from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart
 from gradstats.runs.executors.choice import executor_of
 from gradstats.runs.executors.local import Executor
 from gradstats.runs.growth import read_plan
@@ -24,7 +24,7 @@ from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values, make_values_in_parts
 from gradstats.system.lock import only_writer, part_alone, part_writer
-from gradstats.system.outputs import refuse_links, refuse_occupied
+from gradstats.system.outputs import claim, refuse_links
 from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
@@ -51,7 +51,7 @@ def run_experiment(
     with code_beside(experiment.folder):
         check_names(experiment)
         require_tracker(experiment.tracking)
-        refuse_occupied(path, RUN_DIRECTORY)
+        claim(path, RUN_DIRECTORY)
         with ExitStack() as opened:
             chosen = executor or opened.enter_context(executor_of(experiment.execution))
             path.mkdir(parents=True, exist_ok=True)
@@ -69,19 +69,13 @@ def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor)
         for step in reversed(steps) if measures_advantages(run) else steps:
             step(run, progress)
         result = analyse(run, progress)
-        _log(result)
+        if run.tracking.module is not None:
+            level, alpha = experiment.variance.confidence_level, result.alpha
+            frame = None if result.comparison is None else result.comparison.to_frame(level)
+            on_policy = None if alpha is None else alpha.on_policy
+            values = result_values(result.measured.rollouts, alpha, frame, on_policy=on_policy, gap=result.gap)
+            run.tracking.results(values, frame, [path for path in result.paths if path.suffix == ".png"])
     return result
-
-
-def _log(result: RunResult) -> None:
-    """Log the results of a run to its tracker, if it has one."""
-    if not result.run.tracking.is_open:
-        return
-    level = result.run.experiment.variance.confidence_level
-    frame = None if result.comparison is None else result.comparison.to_frame(level)
-    on_policy = None if result.alpha is None else result.alpha.on_policy
-    values = result_values(result.measured.rollouts, result.alpha, frame, on_policy=on_policy, gap=result.gap)
-    result.run.tracking.results(values, frame, [path for path in result.paths if path.suffix == ".png"])
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ def run_part(experiment: Experiment, path: Path, part: RunPart, *, progress: boo
     """
     with code_beside(experiment.folder):
         check_names(experiment)
-        refuse_occupied(path, RUN_DIRECTORY)
+        claim(path, RUN_DIRECTORY)
         with executor_of(experiment.execution) as executor:
             path.mkdir(parents=True, exist_ok=True)
             with part_writer(path, part.number, part.n_parts):
@@ -162,14 +156,15 @@ def regrade_run(
 def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress: bool) -> RunResult | None:
     sampling = experiment.sampling.model_copy(update={} if reward is None else {"reward": reward})
     run = RunDirectory(path, experiment.model_copy(update={"sampling": sampling}))
+    claim_results(run, questions_of(run.experiment))
     run.remove_partials()
     run.take_over(without=ungraded_sentence(run.read_manifest().get("grading")))
     with run.step("regrading"):
         problems = experiment_problems(experiment, read_plan(run.rollouts).get("revisions", {}))
         regrade_shards(path, problems, sampling.reward, progress)
         warn_ungraded(read_rollouts(run.rollouts, partial=True).metadata.get("grading"))
-    remove_listed_results(path)  # of the old rewards; the new ones may allow fewer of them
     if not is_measured(run):
+        make_room(run, {}, {"rewards": None})
         return None
     return analyse(run, progress)
 

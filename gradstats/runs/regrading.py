@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from gradstats.answers.answer import COMPUTED_WITH
 from gradstats.report.saved_results import read_recorded_experiment, write_recorded_experiment
 from gradstats.rollouts.table import PENDING_REWARDS, Rollouts, read_rollouts
-from gradstats.runs.growth import answers_digest, read_plan, rounds_of, write_plan
+from gradstats.runs.growth import answers_digest, drawn_shards, read_plan, rounds_of, write_plan
 from gradstats.system.files import atomic_path, changed_sentence, file_digest, read_json, write_json
 from gradstats.system.progress import progress_bar
-from gradstats.system.shards import PLAN, Shards, n_planned, read_origin, shard_path
+from gradstats.system.shards import PLAN, n_planned, read_origin, shard_path
 
 if TYPE_CHECKING:
     from gradstats.prompts import Problem
@@ -39,7 +40,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
     from gradstats.rewards.grading import Grader
 
     folder = path / "rollouts"
-    stored = Shards(folder, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(folder))
+    stored = drawn_shards(folder)
     numbers = stored.finished(n_planned(read_plan(folder), folder / PLAN)) if (folder / PLAN).exists() else []
     if not numbers:
         raise FileNotFoundError(f"{path} holds no rollouts yet: run it first")
@@ -111,8 +112,12 @@ def finish_regrading(path: Path) -> None:
     folder = path / "rollouts"
     _refuse_other_places(change, folder, pending)
     rewards_file = pending.with_name(change["table"])
-    if "checksum_of_table" in change and change["checksum_of_table"] != file_digest(rewards_file):
+    if change["checksum_of_table"] != file_digest(rewards_file):
         raise ValueError(changed_sentence(rewards_file))
+    manifest = path / "manifest.json"
+    if manifest.exists() and COMPUTED_WITH in (entries := read_json(manifest)):
+        # Answers to the old rewards are left out until the analysis is repeated.
+        write_json(manifest, entries | {COMPUTED_WITH: entries[COMPUTED_WITH] | {"rewards": None}})
     table = pd.read_parquet(rewards_file)
     rewards = table.set_index(_KEY)
     for name, counts in change["tallies"].items():

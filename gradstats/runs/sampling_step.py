@@ -15,6 +15,7 @@ from gradstats.runs.growth import (
     RESTORE,
     GrownPlan,
     Round,
+    drawn_shards,
     grown_plan,
     read_plan,
     resolve_revisions,
@@ -157,8 +158,13 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
             earlier = rounds_to_extend(run.rollouts)
             plan = _planned(run, crew, earlier)
             with run.alone():
-                if run.part is not None:
-                    _refuse_other_plan(run, [plan.rounds, earlier], revisions)
+                there = read_plan(run.rollouts) if run.part is not None else {}
+                known = rounds_of(run.rollouts) in (plan.rounds, earlier)
+                if there and not (known and there.get("revisions", {}) == revisions):
+                    raise ValueError(
+                        f"another part of {run.path} was begun with other settings: give every part the same, or "
+                        f"remove {run.path} to start again"
+                    )
                 write_plan(run.rollouts, plan.rounds, revisions, plan.origin)
                 run.write_experiment()
             run.tracking.begin()
@@ -170,16 +176,6 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
                 return
             warn_of_rollouts(Rollouts.concatenate(shards.read_all(n_shards)))
             write_json(complete, {"n_shards": n_shards, "n_completions": plan.n_completions, **size})
-
-
-def _refuse_other_plan(run: RunDirectory, known: list[list[Round]], revisions: dict[str, str | None]) -> None:
-    """Refuse to make a part of a run that another part has begun with other settings."""
-    there = read_plan(run.rollouts)
-    if there and (rounds_of(run.rollouts) not in known or there.get("revisions", {}) != revisions):
-        raise ValueError(
-            f"another part of {run.path} was begun with other settings: give every part the same, or remove "
-            f"{run.path} to start again"
-        )
 
 
 def _planned(run: RunDirectory, crew: Crew[SamplingPlan], earlier: list[Round]) -> GrownPlan:
@@ -214,4 +210,4 @@ def _shards(run: RunDirectory) -> Shards[Rollouts]:
         rollouts.to_parquet(path)
         run.tracking.shard("sampling", rollouts)
 
-    return Shards(run.rollouts, ".parquet", read_rollouts, save, read_origin(run.rollouts))
+    return replace(drawn_shards(run.rollouts), write=save)

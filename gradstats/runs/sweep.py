@@ -29,7 +29,7 @@ from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.system.files import atomic_path, partials, remove_partials
 from gradstats.system.lock import LOCK, only_writer
-from gradstats.system.outputs import Kind, csv_with, refuse_foreign, refuse_links, refuse_occupied
+from gradstats.system.outputs import Kind, claim, csv_with, refuse_links
 from gradstats.system.user_code import code_beside
 
 
@@ -182,16 +182,17 @@ def _link(source: str, target: str) -> str:
 
 def _refuse_other_folder(folder: Path, name: str) -> None:
     """Refuse a folder that holds something other than this sweep."""
-    refuse_foreign(folder / TABLE, csv_with(["cell"], "the table of a sweep"))
-    refuse_foreign(folder / DIFFERENCES, DIFFERENCES_TABLE)
-    refuse_occupied(folder, _SWEEP)
+    claim(folder / TABLE, csv_with(["cell"], "the table of a sweep"))
+    claim(folder / DIFFERENCES, DIFFERENCES_TABLE)
+    claim(folder, _SWEEP)
     if (folder / LISTED).is_file() and (there := read_sweep_list(folder)).name != name:
         raise ValueError(f"the folder {folder} holds the sweep {there.name!r}, not {name!r}: choose another (--out)")
 
 
 def _is_sweep(folder: Path) -> bool:
     """Return whether a folder is that of a sweep, or holds nothing but what a killed process left."""
-    return (folder / LISTED).is_file() or not {*folder.iterdir()} - {folder / LOCK, *partials(folder)}
+    left = {folder / LOCK, *partials(folder)}
+    return folder.is_dir() and ((folder / LISTED).is_file() or not {*folder.iterdir()} - left)
 
 
 _SWEEP = Kind("that of a sweep", _is_sweep)

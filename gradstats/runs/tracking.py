@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -56,8 +56,8 @@ def result_values(
     if alpha is not None:
         low, high = alpha.confidence_interval()
         found |= dict(zip((f"alpha{end}" for end in _ENDS), (alpha.fit.alpha, low, high), strict=True))
-    holds = _holds(on_policy, gap)
-    if holds is not None:
+    holds = False if gap is not None and gap.off_policy else None if on_policy is None else on_policy.holds()
+    if holds is not None:  # whether the completions were drawn from the scored policy is resolved
         found["on_policy"] = float(holds)
     return {key: value for key, value in found.items() if math.isfinite(value)}
 
@@ -87,37 +87,12 @@ def _of_comparison(variance: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def _holds(on_policy: OnPolicyCheck | None, gap: SamplerGap | None) -> bool | None:
-    """Whether the completions were drawn from the scored policy; None where that is not resolved."""
-    if gap is not None and gap.off_policy:
-        return False
-    return None if on_policy is None else on_policy.holds()
-
-
 #: Tracker → how to install it.
 REMEDIES = {"trackio": "pip install 'gradstats[tracking]'", "wandb": "pip install wandb"}
 #: The project in which runs are logged, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
 PROJECT = "gradstats"
 #: The file of a run directory that names its run in the tracker, which later calls add to.
 TRACKED = "tracking.json"
-
-
-@runtime_checkable
-class TrackedRun(Protocol):
-    """A run of trackio or wandb."""
-
-    def log(self, values: dict[str, object], /) -> object:
-        """Log numbers, tables and images by key."""
-
-
-@runtime_checkable
-class TrackerModule(Protocol):
-    """What is used of the module ``trackio`` or ``wandb``."""
-
-    Image: Callable[[str], object]
-    Table: Callable[..., object]
-    init: Callable[..., TrackedRun]
-    finish: Callable[[], object]
 
 
 def require_tracker(tracker: str) -> None:
@@ -136,8 +111,7 @@ class Tracking:
     """
 
     name: str = "none"
-    _module: TrackerModule | None = None
-    _run: TrackedRun | None = None
+    module: Any = None  # trackio or wandb, in which a run is open; None where nothing is logged
     _since: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -151,8 +125,7 @@ class Tracking:
         try:
             yield tracking
         finally:
-            if tracking._run is not None and tracking._module is not None:
-                tracking._attempt(tracking._module.finish)
+            tracking._attempt(lambda tracker: tracker.finish())
 
     def _open(self, experiment: Experiment, path: Path) -> None:
         project = os.environ.get(f"{self.name.upper()}_PROJECT", PROJECT)
@@ -163,10 +136,9 @@ class Tracking:
         if self.name == "trackio":  # which finds runs by their names
             named = {"name": f"{experiment.name} {known['id']}"}
         try:
-            self._module = importlib.import_module(self.name)  # pyright: ignore[reportAttributeAccessIssue]
-            assert self._module is not None
+            self.module = importlib.import_module(self.name)
             with redirect_stdout(sys.stderr):
-                self._run = self._module.init(project=project, config=experiment.model_dump(), resume="allow", **named)
+                self.module.init(project=project, config=experiment.model_dump(), resume="allow", **named)
         except Exception as error:
             raise RuntimeError(
                 f"{self.name} could not be started ({_first_line(error)}): correct its settings, or run with "
@@ -174,16 +146,9 @@ class Tracking:
             ) from error
         write_json(path / TRACKED, known)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a tracker takes what is logged."""
-        return self._run is not None
-
     def log(self, values: Mapping[str, object]) -> None:
-        """Log numbers, tables and images by key."""
-        run = self._run
-        if run is not None and values:
-            self._attempt(lambda: run.log(dict(values)))
+        """Log numbers by key."""
+        self._attempt(lambda tracker: tracker.log(dict(values)))
 
     def begin(self) -> None:
         """Take the time from here to the end of the first shard of a step."""
@@ -196,28 +161,23 @@ class Tracking:
         found = completion_values(rollouts) | {"tokens_per_second": float(rollouts.lengths.sum()) / seconds}
         self.log({f"{step}/{key}": value for key, value in found.items()})
 
-    def step(self, name: str, seconds: float) -> None:
-        """Log the seconds that a step has taken in all calls."""
-        self.log({f"{name}/seconds": seconds})
-
     def results(self, values: Mapping[str, float], variance: pd.DataFrame | None, pictures: Iterable[Path]) -> None:
         """Log the results of a finished run: its numbers, the table of the comparison, and its figures in PNG."""
-        module = self._module
-        if self._run is None or module is None:
-            return
         self.log({f"results/{key}": value for key, value in values.items()})
         if variance is not None:
-            self._attempt(lambda: self.log({"results/variance": module.Table(dataframe=variance)}))
+            self._attempt(lambda tracker: tracker.log({"results/variance": tracker.Table(dataframe=variance)}))
         for path in pictures:
-            self._attempt(lambda path=path: self.log({f"figures/{path.stem}": module.Image(str(path))}))
+            self._attempt(lambda tracker, path=path: tracker.log({f"figures/{path.stem}": tracker.Image(str(path))}))
 
-    def _attempt(self, action: Callable[[], object]) -> None:
-        """Do something with the tracker; when it fails, warn, and log nothing from then on."""
+    def _attempt(self, action: Callable[[Any], object]) -> None:
+        """Do something with the tracker, if there is one; when it fails, warn, and log nothing from then on."""
+        if self.module is None:
+            return
         try:
             with redirect_stdout(sys.stderr):
-                action()
+                action(self.module)
         except Exception as error:
-            self._run = None
+            self.module = None
             warnings.warn(
                 f"{self.name} failed ({_first_line(error)}): the run continues, and nothing more is logged",
                 RuntimeWarning,

@@ -10,13 +10,18 @@ from gradstats.config.experiment import Experiment
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.growth import read_plan
+from gradstats.runs.growth import drawn_shards, read_plan
 from gradstats.runs.regrading import read_regradings
-from gradstats.runs.sampling_step import behaviour_policy, experiment_policy, experiment_problems
+from gradstats.runs.sampling_step import (
+    behaviour_policy,
+    experiment_policy,
+    experiment_problems,
+    n_planned_shards,
+)
 from gradstats.runs.weightings import possible_weightings
 from gradstats.system.files import FORMAT, digest, read_json, write_json
 from gradstats.system.progress import Report, progress_bar
-from gradstats.system.shards import PLAN, Shards, n_planned, read_origin
+from gradstats.system.shards import PLAN, Shards, read_origin
 
 if TYPE_CHECKING:
     from gradstats.policy.policy import Policy
@@ -152,7 +157,7 @@ def continue_prefixes(run: RunDirectory, progress: bool) -> None:
     if not missing:
         return
     revisions = read_plan(run.rollouts).get("revisions", {})
-    drawn = Shards(run.rollouts, ".parquet", read_rollouts, Rollouts.to_parquet, read_origin(run.rollouts))
+    drawn = drawn_shards(run.rollouts)
 
     def part(number: int) -> ContinueShard:
         return ContinueShard(number, drawn.read_one(number), run.experiment, plan["values"])
@@ -174,7 +179,7 @@ def _plan(run: RunDirectory) -> dict[str, Any]:
     recorded, drawn = run.values / PLAN, read_origin(run.rollouts)
     wanted = {name: getattr(run.experiment.values, name) for name in _OF_PREFIXES}
     scored = {"reward": run.experiment.sampling.reward, "regraded": len(read_regradings(run.path))}
-    n_shards = n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
+    n_shards = n_planned_shards(run)
     earlier = read_json(recorded) if recorded.exists() else {}
     made = sorted(run.values.glob("shard-*.parquet"))
     if made and earlier:

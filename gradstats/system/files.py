@@ -75,6 +75,8 @@ _QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
 #: Entry of a JSON file that holds the digest of all others.
 CHECKSUM = "checksum"
 _SHA256 = "sha256:"
+#: What every file that :func:`write_json` wrote contains.
+CHECKSUM_MARK = f'"{CHECKSUM}": "{_SHA256}'.encode()
 
 
 @contextmanager
@@ -127,45 +129,21 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def _give_name(partial: Path, path: Path, there: tuple[int, ...] | None, old: Path) -> None:
-    """Give a finished file or folder its name; what was put there while it was written is not replaced.
-
-    Between the last look at an earlier file and its replacement, and on file systems without hard links also between
-    that look and the first appearance of a file, some microseconds remain.
-    """
+    """Give a finished file or folder its name; what was put there while it was written is not replaced."""
     appeared = FileExistsError(
         f"{path} was created or changed by another process while it was being written, and is not replaced: choose "
         "another path, or repeat the command"
     )
-    now = _identity(path)
-    if now is not None and now != there:
+    if _identity(path) not in (None, there):
         raise appeared
+    if path.is_dir():
+        path.rename(old)
     try:
-        if now is not None and path.is_dir():
-            path.rename(old)
-            if _identity(old) != there:
-                raise appeared
-        if partial.is_dir():
-            partial.rename(path)  # which the system refuses where a file or a folder with contents lies
-        elif now is None:
-            _link(partial, path)
-        else:
-            partial.replace(path)
+        partial.replace(path)  # which the system refuses where a folder with contents has appeared
     except OSError as error:
         if error.errno not in _OCCUPIED:
             raise
         raise appeared from error
-
-
-def _link(partial: Path, path: Path) -> None:
-    """Rename a file to a name that nothing has, which a plain rename would replace."""
-    try:
-        os.link(partial, path)
-    except OSError as error:
-        if error.errno in (*_FULL, *_OCCUPIED) or os.path.lexists(path):
-            raise
-        partial.replace(path)  # a file system without hard links
-    else:
-        partial.unlink()
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

@@ -1,4 +1,8 @@
-"""Results written to a path that the user chose: nothing that this program did not write is replaced or removed."""
+"""One rule of ownership: a path is free, or holds what gradstats wrote, or holds what others wrote.
+
+What gradstats wrote is replaced silently where the new result is the same, and otherwise on request. What others wrote
+is never replaced or removed: whoever is to write there refuses, before anything is computed or written.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gradstats.system.files import atomic_path, csv_text, to_json, write_csv
+from gradstats.system.files import CHECKSUM_MARK, atomic_path, csv_text, to_json, write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,20 +26,18 @@ MARK = "written by gradstats"
 # Differences of numbers that count as rounding, since another number of threads adds in another order: relative, and
 # absolute for what is zero but for rounding.
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-12
-# Cells that a message lists.
-_MOST_LISTED = 7
 
 
 class Kind(NamedTuple):
-    """A kind of output: what messages call it, and how an earlier one is recognised."""
+    """A kind of output: what messages call it, and how one that gradstats wrote is recognised."""
 
     what: str
     is_ours: Callable[[Path], bool]
 
 
 def is_marked(path: Path) -> bool:
-    """Return whether a file holds :data:`MARK`."""
-    return path.is_file() and MARK.encode() in path.read_bytes()
+    """Return whether a file holds :data:`MARK`, or is a JSON file with the checksum that this program adds."""
+    return path.is_file() and any(mark in path.read_bytes() for mark in (MARK.encode(), CHECKSUM_MARK))
 
 
 REPORT, TABLE = Kind("a report", is_marked), Kind("a table", is_marked)
@@ -54,8 +56,25 @@ def csv_with(columns: Collection[str], what: str) -> Kind:
     return Kind(what, is_ours)
 
 
-def refuse_foreign(path: str | os.PathLike[str], kind: Kind) -> None:
-    """Refuse to write a result where something lies that this program did not write, before any work is done."""
+def claim(
+    path: str | os.PathLike[str],
+    kind: Kind,
+    *,
+    overwrite: bool = True,
+    difference: Callable[[], str | None] = lambda: None,
+) -> None:
+    """Refuse to write where others wrote something, or where a different result lies that may not be replaced.
+
+    Args:
+        path: where a result is to be written.
+        kind: of the result.
+        overwrite: replace a different result as well.
+        difference: returns how the result that lies there differs, as in "another seed"; None where it does not.
+
+    Raises:
+        FileExistsError: names what lies there, and the remedy.
+        NotADirectoryError: where the path leads through a file.
+    """
     path = Path(path)
     parent = next((folder for folder in path.parents if folder.exists()), None)
     if parent is not None and not parent.is_dir():
@@ -71,14 +90,11 @@ def refuse_foreign(path: str | os.PathLike[str], kind: Kind) -> None:
             f"the {'folder' if path.is_dir() else 'file'} {path} exists and is not {kind.what} that gradstats wrote; "
             "it is not replaced: choose another path, or remove it yourself"
         )
-
-
-def refuse_occupied(folder: Path, kind: Kind) -> None:
-    """Refuse to begin in a folder that holds anything that does not belong to a kind, before any work is done."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder: choose another (--out)")
-    if folder.is_dir() and not kind.is_ours(folder):
-        raise ValueError(f"the folder {folder} is not empty and is not {kind.what}: choose another (--out)")
+    if not overwrite and (different := difference()):
+        raise FileExistsError(
+            f"{path} holds a finished result with {different}: replace it with --overwrite (overwrite=True), or choose "
+            "another path"
+        )
 
 
 def refuse_links(run: str | os.PathLike[str], *, cells: Collection[str] = ()) -> None:
@@ -107,21 +123,6 @@ def refuse_links(run: str | os.PathLike[str], *, cells: Collection[str] = ()) ->
         )
 
 
-def earlier_result(path: str | os.PathLike[str], kind: Kind, overwrite: bool) -> Path | None:
-    """Return the path of an earlier result that a new one has to agree with; None where nothing lies there."""
-    refuse_foreign(path, kind)
-    return None if overwrite or not Path(path).exists() else Path(path)
-
-
-def refuse_other_result(path: str | os.PathLike[str], difference: str | None, overwrite: bool) -> None:
-    """Refuse to replace a finished result with one obtained with other settings, unless this was requested."""
-    if difference is not None and not overwrite:
-        raise FileExistsError(
-            f"{os.fspath(path)} holds a finished result with {difference}: replace it with --overwrite "
-            "(overwrite=True), or choose another path"
-        )
-
-
 def differing_entry(
     there: Mapping[str, object], wanted: Mapping[str, object], varying: Collection[str] = ()
 ) -> str | None:
@@ -134,28 +135,17 @@ def differing_entry(
     return None if first is None else f"another {first}"
 
 
-def differing_rows(there: str, wanted: str, name: str) -> str | None:
-    """Return how the first columns of two tables, as CSV, differ, as in "alpha = 0, 1, not 0, 0.5, 1"; else None.
+def other_numbers(path: Path, wanted: str) -> str | None:
+    """Return "other numbers" where a file holds another table than the wanted CSV.
 
-    Args:
-        there: the table that lies in a file.
-        wanted: the other one.
-        name: what the first column holds.
+    None where texts and whole numbers are the same, and other numbers the same up to rounding.
     """
-    held, asked = ([_number(row[0]) for row in list(csv.reader(io.StringIO(text)))[1:]] for text in (there, wanted))
-    return None if _same(held, asked) else f"{name} = {_listed(held)}, not {_listed(asked)}"
-
-
-def _listed(cells: list[object]) -> str:
-    """Return cells in a row, of many those at its ends."""
-    texts = [f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in cells]
-    return ", ".join(texts if len(texts) <= _MOST_LISTED else [*texts[: _MOST_LISTED - 2], "…", texts[-1]])
-
-
-def same_table(there: str, wanted: str) -> bool:
-    """Return whether two tables, as CSV, have the same texts and whole numbers, and the same numbers up to rounding."""
-    rows, others = (list(csv.reader(io.StringIO(text))) for text in (there, wanted))
-    return _same([[_number(cell) for cell in row] for row in rows], [[_number(cell) for cell in row] for row in others])
+    text = path.read_text(encoding="utf-8")
+    if text == wanted:
+        return None
+    tables = (list(csv.reader(io.StringIO(one))) for one in (text, wanted))
+    there, other = ([[_number(cell) for cell in row] for row in rows] for rows in tables)
+    return None if _same(there, other) else "other numbers"
 
 
 def _number(cell: str) -> object:
@@ -180,17 +170,15 @@ def _same(one: object, other: object) -> bool:
 
 def write_marked(path: Path, text: str, kind: Kind) -> None:
     """Write a text that contains :data:`MARK`; replace only an earlier one."""
-    refuse_foreign(path, kind)
+    claim(path, kind)
     with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_table(path: Path, frame: pd.DataFrame, *, overwrite: bool) -> None:
     """Write a table to the user's path: replace the same table up to rounding, and a different one only on request."""
-    refuse_foreign(path, csv_with(list(map(str, frame)), "a table of these columns"))
-    if path.exists():
-        same = same_table(path.read_text(encoding="utf-8"), csv_text(frame))
-        refuse_other_result(path, None if same else "other numbers", overwrite)
+    kind = csv_with(list(map(str, frame)), "a table of these columns")
+    claim(path, kind, overwrite=overwrite, difference=lambda: other_numbers(path, csv_text(frame)))
     write_csv(path, frame)
 
 

@@ -73,8 +73,6 @@ class Shards(Generic[Content]):
         with only_writer(folder):
             if recorded.exists():
                 earlier = read_json(recorded)
-                # Shards that an earlier version left unfinished record nothing.
-                stamped = stamped and bool(earlier.pop("stamped", False))
                 differing = [name for name in wanted if earlier.get(name) != wanted[name]]
                 if differing:
                     raise ValueError(
@@ -83,9 +81,7 @@ class Shards(Generic[Content]):
                     )
                 wanted = earlier  # in the order in which the digest of its shards was made
             remove_partials(folder)
-            write_json(recorded, wanted | {"stamped": stamped})
-            for old in folder.glob("part-*"):  # the name that shards of an unfinished command had up to version 0.1
-                old.rename(folder / old.name.replace("part-", "shard-", 1))
+            write_json(recorded, wanted)
             yield cls(folder, suffix, read, write, {"run": digest(wanted)} if stamped else {})
 
     def path(self, number: int) -> Path:

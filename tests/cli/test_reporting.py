@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from command_line import run
 from saved_runs import save_run, saved_sweep
 from small_runs import only_two_figures
 
+from gradstats.answers import Answer
 from gradstats.report.saved_results import read_results
 
 
@@ -117,3 +119,23 @@ def test_several_runs_and_sweeps_have_one_table_of_each_kind(monkeypatch, capsys
     )
     assert code == 1
     assert "has results that can be tabulated yet" in " ".join(err.split())
+
+
+def test_several_runs_with_other_references_are_refused_before_anything_is_drawn(monkeypatch, capsys, tmp_path):
+    one, other = save_run(tmp_path / "one"), save_run(tmp_path / "other")
+    answer = Answer.read(other / "variance")
+    replace(answer, about={**answer.about, "reference": "reinforce"}).save(other / "variance")
+    code, _, err = run(monkeypatch, capsys, "export", one, other, "--out", tmp_path / "out")
+    assert code == 1
+    assert "the runs' ratios are to different references (rloo, reinforce)" in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_others_in_the_way_is_refused_before_anything_is_drawn(monkeypatch, capsys, tmp_path):
+    only_two_figures(monkeypatch)
+    (tmp_path / "out" / "tables").mkdir(parents=True)
+    (tmp_path / "out" / "tables" / "alpha.tex").write_text("years of work")
+    code, _, err = run(monkeypatch, capsys, "export", save_run(tmp_path / "run"), "--out", tmp_path / "out")
+    assert code == 1
+    assert "alpha.tex exists and is not a table that gradstats wrote" in " ".join(err.split())
+    assert [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()] == ["alpha.tex"]

@@ -287,7 +287,12 @@ def test_the_moments_of_a_compiled_model_have_the_names_of_the_model(tmp_path):
     compiled = torch.compile(model, backend="eager")
     metric = gs.AdamMetric.of_optimizer(optimizer, compiled)
     assert_moments(metric, expected)
-    metric.save(tmp_path / "moments.safetensors")
+    (tmp_path / "moments.safetensors").write_bytes(b"weights")
+    with pytest.raises(FileExistsError, match="exists and is not a file of second moments that gradstats wrote"):
+        metric.save(tmp_path / "moments.safetensors")
+    (tmp_path / "moments.safetensors").unlink()
+    for _ in range(2):
+        metric.save(tmp_path / "moments.safetensors")
     assert gs.AdamMetric.read(tmp_path / "moments.safetensors", compiled).digest() == metric.digest()
     measured = gradients.measure(compiled, ragged_rollouts(3), metric=metric, sketch_dim=None, progress=False)
     same = gradients.measure(model, ragged_rollouts(3), metric=metric, sketch_dim=None, progress=False)

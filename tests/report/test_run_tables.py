@@ -16,6 +16,7 @@ from gradstats.config.sections import FiguresSection
 from gradstats.report.analysis_tables import alpha_table
 from gradstats.report.latex import Layout
 from gradstats.report.run_tables import (
+    latex_of,
     layout_for,
     left_out,
     levels_of,
@@ -24,7 +25,6 @@ from gradstats.report.run_tables import (
     run_tables,
     runs_table,
     several_tables,
-    write_run_tables,
 )
 from gradstats.report.saved_results import ENDS, read_results
 from gradstats.system.files import read_json
@@ -66,17 +66,17 @@ def test_numbers_are_those_of_the_csv(tables):
 
 
 def test_every_table_is_written_at_its_width(tables, tmp_path):
-    paths = write_run_tables(tables, tmp_path, Layout("icml", "half"))
-    assert [path.name for path in paths] == [f"{name}.tex" for name in tables]
-    for path in paths:
-        assert "icml's half column, 3.25 in" in path.read_text()
+    texts = latex_of(tables, tmp_path, Layout("icml", "half"))
+    assert list(texts) == [tmp_path / f"{name}.tex" for name in tables]
+    assert all("icml's half column, 3.25 in" in text for text in texts.values())
+    for path, text in texts.items():
+        path.write_text(text)
     # Again, at another width, and not over a file of the user's.
-    write_run_tables(tables, tmp_path, Layout("icml", "full"))
-    assert r"\begin{table*}" in paths[0].read_text()
-    paths[-1].write_text("mine")
+    first, *_, last = texts
+    assert r"\begin{table*}" in latex_of(tables, tmp_path, Layout("icml", "full"))[first]
+    last.write_text("mine")
     with pytest.raises(FileExistsError, match=r"exists and is not a table that gradstats wrote"):
-        write_run_tables(tables, tmp_path, Layout("icml", "half"))
-    assert r"\begin{table*}" in paths[0].read_text()
+        latex_of(tables, tmp_path, Layout("icml", "half"))
 
 
 def test_columns_are_asked_of_the_tables_that_have_them(tables):
@@ -88,7 +88,7 @@ def test_columns_are_asked_of_the_tables_that_have_them(tables):
         heading for heading in tables["variance"].columns if heading != "cosine"
     ]
     with pytest.raises(ValueError, match="--columns cosin: no table of the run has such a column, only"):
-        write_run_tables(tables, Path("nowhere"), Layout(columns=("cosin",)))
+        latex_of(tables, Path("nowhere"), Layout(columns=("cosin",)))
 
 
 def test_rows_of_several_group_sizes_name_them(tmp_path):

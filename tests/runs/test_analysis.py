@@ -5,6 +5,7 @@ import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.analysis import analyse
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment
-from gradstats.system.files import read_json
+from gradstats.system.files import read_json, write_json
 from gradstats.system.progress import ProgressReport
 
 
@@ -94,17 +95,6 @@ def test_what_a_command_added_survives_a_repeated_run(with_curve, drawing):
 
 
 @pytest.mark.slow
-def test_what_a_command_added_is_not_shown_with_other_rewards_than_it_was_made_from(with_curve):
-    with pytest.warns(UserWarning, match=f"{CURVE} is left out"):
-        result = regrade_run(with_curve, "small_runs:consonants", progress=False)
-    assert (with_curve / CURVE_FILES[0]).exists()
-    said = f"{CURVE} is left out, since the run had other completions or rewards then: ask it again"
-    assert said in result.run.remarks
-    assert said in (with_curve / "report.html").read_text()
-    assert "asymmetric(loo=True) along delta" not in (with_curve / "report.html").read_text()
-
-
-@pytest.mark.slow
 def test_what_a_command_added_goes_when_the_run_grows(with_curve, experiment):
     size = {"group_size": experiment.sampling.group_size + 2}
     larger = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update=size)})
@@ -114,14 +104,84 @@ def test_what_a_command_added_goes_when_the_run_grows(with_curve, experiment):
     assert f"{CURVE} is left out, since the run had other completions" in " ".join(result.run.remarks)
 
 
-@pytest.mark.parametrize(("name", "text"), [("group_sizes.csv", "mine\n"), ("group_sizes.json", '{"a": 1}')])
-def test_what_others_wrote_in_the_place_of_an_answer_stays(copied, experiment, name, text):
-    for path in (copied / "tables").glob("group_sizes.*"):
-        path.unlink()
-    (copied / "tables" / name).write_text(text)
-    with pytest.raises(FileExistsError, match=f"{name} exists and is not an answer that gradstats wrote"):
-        run_experiment(experiment, copied, progress=False)
-    assert (copied / "tables" / name).read_text() == text
+@pytest.mark.parametrize("repeat", ["run", "regrade"])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("tables/group_sizes.csv", "an answer"),
+        ("tables/group_sizes.json", "an answer"),
+        ("tables/variance.tex", "a table"),
+        ("figures/variance.png", "a figure"),
+        ("report.html", "a report"),
+    ],
+)
+def test_what_others_wrote_in_the_place_of_a_result_stays_and_so_does_all_else(
+    drawn, drawing, tmp_path, name, what, repeat
+):
+    """Nothing is removed or written before all places are looked at."""
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
+    for file in (path / name).parent.glob(f"{Path(name).stem}.*"):
+        file.unlink()
+    (path / name).write_text('{"a": 1}\n')
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    again = {
+        "run": lambda: run_experiment(drawing, path, progress=False),
+        "regrade": lambda: regrade_run(path, "small_runs:consonants", progress=False),
+    }
+    with pytest.raises(FileExistsError, match=f"{name} exists and is not {what} that gradstats wrote"):
+        again[repeat]()
+    after = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    assert before.items() <= after.items()
+
+
+def test_answers_to_old_rewards_are_not_shown_where_the_analysis_could_not_be_repeated(drawn, tmp_path):
+    path = shutil.copytree(drawn.run.path, tmp_path / "run")
+    (path / "figures" / "variance.png").unlink()
+    (path / "figures" / "variance.csv").write_text("mine\n")
+    with pytest.raises(FileExistsError, match=r"variance.csv exists and is not the table of a figure that gradst"):
+        regrade_run(path, "small_runs:consonants", progress=False)
+    with pytest.warns(UserWarning, match="is left out"), pytest.raises(FileNotFoundError, match="other completions or"):
+        read_results(path)
+    (path / "figures" / "variance.csv").unlink()
+    regrade_run(path, "small_runs:consonants", progress=False)
+    assert "variance" in read_results(path).answers
+
+
+def test_a_run_that_an_earlier_version_analysed_is_analysed_again(finished, copied, experiment):
+    expected = (copied / "variance.csv").read_bytes()
+    for state in (*copied.glob("*.json"), *(copied / "tables").glob("*.json")):
+        kept = read_json(state) if state.name == "manifest.json" else {"reference": "rloo"}
+        write_json(state, {name: entry for name, entry in kept.items() if name != "computed_with"})
+    for table in (copied / "variance.csv", copied / "tables" / "group_sizes.csv"):
+        table.write_text("estimator,old\nrloo,1\n")
+    with pytest.raises(ValueError, match="was analysed by an earlier version: `gradstats run"):
+        read_results(copied)
+    run_experiment(experiment, copied, progress=False)
+    assert (copied / "variance.csv").read_bytes() == expected
+    assert read_results(copied).answers.keys() == read_results(finished.run.path).answers.keys()
+
+
+def test_what_was_exported_of_answers_that_changed_or_are_left_out_goes(with_curve, monkeypatch, capsys):
+    """A table or figure of other numbers than the run holds would be taken for its own."""
+    words = ("export", with_curve, "--formats", "svg")
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    mine = [with_curve / name for name in (f"tables/{CURVE}.txt", "tables/mine.tex", "figures/a.svg")]
+    for path in mine:
+        path.write_text("years of work")
+    exported = [f"tables/{CURVE}.tex", f"figures/{CURVE}.svg", "tables/group_sizes.tex", "figures/variance.svg"]
+    assert all((with_curve / name).exists() for name in exported)
+    regrade_run(with_curve, "small_runs:vowels", progress=False)
+    assert all((with_curve / name).exists() for name in exported), "the same numbers"
+    with pytest.warns(UserWarning, match=f"{CURVE} is left out"):
+        result = regrade_run(with_curve, "small_runs:consonants", progress=False)
+    said = f"{CURVE} is left out, since the run had other completions or rewards then: ask it again"
+    assert said in result.run.remarks
+    assert said in (with_curve / "report.html").read_text()
+    assert "asymmetric(loo=True) along delta" not in (with_curve / "report.html").read_text()
+    assert [name for name in [*exported, *CURVE_FILES[2:]] if (with_curve / name).exists()] == []
+    assert all((with_curve / name).exists() for name in [*CURVE_FILES[:2], "figures/variance.png"])
+    assert all(path.exists() for path in mine)
 
 
 def test_a_damaged_addition_is_named_and_costs_nothing_else(with_curve, experiment):

@@ -80,7 +80,7 @@ def test_settings_may_be_corrected_before_anything_was_sampled(experiment, no_an
 
 def test_a_folder_of_other_things_is_not_taken_over(experiment, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match="is not empty and is not a run directory"):
+    with pytest.raises(FileExistsError, match="exists and is not a run directory that gradstats wrote"):
         run_experiment(experiment, tmp_path, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -127,10 +127,9 @@ def test_remarks_of_steps_are_kept_for_later_calls_but_not_those_of_the_analysis
             warnings.warn(said, UserWarning, stacklevel=1)
     assert run.remarks == ["not followed", "few prompts"]
     assert run.remarks_of_steps == {"sampling": ["not followed"]}
-    write_json(  # after which the timings beside it are not counted again
-        run.path / "manifest.json",
-        {"remarks_of_steps": run.remarks_of_steps, "timings": {"sampling": 2.0}, "rounds": []},
-    )
+    recorded = {"remarks_of_steps": run.remarks_of_steps, "timings": {"sampling": 2.0}, "rounds": []}
+    write_json(run.path / "manifest.json", recorded)
+    (run.path / ".steps.json").unlink()
     (run.rollouts / "shard-00000.parquet").write_bytes(b"")
     later = RunDirectory.open(run.path, experiment)
     assert (later.remarks, later.timings) == (["not followed"], {"sampling": 2.0})

@@ -21,7 +21,7 @@ from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs import pipeline, regrading
 from gradstats.runs.pipeline import regrade_run, run_experiment
-from gradstats.system.files import remove_path, write_json
+from gradstats.system.files import file_digest, remove_path, write_json
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def pending_change(path, **entries):
     table.to_parquet(changes / "rewards-00000.parquet", index=False)
     change = {
         "table": "rewards-00000.parquet", "tallies": {"shard-00000": {}}, "old_reward": "a", "reward": "b",
-        "n_changed": 1, "setting": "exact",
+        "n_changed": 1, "setting": "exact", "checksum_of_table": file_digest(changes / "rewards-00000.parquet"),
         "answers": [one.answers for one in regrading.rounds_of(path / "rollouts")],
     } | entries  # fmt: skip
     write_json(changes / "pending.json", change)

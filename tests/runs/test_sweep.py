@@ -152,7 +152,7 @@ def test_names_are_checked_in_every_cell_before_anything_is_run(experiment, tmp_
 def test_other_folders_are_left_alone(file, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("text")
-    with pytest.raises(ValueError, match="is not empty and is not that of a sweep"):
+    with pytest.raises(FileExistsError, match="exists and is not that of a sweep that gradstats wrote"):
         gs.run_sweep(file, out=tmp_path / "mine", progress=False)
     with pytest.raises(NotADirectoryError, match="is not a folder"):
         gs.run_sweep(file, out=tmp_path / "mine" / "thesis.tex", progress=False)

@@ -68,6 +68,8 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
             r"measurement\.metric is 'adam', which needs whole parameters",
         ),
         ({"length_scaling": {"published": "gloeckle"}}, r"published is 'gloeckle': choose one of gloeckle2026"),
+        ({"values": {"fitted": True}}, r"values\.n_folds: 5 folds need at least 6 prompts, and prompts\.n is 2"),
+        ({"reference_policy": {"nmae": "x"}}, "reference_policy: .*did you mean 'name'"),
     ],
 )
 def test_wrong_names_and_settings_are_refused_without_loading_anything(settings, message):

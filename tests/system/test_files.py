@@ -1,6 +1,5 @@
 """Files that exist whole or not at all."""
 
-import errno
 import hashlib
 import json
 
@@ -8,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gradstats.system import files
 from gradstats.system.files import (
     FORMAT,
     atomic_path,
@@ -163,39 +161,6 @@ def test_what_appears_at_the_name_meanwhile_is_not_replaced(tmp_path, what, ther
         replace_while_another_writes()
     assert is_thesis(path)
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_appears_at_the_very_last_moment_is_not_replaced(tmp_path, monkeypatch, what):
-    path, real, looks = tmp_path / "result", files._identity, []
-
-    def late(looked_at):
-        found = real(looked_at)
-        looks.append(found)
-        if len(looks) == 2:  # the last look has found nothing
-            path.mkdir() if what == "folder" else None
-            (path / "thesis.tex" if what == "folder" else path).write_text("years of work")
-        return found
-
-    def write():
-        with atomic_path(path) as partial:
-            partial.mkdir() if what == "folder" else partial.write_text("new")
-
-    monkeypatch.setattr(files, "_identity", late)
-    with pytest.raises(FileExistsError, match="was created or changed"):
-        write()
-    assert looks == [None, None]
-    assert is_thesis(path)
-
-
-def test_a_file_system_without_hard_links(tmp_path, monkeypatch):
-    def no_links(*_names):
-        raise OSError(errno.EPERM, "no links")
-
-    monkeypatch.setattr(files.os, "link", no_links)
-    write_json(tmp_path / "a.json", {"a": 1})
-    assert read_json(tmp_path / "a.json") == {"a": 1}
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_folder_is_never_replaced_unasked(tmp_path):

@@ -186,14 +186,6 @@ def test_a_shard_is_written_before_the_next_is_made_and_the_generator_is_closed(
     assert steps[4:] == [[0, 2], "closed"]
 
 
-def test_shards_of_a_command_that_version_0_1_left_unfinished_are_taken_up(tmp_path):
-    (tmp_path / "settings.json").write_text('{"a": 1, "no longer recorded": 2}')
-    (tmp_path / "part-00001.json").write_text("1")
-    (tmp_path / ".part-00002.json.7.partial").write_text("")
-    assert numbers(tmp_path, {"a": 1}).finished(3) == [1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["settings.json", "shard-00001.json"]
-
-
 def test_shards_of_other_settings_are_refused(tmp_path):
     numbers(tmp_path, {"a": 1, "b": float("nan")})
     numbers(tmp_path, {"a": 1, "b": float("nan")})

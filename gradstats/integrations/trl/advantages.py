@@ -186,7 +186,11 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
             f"this trainer takes its advantages from {vars(trainer)[IN_USE].estimator.label} already: make another "
             "trainer"
         )
-    _refuse_unknown_needs(estimator, token_probes)
+    known = (*OF_FORWARD, *OF_GRADIENTS, *OF_COMPLETIONS, *(OF_PROBES if token_probes else ()))
+    missing = [need for need in estimator.needs if need not in known]
+    if missing:
+        remedy = "set token_probes" if missing[0] in OF_PROBES else f"in a study, {how_to_get(missing[0])}"
+        raise ValueError(f"{estimator.label} needs {missing[0]}, which a trainer does not have: {remedy}")
     _refuse_unfit_loss(trainer, estimator)
     section = MeasurementSection(sketch_dim=None, token_probes=token_probes)
     used = EstimatorInUse(estimator, section)
@@ -211,15 +215,6 @@ def group_mean_advantages(generation: Generation) -> Tensor:
     rewards, size = generation.rewards(), generation.trainer.num_generations
     means = torch.nanmean(rewards.view(-1, size), dim=1).repeat_interleave(size, dim=0)
     return torch.nan_to_num(rewards - means, nan=0.0)
-
-
-def _refuse_unknown_needs(estimator: Estimator | Recipe, token_probes: int) -> None:
-    """Refuse an estimator that needs what neither a trainer nor a measurement has."""
-    known = (*OF_FORWARD, *OF_GRADIENTS, *OF_COMPLETIONS, *(OF_PROBES if token_probes else ()))
-    missing = [need for need in estimator.needs if need not in known]
-    if missing:
-        remedy = "set token_probes" if missing[0] in OF_PROBES else f"in a study, {how_to_get(missing[0])}"
-        raise ValueError(f"{estimator.label} needs {missing[0]}, which a trainer does not have: {remedy}")
 
 
 def _refuse_unfit_loss(trainer: Trainer, estimator: Estimator | Recipe) -> None:
