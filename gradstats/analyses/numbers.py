@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from statistics import median
 from typing import TYPE_CHECKING
 
-from gradstats.plots.quantities import NO_LIMITS, Limits
+from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 
 if TYPE_CHECKING:
     import pandas as pd

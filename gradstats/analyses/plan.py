@@ -14,7 +14,6 @@ from gradstats.analyses.printed import Printed
 from gradstats.analyses.variance import Comparison, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
-from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.prompt_plan import (
@@ -25,7 +24,7 @@ from gradstats.stats.prompt_plan import (
     prompts_for_slope,
 )
 from gradstats.stats.variance.alignment import CriticalBatch
-from gradstats.stats.variance.estimates import FEW_PROMPTS, OfKnownScale
+from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED, OfKnownScale
 from gradstats.system.late import np, npt, pd, special
 
 

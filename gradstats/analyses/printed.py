@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from gradstats.analyses.numbers import UNRESOLVED, number_alone, number_with_interval
-from gradstats.plots.quantities import NO_LIMITS, Limits
+from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 from gradstats.system.late import pd
 
 _MOST_ROWS = 20

@@ -17,7 +17,6 @@ from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
 from gradstats.estimators.estimator import Level
 from gradstats.measurement.token_scores import TokenScores
-from gradstats.plots.quantities import limits_of
 from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic, with_ends
 from gradstats.stats.measured import MeasuredTokens
@@ -34,6 +33,7 @@ from gradstats.stats.token_profiles import (
     token_correlation,
     tokens_of,
 )
+from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.late import Int, np, pd, special
 
 if TYPE_CHECKING:

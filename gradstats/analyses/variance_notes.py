@@ -11,14 +11,13 @@ from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
 from gradstats.estimators.recipes.weightings import advantage_of_values
-from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import with_ends
 from gradstats.stats.on_policy import untruncated
 from gradstats.stats.ratios import RatioSpread
-from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.inputs import FEWEST_EFFECTIVE_COMPLETIONS, TargetChoice
 from gradstats.stats.variance.moments import PromptMoments
 from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.system.late import np
 

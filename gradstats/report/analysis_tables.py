@@ -17,11 +17,11 @@ from gradstats.analyses.variance import Comparison, frame_of
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES, Limits, Place
 from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.tables import Table
 from gradstats.report.verdict import common_scale, joined_name, shortened
 from gradstats.stats.variance.best_set import equal_by_construction
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Limits, Place
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from gradstats.analyses.numbers import triples_of
 from gradstats.estimators.display_names import distinct_names, in_words
-from gradstats.plots.quantities import JUDGED, QUANTITIES
 from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.figures import RunFigure, first_figure_as_svg
 from gradstats.report.page import (
@@ -37,6 +36,7 @@ from gradstats.report.saved_results import (
     writing_into,
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
 from gradstats.system.outputs import REPORT, refuse_foreign
 
 #: Runs of which the page shows a figure: the first ones.

@@ -21,10 +21,9 @@ from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES
 from gradstats.report.analysis_tables import frame_in_words, short_table, table_of
 from gradstats.report.columns import INDEX
-from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
+from gradstats.report.glossary import TERMS, meaning_of
 from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
 from gradstats.report.tables import Table, cell_text
@@ -39,6 +38,7 @@ from gradstats.report.verdict import (
     verdicts,
     what_is_open,
 )
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES
 from gradstats.system.files import atomic_path, to_json
 from gradstats.system.outputs import REPORT, is_marked, refuse_foreign, refuse_links
 
@@ -153,7 +153,7 @@ def variance_on_page(answer: Answer | None, labels: Mapping[str, str] | None = N
 def column_definition(name: str, heading: str) -> Definition:
     """Return what a column of the variance table means, in the words of the glossary."""
     file = next(column.file for column in INDEX["variance"] if column.name == name)
-    return {"name": name, "heading": heading, "meaning": TERMS[TERM_OF_COLUMN[name]], "file": f"gradstats/{file}"}
+    return {"name": name, "heading": heading, "meaning": meaning_of(name), "file": f"gradstats/{file}"}
 
 
 def cell(one: Triple | str, exponent: int = 0, *, bold: bool = False) -> Cell:

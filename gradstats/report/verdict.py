@@ -18,8 +18,8 @@ from gradstats.analyses.alpha import CURVED_BELOW
 from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval, readable
 from gradstats.analyses.plan import prompts_to_distinguish
 from gradstats.analyses.variance import NEEDED, VarianceComparison
-from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, QUANTITIES, Limits
 from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
+from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, QUANTITIES, Limits
 from gradstats.system.late import np, npt
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ registry.every()  # imports all of them
 RESULTS = [*Result.__subclasses__(), *ScalarResult.__subclasses__()]
 #: Result class → the tables that its frames are: of every question, and those that answer a part of one.
 TABLES_OF = {
-    **{one.__name__: one.question for one in RESULTS if one.question},
+    **{one.__name__: one.question for one in RESULTS if one.question and not one.__subclasses__()},
     "AlphaDifference": "alpha difference",
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
@@ -49,6 +49,7 @@ TABLES_OF = {
     **dict.fromkeys(("AlphaPlan", "CriticalBatchPlan", "RatioPlan", "SignalPlan"), "plan"),
     "SamplerGap": "sampler_gap",
     "TokenProfile": "token_profiles",
+    "VarianceByBlock": "variance_by_block",
 }
 #: Entries of what only a figure's table or a run with every option holds.
 NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}, "curve": {"per_completion"}}
@@ -193,7 +194,7 @@ def test_every_entry_names_a_file_that_holds_its_name():
     wrong = []
     for table, columns in INDEX.items():
         for column in columns:
-            path, name = PACKAGE / column.file, column.name.split("_at_")[0]
+            path, name = PACKAGE / column.file, column.name.split("_at_")[0].removesuffix("_simultaneous")
             assert column.meaning
             text = path.read_text(encoding="utf-8") if path.is_file() else ""
             if path.stem != name and not re.search(rf"\b{name}s?(_low)?\b", text):

@@ -520,11 +520,16 @@ def prepared_inputs(
 
 
 def reasons_against(
-    measured: MeasuredGradients, estimators: Sequence[Weighting], target: AskedTarget = "auto"
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[Weighting],
+    target: AskedTarget = "auto",
+    scores: npt.ArrayLike | None = None,
+    scores_are_sketches: bool | None = None,
+    fields: Mapping[str, npt.ArrayLike | None] | None = None,
 ) -> list[str | None]:
-    """Return why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
-    inputs = comparison_inputs(measured, None, None, estimators)
-    judged = choose_target(target, inputs.batch, recorded_differences(measured))
+    """Return why each estimator cannot be compared on these completions, with the remedy; None for one that can."""
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, estimators, fields)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
     known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
     inputs, along = inputs.with_combined([along_completions(estimator, inputs.batch) for estimator in estimators])
     reasons: list[str | None] = []
