@@ -630,7 +630,7 @@ def compared(
         differences=(pairwise_differences([row.at_matched_signal for row in rows]),),
         prompt_labels=(pool.prompt_labels,),
     )
-    return comparison, warnings_about(pool, rows, estimators)
+    return comparison, list(warnings_about(pool, rows, estimators))
 
 
 def _with_unknown_rows(

@@ -223,8 +223,9 @@ class OfKnownScale:
     @property
     def deviations(self) -> Float[np.ndarray, " resamples"] | None:
         """Those of the ratio."""
-        varies = isinstance(self.ratio, StudentisedEstimate) and self.coefficient != 0.0
-        return self.ratio.deviations if varies else None
+        if not isinstance(self.ratio, StudentisedEstimate) or self.coefficient == 0.0:
+            return None
+        return self.ratio.deviations
 
     def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
         """Return the ends for a quantile of the studentised deviation, or for Student's where that is larger."""
