@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal, cast
 
 from gradstats import estimators as families
@@ -173,25 +174,24 @@ class ComparisonInputs:
         """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
         if self.scores.ndim == 3:
             return self, list(chosen)
-        known = {
-            id(one): names
-            for one in chosen
-            if isinstance(one, Recipe) and one.level == "token" and (names := weighting_names(one))
-            if all(name in self.weighted for name in names)
-        }
-        own = {id(one): name for one in chosen if (name := self._measured_advantage(one)) is not None}
-        combined = tuple(dict.fromkeys([*(name for names in known.values() for name in names), *own.values()]))
-        replaced = [
-            ByWeightings(cast(Recipe, one), combined)
-            if id(one) in known
-            else ByOwnWeights(one, combined, own[id(one)])
-            if id(one) in own
-            else one
-            for one in chosen
-        ]
-        columns = {MEASURED_WEIGHTS + name: self._token_weights(name) for name in own.values()}
+        weightings = [self._measured_weightings(one) for one in chosen]
+        own = [self._measured_advantage(one) for one in chosen]
+        combined = tuple(dict.fromkeys([*chain.from_iterable(weightings), *filter(None, own)]))
+        replaced = []
+        for one, names, name in zip(chosen, weightings, own, strict=True):
+            if names:
+                one = ByWeightings(cast(Recipe, one), combined)
+            elif name is not None:
+                one = ByOwnWeights(one, combined, name)
+            replaced.append(one)
+        columns = {MEASURED_WEIGHTS + name: self._token_weights(name) for name in own if name is not None}
         batch = self.batch.with_fields(columns={**self.batch.columns, **columns}) if columns else self.batch
         return replace(self, batch=batch, combined=combined), replaced
+
+    def _measured_weightings(self, one: Weighting) -> tuple[str, ...]:
+        """Return the names of the weightings that a recipe combines; none where it does not, or one is missing."""
+        names = weighting_names(one) if isinstance(one, Recipe) and one.level == "token" else ()
+        return names if all(name in self.weighted for name in names) else ()
 
     def _measured_advantage(self, one: Weighting) -> str | None:
         """Return the name of the weighting that holds an estimator's advantages of tokens; None where none does."""
