@@ -12,9 +12,10 @@ from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
+from gradstats.measurement.measurement import Measurement
 from gradstats.plots.marks import with_ends
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.measured import MeasuredProfile, effective_sample_size
+from gradstats.stats.measured import effective_sample_size
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.late import Float, np, pd
 
@@ -138,7 +139,7 @@ class PolicyProfile(Result):
         return frame
 
 
-def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
+def profile_policy(measured: Measurement) -> PolicyProfile:
     r"""Compute the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
 
     :class:`PolicyProfile` defines each; S is :math:`\nabla\log π` of a whole completion.

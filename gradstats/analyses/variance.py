@@ -27,11 +27,11 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.display_names import uses_own_sample
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
-from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, WeightedGradients, metric_sentence
+from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement, WeightedGradients, metric_sentence
 from gradstats.plots.names import reference_name
 from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
 from gradstats.stats.jackknife import with_ends
-from gradstats.stats.measured import MeasuredBlockGradients, MeasuredGradients
+from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
 from gradstats.stats.variance.inputs import (
     ON_POLICY,
@@ -547,7 +547,7 @@ def _inputs_by_block(
         raise ValueError("blocks=True takes the sketches of a measurement, which scores have not: leave blocks out")
     if max_grad_norm is not None:
         raise ValueError("max_grad_norm clips whole gradients, which blocks=True divides: leave one of them out")
-    if not isinstance(measured, MeasuredBlockGradients):
+    if not isinstance(measured, Measurement):
         raise ValueError(NO_BLOCK_SKETCHES)
     gradients = WeightedGradients(measured.sq_norms_by_block, measured.sketches, measured.sketches_by_block)
     return {block: inputs.of_block(gradients, block, estimators) for block in gradients.sq_norms_by_block}

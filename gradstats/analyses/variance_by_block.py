@@ -8,13 +8,12 @@ from typing import Any
 from gradstats.analyses.declaration import Analysis, Column, chosen, level_of
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare, row_name, with_sizes_in_names
 from gradstats.estimators.estimator import Weighting
-from gradstats.measurement.measurement import NO_BLOCK_SKETCHES
-from gradstats.stats.measured import MeasuredBlockGradients
+from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement
 from gradstats.system.late import pd
 
 
 def variance_by_block(
-    measured: MeasuredBlockGradients,
+    measured: Measurement,
     estimators: Sequence[str | Weighting],
     *,
     group_size: int | Sequence[int] | None = None,

@@ -42,7 +42,7 @@ from gradstats.estimators.recipes.weightings import (
 )
 from gradstats.measurement.measurement import NO_SKETCHES, Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
-from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
+from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts
 from gradstats.stats.on_policy import departures_of, other_policy_of, truncating
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.stats.variance.moments import (
@@ -400,7 +400,7 @@ def comparison_inputs(
     if has_probes and any(each.level == "token" for each in weightings):
         if given := sorted({"token_energy", "token_cross"} & set(fields)):
             raise TypeError(f"{' and '.join(given)} come from the measurement: pass a Batch with scores=…")
-        probed = probed_tokens(cast(MeasuredTokens, measured), batch)
+        probed = probed_tokens(cast(Measurement, measured), batch)
     every = getattr(measured, "weighted", {})
     weighted = {name: gradients for name, gradients in every.items() if gradients.sketches is not None}
     sketches = np.asarray(measured.sketches)
