@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of, without_sketches
@@ -131,22 +131,6 @@ COLUMNS = (
         places=("page", "terminal"),
     ),
 )
-
-
-@runtime_checkable
-class Comparison(Protocol):
-    """An object that has the frame of a variance comparison, at any level."""
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame with one row per estimator."""
-        ...
-
-
-def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:
-    """Return the frame of a comparison, or the frame itself."""
-    if isinstance(comparison, pd.DataFrame):
-        return comparison
-    return comparison.to_frame() if confidence_level is None else comparison.to_frame(confidence_level)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from gradstats.analyses.plan import CriticalBatchPlan
 from gradstats.analyses.results import Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
-from gradstats.report.columns import INDEX, without_interval_end
+from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import alpha_table, profile_table
@@ -164,7 +164,7 @@ SAVED = [path for path in sorted((ROOT / "figures").rglob("*.csv")) if path.stem
 
 
 def named(columns: set[str]) -> set[str]:
-    return {without_interval_end(column) for column in columns}
+    return {column.removesuffix("_low").removesuffix("_high") for column in columns}
 
 
 @pytest.mark.parametrize("table", [name for name in INDEX if name != "length_scaling"])

@@ -213,6 +213,8 @@ class PooledCompletions:
             self._require_two_batches(estimator)
         if not estimator.across_groups and weighted.moments is None:
             return partial(silent_row, estimator.label, kept)
+        for judge in filter(None, (reference.moments, target.moments)):
+            judge.trace_cov  # noqa: B018  formed with all others, before the first error is asked for
         gradient_of = partial(
             GradientStatistics,
             kept=kept,
@@ -229,10 +231,10 @@ class PooledCompletions:
         moments = weighted.moments
         assert moments is not None
         gradient = gradient_of(
+            on_target=self._cross(moments, target.moments),
             trace_cov=moments.trace_cov,
             second_moment=moments.second_moment,
             signal=moments.signal,
-            on_target=self._cross(moments, target.moments),
             within=moments.within,
         )
         return lambda: row_of(estimator.label, gradient, signal_parts=ComponentsOf(moments))
