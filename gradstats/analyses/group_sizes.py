@@ -51,7 +51,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
+from gradstats.stats.variance.quantities import JUDGED, VARIANCE_COMPONENTS
 from gradstats.system.late import np, npt, pd
 
 if TYPE_CHECKING:
@@ -576,7 +576,7 @@ ANALYSIS = Analysis(
     columns=(
         *COLUMNS,
         *(
-            Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/quantities.py")
+            Column(one.name, one.meaning, estimated=True, file="stats/variance/quantities.py")
             for one in VARIANCE_COMPONENTS
         ),
     ),

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import ORDER, Analysis, AnalysisFigure, Column, level_of, without_sketches
@@ -60,6 +60,8 @@ from gradstats.stats.variance.row import EstimatorVariance, silent_row
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.late import Bool, np, npt, pd
 
+#: What becomes of a row that cannot be computed.
+Unavailable = Literal["refuse", "nan", "leave_out"]
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"
 _HERE, _QUANTITIES = "analyses/variance.py", "stats/variance/quantities.py"
@@ -330,7 +332,7 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: bool = False,
-    unavailable: Literal["refuse", "nan", "leave_out"] = "refuse",
+    unavailable: Unavailable = "refuse",
     **fields: npt.ArrayLike | None,
 ) -> VarianceComparison:
     r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
@@ -435,7 +437,8 @@ def compare(
         ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
             shape, a token-level estimator without token scores, an estimator whose inputs are missing or whose
             ratios overflow, batches too large, or fewer than one prompt a batch or one resample; with ``blocks=True``
-            for a measurement without sketches by block, scores, or a ``max_grad_norm``.
+            for a measurement without sketches by block, scores, or a ``max_grad_norm``; where no estimator is
+            available.
 
     Example:
         >>> import numpy as np
@@ -467,6 +470,8 @@ def compare(
     )  # checks them
     generator = np.random.default_rng(rng)
     chosen = get_all(estimators)
+    if unavailable not in get_args(Unavailable):
+        raise ValueError(f"unavailable={unavailable!r} must be one of {', '.join(get_args(Unavailable))}")
     reasons: list[str | None] = [None] * len(chosen)
     if unavailable != "refuse":
         reasons = reasons_against(measured_or_batch, chosen, target, scores, scores_are_sketches, fields)
