@@ -14,8 +14,8 @@ from gradstats import estimators
 from gradstats.estimators import Batch
 from gradstats.stats.intervals import skewed_mean, studentised_ratio
 from gradstats.stats.jackknife import Statistic, mean_statistic
-from gradstats.stats.variance.estimates import ratio_simultaneous
 from gradstats.stats.variance.moments import mean_over_pairs
+from gradstats.stats.variance.quantities import simultaneous
 
 LEVEL = 0.95
 N_PROMPTS, DIMENSION = 12_000, 12
@@ -91,7 +91,7 @@ def row_of(name: str, n_prompts: int, replications: int, sd: float = SD, names: 
         for each, estimate, value in zip(ratios, estimates, true, strict=True):
             low, high = estimate.confidence_interval(LEVEL)
             ratios[each] += low <= value <= high
-        ends = ratio_simultaneous(estimates, LEVEL)
+        ends = simultaneous(estimates, LEVEL)
         together += all(low <= value <= high for (low, high), value in zip(ends, true, strict=True))
     alone = ", ".join(f"{hits / replications:.3f}" for hits in ratios.values())
     spread = f"{min(traces.values()) / replications:.3f}–{max(traces.values()) / replications:.3f}"

@@ -11,7 +11,7 @@ from committed_numbers import Triple, for_all_rows, numbers, shown, table, upper
 from findings_runs import NO_RUN, RLOO, UNRESOLVED, answer, figure, is_below, rows_of, simultaneous, widened
 
 from gradstats.estimators.display_names import in_words
-from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
+from gradstats.stats.variance.quantities import FEW_PROMPTS as ENOUGH_PROMPTS
 
 
 class Mismatch(NamedTuple):

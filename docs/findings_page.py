@@ -56,7 +56,7 @@ from gradstats.analyses.numbers import minimiser_with_interval, number_alone
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators.display_names import in_words
 from gradstats.report.saved_results import completion_means, read_results
-from gradstats.stats.variance.estimates import FEW_PROMPTS as ENOUGH_PROMPTS
+from gradstats.stats.variance.quantities import FEW_PROMPTS as ENOUGH_PROMPTS
 
 PAGE = Path(__file__).with_name("findings.md")
 DETAILS = Path(__file__).with_name("findings_details.md")

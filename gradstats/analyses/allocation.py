@@ -39,14 +39,12 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, sentence_height, variants, write_sentence
-from gradstats.plots.quantities import NOT_NEGATIVE, in_metric
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
 from gradstats.stats.intervals import Derived, fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import EQUAL
-from gradstats.stats.variance.estimates import FEW_PROMPTS, NoiseToSignal, OfEstimatedScale
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     pools_by_size,
@@ -56,6 +54,7 @@ from gradstats.stats.variance.inputs import (
     target_of,
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
+from gradstats.stats.variance.quantities import FEW_PROMPTS, NOT_NEGATIVE, NoiseToSignal, OfEstimatedScale, in_metric
 from gradstats.system.late import np, npt, pd, plt
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN, FitMethod, IntervalMethod
 from gradstats.measurement.measurement import metric_label
 from gradstats.plots.length_scaling import plot_length_scaling
-from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import palette
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.diagnostics import (
@@ -29,6 +28,7 @@ from gradstats.stats.length_scaling.diagnostics import (
 from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
+from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import np, npt, pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.

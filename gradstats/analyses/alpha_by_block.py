@@ -23,7 +23,6 @@ from gradstats.plots.marks import (
     require_columns,
     with_ends,
 )
-from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import ink, palette
 from gradstats.plots.variance import (
     draw_landmark,
@@ -35,6 +34,7 @@ from gradstats.plots.variance import (
     wrap_label,
 )
 from gradstats.stats.measured import MeasuredBlocks
+from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import np, pd, plt, sns
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, variants
-from gradstats.plots.quantities import NOT_NEGATIVE, SHARE
 from gradstats.plots.style import stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import Derived, share_saved
@@ -36,7 +35,6 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statis
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.alignment import alignment_at, alignment_of
 from gradstats.stats.variance.best_set import equal_by_construction
-from gradstats.stats.variance.estimates import KeptShare
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, target_of
 from gradstats.stats.variance.moments import (
     MOST_PAIRED_PROMPTS,
@@ -47,6 +45,7 @@ from gradstats.stats.variance.moments import (
     weighted_rows,
 )
 from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, KeptShare
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.late import np, npt, pd, plt

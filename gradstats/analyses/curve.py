@@ -33,7 +33,6 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import LABELS, in_mathematics, reference_name
-from gradstats.plots.quantities import COMPARED, JUDGED, QUANTITIES, Quantity, axis_label, filled_in, in_metric
 from gradstats.plots.style import edge, ink, muted, paper, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.intervals import studentised_ratio
@@ -41,8 +40,17 @@ from gradstats.stats.jackknife import UNKNOWN, Estimate
 from gradstats.stats.jackknife import with_ends as columns_of_intervals
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.estimates import fieller_simultaneous
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
+from gradstats.stats.variance.quantities import (
+    COMPARED,
+    JUDGED,
+    QUANTITIES,
+    Quantity,
+    axis_label,
+    filled_in,
+    in_metric,
+    simultaneous,
+)
 from gradstats.system.late import Float, np, npt, pd, plt
 
 if TYPE_CHECKING:
@@ -116,7 +124,7 @@ class VarianceCurve(Result):
             intervals = [one.with_interval(confidence_level) for one in self.per_completion]
             frame[with_ends(PER_COMPLETION)] = np.array(intervals)
         for name in JUDGED_TOGETHER:
-            ends = fieller_simultaneous([getattr(row, name) for row in self.comparison.rows], confidence_level)
+            ends = simultaneous([row.quantities[name] for row in self.comparison.rows], confidence_level)
             frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(ends).T
         frame.attrs |= {
             "curve": self.estimator,

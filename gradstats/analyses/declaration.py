@@ -21,7 +21,7 @@ from gradstats.answers import Answer
 from gradstats.answers.answer import ASKED
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
-from gradstats.plots.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
+from gradstats.stats.variance.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
 from gradstats.system.late import np, pd
 
 if TYPE_CHECKING:

@@ -38,7 +38,6 @@ from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
 from gradstats.plots.names import reference_name
-from gradstats.plots.quantities import JUDGED, VARIANCE_COMPONENTS, filled_in
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
 from gradstats.stats.measured import MeasuredGradients
@@ -52,6 +51,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
+from gradstats.stats.variance.quantities import JUDGED, VARIANCE_COMPONENTS
 from gradstats.system.late import np, npt, pd
 
 if TYPE_CHECKING:
@@ -576,7 +576,7 @@ ANALYSIS = Analysis(
     columns=(
         *COLUMNS,
         *(
-            Column(one.name, filled_in(one.heading, {}), estimated=True, file="stats/variance/estimates.py")
+            Column(one.name, one.meaning, estimated=True, file="stats/variance/quantities.py")
             for one in VARIANCE_COMPONENTS
         ),
     ),

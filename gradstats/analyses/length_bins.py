@@ -42,6 +42,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
 from gradstats.system.late import Int, np, npt, pd
 
@@ -347,7 +348,10 @@ def _split(
         silent = f"{why_silent(pool)}, so {chosen.label} gives every completion weight 0 and its rows are NaN"
     comparison = replace(
         comparison,
-        rows=tuple(replace(row, matched_ratio=NOT_ESTIMATED, signal_parts=None) for row in comparison.rows),
+        rows=tuple(
+            replace(row, quantities={**row.quantities, JUDGED.name: NOT_ESTIMATED}, signal_parts=None)
+            for row in comparison.rows
+        ),
         notes=tuple(filter(None, [silent, why_not_judged(judged), about_target(judged)])),
         differences=(pairwise_differences([None] * len(parts)),),
     )

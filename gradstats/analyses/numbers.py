@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from statistics import median
 
-from gradstats.plots.quantities import NO_LIMITS, Limits
+from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 
 Triple = tuple[float, float, float]
 UNRESOLVED = "–"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.plots.quantities import NO_LIMITS
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy
 from gradstats.stats.on_policy import (
@@ -23,6 +22,7 @@ from gradstats.stats.on_policy import (
     temperature_test,
 )
 from gradstats.stats.token_profiles import excess_of, surprise
+from gradstats.stats.variance.quantities import NO_LIMITS
 from gradstats.system.late import np, pd
 
 FEWEST_ENERGY_PROMPTS = 10.0

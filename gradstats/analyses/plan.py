@@ -11,10 +11,10 @@ from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import Printed
-from gradstats.analyses.variance import Comparison, VarianceComparison, compare
+from gradstats.analyses.results import Result
+from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
-from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.prompt_plan import (
@@ -25,7 +25,7 @@ from gradstats.stats.prompt_plan import (
     prompts_for_slope,
 )
 from gradstats.stats.variance.alignment import CriticalBatch
-from gradstats.stats.variance.estimates import FEW_PROMPTS, OfKnownScale
+from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED, OfKnownScale
 from gradstats.system.late import np, npt, pd, special
 
 
@@ -326,7 +326,7 @@ class RatioPlan(PromptPlan):
 
 
 def plan_ratio(
-    pilot: Comparison | pd.DataFrame,
+    pilot: Result | pd.DataFrame,
     estimator: str,
     ratio: float | None = None,
     confidence_level: float = CONFIDENCE_LEVEL,
@@ -500,7 +500,7 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
     return found
 
 
-def _stderr_of_logarithm(pilot: Comparison | pd.DataFrame, estimator: str, quantity: str) -> float:
+def _stderr_of_logarithm(pilot: Result | pd.DataFrame, estimator: str, quantity: str) -> float:
     """Return the standard error of the influence values of a ratio; NaN where the pilot does not have them."""
     if not isinstance(pilot, VarianceComparison):
         return math.nan

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from gradstats.analyses.numbers import UNRESOLVED, Triple, number_with_interval, readable
-from gradstats.plots.quantities import NO_LIMITS, Limits
+from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 from gradstats.system.late import pd
 
 _MOST_ROWS = 20

@@ -12,10 +12,11 @@ from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.means import optimal_constant
+from gradstats.measurement.measurement import Measurement
 from gradstats.plots.marks import with_ends
-from gradstats.plots.quantities import JUDGED
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.measured import MeasuredProfile, effective_sample_size
+from gradstats.stats.measured import effective_sample_size
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.late import Float, np, pd
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
@@ -138,7 +139,7 @@ class PolicyProfile(Result):
         return frame
 
 
-def profile_policy(measured: MeasuredProfile) -> PolicyProfile:
+def profile_policy(measured: Measurement) -> PolicyProfile:
     r"""Compute the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
 
     :class:`PolicyProfile` defines each; S is :math:`\nabla\log π` of a whole completion.
@@ -244,7 +245,7 @@ ANALYSIS = Analysis(
         Column("high", "upper end"),
         *(Column(name, meaning) for name, meaning in PROFILE_QUANTITIES.items()),
         Column("policy", "name of the policy", file="report/tables.py"),
-        Column(JUDGED.name, "relative noise of an estimator, rloo = 1", file="stats/variance/estimates.py"),
+        Column(JUDGED.name, "relative noise of an estimator, rloo = 1", file="stats/variance/quantities.py"),
     ),
     row_name=lambda row: row["heading"],
     row_heading="quantity",

@@ -10,8 +10,8 @@ from gradstats.analyses import registry
 from gradstats.analyses.declaration import Column
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.plots.quantities import NO_LIMITS, Limits
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
+from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 from gradstats.system.late import pd
 from gradstats.system.outputs import write_table
 

@@ -30,7 +30,6 @@ from gradstats.plots.shares import SHARES, bin_label, lines_of_units, plot_share
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.estimates import KeptShare, kept_share
 from gradstats.stats.variance.inputs import (
     TargetChoice,
     expect_parts,
@@ -49,6 +48,7 @@ from gradstats.stats.variance.moments import (
 )
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.products import PooledProducts
+from gradstats.stats.variance.quantities import KeptShare, share_kept
 from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
@@ -383,7 +383,7 @@ def _with_spread(pool: PooledCompletions) -> Float[np.ndarray, " m"]:
 
 def _share_of_groups(of_prompts: Float[np.ndarray, " inside"]) -> KeptShare:
     """Return the mean over the prompts of a bin; not known for fewer than two, which are no sample."""
-    return kept_share(of_prompts) if len(of_prompts) > 1 else KeptShare(NOT_ESTIMATED)
+    return share_kept(of_prompts) if len(of_prompts) > 1 else KeptShare(NOT_ESTIMATED)
 
 
 def _of_prompts(groups: Groups, of_groups: Bool[np.ndarray, " groups"]) -> Float[np.ndarray, " m"]:

@@ -16,11 +16,10 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import otb
 from gradstats.estimators.estimator import Level
+from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.token_scores import TokenScores
-from gradstats.plots.quantities import limits_of
 from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic, with_ends
-from gradstats.stats.measured import MeasuredTokens
 from gradstats.stats.token_profiles import (
     FRACTIONS,
     NO_PROBES,
@@ -34,11 +33,11 @@ from gradstats.stats.token_profiles import (
     token_correlation,
     tokens_of,
 )
+from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.late import Int, np, pd, special
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
-    from gradstats.measurement.measurement import Measurement
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _OtbOf:
 
 
 def otb_ratio(
-    measured: MeasuredTokens,
+    measured: Measurement,
     name: str,
     values: list[np.ndarray],
     batch: Batch,
@@ -251,7 +250,7 @@ def _in_short(frame: pd.DataFrame, **about: object) -> pd.DataFrame:
 
 
 def proxy_quality(
-    measured: MeasuredTokens, *, group_size: int | None = None, rng: int | np.random.Generator | None = 0
+    measured: Measurement, *, group_size: int | None = None, rng: int | np.random.Generator | None = 0
 ) -> ProxyQuality:
     r"""Compare forward-only proxies of :math:`‖s_t‖²` with measured token energies; intervals are clustered by prompt.
 
@@ -307,7 +306,7 @@ def proxy_quality(
     )
 
 
-def _proxies(measured: MeasuredTokens) -> dict[str, list[np.ndarray]]:
+def _proxies(measured: Measurement) -> dict[str, list[np.ndarray]]:
     """Return each proxy, one array per completion, by position in the completion."""
     logit = [
         np.maximum(1 - 2 * np.exp(np.asarray(logprobs)) + squares, 0.0)  # negative by rounding only
@@ -322,7 +321,7 @@ def _proxies(measured: MeasuredTokens) -> dict[str, list[np.ndarray]]:
 
 
 def _token_table(
-    measured: MeasuredTokens, tokens: list[TokenScores], proxies: dict[str, list[np.ndarray]]
+    measured: Measurement, tokens: list[TokenScores], proxies: dict[str, list[np.ndarray]]
 ) -> pd.DataFrame:
     rollouts = measured.rollouts
     frames = []

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import index
-from typing import Any, ClassVar, Literal, Protocol, overload, runtime_checkable
+from typing import Any, ClassVar, Literal, get_args
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
@@ -35,23 +35,12 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.display_names import uses_own_sample
 from gradstats.estimators.estimator import Weighting, composition_of, unit_of
-from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, WeightedGradients, metric_sentence
+from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement, WeightedGradients, metric_sentence
 from gradstats.plots.names import reference_name
-from gradstats.plots.quantities import (
-    COMPARED,
-    JUDGED,
-    QUANTITIES,
-    TARGETS,
-    VARIANCE_COMPONENTS,
-    Limits,
-    Quantity,
-    filled_in,
-)
 from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
 from gradstats.stats.jackknife import with_ends
-from gradstats.stats.measured import MeasuredBlockGradients, MeasuredGradients
+from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
-from gradstats.stats.variance.estimates import matched_ratio_simultaneous, ratio_simultaneous
 from gradstats.stats.variance.inputs import (
     ON_POLICY,
     ComparisonInputs,
@@ -64,13 +53,26 @@ from gradstats.stats.variance.inputs import (
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.products import PooledProducts
+from gradstats.stats.variance.quantities import (
+    COMPARED,
+    JUDGED,
+    QUANTITIES,
+    TARGETS,
+    VARIANCE_COMPONENTS,
+    Limits,
+    Quantity,
+    filled_in,
+    simultaneous,
+)
 from gradstats.stats.variance.row import EstimatorVariance, silent_row
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.late import Bool, np, npt, pd
 
+#: What becomes of a row that cannot be computed.
+Unavailable = Literal["refuse", "nan", "leave_out"]
 #: Entry of a comparison's ``.attrs`` where rows have no relative noise: how many prompts would give them one, or None.
 NEEDED = "prompts_to_resolve"
-_HERE, _ESTIMATES = "analyses/variance.py", "stats/variance/estimates.py"
+_HERE, _QUANTITIES = "analyses/variance.py", "stats/variance/quantities.py"
 #: Entry of a frame's ``.attrs``: how many estimators were compared, where only some are listed.
 COMPARED_ROWS = "n_compared"
 #: What a reader has to know about columns of intervals that hold together, and about the best set.
@@ -96,28 +98,25 @@ def _on_bold(frame: pd.DataFrame) -> str:
     return f"Bold: {best}" if rows_in_best_set(frame) else f"No row is of {best}"
 
 
-def _on_batch(frame: pd.DataFrame) -> str:
-    batch = frame.attrs.get("prompts_per_batch")
-    return "" if batch is None else f"The share of bias is that of a batch of {batch} prompts."
-
-
-_SENTENCES = {JUDGED.name: _on_bold, "bias_share": _on_batch, "matched_bias_share": _on_batch}
-
-
-def _compared_column(one: Quantity) -> tuple[Column, ...]:
+def _columns_of(one: Quantity) -> tuple[Column, ...]:
     """Return the column of a quantity and, where it has one, that of its intervals for all rows at once."""
-    said = _SENTENCES.get(one.name, lambda frame: "")
-    short = one.name in (JUDGED.name, "matched_bias_share")
+
+    def remark(frame: pd.DataFrame) -> str:
+        try:
+            return _on_bold(frame) if one is JUDGED else one.remark.format_map(frame.attrs)
+        except KeyError:  # which a frame may lack
+            return ""
+
     own = Column(
-        one.name, filled_in(one.heading, {}), one.heading, True, short, one.limits, _ESTIMATES, one.shown_in, said
+        one.name, one.meaning, one.heading, True, one.short, one.limits, _QUANTITIES, one.shown_in, sentence=remark
     )
-    if not one.together_in:
+    if not one.together_heading:
         return (own,)
     together = Column(
         f"{one.name}_simultaneous",
         f"interval of the {filled_in(one.heading, {})} that holds for all rows at once",
         one.together_heading,
-        file=_ESTIMATES,
+        file=_QUANTITIES,
         places=one.together_in,
         sentence=lambda frame: f"{one.together_heading.capitalize()}: {TOGETHER}.",
     )
@@ -131,9 +130,9 @@ COLUMNS = (
     Column("unit", "unit of the gradient; ratios compare rows of one unit", file="estimators/estimator.py"),
     Column("components", "the choices that a recipe is composed of", file="estimators/recipes/components.py"),
     Column("target", "the gradient that bias and cosine are judged against", file="stats/variance/inputs.py"),
-    *(column for one in COMPARED for column in _compared_column(one)),
-    Column("n_effective_prompts", "number of equally noisy prompts that the variance rests on", file=_ESTIMATES),
-    Column("most_influential_prompt", "the prompt without which tr Cov changes most", file=_ESTIMATES),
+    *(column for one in COMPARED for column in _columns_of(one)),
+    Column("n_effective_prompts", "number of equally noisy prompts that the variance rests on", file=_QUANTITIES),
+    Column("most_influential_prompt", "the prompt without which tr Cov changes most", file=_QUANTITIES),
     Column(
         "in_best_set",
         "whether it may have the lowest relative noise",
@@ -142,22 +141,6 @@ COLUMNS = (
         places=("page", "terminal"),
     ),
 )
-
-
-@runtime_checkable
-class Comparison(Protocol):
-    """An object that has the frame of a variance comparison, at any level."""
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame with one row per estimator."""
-        ...
-
-
-def frame_of(comparison: Comparison | pd.DataFrame, confidence_level: float | None) -> pd.DataFrame:
-    """Return the frame of a comparison, or the frame itself."""
-    if isinstance(comparison, pd.DataFrame):
-        return comparison
-    return comparison.to_frame() if confidence_level is None else comparison.to_frame(confidence_level)
 
 
 @dataclass(frozen=True)
@@ -177,15 +160,15 @@ class VarianceComparison(Result):
     r"""The variance :math:`\mathrm{tr\,Cov}(ĝ)`, bias and cosine of several estimators; ``.to_frame()`` is the table.
 
     Attributes:
-        rows: one entry per estimator, in the order asked for, group size by group size.
+        rows: one entry per estimator, in the order asked for, block by block and group size by group size.
         splits: the split into groups, one for each group size.
         reference: label of the estimator in the denominator of ratios.
         prompts_per_batch: B in ``bias_share``.
         sketch_dim: dimension of the random projection; None for exact scores.
         target: what bias, cosine and matched variances are judged against.
         notes: what a reader of the table has to know, one sentence each.
-        differences: the estimators of each group size, compared pair by pair.
-        prompt_labels: what the prompts of each group size are called.
+        differences: the estimators of each block and group size, compared pair by pair.
+        prompt_labels: what the prompts of each block and group size are called.
         max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
         metric: label of the metric that gradients were measured in, ``"euclidean"`` or ``"adam(…)"``.
     """
@@ -243,20 +226,20 @@ class VarianceComparison(Result):
         """
         frame = self._table(COMPARED, confidence_level)
         judged = np.isfinite(frame[JUDGED.name].to_numpy(dtype=float))
-        ends: dict[str, list[tuple[float, float]]] = {"ratio": [], JUDGED.name: []}
+        together = {one.name: [] for one in COMPARED if one.together_heading}
         best: list[bool | None] = []
         influential = []
         for differences, labels in zip(self.differences, self.prompt_labels, strict=True):
             rows = slice(len(best), len(best) + len(differences.studentised))
-            of_size = self.rows[rows]
-            ends["ratio"] += ratio_simultaneous([row.ratio for row in of_size], confidence_level)
-            ends[JUDGED.name] += matched_ratio_simultaneous([row.matched_ratio for row in of_size], confidence_level)
+            of_part = self.rows[rows]
+            for name, ends in together.items():
+                ends += simultaneous([row.quantities[name] for row in of_part], confidence_level)
             inside, known = differences.best_set(judged[rows], confidence_level), differences.known(judged[rows])
             best += [bool(one) if is_known else None for one, is_known in zip(inside, known, strict=True)]
-            places = [row.most_influential for row in of_size]
+            places = [row.most_influential for row in of_part]
             influential += [None if place is None else labels[place] for place in places]
-        for name, intervals in ends.items():
-            frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(intervals).T
+        for name, ends in together.items():
+            frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(ends).T
         frame["in_best_set"] = best
         frame["n_effective_prompts"] = [row.n_effective_prompts for row in self.rows]
         frame["most_influential_prompt"] = influential
@@ -278,8 +261,9 @@ class VarianceComparison(Result):
         """Return one row per estimator with some quantities, and in ``.attrs`` how the comparison was made."""
         records = []
         for row in self.rows:
-            intervals = {one.name: getattr(row, one.name).with_interval(confidence_level) for one in quantities}
+            intervals = {one.name: row.quantities[one.name].with_interval(confidence_level) for one in quantities}
             record: dict[str, object] = {
+                **({"block": row.block} if row.block else {}),
                 "estimator": row.label,
                 "group_size": np.nan if row.group_size is None else row.group_size,
                 "unit": row.unit,
@@ -326,76 +310,17 @@ class VarianceComparison(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class VarianceByBlock(Result):
+class VarianceByBlock(VarianceComparison):
     r"""The variance of estimators of the gradient with respect to each block of parameters alone.
 
     With the gradient in blocks, :math:`\mathrm{tr\,Cov}(ĝ) = \sum_b \mathrm{tr\,Cov}(ĝ_b)`: ``trace_cov`` says
     where an estimator's noise lies, and ``ratio`` which blocks' noise it reduces. The weights of completions are those
-    of the whole in every block.
+    of the whole in every block, which is the column ``block`` of its frame.
     """
 
     question: ClassVar[str] = "variance_by_block"
 
-    printed_columns: ClassVar[tuple[str, ...]] = ("block", "estimator", "trace_cov", "ratio", JUDGED.name, "cosine")
-
-    # block → the comparison of the estimators on it, in the order of the measurement's blocks
-    comparisons: Mapping[str, VarianceComparison]
-    left_out: tuple[str, ...] = ()  # why estimators have no rows, one sentence each
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the table has to know, one sentence each; those of one block with its name."""
-        of_blocks = notes_of_each([one.notes for one in self.comparisons.values()], list(self.comparisons))
-        return (*self.left_out, *of_blocks)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return ``block`` and the columns of :meth:`VarianceComparison.to_frame`, block by block."""
-        frames = [one.to_frame(confidence_level) for one in self.comparisons.values()]
-        attrs = dict(frames[0].attrs)
-        for block, frame in zip(self.comparisons, frames, strict=True):
-            frame.insert(0, "block", block)
-            frame.attrs = {}  # lists in them cannot be compared when frames are joined
-        frame = pd.concat(frames, ignore_index=True)
-        frame.attrs |= attrs | {"notes": list(self.notes)}
-        return frame
-
-
-@overload
-def compare(
-    measured_or_batch: Batch | MeasuredGradients,
-    estimators: Sequence[str | Weighting],
-    scores: npt.ArrayLike | None = None,
-    group_size: int | Sequence[int] | None = None,
-    reference: str | Weighting = "rloo",
-    prompts_per_batch: int | None = None,
-    n_resamples: int | None = None,
-    rng: int | np.random.Generator | None = 0,
-    *,
-    max_grad_norm: float | None = None,
-    target: Target = "auto",
-    scores_are_sketches: bool | None = None,
-    blocks: Literal[False] = False,
-    **fields: npt.ArrayLike | None,
-) -> VarianceComparison: ...
-
-
-@overload
-def compare(
-    measured_or_batch: MeasuredBlockGradients,
-    estimators: Sequence[str | Weighting],
-    scores: None = None,
-    group_size: int | Sequence[int] | None = None,
-    reference: str | Weighting = "rloo",
-    prompts_per_batch: int | None = None,
-    n_resamples: int | None = None,
-    rng: int | np.random.Generator | None = 0,
-    *,
-    max_grad_norm: None = None,
-    target: Target = "auto",
-    scores_are_sketches: bool | None = None,
-    blocks: Literal[True],
-    **fields: npt.ArrayLike | None,
-) -> VarianceByBlock: ...
+    printed_columns: ClassVar[tuple[str, ...]] = ("block", *VarianceComparison.printed_columns)
 
 
 def compare(
@@ -412,8 +337,9 @@ def compare(
     target: Target = "auto",
     scores_are_sketches: bool | None = None,
     blocks: bool = False,
+    unavailable: Unavailable = "refuse",
     **fields: npt.ArrayLike | None,
-) -> VarianceComparison | VarianceByBlock:
+) -> VarianceComparison:
     r"""Compare the variance of policy-gradient estimators on the same rollouts, with paired intervals.
 
     With :math:`g_m = \sum_{i \in m} w_i S_i` the gradient of a group of completions of prompt m, each row holds
@@ -439,7 +365,7 @@ def compare(
     completions, or where the sampler cut off part of the distribution, what is judged against it is NaN
     (docs/statistics.md).
 
-    Each is defined in :mod:`gradstats.stats.variance.estimates`. The best set holds the estimators that may have the
+    Each is defined in :mod:`gradstats.stats.variance.quantities`. The best set holds the estimators that may have the
     lowest relative noise.
 
     **Intervals.** The prompt is the independent unit. Everything is a function of U-statistics over prompts, with
@@ -502,6 +428,8 @@ def compare(
             measurement's sketches and False for ``scores`` given here.
         blocks: compare on each block of parameters alone; sequence-level estimators, and recipes whose weightings were
             measured.
+        unavailable: of an estimator that these completions do not allow, ``"refuse"`` the comparison, give it a row of
+            NaN, or leave it out; the notes then state why.
         **fields: further fields of the measurement's :class:`gradstats.estimators.Batch`, such as ``values`` for
             ``gae`` (one array per completion or (N, T)) or ``greedy_rewards`` for ``remax``.
 
@@ -514,7 +442,8 @@ def compare(
         ValueError: for fewer than 2 prompts, a group size larger than the number of completions, scores of a wrong
             shape, a token-level estimator without token scores, an estimator whose inputs are missing or whose
             ratios overflow, batches too large, or fewer than one prompt a batch or one resample; with ``blocks=True``
-            for a measurement without sketches by block, scores, or a ``max_grad_norm``.
+            for a measurement without sketches by block, scores, or a ``max_grad_norm``; where no estimator is
+            available.
 
     Example:
         >>> import numpy as np
@@ -546,35 +475,58 @@ def compare(
     )  # checks them
     generator = np.random.default_rng(rng)
     chosen = get_all(estimators)
-    if not chosen:
-        raise ValueError(f"estimators is empty: name at least one of {', '.join(families.names())}")
+    if unavailable not in get_args(Unavailable):
+        raise ValueError(f"unavailable={unavailable!r} must be one of {', '.join(get_args(Unavailable))}")
+    reasons: list[str | None] = [None] * len(chosen)
+    if unavailable != "refuse":
+        reasons = reasons_against(measured_or_batch, chosen, target, scores, scores_are_sketches, fields)
+    available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
+    missing = list(dict.fromkeys(filter(None, reasons)))
+    if not available:
+        empty = f"estimators is empty: name at least one of {', '.join(families.names())}"
+        raise ValueError("; ".join(missing) or empty)
     base = families.get(reference)
     if base.across_groups:
         raise ValueError(
             f"reference={base.label!r} is a batch-level estimator: choose a group-level one, such as 'rloo'"
         )
     sizes = _sizes(group_size)
-    inputs, (*chosen, base), judged = prepared_inputs(
-        measured_or_batch, [*chosen, base], scores, scores_are_sketches, target, fields
+    inputs, (*prepared, base), judged = prepared_inputs(
+        measured_or_batch, [*available, base], scores, scores_are_sketches, target, fields
     )
-    by_name = {"": inputs}
+    by_block = {"": inputs}
     if blocks:
-        by_name = _inputs_by_block(measured_or_batch, inputs, [*chosen, base], scores, max_grad_norm)
+        by_block = _inputs_by_block(measured_or_batch, inputs, [*prepared, base], scores, max_grad_norm)
+    dealt = prompts_per_batch, n_resamples, max_grad_norm
     in_metric = metric_sentence(getattr(measured_or_batch, "metadata", {}))
-    found: dict[str, VarianceComparison] = {}
+    found: list[VarianceComparison] = []
     warned: list[list[str]] = []
     # Every block is dealt the same batches; the caller's generator has been used once.
-    streams = [*(deepcopy(generator) for _ in range(len(by_name) - 1)), generator]
-    for (name, of_one), stream in zip(by_name.items(), streams, strict=True):
-        comparison, warned_of_one = _compared_at_sizes(
-            of_one, chosen, base, judged, sizes, stream, prompts_per_batch, n_resamples, max_grad_norm
-        )
+    streams = [*(deepcopy(generator) for _ in range(len(by_block) - 1)), generator]
+    for (block, of_one), stream in zip(by_block.items(), streams, strict=True):
+        comparison, warned_of_one = _compared_at_sizes(of_one, prepared, base, judged, sizes, stream, dealt)
+        if unavailable == "nan":
+            comparison = _with_unknown_rows(comparison, chosen, reasons)
         remarks = [*filter(None, [in_metric, about_target(judged)]), *comparison.notes]
         warned.append([*filter(None, [why_not_judged(judged)]), *warned_of_one])
-        found[name] = replace(comparison, notes=(*warned[-1], *remarks))
-    for note in notes_of_each(warned, list(found)):
+        rows = tuple(replace(row, block=block) for row in comparison.rows)
+        found.append(replace(comparison, rows=rows, notes=(*warned[-1], *remarks)))
+    if unavailable == "nan":
+        missing = [f"the row is NaN: {reason}" for reason in missing]
+    of_each = notes_of_each(warned, list(by_block))
+    for note in of_each if unavailable == "leave_out" else [*of_each, *missing]:
         warnings.warn(note, UserWarning, stacklevel=2)
-    return VarianceByBlock(found) if blocks else found[""]
+    notes = (*missing, *notes_of_each([one.notes for one in found], list(by_block)))
+    if not blocks:
+        return replace(found[0], notes=notes)
+    return VarianceByBlock(**vars(replace(_joined(found), splits=found[0].splits, notes=notes)))
+
+
+def _joined(comparisons: Sequence[VarianceComparison]) -> VarianceComparison:
+    """Return the rows of several comparisons, one after the other, as one."""
+    names = ("rows", "splits", "differences", "prompt_labels")
+    joined = {name: tuple(chain.from_iterable(getattr(one, name) for one in comparisons)) for name in names}
+    return replace(comparisons[-1], **joined)
 
 
 def _inputs_by_block(
@@ -589,7 +541,7 @@ def _inputs_by_block(
         raise ValueError("blocks=True takes the sketches of a measurement, which scores have not: leave blocks out")
     if max_grad_norm is not None:
         raise ValueError("max_grad_norm clips whole gradients, which blocks=True divides: leave one of them out")
-    if not isinstance(measured, MeasuredBlockGradients):
+    if not isinstance(measured, Measurement):
         raise ValueError(NO_BLOCK_SKETCHES)
     gradients = WeightedGradients(measured.sq_norms_by_block, measured.sketches, measured.sketches_by_block)
     return {block: inputs.of_block(gradients, block, estimators) for block in gradients.sq_norms_by_block}
@@ -602,9 +554,7 @@ def _compared_at_sizes(
     judged: TargetChoice,
     sizes: Sequence[int | None],
     generator: np.random.Generator,
-    prompts_per_batch: int | None,
-    n_resamples: int | None,
-    max_grad_norm: float | None,
+    dealt: tuple[int | None, int | None, float | None],
 ) -> tuple[VarianceComparison, list[str]]:
     """Compare at each group size; return the comparison, with what is to be remarked on it, and what to warn of."""
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
@@ -615,7 +565,6 @@ def _compared_at_sizes(
         for size in sizes:
             groups = split_into_groups(prompts, inputs.order, size)
             weighted, own = [*estimators, reference], deepcopy(stream)  # intervals do not depend on the other sizes
-            dealt = prompts_per_batch, n_resamples, max_grad_norm
             pool = pooled(inputs, groups, weighted, own, judged, *dealt, shared=True)
             of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
             if isinstance(pool.scores, PooledProducts) and not pool.scores.shared:
@@ -623,12 +572,8 @@ def _compared_at_sizes(
             by_size.append(of_size)
             warned.append(warned_of_size)
     names = [f"group_size={size}" for size in sizes]
-    joined = {
-        name: tuple(chain.from_iterable(getattr(one, name) for one in by_size))
-        for name in ("rows", "splits", "differences", "prompt_labels")
-    }
     notes = tuple(notes_of_each([one.notes for one in by_size], names))
-    return replace(by_size[-1], **joined, notes=notes), notes_of_each(warned, names)
+    return replace(_joined(by_size), notes=notes), notes_of_each(warned, names)
 
 
 def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
@@ -679,7 +624,25 @@ def compared(
         differences=(pairwise_differences([row.at_matched_signal for row in rows]),),
         prompt_labels=(pool.prompt_labels,),
     )
-    return comparison, warnings_about(pool, rows, estimators)
+    return comparison, list(warnings_about(pool, rows, estimators))
+
+
+def _with_unknown_rows(
+    comparison: VarianceComparison, chosen: Sequence[Weighting], reasons: Sequence[str | None]
+) -> VarianceComparison:
+    """Return a comparison with a row of NaN for each estimator that there is a reason against."""
+    places = [place for place, reason in enumerate(reasons) if reason is None]
+    known, rows = iter(comparison.rows), []
+    for split in comparison.splits:
+        for one, reason in zip(chosen, reasons, strict=True):
+            rows.append(next(known) if reason is None else _unknown_row(one, split.group_size))
+    differences = tuple(one.placed(places, len(chosen)) for one in comparison.differences)
+    return replace(comparison, rows=tuple(rows), differences=differences)
+
+
+def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:
+    row = silent_row(estimator.label, np.array([np.nan]))
+    return replace(row, group_size=group_size, unit=unit_of(estimator), components=composition_of(estimator))
 
 
 def variance(
@@ -687,12 +650,7 @@ def variance(
     estimators: Sequence[str | Weighting] = DEFAULT_ESTIMATORS,
     *,
     group_size: int | Sequence[int] | None = None,
-    reference: str = "rloo",
-    target: Target = "auto",
-    prompts_per_batch: int | None = None,
-    max_grad_norm: float | None = None,
-    n_resamples: int | None = None,
-    rng: int | np.random.Generator = 0,
+    **options: Any,
 ) -> VarianceComparison:
     """Compare as :func:`gradstats.compare` does, with a row of NaN for each estimator that cannot be computed.
 
@@ -700,48 +658,9 @@ def variance(
         measured: a measurement.
         estimators: labels, with parameters as in "length_weighted(alpha=0.8, loo=True)".
         group_size: completions of a group; all of a prompt by default.
-        reference: as in :func:`gradstats.compare`.
-        target: as in :func:`gradstats.compare`.
-        prompts_per_batch: as in :func:`gradstats.compare`.
-        max_grad_norm: as in :func:`gradstats.compare`.
-        n_resamples: as in :func:`gradstats.compare`.
-        rng: as in :func:`gradstats.compare`.
-
-    Raises:
-        ValueError: as :func:`gradstats.compare`, where no estimator can be computed.
+        **options: the other arguments of :func:`gradstats.compare`.
     """
-    chosen = get_all(estimators)
-    reasons = reasons_against(measured, chosen, target)
-    available = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
-    if not available:
-        raise ValueError("; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "estimators is empty")
-    comparison = compare(
-        measured,
-        available,
-        group_size=group_size,
-        reference=reference,
-        target=target,
-        prompts_per_batch=prompts_per_batch,
-        max_grad_norm=max_grad_norm,
-        n_resamples=n_resamples,
-        rng=rng,
-    )
-    notes = tuple(dict.fromkeys(f"the row is NaN: {reason}" for reason in reasons if reason is not None))
-    for note in notes:
-        warnings.warn(note, UserWarning, stacklevel=2)
-    rows: list[EstimatorVariance] = []
-    for number, split in enumerate(comparison.splits):
-        measured_rows = iter(comparison.rows[number * len(available) : (number + 1) * len(available)])
-        for one, reason in zip(chosen, reasons, strict=True):
-            rows.append(next(measured_rows) if reason is None else _unknown_row(one, split.group_size))
-    places = [place for place, reason in enumerate(reasons) if reason is None]
-    differences = tuple(one.placed(places, len(chosen)) for one in comparison.differences)
-    return replace(comparison, rows=tuple(rows), notes=(*notes, *comparison.notes), differences=differences)
-
-
-def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:
-    row = silent_row(estimator.label, np.array([np.nan]))
-    return replace(row, group_size=group_size, unit=unit_of(estimator), components=composition_of(estimator))
+    return compare(measured, estimators, group_size=group_size, unavailable="nan", **options)
 
 
 def with_sizes_in_names(frame: pd.DataFrame) -> pd.DataFrame:

@@ -3,64 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, Column, chosen, level_of
-from gradstats.analyses.variance import COLUMNS, VarianceByBlock, compare, row_name, with_sizes_in_names
-from gradstats.config.options import Target
+from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare, row_name, with_sizes_in_names
 from gradstats.estimators.estimator import Weighting
-from gradstats.measurement.measurement import NO_BLOCK_SKETCHES
-from gradstats.stats.measured import MeasuredBlockGradients
-from gradstats.stats.variance.inputs import reasons_against
-from gradstats.system.late import np, pd
+from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement
+from gradstats.system.late import pd
 
 
 def variance_by_block(
-    measured: MeasuredBlockGradients,
+    measured: Measurement,
     estimators: Sequence[str | Weighting],
     *,
     group_size: int | Sequence[int] | None = None,
-    reference: str = "rloo",
-    target: Target = "auto",
-    prompts_per_batch: int | None = None,
-    n_resamples: int | None = None,
-    rng: int | np.random.Generator = 0,
-) -> VarianceByBlock:
+    **options: Any,
+) -> VarianceComparison:
     """Compare the gradient of estimators with respect to each block of parameters, as :func:`gradstats.compare` does.
 
     Args:
         measured: a measurement with ``block_sketches``.
         estimators: labels; those that the measurement does not allow are left out, and the notes state why.
         group_size: as in :func:`gradstats.compare`.
-        reference: as in :func:`gradstats.compare`.
-        target: as in :func:`gradstats.compare`.
-        prompts_per_batch: as in :func:`gradstats.compare`.
-        n_resamples: as in :func:`gradstats.compare`.
-        rng: as in :func:`gradstats.compare`.
-
-    Raises:
-        ValueError: as :func:`gradstats.compare`, where no estimator can be computed, and without sketches by block.
+        **options: the other arguments of :func:`gradstats.compare`.
     """
-    chosen = [families.get(label) for label in estimators]
-    reasons = reasons_against(measured, chosen, target)
-    allowed = [one for one, reason in zip(chosen, reasons, strict=True) if reason is None]
-    left_out = tuple(dict.fromkeys(filter(None, reasons)))
-    if not allowed:
-        raise ValueError("; ".join(left_out))
-    found = compare(
-        measured,
-        allowed,
-        group_size=group_size,
-        reference=reference,
-        target=target,
-        prompts_per_batch=prompts_per_batch,
-        n_resamples=n_resamples,
-        rng=rng,
-        blocks=True,
-    )
-    return replace(found, left_out=left_out)
+    return compare(measured, estimators, group_size=group_size, blocks=True, unavailable="leave_out", **options)
 
 
 def _row_name(row: dict[str, Any]) -> str:

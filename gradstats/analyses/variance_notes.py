@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -11,14 +12,13 @@ from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
 from gradstats.estimators.recipes.weightings import advantage_of_values
-from gradstats.plots.quantities import JUDGED
 from gradstats.stats.jackknife import with_ends
 from gradstats.stats.on_policy import untruncated
 from gradstats.stats.ratios import RatioSpread
-from gradstats.stats.variance.estimates import FEW_PROMPTS
 from gradstats.stats.variance.inputs import FEWEST_EFFECTIVE_COMPLETIONS, TargetChoice
 from gradstats.stats.variance.moments import PromptMoments
 from gradstats.stats.variance.pools import PooledCompletions
+from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.system.late import np
 
@@ -48,45 +48,46 @@ def _listed(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
+def _number(labels: Sequence[object], one: str, several: str) -> str:
+    """Return the words for one row, or those for several."""
+    return one if len(labels) == 1 else several
+
+
 def warnings_about(
     pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
-) -> list[str]:
+) -> Iterator[str]:
     """State what is NaN in the table, or estimates nothing, and why."""
-    notes = []
-    silent = [row.label for row in rows if row.kept_share.value == 0.0]
-    if silent:
-        give, are = ("gives", "its row is NaN") if len(silent) == 1 else ("give", "their rows are NaN")
-        notes.append(f"{why_silent(pool)}, so {_listed(silent)} {give} every completion weight 0 and {are}")
+    if silent := [row.label for row in rows if row.kept_share.value == 0.0]:
+        give, are = ("gives", "its row is") if len(silent) == 1 else ("give", "their rows are")
+        yield f"{why_silent(pool)}, so {_listed(silent)} {give} every completion weight 0 and {are} NaN"
     divided = _about_group_means(pool, estimators)
-    notes += divided
+    yield from divided
+    explained = list(chain.from_iterable(divided.values()))
     undefined = [row.label for row in rows if row.kept_share.value > 0 and np.isnan(row.trace_cov.value)]
-    undefined = [label for label in undefined if not any(label in labels for labels in divided.values())]
-    if undefined:
-        row_is = "its row is" if len(undefined) == 1 else "their rows are"
-        notes.append(
-            f"some weights of {_listed(undefined)} are NaN, so {row_is} NaN: leave out groups of one "
-            "completion, or choose singleton='zero'"
+    if undefined := [label for label in undefined if label not in explained]:
+        yield (
+            f"some weights of {_listed(undefined)} are NaN, so {_number(undefined, 'its row is', 'their rows are')} "
+            "NaN: leave out groups of one completion, or choose singleton='zero'"
         )
-    if pool.groups.n_prompts < 3:
-        notes.append(
-            "2 prompts are too few for intervals, which are therefore NaN: measure at least 3 prompts, better 30"
-        )
-        return notes
+    n_prompts = pool.groups.n_prompts
+    if n_prompts < 3:
+        yield "2 prompts are too few for intervals, which are therefore NaN: measure at least 3 prompts, better 30"
+        return
     clipping = pool.max_grad_norm is not None
     across = [estimator.label for estimator in estimators if estimator.across_groups or clipping]
-    if across and pool.groups.n_prompts // pool.batch_prompts < 3:
-        notes.append(
-            f"{pool.groups.n_prompts} prompts make only 2 disjoint batches of {pool.batch_prompts}, too few for "
-            f"intervals of {_listed(across)}, which are NaN: lower prompts_per_batch or measure more prompts"
+    if across and n_prompts // pool.batch_prompts < 3:
+        yield (
+            f"{n_prompts} prompts make only 2 disjoint batches of {pool.batch_prompts}, too few for intervals of "
+            f"{_listed(across)}, which are NaN: lower prompts_per_batch or measure more prompts"
         )
-    unresolved = [
-        row
-        for row in rows
-        if np.isfinite(row.signal_sq.stderr) and not row.resolved(CONFIDENCE_LEVEL) and row.trace_cov.value > 0
-    ]
-    if unresolved:
-        notes.append(_about_signal(unresolved, _named(unresolved, rows), pool.groups.n_prompts))
-    return notes
+    known = [row for row in rows if np.isfinite(row.signal_sq.stderr) and row.trace_cov.value > 0]
+    if unresolved := [row for row in known if not row.resolved(CONFIDENCE_LEVEL)]:
+        yield (
+            f"the signal ‖E ĝ‖² is not resolved for {_named(unresolved, rows)}: its {CONFIDENCE_LEVEL:.0%} interval "
+            "reaches down to 0. Noise-to-signal therefore has only a lower end, and the cosine and a "
+            f"{JUDGED.heading} with an estimated scale are shown only where they are resolved themselves. "
+            f"{_prompts_needed(unresolved, n_prompts)}"
+        )
 
 
 def _about_group_means(pool: PooledCompletions, estimators: Sequence[Weighting]) -> dict[str, list[str]]:
@@ -136,15 +137,6 @@ def _unwrapped(estimator: Weighting) -> Weighting:
     return estimator
 
 
-def _about_signal(unresolved: Sequence[EstimatorVariance], named: str, n_prompts: int) -> str:
-    return (
-        f"the signal ‖E ĝ‖² is not resolved for {named}: its {CONFIDENCE_LEVEL:.0%} interval reaches down to 0. "
-        f"Noise-to-signal therefore has only a lower end, and the cosine and a {JUDGED.heading} with an estimated "
-        "scale are shown only where they are resolved themselves. "
-        f"{_prompts_needed(unresolved, n_prompts)}"
-    )
-
-
 def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
     """Say how many prompts would resolve the most demanding row, as the plan of that row does."""
     plans = []
@@ -172,107 +164,91 @@ def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> 
 
 def remarks_about(
     pool: PooledCompletions, rows: Sequence[EstimatorVariance], estimators: Sequence[Weighting]
-) -> list[str]:
+) -> Iterator[str]:
     """Return how the table was made, where that is not the plain case."""
-    notes = []
-    groups = pool.groups
-    sizes = groups.sizes
-    if groups.n_leftover:
-        left_out = "1 completion" if groups.n_leftover == 1 else f"{groups.n_leftover} completions"
-        was = "was" if groups.n_leftover == 1 else "were"
-        notes.append(f"{left_out} did not fill a group of {sizes[0]} and {was} left out")
+    groups, sizes = pool.groups, pool.groups.sizes
+    if left := groups.n_leftover:
+        were = "1 completion did not fill" if left == 1 else f"{left} completions did not fill"
+        yield f"{were} a group of {sizes[0]} and {'was' if left == 1 else 'were'} left out"
     if sizes.min() != sizes.max():
-        notes.append(f"groups hold between {sizes.min()} and {sizes.max()} completions: all of each prompt are used")
-    exact = [f"{row.label} ({row.known_coefficient:.4g})" for row in rows if row.known_coefficient not in (None, 1.0)]
-    if exact:
-        scale = "scales" if len(exact) == 1 else "scale"
-        notes.append(
-            f"{_listed(exact)} {scale} the expected gradient by a factor that is known exactly (in brackets), and the "
-            f"{JUDGED.heading} allows for it"
+        yield f"groups hold between {sizes.min()} and {sizes.max()} completions: all of each prompt are used"
+    known = [f"{row.label} ({row.known_coefficient:.4g})" for row in rows if row.known_coefficient not in (None, 1.0)]
+    if known:
+        yield (
+            f"{_listed(known)} {_number(known, 'scales', 'scale')} the expected gradient by a factor that is known "
+            f"exactly (in brackets), and the {JUDGED.heading} allows for it"
         )
     if not pool.on_policy:
-        notes.append(
+        yield (
             "how much an estimator scales the expected gradient is known only for completions of the scored policy "
             f"judged against rloo; here the {JUDGED.heading} rests on estimates of it, except between estimators whose "
             "weights are proportional"
         )
     if sizes.min() == 1 < sizes.max():
-        notes.append(
+        yield (
             "some groups hold a single completion: bias and cosine are judged against rloo(singleton=reward), which "
             "keeps the gradient of these prompts"
         )
     if FITTED_ELSEWHERE in pool.batch.columns:
         exponents = pool.batch.columns[FITTED_ELSEWHERE]
-        notes.append(
+        yield (
             "alpha=within_prompt weights each prompt by the exponent fitted to the other prompts "
             f"({exponents.min():.3g} to {exponents.max():.3g}); intervals treat these exponents as known"
         )
-    barely = [
-        row.label
-        for row in rows
-        if row.resolved(CONFIDENCE_LEVEL) and row.signal_sq.value < _BARELY * row.signal_sq.stderr
-    ]
-    if barely:
-        notes.append(
+    resolved = [row for row in rows if row.resolved(CONFIDENCE_LEVEL)]
+    if barely := [row.label for row in resolved if row.signal_sq.value < _BARELY * row.signal_sq.stderr]:
+        yield (
             f"‖E ĝ‖² is barely resolved for {_listed(barely)}: such estimates are too large on average, and "
             "noise-to-signal is too small. Rely on the intervals"
         )
-    notes += _about_deals(pool, [row for row in rows if row.n_deals is not None])
-    notes += _about_clipping(pool, [row for row in rows if np.isfinite(row.clipped_share)])
-    notes += _about_heavy_tails(pool, rows)
-    notes += _about_further_completions(pool.batch, estimators)
-    probed = pool.scores.probed
-    if probed is not None:
-        notes.append(
+    if dealt := [row for row in rows if row.n_deals is not None]:
+        yield _about_deals(pool, dealt)
+    if clipped := [f"{row.clipped_share:.1%} ({row.label})" for row in rows if np.isfinite(row.clipped_share)]:
+        sketched = " (of its sketch)" if pool.scores.sketched else ""
+        yield (
+            f"the gradient of a batch of {pool.batch_prompts} prompts is clipped to the norm {pool.max_grad_norm:g}"
+            f"{sketched}, which changes {_listed(clipped)} of the batches. tr Cov, bias and cosine are those of "
+            "clipped gradients; ratios are to the reference without clipping"
+        )
+    if few := [row for row in rows if min(row.n_effective_prompts, row.n_effective_beside) < FEW_PROMPTS]:
+        yield _about_heavy_tails(pool, few, rows)
+    yield from _about_further_completions(pool.batch, estimators)
+    if (probed := pool.scores.probed) is not None:
+        yield (
             f"gradients of single tokens come from {probed.n_probes} random probes and {len(probed.owner)} tokens "
             "measured one by one; the probes' error is part of every interval"
         )
     if pool.scores.sketched and pool.sketch_error is not None:
         squares = "are exact" if pool.scores.surplus_sq is not None else "likewise"
-        notes.append(
+        yield (
             f"inner products of gradients are estimated from sketches of dimension {pool.sketch_error.dim} (squared "
             f"norms {squares}); their error is part of every interval"
         )
-    return notes
 
 
-def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
-    if not rows:
-        return []
+def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> str:
+    """Say how often prompts were dealt into batches, and by how much more deals would narrow intervals."""
     if pool.max_grad_norm is None:
-        are = "is a batch-level estimator" if len(rows) == 1 else "are batch-level estimators"
+        are = _number(rows, "is a batch-level estimator", "are batch-level estimators")
     else:
-        are = "is clipped by batch" if len(rows) == 1 else "are clipped by batch"
+        are = _number(rows, "is clipped by batch", "are clipped by batch")
     deals = sorted({row.n_deals for row in rows if row.n_deals is not None})
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
     narrower = 100.0 * (1.0 - np.sqrt(max(1.0 - left, 0.0)))
-    return [
+    return (
         f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} "
-        f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all "
-        f"prompts were shuffled into new batches {times} times, and more shuffles would narrow intervals by at most "
-        f"{narrower:.1f} %. Shares of bias are those of one such batch"
-    ]
+        f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all prompts were shuffled into new batches {times} "
+        f"times, and more shuffles would narrow intervals by at most {narrower:.1f} %. Shares of bias are those of one "
+        "such batch"
+    )
 
 
-def _about_clipping(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
-    if not rows:
-        return []
-    shares = _listed([f"{row.clipped_share:.1%} ({row.label})" for row in rows])
-    sketched = " (of its sketch)" if pool.scores.sketched else ""
-    return [
-        f"the gradient of a batch of {pool.batch_prompts} prompts is clipped to the norm {pool.max_grad_norm:g}"
-        f"{sketched}, which changes {shares} of the batches. tr Cov, bias and cosine are those of clipped gradients; "
-        "ratios are to the reference without clipping"
-    ]
-
-
-def _about_further_completions(batch: Batch, estimators: Sequence[Weighting]) -> list[str]:
+def _about_further_completions(batch: Batch, estimators: Sequence[Weighting]) -> Iterator[str]:
     """Say how many tokens the completions behind Monte-Carlo values take, of the same policy from the same states.
 
     A completion from a state is expected to be as long as what followed it; from a prompt, as those of the group.
     """
-    notes = []
     for estimator in estimators:
         advantage = advantage_of_values(_unwrapped(estimator))
         if advantage is None or advantage.name != "vine" or batch.values is None:
@@ -280,30 +256,28 @@ def _about_further_completions(batch: Batch, estimators: Sequence[Weighting]) ->
         left = batch.lengths[:, None] - np.cumsum(batch.mask, axis=1) + 1
         inside = batch.mask & np.isfinite(batch.values) & (left < batch.lengths[:, None])
         of_prompts = np.bincount(batch.group_index, batch.lengths) / batch.group_sizes
-        tokens = left[inside].sum() + of_prompts.sum()
-        times = advantage.parameters["k"] * tokens / batch.lengths.sum()
-        notes.append(
+        times = advantage.parameters["k"] * (left[inside].sum() + of_prompts.sum()) / batch.lengths.sum()
+        yield (
             f"the completions behind the values of {estimator.label} are not counted: "
             f"{advantage.parameters['k']} from each state take about {times:.1f} times the tokens of those compared"
         )
-    return notes
 
 
-def _about_heavy_tails(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> list[str]:
-    few = [row for row in rows if min(row.n_effective_prompts, row.n_effective_beside) < FEW_PROMPTS]
-    if not few:
-        return []
+def _about_heavy_tails(
+    pool: PooledCompletions, few: Sequence[EstimatorVariance], rows: Sequence[EstimatorVariance]
+) -> str:
+    """Name the prompt that counts most, of the row whose noise the fewest prompts carry."""
     worst = min(few, key=lambda row: min(row.n_effective_prompts, row.n_effective_beside))
     assert worst.most_influential is not None
     own = worst.n_effective_prompts <= worst.n_effective_beside
-    return [
+    return (
         f"intervals of {_named(few, rows)} may be too narrow, above all those of the cosine and of a "
         f"{JUDGED.heading} with an estimated scale, since few prompts carry the noise: of "
         f"{worst.label if own else 'what ' + worst.label + ' is compared with'}, {pool.groups.n_prompts} prompts count "
         f"as {min(worst.n_effective_prompts, worst.n_effective_beside):.0f} effective prompts (prompt "
         f"{pool.prompt_labels[worst.most_influential]} counts most), and about {FEW_PROMPTS} are needed. Measure more "
         "prompts; see docs/statistics.md"
-    ]
+    )
 
 
 def notes_of_each(notes: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:

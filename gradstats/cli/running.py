@@ -349,8 +349,8 @@ def _run_sweep(
 
 def show_sweep(result: SweepResult) -> None:
     """Print what the cells of a sweep found, and which have no results."""
-    from gradstats.plots.quantities import JUDGED, filled_in
     from gradstats.report.sweeps import DIFFERENCES, TABLE
+    from gradstats.stats.variance.quantities import JUDGED, filled_in
 
     frame = result.to_frame()
     for columns, rows in (

@@ -316,8 +316,8 @@ def show_variance(frame: pd.DataFrame) -> None:
     """Show the variance table, and what its columns mean."""
     from gradstats.analyses.numbers import UNRESOLVED
     from gradstats.analyses.variance import ANALYSIS, TOGETHER
-    from gradstats.plots.quantities import TARGETS
     from gradstats.report.analysis_tables import table_of
+    from gradstats.stats.variance.quantities import TARGETS
 
     attrs = frame.attrs
     level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
@@ -457,7 +457,7 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
     from gradstats.analyses.numbers import number_with_interval
-    from gradstats.plots.quantities import limits_of
+    from gradstats.stats.variance.quantities import limits_of
 
     return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 

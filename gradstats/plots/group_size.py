@@ -26,7 +26,6 @@ from gradstats.plots.names import (
     variants,
     write_sentence,
 )
-from gradstats.plots.quantities import COMPONENT_LABEL, JUDGED, QUANTITIES, VARIANCE_COMPONENTS, axis_label, in_metric
 from gradstats.plots.variance import (
     draw_landmark,
     draw_row,
@@ -36,6 +35,14 @@ from gradstats.plots.variance import (
     rows_of_own_height,
     set_rows,
     short_rows,
+)
+from gradstats.stats.variance.quantities import (
+    COMPONENT_LABEL,
+    JUDGED,
+    QUANTITIES,
+    VARIANCE_COMPONENTS,
+    axis_label,
+    in_metric,
 )
 from gradstats.system.late import np, pd, plt
 

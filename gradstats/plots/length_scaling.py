@@ -20,10 +20,10 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import Appearance, estimator_appearance, names_in, variants
-from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
+from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import np, pd, plt
 
 if TYPE_CHECKING:

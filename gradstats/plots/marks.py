@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gradstats.plots.names import Appearance, Variant, in_mathematics, widening, wrapped
-from gradstats.plots.quantities import Quantity
 from gradstats.plots.style import REMARK, edge, ink, muted, stroke
+from gradstats.stats.variance.quantities import Quantity
 from gradstats.system.late import Bool, Float, np, pd, plt
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gradstats.estimators.display_names import distinct_names, uses_own_sample
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.recipes.named import unit_of_label
-from gradstats.plots.quantities import Quantity
 from gradstats.plots.style import palette
+from gradstats.stats.variance.quantities import Quantity
 from gradstats.system.late import pd, plt
 
 if TYPE_CHECKING:

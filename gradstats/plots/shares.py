@@ -17,8 +17,8 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import estimator_appearance, names_in, variants
-from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, stroke
+from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import np, pd, plt
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from gradstats.plots.names import (
     variants,
     wrapped_to_axis,
 )
-from gradstats.plots.quantities import JUDGED, QUANTITIES, filled_in
 from gradstats.plots.style import edge, ink, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
 from gradstats.system.late import Bool, Float, np, pd, plt
 
 if TYPE_CHECKING:

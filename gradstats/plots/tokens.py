@@ -19,9 +19,9 @@ from gradstats.plots.marks import (
     with_ends,
 )
 from gradstats.plots.names import CHARACTER, figure_inches, wrapped
-from gradstats.plots.quantities import in_metric
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
+from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.late import np, pd, plt
 
 if TYPE_CHECKING:

@@ -39,9 +39,9 @@ from gradstats.plots.names import (
     wrapped_to_axis,
     write_sentence,
 )
-from gradstats.plots.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.plots.style import REMARK, edge, muted, stroke
 from gradstats.stats.variance.best_set import equal_by_construction
+from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
 from gradstats.system.late import Float, np, pd, plt
 
 if TYPE_CHECKING:

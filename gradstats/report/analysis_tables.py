@@ -17,17 +17,17 @@ from gradstats.analyses.alpha import with_alpha_within
 from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking, chosen
 from gradstats.analyses.numbers import UNRESOLVED, Triple, readable
 from gradstats.analyses.printed import cells_of
+from gradstats.analyses.results import Result
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
-from gradstats.analyses.variance import Comparison, frame_of
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
-from gradstats.plots.quantities import JUDGED, QUANTITIES, Limits, Place
 from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.tables import Table
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, Limits, Place
 
 # Entries of attrs that hold labels of estimators, as the reference of ratios.
 _ENTRIES = ("reference", "best_learned", "curve")
@@ -72,7 +72,7 @@ _BEST = "in_best_set"
 
 
 def variance_table(
-    comparison: Comparison | pd.DataFrame,
+    comparison: Result | pd.DataFrame,
     *,
     columns: Sequence[str] | None = None,
     confidence_level: float | None = None,
@@ -91,7 +91,8 @@ def variance_table(
         ValueError: when the frame lacks a column.
         KeyError: for a column that is not an estimated quantity.
     """
-    frame = frame_of(comparison, confidence_level)
+    level = CONFIDENCE_LEVEL if confidence_level is None else confidence_level
+    frame = comparison if isinstance(comparison, pd.DataFrame) else comparison.to_frame(level)
     declared = VARIANCE
     if columns is not None:
         headings = {name: QUANTITIES[name].heading for name in columns}

@@ -196,8 +196,3 @@ for _one in registry.every():
     for _table in _one.tables:
         _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
         INDEX[_table.name] = _own_of(_one, (*_table.columns, *(one for figure in _figures for one in figure.columns)))
-
-
-def without_interval_end(column: str) -> str:
-    """Return the name of the column whose interval a column ends: ``ratio`` of ``ratio_low``."""
-    return column.removesuffix("_low").removesuffix("_high")

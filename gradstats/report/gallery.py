@@ -13,11 +13,10 @@ import pandas as pd
 
 from gradstats.analyses.printed import triples_of
 from gradstats.estimators.display_names import distinct_names, in_words
-from gradstats.plots.quantities import JUDGED, QUANTITIES, limits_of
 from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.columns import INDEX
 from gradstats.report.figures import first_figure_as_svg
-from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
+from gradstats.report.glossary import meaning_of
 from gradstats.report.page import TableOnPage, inline_svg, rendered, table_on_page, write_page
 from gradstats.report.prompts_on_page import visible
 from gradstats.report.run_tables import RUN_HEADINGS, levels_of, run_names, runs_table
@@ -29,12 +28,9 @@ from gradstats.report.saved_results import (
     writing_into,
 )
 from gradstats.report.sweeps import is_sweep, read_sweep
-<<<<<<< HEAD
 from gradstats.report.tables import Table, cell_text
-from gradstats.system.outputs import REPORT, refuse_foreign
-=======
+from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, limits_of
 from gradstats.system.outputs import REPORT, claim
->>>>>>> ownership
 
 #: Runs of which the page shows a figure: the first ones.
 MOST_FIGURES = 12
@@ -128,7 +124,7 @@ def _compared(named: Mapping[str, SavedResults], quantity: str) -> dict[str, str
     return {
         "name": quantity,
         "heading": QUANTITIES[quantity].heading.format(reference="the reference"),
-        "meaning": TERMS[TERM_OF_COLUMN[quantity]],
+        "meaning": meaning_of(quantity),
         "table": table_on_page(table, labels=estimators),
     }
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from gradstats.stats.variance.quantities import QUANTITIES
+
 #: Word → what it means; in the order of the alphabet.
 TERMS: dict[str, str] = {
     "baseline": (
@@ -119,19 +121,14 @@ TERMS: dict[str, str] = {
     ),
 }
 
-#: Column of the variance table, as it is saved → the word that defines it.
-TERM_OF_COLUMN: dict[str, str] = {
-    "estimator": "estimator",
-    "matched_ratio": "relative noise, matched ratio",
-    "matched_ratio_simultaneous": "ratios of all rows",
-    "in_best_set": "best set",
-    "trace_cov": "tr Cov",
-    "signal_sq": "signal, ‖E ĝ‖²",
-    "noise_to_signal": "critical batch, noise-to-signal",
-    "ratio": "ratio",
-    "ratio_simultaneous": "ratios of all rows",
-    "cosine": "cosine",
-    "bias_share": "bias, matched bias",
-    "matched_bias_share": "bias, matched bias",
-    "kept_share": "kept share",
-}
+
+def meaning_of(column: str, declared: str = "") -> str:
+    """Return what a column means: a word of the glossary, or else what its quantity or the column itself declares."""
+    if column.endswith("_simultaneous"):
+        return TERMS["ratios of all rows"]
+    if column == "in_best_set":
+        return TERMS["best set"]
+    if column not in QUANTITIES:
+        return TERMS.get(column, declared)
+    term, meaning = QUANTITIES[column].term, QUANTITIES[column].meaning
+    return TERMS.get(term, f"{meaning[:1].upper()}{meaning[1:]}.")

@@ -24,13 +24,19 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
 from gradstats.report.analysis_tables import frame_in_words, short_table, table_of
-from gradstats.report.glossary import TERM_OF_COLUMN, TERMS
+from gradstats.report.glossary import TERMS, meaning_of
 from gradstats.report.latex import unbroken
 from gradstats.report.prompts_on_page import prompts_on_page
 from gradstats.report.run_tables import level_of
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
 from gradstats.report.tables import Table
-from gradstats.report.verdict import Verdict, headline, sentence_of, verdicts, what_is_open
+from gradstats.report.verdict import (
+    Verdict,
+    headline,
+    sentence_of,
+    verdicts,
+    what_is_open,
+)
 from gradstats.system.files import atomic_path, to_json
 from gradstats.system.outputs import REPORT, claim, is_marked, refuse_links
 
@@ -360,8 +366,7 @@ def _ranked_first(declared: Analysis | FurtherTable) -> Analysis | FurtherTable:
 def _defined(analysis: Analysis, declared: Analysis | FurtherTable, name: str) -> tuple[str, str]:
     """Return what a column means, in the words of the glossary where it has any, and the file that computes it."""
     column = next(one for one in declared.columns if one.name == name)
-    meaning = TERMS[TERM_OF_COLUMN[name]] if name in TERM_OF_COLUMN else column.meaning
-    return meaning, f"gradstats/{column.file or analysis.file}"
+    return meaning_of(name, column.meaning), f"gradstats/{column.file or analysis.file}"
 
 
 def _names_of(run: SavedResults, answer: Answer) -> dict[str, str]:

@@ -15,12 +15,12 @@ from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
-from gradstats.plots.quantities import JUDGED, shown_in
 from gradstats.report.analysis_tables import alpha_table, frame_in_words, table_of, variance_table
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
 from gradstats.report.tables import Table
+from gradstats.stats.variance.quantities import JUDGED, shown_in
 from gradstats.system.outputs import MARK, TABLE, claim
 
 

@@ -16,7 +16,6 @@ from gradstats import plots
 from gradstats.analyses import registry
 from gradstats.analyses.printed import Printed
 from gradstats.config.experiment import FiguresSection
-from gradstats.plots.quantities import JUDGED
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import styled
 from gradstats.report.run_tables import numbers_of_run
@@ -30,6 +29,7 @@ from gradstats.report.saved_results import (
 )
 from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.length_scaling.diagnostics import alpha_difference
+from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import read_json, write_csv, write_json
 from gradstats.system.late import np
 from gradstats.system.outputs import claim, csv_with

@@ -20,9 +20,9 @@ from gradstats.analyses.printed import triples_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import NEEDED, VarianceComparison
 from gradstats.answers import Answer
-from gradstats.plots.quantities import JUDGED, NOT_NEGATIVE, limits_of
 from gradstats.report.analysis_tables import joined_name, short_table
 from gradstats.stats.variance.best_set import EQUAL
+from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, limits_of
 from gradstats.system.late import np, npt
 
 if TYPE_CHECKING:

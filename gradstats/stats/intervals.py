@@ -54,6 +54,11 @@ class StudentisedEstimate(Estimate):
             return float(self.value * np.exp(-margin)), float(self.value * np.exp(margin))
 
     @property
+    def deviations(self) -> Float[np.ndarray, " resamples"] | None:
+        """The draws of what is not known exactly."""
+        return self.draws if self.stderr > EXACT else None
+
+    @property
     def degrees_of_error(self) -> float:
         """Degrees of freedom of the standard error: 1/(1/n − 1/M), at least 1."""
         return max(float(satterthwaite_degrees(self.n_influential, round(self.degrees) + 1)) / 2.0, 1.0)
@@ -203,9 +208,12 @@ class FiellerRatio:
         return bool(self.contrast_variance <= (EXACT * self.value * self.denominator) ** 2)
 
     @property
-    def draws(self) -> Float[np.ndarray, " resamples"]:
-        """The studentised deviations of e over resamples of the prompts; NaN for a resample without a spread."""
-        return studentised_means(self.influence[:, None])[:, 0]
+    def deviations(self) -> Float[np.ndarray, " resamples"] | None:
+        """The studentised deviations of e over resamples of the prompts; NaN for a resample without a spread.
+
+        None where the ratio is known exactly, or not at all.
+        """
+        return studentised_means(self.influence[:, None])[:, 0] if self.is_known and not self.is_exact else None
 
     @property
     def is_known(self) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from gradstats.estimators.batch import CompletionTable, MeasuredCompletions, checked_groups
-from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import Statistic
 from gradstats.system.late import Int, np, npt, pd
 
@@ -116,19 +115,6 @@ class MeasuredPolicy(MeasuredEntropies, Protocol):
         ...
 
 
-class MeasuredEnergies(MeasuredRollouts, Protocol):
-    """Energies of single tokens; not for isinstance, since a measurement may warn when they are read."""
-
-    @property
-    def token_energy(self) -> list[np.ndarray] | None:
-        """For each completion, ‖s_t‖² of its tokens."""
-        ...
-
-    def token_scores(self) -> list[TokenScores] | None:
-        """Return what is known of the token scores of each completion."""
-        ...
-
-
 @runtime_checkable
 class MeasuredSampler(MeasuredLogprobs, Protocol):
     """Log-probabilities under the sampler as well."""
@@ -146,63 +132,6 @@ class MeasuredGradients(MeasuredRollouts, Protocol):
     @property
     def sketches(self) -> np.ndarray | None:
         """(N, D) random projections of the S_i."""
-        ...
-
-
-@runtime_checkable
-class MeasuredBlockGradients(MeasuredGradients, MeasuredBlocks, Protocol):
-    """The same for each block of parameters."""
-
-    @property
-    def sketches_by_block(self) -> np.ndarray | None:
-        """(N, blocks, D) random projections, which sum to those of the S_i."""
-        ...
-
-
-@runtime_checkable
-class MeasuredProfile(MeasuredNorms, MeasuredPolicy, Protocol):
-    """What a policy's profile needs: scores of whole completions and the scored distribution at every token."""
-
-    @property
-    def sum_pi_squared(self) -> list[np.ndarray]:
-        """For each completion, Σ_v π(v)² at its tokens."""
-        ...
-
-
-@runtime_checkable
-class MeasuredTokens(MeasuredProfile, Protocol):
-    """Projections of the scores of single tokens, and exact norms of the heaviest.
-
-    See :class:`gradstats.Measurement`.
-    """
-
-    @property
-    def hidden_sq_norms(self) -> list[np.ndarray]:
-        """For each completion, squared norms of what enters the output embedding."""
-        ...
-
-    @property
-    def token_projections(self) -> list[np.ndarray] | None:
-        """For each completion, (T_i, K) projections of its tokens' scores."""
-        ...
-
-    @property
-    def heavy_positions(self) -> list[np.ndarray] | None:
-        """For each completion, positions of the tokens measured exactly."""
-        ...
-
-    @property
-    def heavy_sq_norms(self) -> list[np.ndarray] | None:
-        """For each completion, ‖s_t‖² of those."""
-        ...
-
-    @property
-    def heavy_sketches(self) -> list[np.ndarray] | None:
-        """For each completion, (m_i, D) sketches of those."""
-        ...
-
-    def token_scores(self) -> list[TokenScores] | None:
-        """Return what is known of the token scores of each completion."""
         ...
 
 

@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import cast
 
 from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.measured import MeasuredEnergies, MeasuredEntropies, MeasuredRollouts, MeasuredTokens
+from gradstats.stats.measured import MeasuredEntropies, MeasuredRollouts
 from gradstats.stats.variance.sketch_error import probed_statistic
 from gradstats.system.late import Float, Int, np, pd
 
@@ -38,7 +39,7 @@ FEWEST_PROMPTS = 3
 
 def summed_energy(measured: MeasuredRollouts) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n k"] | None]:
     r"""Return (n,) :math:`\sum_t‖s_t‖²` of each completion, and along each probe the energy of its light tokens."""
-    measured = cast(MeasuredEnergies, measured)
+    measured = cast(Measurement, measured)
     tokens = measured.token_scores() if hasattr(measured, "token_scores") else None
     if tokens is None:
         return np.array([float(np.sum(energy)) for energy in measured.token_energy or []]), None
@@ -50,7 +51,7 @@ def has_token_energies(measured: MeasuredRollouts) -> bool:
     """Return whether the energy of every token is known, exactly or from probes."""
     if not hasattr(measured, "token_scores"):
         return getattr(measured, "token_energy", None) is not None
-    tokens = cast(MeasuredEnergies, measured).token_scores()
+    tokens = cast(Measurement, measured).token_scores()
     return tokens is not None and (tokens[0].n_probes > 0 or not any(scores.light.any() for scores in tokens))
 
 
@@ -58,7 +59,7 @@ def has_token_energies(measured: MeasuredRollouts) -> bool:
 NO_PROBES = "the measurement has no probes of token scores: measure with token_probes=…, for example 32"
 
 
-def tokens_of(measured: MeasuredTokens) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:
+def tokens_of(measured: Measurement) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:
     """Return the token scores of every completion, and the number of its prompt."""
     tokens = None if measured.token_projections is None else measured.token_scores()
     if tokens is None:
@@ -230,7 +231,7 @@ def doubling_bins(longest: int) -> tuple[Int[np.ndarray, " bins"], Int[np.ndarra
 COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-def concentration(measured: MeasuredTokens, counts: Sequence[int] = COUNTS) -> TokenProfile:
+def concentration(measured: Measurement, counts: Sequence[int] = COUNTS) -> TokenProfile:
     r"""Return the share of a completion's token energy in its m heaviest tokens, averaged over completions.
 
     It is :math:`\sum_{t \in \mathrm{top}\,m} e_t/\sum_t e_t` with :math:`e_t = ‖s_t‖²`. Tokens are ranked by energies
@@ -265,7 +266,7 @@ def concentration(measured: MeasuredTokens, counts: Sequence[int] = COUNTS) -> T
     )
 
 
-def token_correlation(measured: MeasuredTokens, *, max_distance: int | None = None) -> TokenProfile:
+def token_correlation(measured: Measurement, *, max_distance: int | None = None) -> TokenProfile:
     r"""Return the correlation of token scores against the distance between the tokens.
 
     .. math:: ρ(d) = \frac{E\sum_t ⟨s_t, s_{t+d}⟩}{E\sum_t \frac12(‖s_t‖² + ‖s_{t+d}‖²)}
@@ -354,7 +355,7 @@ def cumulative_errors(
     return [mean_statistic(np.bincount(prompts, at_place) / sizes) for at_place in errors]
 
 
-def local_slope(measured: MeasuredTokens) -> TokenProfile:
+def local_slope(measured: Measurement) -> TokenProfile:
     r"""Half the slope of :math:`\log E[W_t]` against :math:`\log t` along completions: :math:`α_\mathrm{energy}` from
     position to position.
 

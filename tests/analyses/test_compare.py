@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from comparison_batches import interleaved_batch, quiet_compare, quietly, sized_batch, warned_compare
+from comparison_batches import correlated_batch, interleaved_batch, quiet_compare, quietly, sized_batch, warned_compare
 from scipy import stats
 
 from gradstats import estimators as est
@@ -340,6 +340,21 @@ def test_the_other_rows_stay_and_the_reason_is_given():
     expected = quietly(compare, measured, ["rloo", "recipe:grpo", "group_mean"], group_size=[2, 4]).to_frame()
     known = frame.loc[~unknown].drop(columns=["components", "unit"]).reset_index(drop=True)
     np.testing.assert_allclose(known["trace_cov"], expected["trace_cov"])
+
+
+@pytest.mark.parametrize(("unavailable", "rows"), [("nan", ["gae", "rloo"]), ("leave_out", ["rloo"])])
+def test_what_given_scores_do_not_allow_has_no_numbers_or_no_row(unavailable, rows, unchecked):
+    batch, scores = correlated_batch(30, 4)
+    table = quietly(compare, batch, ["gae", "rloo"], scores, unavailable=unavailable)
+    frame = table.to_frame()
+    assert frame["estimator"].tolist() == rows
+    assert frame["ratio"].tolist()[-1] == 1.0
+    assert frame["trace_cov"].isna().tolist()[:-1] == [True] * (len(rows) - 1)
+    assert "gae needs values" in table.notes[0]
+    with pytest.raises(ValueError, match="gae needs values"):
+        compare(batch, ["gae", "rloo"], scores)
+    with pytest.raises(ValueError, match="unavailable='skip' must be one of refuse, nan, leave_out"):
+        compare(batch, ["rloo"], scores, unavailable="skip")
 
 
 def test_without_any_input_the_comparison_is_refused():

@@ -18,7 +18,10 @@ import gradstats as gs
 from gradstats.analyses import variance_by_length, variance_by_success
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
-from gradstats.plots.quantities import (
+from gradstats.plots.variance import rows_in_best_set
+from gradstats.stats.jackknife import mean_statistic
+from gradstats.stats.variance.best_set import pairwise_differences
+from gradstats.stats.variance.quantities import (
     COMPARED,
     JUDGED,
     QUANTITIES,
@@ -27,9 +30,6 @@ from gradstats.plots.quantities import (
     filled_in,
     shown_in,
 )
-from gradstats.plots.variance import rows_in_best_set
-from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.variance.best_set import pairwise_differences
 
 EVERY = np.ones(3, dtype=bool)
 

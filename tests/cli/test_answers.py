@@ -17,7 +17,6 @@ from gradstats.analyses.numbers import number_with_interval, readable
 from gradstats.analyses.plan import plan_ratio
 from gradstats.answers import Answer
 from gradstats.cli.answers import LINES, WIDTH, answer_screen, first_screen, noise_table
-from gradstats.plots.quantities import limits_of
 from gradstats.report.analysis_tables import ShortRow, ShortTable, short_table
 from gradstats.report.saved_results import ENDS, read_results
 from gradstats.report.verdict import (
@@ -29,6 +28,7 @@ from gradstats.report.verdict import (
     verdicts,
     with_plans,
 )
+from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
 
 FIGURES = Path(__file__).parents[2] / "figures"

@@ -26,9 +26,9 @@ from gradstats.cli.commands import COMMANDS
 from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.data import load
-from gradstats.plots.quantities import QUANTITIES, shown_in
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
+from gradstats.stats.variance.quantities import QUANTITIES, shown_in
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ ONLY_IN_PYTHON = {
     (SamplingSection, "rng"): "a file calls it seed: it holds numbers only",
     (VarianceSection, "blocks"): "another question: gradstats ask RUN variance_by_block",
     (VarianceSection, "rng"): "a file calls it seed: it holds numbers only",
+    (VarianceSection, "unavailable"): "a run gives what cannot be computed a row of NaN",
     (SamplingSection, "policy"): "the policy has its own section",
     (SamplingSection, "problems"): "the problems have their own section",
     (SamplingSection, "keep_in"): "a run directory and the command line choose the folder",

@@ -10,7 +10,7 @@ import pandas as pd
 
 from gradstats import analyses, plots
 from gradstats.plots.names import KNOWN
-from gradstats.plots.quantities import COMPARED
+from gradstats.stats.variance.quantities import COMPARED
 
 LONG = "an_estimator_of_my_own_with_a_long_name(alpha=0.8, loo=True, prior=12.5)"
 SHAPES = ("ordinary", "empty", "one row", "nan intervals", "thirty", "long names")

@@ -29,7 +29,7 @@ from gradstats.plots.marks import (
     require_columns,
     without_interval,
 )
-from gradstats.plots.quantities import QUANTITIES
+from gradstats.stats.variance.quantities import QUANTITIES
 
 
 def test_a_result_gives_its_frame_and_a_frame_is_taken_as_it_is():

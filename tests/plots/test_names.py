@@ -23,7 +23,7 @@ from gradstats.plots.names import (
     wrapped,
     wrapped_to_axis,
 )
-from gradstats.plots.quantities import QUANTITIES
+from gradstats.stats.variance.quantities import QUANTITIES
 
 
 def test_known_names_are_all_different():

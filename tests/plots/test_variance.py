@@ -14,7 +14,6 @@ from fixture_frames import variance
 from gradstats.estimators.display_names import in_words
 from gradstats.plots import estimator_appearance, plot_variance, plot_variance_of_runs, plot_variance_panels, style
 from gradstats.plots.names import in_mathematics
-from gradstats.plots.quantities import COMPARED, QUANTITIES
 from gradstats.plots.variance import (
     draw_row,
     forest_height,
@@ -26,6 +25,7 @@ from gradstats.plots.variance import (
     short_rows,
     wrap_label,
 )
+from gradstats.stats.variance.quantities import COMPARED, QUANTITIES
 
 INF, NAN = np.inf, np.nan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,7 +17,7 @@ from gradstats.analyses import allocate, critic_quality, registry, variance_by_s
 from gradstats.analyses.curve import draw_curve
 from gradstats.analyses.length_bins import variances_by_length
 from gradstats.analyses.ratios import CLIPPING
-from gradstats.analyses.variance import COMPARED_ROWS, VarianceByBlock
+from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.estimators import Batch
 from gradstats.plots.names import LABELS
 from gradstats.plots.shares import bin_label
@@ -181,14 +182,16 @@ def test_one_row_for_each_estimator_and_bin():
 def test_one_row_for_each_block_and_estimator():
     batch, scores = correlated_batch(n_prompts=30, size=8)
     of_size = {sizes: quiet_compare(batch, ["rloo", "grpo"], scores, group_size=sizes) for sizes in (4, (2, 4))}
-    found = VarianceByBlock({"attention": of_size[4], "mlp": of_size[4]})
+    found, several = of_size[4], of_size[2, 4]
+    rows = tuple(replace(row, block=block) for block in ("attention", "mlp") for row in found.rows)
+    found = replace(found, rows=rows, differences=2 * found.differences, prompt_labels=2 * found.prompt_labels)
     table = table_of("variance_by_block", found.to_frame(0.9))
     assert table.rows == ("attention, rloo", "attention, grpo", "mlp, rloo", "mlp, grpo")
     assert list(table.columns) == ["variance", "ratio"]
     assert table.columns["ratio"][0] == (1.0, 1.0, 1.0)
     assert "to that of rloo on the same block, 90% intervals" in table.caption
-    several = VarianceByBlock({"mlp": of_size[2, 4]}).to_frame()
-    assert table_of("variance_by_block", several).rows[0] == "mlp, rloo, N = 2"
+    several = replace(several, rows=tuple(replace(row, block="mlp") for row in several.rows))
+    assert table_of("variance_by_block", several.to_frame()).rows[0] == "mlp, rloo, N = 2"
 
 
 def test_allocations():

@@ -23,7 +23,7 @@ from gradstats.analyses.results import Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.analysis_tables import alpha_table
-from gradstats.report.columns import INDEX, without_interval_end
+from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import profile_table
@@ -38,7 +38,7 @@ registry.every()  # imports all of them
 RESULTS = [*Result.__subclasses__(), *ScalarResult.__subclasses__()]
 #: Result class → the tables that its frames are: of every question, and those that answer a part of one.
 TABLES_OF = {
-    **{one.__name__: one.question for one in RESULTS if one.question},
+    **{one.__name__: one.question for one in RESULTS if one.question and not one.__subclasses__()},
     "AlphaDifference": "alpha difference",
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
@@ -50,6 +50,7 @@ TABLES_OF = {
     **dict.fromkeys(("AlphaPlan", "CriticalBatchPlan", "RatioPlan", "SignalPlan"), "plan"),
     "SamplerGap": "sampler_gap",
     "TokenProfile": "token_profiles",
+    "VarianceByBlock": "variance_by_block",
 }
 #: Entries of what only a figure's table or a run with every option holds.
 NOT_DRAWN_HERE = {"ratios": {"effective_share", "estimator"}, "curve": {"per_completion"}}
@@ -164,7 +165,7 @@ SAVED = [path for path in sorted((ROOT / "figures").rglob("*.csv")) if path.stem
 
 
 def named(columns: set[str]) -> set[str]:
-    return {without_interval_end(column) for column in columns}
+    return {column.removesuffix("_low").removesuffix("_high") for column in columns}
 
 
 @pytest.mark.parametrize("table", [name for name in INDEX if name != "length_scaling"])
@@ -194,7 +195,7 @@ def test_every_entry_names_a_file_that_holds_its_name():
     wrong = []
     for table, columns in INDEX.items():
         for column in columns:
-            path, name = PACKAGE / column.file, column.name.split("_at_")[0]
+            path, name = PACKAGE / column.file, column.name.split("_at_")[0].removesuffix("_simultaneous")
             assert column.meaning
             text = path.read_text(encoding="utf-8") if path.is_file() else ""
             if path.stem != name and not re.search(rf"\b{name}s?(_low)?\b", text):

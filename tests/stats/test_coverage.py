@@ -110,7 +110,7 @@ def test_the_remaining_intervals_cover_as_the_page_says():
     assert (enough["coverage"] >= 0.92).all()
     assert others.loc[planned, "coverage"].min() >= 0.8 - 2.0 * np.sqrt(0.8 * 0.2 / 300)
     listed = page_of_tables.PAGE.read_text(encoding="utf-8").split("## Every interval")[1].split("## Example")[0]
-    from gradstats.plots.quantities import COMPARED, VARIANCE_COMPONENTS
+    from gradstats.stats.variance.quantities import COMPARED, VARIANCE_COMPONENTS
 
     for name in [*(one.name for one in (*COMPARED, *VARIANCE_COMPONENTS)), "tokens_saved", "equivalent_group_size"]:
         assert f"`{name}`" in listed, name

@@ -37,7 +37,6 @@ def test_from_means_it_is_the_same_number_with_replicates():
         "MeasuredPolicy",
         "MeasuredSampler",
         "MeasuredGradients",
-        "MeasuredTokens",
     ],
 )
 def test_a_measurement_satisfies_the_protocol(name):

@@ -17,8 +17,8 @@ from typing import Any
 
 from gradstats.stats.intervals import Derived, FiellerRatio, SkewedMeanEstimate, fieller_ratio
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
-from gradstats.stats.variance.estimates import BoundedQuotient, cosine, trace_cov
 from gradstats.stats.variance.moments import SignalComponents
+from gradstats.stats.variance.quantities import BoundedQuotient, cosine, trace_cov
 from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.system.late import np, optimize, special
 
@@ -248,7 +248,7 @@ def alignment_of(row: EstimatorVariance, target: SignalComponents | None) -> Ali
         target: the parts of the variance of ‖G‖².
     """
     gradient = row.gradient
-    if gradient is None or gradient.target is None:
+    if gradient is None or gradient.target is None or gradient.on_target is None:
         return None
     signal, known, noise = gradient.target.signal, gradient.known_scale, trace_cov(gradient)
     quadratic, skewness = (0.0, 0.0) if target is None else (target.quadratic, target.skewness)
@@ -256,8 +256,7 @@ def alignment_of(row: EstimatorVariance, target: SignalComponents | None) -> Ali
         quotient = fieller_ratio(gradient.trace_cov, signal.scaled(known**2))
         return Alignment(CriticalBatch(quotient, known**4 * quadratic, noise, skewness), SquaredCosine(None))
     if min(signal.value, float(signal.replicates.min())) > 0.0:
-        cross = gradient.target.cross
-        along = (cross * cross / signal).without_bias()
+        along = (gradient.on_target * gradient.on_target / signal).without_bias()
         quotient = fieller_ratio(gradient.trace_cov, along)
         critical = CriticalBatch(quotient, (along.value / signal.value) ** 2 * quadratic, noise, skewness)
     else:

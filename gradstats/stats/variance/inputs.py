@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal, cast
 
 from gradstats import estimators as families
@@ -41,7 +42,7 @@ from gradstats.estimators.recipes.weightings import (
 )
 from gradstats.measurement.measurement import NO_SKETCHES, Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
-from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts, MeasuredTokens
+from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts
 from gradstats.stats.on_policy import departures_of, other_policy_of, truncating
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.stats.variance.moments import (
@@ -173,25 +174,24 @@ class ComparisonInputs:
         """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
         if self.scores.ndim == 3:
             return self, list(chosen)
-        known = {
-            id(one): names
-            for one in chosen
-            if isinstance(one, Recipe) and one.level == "token" and (names := weighting_names(one))
-            if all(name in self.weighted for name in names)
-        }
-        own = {id(one): name for one in chosen if (name := self._measured_advantage(one)) is not None}
-        combined = tuple(dict.fromkeys([*(name for names in known.values() for name in names), *own.values()]))
-        replaced = [
-            ByWeightings(cast(Recipe, one), combined)
-            if id(one) in known
-            else ByOwnWeights(one, combined, own[id(one)])
-            if id(one) in own
-            else one
-            for one in chosen
-        ]
-        columns = {MEASURED_WEIGHTS + name: self._token_weights(name) for name in own.values()}
+        weightings = [self._measured_weightings(one) for one in chosen]
+        own = [self._measured_advantage(one) for one in chosen]
+        combined = tuple(dict.fromkeys([*chain.from_iterable(weightings), *filter(None, own)]))
+        replaced = []
+        for one, names, name in zip(chosen, weightings, own, strict=True):
+            if names:
+                one = ByWeightings(cast(Recipe, one), combined)
+            elif name is not None:
+                one = ByOwnWeights(one, combined, name)
+            replaced.append(one)
+        columns = {MEASURED_WEIGHTS + name: self._token_weights(name) for name in own if name is not None}
         batch = self.batch.with_fields(columns={**self.batch.columns, **columns}) if columns else self.batch
         return replace(self, batch=batch, combined=combined), replaced
+
+    def _measured_weightings(self, one: Weighting) -> tuple[str, ...]:
+        """Return the names of the weightings that a recipe combines; none where it does not, or one is missing."""
+        names = weighting_names(one) if isinstance(one, Recipe) and one.level == "token" else ()
+        return names if all(name in self.weighted for name in names) else ()
 
     def _measured_advantage(self, one: Weighting) -> str | None:
         """Return the name of the weighting that holds an estimator's advantages of tokens; None where none does."""
@@ -400,7 +400,7 @@ def comparison_inputs(
     if has_probes and any(each.level == "token" for each in weightings):
         if given := sorted({"token_energy", "token_cross"} & set(fields)):
             raise TypeError(f"{' and '.join(given)} come from the measurement: pass a Batch with scores=…")
-        probed = probed_tokens(cast(MeasuredTokens, measured), batch)
+        probed = probed_tokens(cast(Measurement, measured), batch)
     every = getattr(measured, "weighted", {})
     weighted = {name: gradients for name, gradients in every.items() if gradients.sketches is not None}
     sketches = np.asarray(measured.sketches)
@@ -520,11 +520,16 @@ def prepared_inputs(
 
 
 def reasons_against(
-    measured: MeasuredGradients, estimators: Sequence[Weighting], target: AskedTarget = "auto"
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[Weighting],
+    target: AskedTarget = "auto",
+    scores: npt.ArrayLike | None = None,
+    scores_are_sketches: bool | None = None,
+    fields: Mapping[str, npt.ArrayLike | None] | None = None,
 ) -> list[str | None]:
-    """Return why each estimator cannot be compared on a measurement, with the remedy; None for one that can."""
-    inputs = comparison_inputs(measured, None, None, estimators)
-    judged = choose_target(target, inputs.batch, recorded_differences(measured))
+    """Return why each estimator cannot be compared on these completions, with the remedy; None for one that can."""
+    inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, estimators, fields)
+    judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
     known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
     inputs, along = inputs.with_combined([along_completions(estimator, inputs.batch) for estimator in estimators])
     reasons: list[str | None] = []

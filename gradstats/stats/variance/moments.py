@@ -154,7 +154,7 @@ class PromptMoments:
         within = None if self.within is None else self.within.scaled(factor**2)
         return PromptMoments(self.sums.scaled(factor), self.second_moment.scaled(factor**2), within, self.signs)
 
-    @property
+    @cached_property
     def trace_cov(self) -> Statistic:
         r""":math:`\mathrm{tr\,Cov}` of one group's gradient: :math:`E‖g‖² - ‖E g‖²`.
 

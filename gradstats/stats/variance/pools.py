@@ -11,7 +11,6 @@ from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting, Wrapped
 from gradstats.estimators.recipes.weightings import Combination
 from gradstats.stats.jackknife import Statistic
-from gradstats.stats.variance.estimates import Beside, GradientStatistics
 from gradstats.stats.variance.moments import (
     ComponentsOf,
     DealtDifferences,
@@ -25,7 +24,8 @@ from gradstats.stats.variance.moments import (
     weighted_rows,
 )
 from gradstats.stats.variance.products import PooledProducts
-from gradstats.stats.variance.row import EstimatorVariance, row_of, silent_row
+from gradstats.stats.variance.quantities import GradientStatistics
+from gradstats.stats.variance.row import EstimatorVariance, row_of, share_of_deals, silent_row
 from gradstats.stats.variance.scores import CombinedScores, Contributions, Scores
 from gradstats.stats.variance.sketch_error import SketchError
 from gradstats.system.late import Bool, Int, np
@@ -213,42 +213,34 @@ class PooledCompletions:
             self._require_two_batches(estimator)
         if not estimator.across_groups and weighted.moments is None:
             return partial(silent_row, estimator.label, kept)
-        # Reference and target may be one: the moments of each, once.
-        beside = {id(one.moments): one.moments for one in (reference, target) if one.moments is not None}
-        known = self._known_coefficient(estimator, reference_estimator, weighted, reference)
-        reference_on_target = None
-        if reference.moments is not None and target.moments is not None:
-            reference_on_target = cross_signal(reference.moments, target.moments, self.sketch_error)
-
-        def gradient_of(trace_cov: Statistic, second: Statistic, signal: Statistic, crosses: Sequence[Statistic]):
-            others = {
-                at: Beside(other.trace_cov, other.signal, cross)
-                for (at, other), cross in zip(beside.items(), crosses, strict=True)
-            }
-            return GradientStatistics(
-                trace_cov,
-                second,
-                signal,
-                kept,
-                self.error_prompts,
-                others.get(id(reference.moments)),
-                others.get(id(target.moments)),
-                reference_on_target,
-                known,
-                None if dealt or weighted.moments is None else weighted.moments.within,
-                1.0 if weighted is target and not dealt else self._known_scale(estimator),
-            )
-
+        for judge in filter(None, (reference.moments, target.moments)):
+            judge.trace_cov  # noqa: B018  formed with all others, before the first error is asked for
+        gradient_of = partial(
+            GradientStatistics,
+            kept=kept,
+            prompts_per_batch=self.error_prompts,
+            reference=reference.moments,
+            target=target.moments,
+            reference_on_target=self._cross(reference.moments, target.moments),
+            known_coefficient=self._known_coefficient(estimator, reference_estimator, weighted, reference),
+            known_scale=1.0 if weighted is target and not dealt else self._known_scale(estimator),
+        )
         if dealt:
-            others = tuple(beside.values())
-            return partial(
-                self._batch_level_row, estimator, weighted, others, self._closed(weighted.moments, others), gradient_of
-            )
+            closed = self._closed(weighted.moments, target.moments)
+            return partial(self._batch_level_row, estimator, weighted, target.moments, closed, gradient_of)
         moments = weighted.moments
         assert moments is not None
-        crosses = [cross_signal(moments, other, self.sketch_error) for other in beside.values()]
-        gradient = gradient_of(moments.trace_cov, moments.second_moment, moments.signal, crosses)
-        return lambda: replace(row_of(estimator.label, gradient), signal_parts=ComponentsOf(moments))
+        gradient = gradient_of(
+            on_target=self._cross(moments, target.moments),
+            trace_cov=moments.trace_cov,
+            second_moment=moments.second_moment,
+            signal=moments.signal,
+            within=moments.within,
+        )
+        return lambda: row_of(estimator.label, gradient, signal_parts=ComponentsOf(moments))
+
+    def _cross(self, first: PromptMoments | None, second: PromptMoments | None) -> Statistic | None:
+        return None if first is None or second is None else cross_signal(first, second, self.sketch_error)
 
     def _require_two_batches(self, estimator: Weighting) -> None:
         n_prompts = self.groups.n_prompts
@@ -265,7 +257,7 @@ class PooledCompletions:
         self,
         estimator: Weighting,
         weighted: Weighted,
-        others: tuple[PromptMoments, ...],
+        target: PromptMoments | None,
         closed: list[Statistic],
         gradient_of: Callable[..., GradientStatistics],
     ) -> EstimatorVariance:
@@ -279,9 +271,8 @@ class PooledCompletions:
             # Those of a group do not depend on the batch.
             return self.weights(estimator, rows) if estimator.across_groups else of_rows(fixed, rows)
 
-        dealt = DealtDifferences(
-            weights_of, fixed, self._scores_of(estimator), self.groups, size, rng, others, max_norm=self.max_grad_norm
-        )
+        others, scores = () if target is None else (target,), self._scores_of(estimator)
+        dealt = DealtDifferences(weights_of, fixed, scores, self.groups, size, rng, others, max_norm=self.max_grad_norm)
         most = MOST_DEALS
         if estimator.across_groups:
             most = min(most, max(FEWEST_DEALS, MOST_WEIGHTED_BATCHES * size // self.groups.n_prompts))
@@ -293,24 +284,30 @@ class PooledCompletions:
             if not kept.any():
                 return silent_row(estimator.label, kept)
             second, signal, *crosses = dealt.added_to(closed)
-            trace_cov = (second - signal).scaled(float(size))
-            # E‖G‖² of a batch is that of a group over B, plus (1 − 1/B)‖E g‖².
-            of_group = second.scaled(float(size)) - signal.scaled(size - 1.0)
-            gradient = replace(gradient_of(trace_cov, of_group, signal, crosses), kept=kept, prompts_per_batch=size)
-            row = row_of(estimator.label, gradient)
-            if self.n_resamples or dealt.n_deals >= most or row.share_of_deals <= SMALL_DEAL_SHARE:
+            gradient = gradient_of(
+                trace_cov=(second - signal).scaled(float(size)),
+                # E‖G‖² of a batch is that of a group over B, plus (1 − 1/B)‖E g‖².
+                second_moment=second.scaled(float(size)) - signal.scaled(size - 1.0),
+                signal=signal,
+                on_target=next(iter(crosses), None),
+                kept=kept,
+                prompts_per_batch=size,
+            )
+            left = share_of_deals(gradient)
+            if self.n_resamples or dealt.n_deals >= most or left <= SMALL_DEAL_SHARE:
                 clipped = np.nan if self.max_grad_norm is None else dealt.clipped_share
-                return replace(row, n_deals=dealt.n_deals, clipped_share=clipped)
+                about = {"n_deals": dealt.n_deals, "share_of_deals": left, "clipped_share": clipped}
+                return row_of(estimator.label, gradient, **about)
 
-    def _closed(self, moments: PromptMoments | None, others: tuple[PromptMoments, ...]) -> list[Statistic]:
-        """E‖G‖² of a batch, ‖E g‖² and crosses of weights that are fixed before completions are dealt into batches."""
+    def _closed(self, moments: PromptMoments | None, target: PromptMoments | None) -> list[Statistic]:
+        """E‖G‖² of a batch, ‖E g‖² and ⟨E g, G⟩ of weights that are fixed before completions are dealt into batches."""
         if moments is None:
-            nothing = Statistic(0.0, np.zeros(self.groups.n_prompts))
-            return [nothing] * (2 + len(others))
+            return [Statistic(0.0, np.zeros(self.groups.n_prompts))] * (2 if target is None else 3)
         size = float(self.batch_prompts)
         # E‖G‖² = E‖g‖²/B + (1 − 1/B)‖E g‖².
         second = moments.second_moment.scaled(1.0 / size) + moments.signal.scaled(1.0 - 1.0 / size)
-        return [second, moments.signal, *(cross_signal(moments, other, self.sketch_error) for other in others)]
+        cross = self._cross(moments, target)
+        return [second, moments.signal, *([] if cross is None else [cross])]
 
     def _known_scale(self, estimator: Weighting) -> float | None:
         """Return E[ĝ] over ∇J, where it is known and the same at every size here: on-policy only."""

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gradstats.estimators.estimator import SEQUENCE_SUM
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
-from gradstats.stats.variance.estimates import (
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Statistic
+from gradstats.stats.variance.moments import ComponentsOf, SignalComponents
+from gradstats.stats.variance.quantities import (
+    QUANTITIES,
     GradientStatistics,
-    KeptShare,
-    between_prompt,
-    bias_share,
-    cosine,
-    kept_share,
-    matched_bias_share,
-    matched_ratio,
     matched_trace_cov,
     most_influential_prompt,
     n_effective_beside,
     n_effective_prompts,
-    noise_to_signal,
-    ratio,
-    signal_sq,
-    trace_cov,
-    within_prompt,
+    share_kept,
 )
-from gradstats.stats.variance.moments import ComponentsOf, SignalComponents
 from gradstats.system.late import Float, np
 
 
 @dataclass(frozen=True)
 class EstimatorVariance:
-    """What was estimated about one estimator's gradient, as :mod:`gradstats.stats.variance.estimates` defines it."""
+    """What was estimated about one estimator's gradient; each quantity is an attribute, as in ``row.trace_cov``."""
 
     label: str
-    kept_share: KeptShare
+    quantities: Mapping[str, Estimated]  # by their names in gradstats.stats.variance.quantities
     group_size: int | None = None  # None when prompts have different numbers of completions and all were used
+    block: str = ""  # of parameters, that the gradient is with respect to; "" for all of them
     unit: str = SEQUENCE_SUM  # of the gradient
     components: str = ""  # what the estimator is composed of, whatever its label
     known_coefficient: float | None = None  # the expected gradient over the reference's, where both are known exactly
@@ -47,20 +40,17 @@ class EstimatorVariance:
     share_of_deals: float = 0.0  # of the squared standard error of trace_cov or ratio that more deals would remove
     clipped_share: float = math.nan  # of dealt batches; NaN without a norm that clips
     signal_parts: ComponentsOf | None = field(default=None, repr=False, compare=False)  # None at batch level
-    trace_cov: Estimate = NOT_ESTIMATED
-    signal_sq: Estimate = NOT_ESTIMATED
-    noise_to_signal: Estimated = NOT_ESTIMATED
-    ratio: Estimate = NOT_ESTIMATED
-    matched_ratio: Estimated = NOT_ESTIMATED
-    cosine: Estimated = NOT_ESTIMATED
-    bias_share: Estimated = NOT_ESTIMATED
-    matched_bias_share: Estimated = NOT_ESTIMATED
-    within_prompt: Estimate = NOT_ESTIMATED
-    between_prompt: Estimate = NOT_ESTIMATED
     # tr Cov at matched signal, up to a factor that all rows of a comparison share; None where the signal is not known.
     at_matched_signal: Statistic | None = field(default=None, repr=False, compare=False)
     # What all of these are functions of; a comparison does not keep it.
     gradient: GradientStatistics | None = field(default=None, repr=False, compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a quantity."""
+        try:
+            return self.__dict__["quantities"][name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
 
     @property
     def signal_components(self) -> SignalComponents | None:
@@ -74,35 +64,26 @@ class EstimatorVariance:
 
 def silent_row(label: str, kept: Float[np.ndarray, " prompts"]) -> EstimatorVariance:
     """Return the row of an estimator without a gradient: NaN but for the share of groups kept."""
-    return EstimatorVariance(label, kept_share(kept))
+    return EstimatorVariance(label, dict.fromkeys(QUANTITIES, NOT_ESTIMATED) | {"kept_share": share_kept(kept)})
 
 
-def row_of(label: str, gradient: GradientStatistics) -> EstimatorVariance:
+def row_of(label: str, gradient: GradientStatistics, **about: Any) -> EstimatorVariance:
     """Return every quantity of one estimator."""
     return EstimatorVariance(
-        label=label,
+        label,
+        {name: one.estimate(gradient) for name, one in QUANTITIES.items()},
         known_coefficient=gradient.known_coefficient,
         n_effective_prompts=n_effective_prompts(gradient),
         n_effective_beside=n_effective_beside(gradient),
         most_influential=most_influential_prompt(gradient),
-        share_of_deals=_share_of_deals(gradient),
-        trace_cov=trace_cov(gradient),
-        signal_sq=signal_sq(gradient),
-        noise_to_signal=noise_to_signal(gradient),
-        ratio=ratio(gradient),
-        matched_ratio=matched_ratio(gradient),
-        cosine=cosine(gradient),
-        bias_share=bias_share(gradient),
-        matched_bias_share=matched_bias_share(gradient),
-        kept_share=kept_share(gradient.kept),
-        within_prompt=within_prompt(gradient),
-        between_prompt=between_prompt(gradient),
         at_matched_signal=matched_trace_cov(gradient),
         gradient=gradient,
+        **about,
     )
 
 
-def _share_of_deals(gradient: GradientStatistics) -> float:
+def share_of_deals(gradient: GradientStatistics) -> float:
+    """Return the share of the squared standard error of tr Cov or its ratio that more deals would remove."""
     statistics = [gradient.trace_cov]
     if gradient.reference is not None:
         relative = gradient.trace_cov.in_units_of_itself() - gradient.reference.trace_cov.in_units_of_itself()

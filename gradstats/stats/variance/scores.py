@@ -8,7 +8,7 @@ from functools import cached_property
 
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import logit_energy
-from gradstats.stats.measured import MeasuredTokens
+from gradstats.measurement.measurement import Measurement
 from gradstats.system.late import Bool, Float, Int, np, sparse
 
 # Weights that were estimated from probes need three disjoint thirds of them: one for each side of a product, and one
@@ -236,7 +236,7 @@ def _across_thirds(values: Float[np.ndarray, "thirds x"]) -> Float[np.ndarray, "
     return (values.sum(axis=0) ** 2 - (values**2).sum(axis=0)) / (len(values) * (len(values) - 1.0))
 
 
-def probed_tokens(measured: MeasuredTokens, batch: Batch) -> ProbedTokens:
+def probed_tokens(measured: Measurement, batch: Batch) -> ProbedTokens:
     """Return the token scores of a measurement, as its probes, sketches and heavy tokens give them."""
     mask, rows = batch.mask, measured.token_projections
     assert rows is not None

@@ -12,7 +12,6 @@ from scipy import stats
 from gradstats import estimators as est
 from gradstats.analyses.variance import compare
 from gradstats.plots.names import rows_of_one_unit
-from gradstats.plots.quantities import VARIANCE_COMPONENTS
 from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.moments import (
@@ -24,6 +23,7 @@ from gradstats.stats.variance.moments import (
     signal_components,
     split_into_groups,
 )
+from gradstats.stats.variance.quantities import VARIANCE_COMPONENTS
 from gradstats.stats.variance.scores import Scores
 
 

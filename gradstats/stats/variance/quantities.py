@@ -1,10 +1,17 @@
-"""The quantities of a comparison, each with its interval, from statistics of a gradient over prompts."""
+"""What is estimated of every estimator: each quantity with its definition, its interval, its column and its axis.
+
+A quantity is one entry: a function of :class:`GradientStatistics` under a :class:`Quantity`. Frames, files, tables,
+pages, figures and the index of columns follow from the entries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
+from gradstats.config.options import EUCLIDEAN
 from gradstats.stats.intervals import (
     EXACT,
     FiellerRatio,
@@ -16,35 +23,98 @@ from gradstats.stats.intervals import (
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import effective_sample_size
+from gradstats.stats.variance.moments import PromptMoments
 from gradstats.system.late import Float, np, special
 
+#: The least and the greatest value that a quantity can have.
+Limits = tuple[float, float]
 
-@dataclass(frozen=True)
-class Beside:
-    """Another gradient h that an estimator's gradient g is compared with."""
+NO_LIMITS: Limits = (-math.inf, math.inf)
+#: The values that variances and shares can have.
+NOT_NEGATIVE: Limits = (0.0, math.inf)
+SHARE: Limits = (0.0, 1.0)
 
-    trace_cov: Statistic  # tr Cov(h)
-    signal: Statistic  # ‖E h‖², unbiased
-    cross: Statistic  # ⟨E g, E h⟩, unbiased
+#: Tables for a paper, the HTML page, the terminal, and the figure of several panels.
+Place = Literal["paper", "page", "terminal", "panels"]
 
 
 @dataclass(frozen=True)
 class GradientStatistics:
-    """U-statistics over prompts of one estimator's gradient g, beside reference and target where these have weights."""
+    """U-statistics over prompts of one estimator's gradient g, beside reference r and target where these have weights.
+
+    G is the expected gradient of the target.
+    """
 
     trace_cov: Statistic  # of one group's gradient
     second_moment: Statistic  # E‖g‖²
     signal: Statistic  # ‖E g‖², unbiased, may be negative
     kept: Float[np.ndarray, " prompts"]  # share of each prompt's groups with any non-zero weight
     prompts_per_batch: int  # B of the mean squared error
-    reference: Beside | None = None  # in the denominator of ratios
-    target: Beside | None = None  # what bias and cosine are judged against
+    reference: PromptMoments | None = None  # in the denominator of ratios
+    target: PromptMoments | None = None  # what bias and cosine are judged against
+    on_target: Statistic | None = None  # ⟨E g, G⟩, unbiased
     reference_on_target: Statistic | None = None  # ⟨E r, G⟩
     known_coefficient: float | None = None  # of E g relative to E r, where both are known multiples of ∇J
     within: Statistic | None = None  # between groups of one prompt; None where no prompt has two
     known_scale: float | None = None  # of E g relative to G, where it is known exactly
 
 
+_Estimator = TypeVar("_Estimator", bound=Callable[[GradientStatistics], Estimated])
+
+
+def _unknown(gradient: GradientStatistics) -> Estimated:
+    return NOT_ESTIMATED
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One column of a comparison with its ``_low`` and ``_high``; it decorates the function that estimates it.
+
+    Name and definition are those of the function. In headings and labels ``{reference}`` stands for the label of the
+    reference estimator, and ``{target}`` for what bias and cosine are judged against; :func:`filled_in` puts in both.
+    """
+
+    meaning: str  # in the index of columns
+    heading: str  # in tables, on one line
+    axis_label: str  # in a figure of its own
+    panel_label: str  # under a panel a third as wide
+    limits: Limits = NO_LIMITS  # the least and the greatest possible value; an unbiased estimate may lie beyond
+    logarithmic: bool = False  # whether it is drawn on a log axis
+    landmark: float | None = None  # a value to compare with, drawn as a dashed line
+    has_unit: bool = False  # whether it carries the square of the gradient's unit, alone or relative to another's
+    shown_in: tuple[Place, ...] = ()  # where it is a column or panel by default
+    short: bool = False  # whether the first screen of the command shows it
+    term: str = ""  # of the glossary, that defines it on the page; its meaning by default
+    remark: str = ""  # in captions of tables with it, about entries of the frame's ``.attrs``
+    together_heading: str = ""  # of the intervals that hold for all rows at once, where there are any
+    together_in: tuple[Place, ...] = ()  # where these are a column of their own
+    compared: bool = True  # whether it is a column of the comparison, and not one of the two components of tr Cov
+    name: str = ""
+    estimate: Callable[[GradientStatistics], Estimated] = _unknown
+
+    def __call__(self, estimate: _Estimator) -> _Estimator:
+        """Declare that a function estimates this, under its name."""
+        name = estimate.__name__
+        QUANTITIES[name] = replace(self, name=name, estimate=estimate)
+        return estimate
+
+
+#: Name → quantity, in the order of frames.
+QUANTITIES: dict[str, Quantity] = {}
+_OF_A_BATCH = "The share of bias is that of a batch of {prompts_per_batch} prompts."
+
+
+@Quantity(
+    meaning="variance of one group's gradient",
+    heading="tr Cov",
+    axis_label="tr Cov of a group's gradient",
+    panel_label="tr Cov",
+    limits=NOT_NEGATIVE,
+    logarithmic=True,
+    has_unit=True,
+    shown_in=("paper", "page", "terminal"),
+    term="tr Cov",
+)
 def trace_cov(gradient: GradientStatistics) -> Estimate:
     r"""Return :math:`\mathrm{tr\,Cov}(g) = E‖g‖² - ‖E g‖²` of one group's gradient, over prompts and completions.
 
@@ -58,6 +128,16 @@ def trace_cov(gradient: GradientStatistics) -> Estimate:
     return skewed_mean(gradient.trace_cov, gradient.second_moment.pseudo_values)
 
 
+@Quantity(
+    meaning="squared norm of the expected gradient",
+    heading="‖E ĝ‖²",
+    axis_label="squared norm of the expected gradient",
+    panel_label="signal",
+    limits=NOT_NEGATIVE,
+    landmark=0.0,
+    has_unit=True,
+    term="signal, ‖E ĝ‖²",
+)
 def signal_sq(gradient: GradientStatistics) -> Estimate:
     r"""Return :math:`‖E g‖²` without bias: the mean of :math:`⟨g_m, g_{m'}⟩` over pairs of different prompts.
 
@@ -79,6 +159,15 @@ class NoiseToSignal:
         return self.quotient.value if np.isfinite(high) else np.nan, low, high
 
 
+@Quantity(
+    meaning="prompts of a batch in which noise equals signal",
+    heading="critical batch",
+    axis_label="critical batch (prompts)",
+    panel_label="critical\nbatch",
+    limits=NOT_NEGATIVE,
+    logarithmic=True,
+    term="critical batch, noise-to-signal",
+)
 def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
     r"""Return :math:`\mathrm{tr\,Cov}(g)/‖E g‖²`, in units of groups: the simple noise scale.
 
@@ -93,6 +182,20 @@ def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
     return NoiseToSignal(fieller_ratio(gradient.trace_cov, gradient.signal))
 
 
+@Quantity(
+    meaning="variance relative to the reference's",
+    heading="ratio to {reference}",
+    axis_label="variance relative to {reference}",
+    panel_label="ratio to\n{reference}",
+    limits=NOT_NEGATIVE,
+    logarithmic=True,
+    landmark=1.0,
+    has_unit=True,
+    shown_in=("paper", "page", "terminal"),
+    term="ratio",
+    together_heading="ratios of all rows",
+    together_in=("page", "terminal"),
+)
 def ratio(gradient: GradientStatistics) -> Estimate:
     r"""Return :math:`\mathrm{tr\,Cov}(g)/\mathrm{tr\,Cov}(r)`, with r the gradient of the reference.
 
@@ -106,22 +209,6 @@ def ratio(gradient: GradientStatistics) -> Estimate:
     return studentised_ratio(gradient.trace_cov, gradient.reference.trace_cov)
 
 
-def ratio_simultaneous(ratios: Sequence[Estimate], confidence_level: float) -> list[tuple[float, float]]:
-    r"""Give each ``ratio`` an interval such that all of them hold together at the stated level.
-
-    With :math:`t_e` the studentised deviation of the logarithm of ratio e, the interval of every ratio uses the upper
-    quantile of :math:`\max_e t_e` and the lower one of :math:`\min_e t_e`, from the same resamples of the prompts
-    (max-t; Romano and Wolf 2005). It contains the interval of the ratio alone. Ratios that are known exactly take no
-    part; the interval of one that is not estimated is NaN.
-    """
-    draws = [one.draws for one in ratios if isinstance(one, StudentisedEstimate) and one.stderr > EXACT]
-    quantile = largest_deviation(draws, confidence_level)
-    return [
-        one.within(quantile, confidence_level) if isinstance(one, StudentisedEstimate) else (np.nan, np.nan)
-        for one in ratios
-    ]
-
-
 @dataclass(frozen=True)
 class OfKnownScale:
     """A relative noise whose coefficient is known exactly."""
@@ -133,11 +220,18 @@ class OfKnownScale:
         """Return ``(value, low, high)``; NaN for an expected gradient of 0."""
         return self._scaled(*self.ratio.with_interval(confidence_level))
 
-    def within(self, quantile: float, confidence_level: float) -> Interval:
-        """Return the same for a quantile of the studentised deviation, or for Student's where that is larger."""
+    @property
+    def deviations(self) -> Float[np.ndarray, " resamples"] | None:
+        """Those of the ratio."""
+        if not isinstance(self.ratio, StudentisedEstimate) or self.coefficient == 0.0:
+            return None
+        return self.ratio.deviations
+
+    def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
+        """Return the ends for a quantile of the studentised deviation, or for Student's where that is larger."""
         if not isinstance(self.ratio, StudentisedEstimate):
-            return UNKNOWN
-        return self._scaled(self.ratio.value, *self.ratio.within(quantile, confidence_level))
+            return UNKNOWN[1:]
+        return self._scaled(self.ratio.value, *self.ratio.within(quantile, confidence_level))[1:]
 
     def _scaled(self, value: float, low: float, high: float) -> Interval:
         if self.coefficient == 0.0:
@@ -154,18 +248,37 @@ class OfEstimatedScale:
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``: a ray without a value where the coefficient is not resolved."""
-        return self.within(0.0, confidence_level)
-
-    def within(self, quantile: float, confidence_level: float) -> Interval:
-        """Return the same for a quantile of the studentised deviation, or for Student's where that is larger."""
-        pieces = self.root.solution(confidence_level, quantile)
-        if not pieces:
-            return UNKNOWN
-        low = min(0.0 if first <= 0.0 <= last else min(first**2, last**2) for first, last in pieces)
-        high = max(max(first**2, last**2) for first, last in pieces)
+        low, high = self.within(0.0, confidence_level)
         return self.root.value**2 if np.isfinite(high) else np.nan, low, high
 
+    @property
+    def deviations(self) -> Float[np.ndarray, " resamples"] | None:
+        r"""Those of :math:`N - \hat ψD`; None where the relative noise is known exactly, or not at all."""
+        return self.root.deviations
 
+    def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
+        """Return the ends for a quantile of the studentised deviation, or for Student's where that is larger."""
+        pieces = self.root.solution(confidence_level, quantile)
+        if not pieces:
+            return UNKNOWN[1:]
+        low = min(0.0 if first <= 0.0 <= last else min(first**2, last**2) for first, last in pieces)
+        return low, max(max(first**2, last**2) for first, last in pieces)
+
+
+@Quantity(
+    meaning="samples needed for equal noise at equal signal, relative to the reference",
+    heading="relative noise",
+    axis_label="samples needed for equal noise,\nrelative to {reference}",
+    panel_label="relative\nnoise\n({reference} = 1)",
+    limits=NOT_NEGATIVE,
+    logarithmic=True,
+    landmark=1.0,
+    shown_in=("paper", "page", "terminal", "panels"),
+    short=True,
+    term="relative noise, matched ratio",
+    together_heading="relative noise of all rows",
+    together_in=("paper", "page", "terminal"),
+)
 def matched_ratio(gradient: GradientStatistics) -> Estimated:
     r"""Return :math:`\frac{\mathrm{tr\,Cov}(g)/c²}{\mathrm{tr\,Cov}(r)/c_r²}` with :math:`c = ⟨E g, G⟩/‖G‖²` and
     :math:`c_r = ⟨E r, G⟩/‖G‖²`, r the reference and G the expectation of the target.
@@ -181,10 +294,10 @@ def matched_ratio(gradient: GradientStatistics) -> Estimated:
         return NOT_ESTIMATED
     if gradient.known_coefficient is not None:
         return OfKnownScale(ratio(gradient), gradient.known_coefficient)
-    if gradient.target is None or gradient.reference_on_target is None:
+    if gradient.on_target is None or gradient.reference_on_target is None:
         return NOT_ESTIMATED
     root = (gradient.trace_cov / gradient.reference.trace_cov).root()
-    return OfEstimatedScale(fieller_ratio(root * gradient.reference_on_target, gradient.target.cross))
+    return OfEstimatedScale(fieller_ratio(root * gradient.reference_on_target, gradient.on_target))
 
 
 def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
@@ -195,33 +308,10 @@ def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:
     if gradient.known_coefficient is not None:
         known = gradient.known_coefficient
         return None if known == 0.0 else gradient.trace_cov.scaled(known**-2)
-    if gradient.target is None or gradient.reference_on_target is None:
+    if gradient.on_target is None or gradient.reference_on_target is None:
         return None
-    coefficient = gradient.target.cross / gradient.reference_on_target
+    coefficient = gradient.on_target / gradient.reference_on_target
     return gradient.trace_cov / (coefficient * coefficient)
-
-
-def matched_ratio_simultaneous(matched: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
-    r"""Return an interval for each ``matched_ratio``, such that all of them hold together at the stated level.
-
-    As in :func:`ratio_simultaneous`: where the scale is known it is that of ``ratio``, times the scale. Where it is
-    estimated, the Fieller set with the quantile of the largest deviation in place of Student's, where the deviation of
-    that row is the one of :math:`N - \hat ψD`, studentised. Rows that are known exactly take no part; what is not
-    estimated is NaN.
-    """
-    draws = []
-    for one in matched:
-        if isinstance(one, OfKnownScale):
-            ratio = one.ratio
-            if isinstance(ratio, StudentisedEstimate) and ratio.stderr > EXACT and one.coefficient != 0.0:
-                draws.append(ratio.draws)
-        elif isinstance(one, OfEstimatedScale) and one.root.is_known and not one.root.is_exact:
-            draws.append(one.root.draws)
-    quantile = largest_deviation(draws, confidence_level)
-    return [
-        one.within(quantile, confidence_level)[1:] if isinstance(one, OfKnownScale | OfEstimatedScale) else UNKNOWN[1:]
-        for one in matched
-    ]
 
 
 @dataclass(frozen=True)
@@ -238,14 +328,47 @@ class BoundedQuotient:
             return self.unknown
         if not self.quotient.is_bounded(confidence_level):
             return np.nan, *self.quotient.within(confidence_level, self.lowest, 1.0)
-        return self.quotient.value, *self.inside(self.quotient.solution(confidence_level)[0])
+        return self.quotient.value, *self.within(0.0, confidence_level)
 
-    def inside(self, ends: tuple[float, float]) -> tuple[float, float]:
-        """Put what lies beyond the possible values, by rounding or by its error, at the end that it is nearest to."""
-        low, high = np.clip(ends, self.lowest, 1.0)
+    @property
+    def deviations(self) -> Float[np.ndarray, " resamples"] | None:
+        """Those of the quotient."""
+        return self.quotient.deviations
+
+    def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
+        """Return the ends for a quantile of the studentised deviation, or for Student's where that is larger.
+
+        What lies beyond the possible values, by rounding or by its error, is put at the end that it is nearest to.
+        """
+        pieces = self.quotient.solution(confidence_level, quantile) or [(-np.inf, np.inf)]
+        low, high = np.clip((pieces[0][0], pieces[-1][1]), self.lowest, 1.0)
         return float(low), float(high)
 
 
+def simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
+    r"""Give the same quantity of each row an interval such that all of them hold together at the stated level.
+
+    With :math:`t_e` the studentised deviation of row e, the interval of every row uses the upper quantile of
+    :math:`\max_e t_e` and the lower one of :math:`\min_e t_e`, from the same resamples of the prompts, in place of its
+    own (max-t; Romano and Wolf 2005): of the logarithm for a ratio, of :math:`N - \hat ψD` for a Fieller set. It
+    contains the interval of the row alone. Rows that are known exactly take no part; the interval of one that is not
+    estimated is NaN.
+    """
+    joint = (StudentisedEstimate, OfKnownScale, OfEstimatedScale, BoundedQuotient)
+    deviations = [one.deviations for one in estimates if isinstance(one, joint)]
+    quantile = largest_deviation([one for one in deviations if one is not None], confidence_level)
+    return [one.within(quantile, confidence_level) if isinstance(one, joint) else UNKNOWN[1:] for one in estimates]
+
+
+@Quantity(
+    meaning="cosine between the expected gradient and that of the target",
+    heading="cosine",
+    axis_label="cosine to the {target} gradient",
+    panel_label="cosine\n({target})",
+    limits=(-1.0, 1.0),
+    shown_in=("paper", "page", "terminal", "panels"),
+    term="cosine",
+)
 def cosine(gradient: GradientStatistics) -> Estimated:
     r""":math:`⟨E g, G⟩/(‖E g‖\,‖G‖)`, with G the expectation of the target: 1 for an estimator biased in scale alone.
 
@@ -256,29 +379,49 @@ def cosine(gradient: GradientStatistics) -> Estimated:
     the Fieller set of the quotient, cut to [−1, 1]; where the product of the norms is not resolved no value is given,
     and where one of them may be 0 the interval is all of [−1, 1].
     """
-    if gradient.target is None:
+    if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
     own, target = gradient.signal, gradient.target.signal
     norms = own.root() * target.root()
     # √((1 + a)(1 + b)) = 1 + (a + b)/2 − (a − b)²/8 + …, a and b the relative errors of the two squares.
     relative = own.in_units_of_itself() - target.in_units_of_itself()
     norms = norms.without_bias(-norms.value * relative.surplus_over_deals / 8)
-    return BoundedQuotient(fieller_ratio(gradient.target.cross, norms), -1.0, unknown=(np.nan, -1.0, 1.0))
+    return BoundedQuotient(fieller_ratio(gradient.on_target, norms), -1.0, unknown=(np.nan, -1.0, 1.0))
 
 
+@Quantity(
+    meaning="share of a batch's mean squared error that is bias",
+    heading="share of bias",
+    axis_label="share of bias in the mean squared error,\nagainst the {target} gradient",
+    panel_label="share\nof bias",
+    limits=SHARE,
+    term="bias, matched bias",
+    remark=_OF_A_BATCH,
+)
 def bias_share(gradient: GradientStatistics) -> Estimated:
     r""":math:`\frac{‖E d‖²}{‖E d‖² + \mathrm{tr\,Cov}(g)/B}`, d = g − h with h the target's gradient, in a batch of B.
 
     :math:`‖E d‖²` is estimated without bias from pairs of different prompts, so that it may be negative, and the share
     with it. The interval is the Fieller set of the quotient, cut to [0, 1].
     """
-    if gradient.target is None:
+    if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
-    bias_sq = gradient.signal - gradient.target.cross.scaled(2.0) + gradient.target.signal
+    bias_sq = gradient.signal - gradient.on_target.scaled(2.0) + gradient.target.signal
     error = bias_sq + gradient.trace_cov.scaled(1.0 / gradient.prompts_per_batch)
     return BoundedQuotient(fieller_ratio(bias_sq, error), 0.0)
 
 
+@Quantity(
+    meaning="the same with the estimator scaled onto the target",
+    heading="bias",
+    axis_label="share of bias in the mean squared error,\nat matched scale, against the {target} gradient",
+    panel_label="bias",
+    limits=SHARE,
+    shown_in=("paper", "page", "terminal", "panels"),
+    short=True,
+    term="bias, matched bias",
+    remark=_OF_A_BATCH,
+)
 def matched_bias_share(gradient: GradientStatistics) -> Estimated:
     r"""Return :math:`\frac{‖E g/c - G‖²}{‖E g/c - G‖² + \mathrm{tr\,Cov}(g)/(c²B)}` with :math:`c = ⟨E g, G⟩/‖G‖²`.
 
@@ -293,9 +436,9 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
     :math:`‖E g‖² - 2c⟨E g, G⟩ + c²‖G‖²` is then the squared bias beside tr Cov(g)/B. The interval is the Fieller set of
     the quotient, cut to [0, 1]; no value is given where the denominator is not resolved.
     """
-    if gradient.target is None:
+    if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
-    cross, target_signal = gradient.target.cross, gradient.target.signal
+    cross, target_signal = gradient.on_target, gradient.target.signal
     known = gradient.known_scale
     if known is not None:
         turned = gradient.signal - cross.scaled(2.0 * known) + target_signal.scaled(known**2)
@@ -309,26 +452,6 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
         turned = turned.scaled(0.0)  # a multiple of the target: what is left is rounding
     error = turned + noise.scaled(1.0 / gradient.prompts_per_batch)
     return BoundedQuotient(fieller_ratio(turned, error), 0.0)
-
-
-def fieller_simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> list[tuple[float, float]]:
-    """Return an interval for each cosine or share of bias, such that all hold together at the stated level.
-
-    Each is the Fieller set of the quotient with the quantile of the largest studentised deviation over all rows in
-    place of Student's (max-t, as in :func:`ratio_simultaneous`), cut to what is possible. Rows that are known exactly
-    take no part; the interval of one that is not estimated is NaN.
-    """
-    quotients = [one.quotient for one in estimates if isinstance(one, BoundedQuotient)]
-    draws = [one.draws for one in quotients if one.is_known and not one.is_exact]
-    quantile = largest_deviation(draws, confidence_level)
-    ends: list[tuple[float, float]] = []
-    for one in estimates:
-        if not isinstance(one, BoundedQuotient):
-            ends.append((np.nan, np.nan))
-            continue
-        pieces = one.quotient.solution(confidence_level, quantile) or [(-np.inf, np.inf)]
-        ends.append(one.inside((pieces[0][0], pieces[-1][1])))
-    return ends
 
 
 @dataclass(frozen=True)
@@ -355,14 +478,38 @@ class KeptShare:
         return p, float(max(centre - margin, 0.0)), float(min(centre + margin, 1.0))
 
 
-def kept_share(kept: Float[np.ndarray, " prompts"]) -> KeptShare:
+def share_kept(kept: Float[np.ndarray, " prompts"]) -> KeptShare:
+    """Estimate the mean over prompts of the share of their groups that are kept."""
+    return KeptShare(mean_statistic(kept).estimate())
+
+
+@Quantity(
+    meaning="share of groups with any non-zero weight",
+    heading="groups kept",
+    axis_label="share of groups with a gradient",
+    panel_label="groups\nkept",
+    limits=SHARE,
+    shown_in=("paper", "page"),
+    term="kept share",
+)
+def kept_share(gradient: GradientStatistics) -> KeptShare:
     """Estimate the mean over prompts of the share of their groups with any non-zero weight.
 
     A group has none where its rewards are all equal and the baseline subtracts their mean, or where a filter drops it.
     """
-    return KeptShare(mean_statistic(kept).estimate())
+    return share_kept(gradient.kept)
 
 
+@Quantity(
+    meaning="variance between groups of one prompt",
+    heading="within-prompt variance",
+    axis_label="within-prompt variance",
+    panel_label="within\nprompts",
+    limits=NOT_NEGATIVE,
+    logarithmic=True,
+    has_unit=True,
+    compared=False,
+)
 def within_prompt(gradient: GradientStatistics) -> Estimate:
     r"""Average :math:`\frac{1}{K-1}\sum_k‖g_{mk} - \bar g_m‖²`, over the K groups of a prompt, over prompts.
 
@@ -372,6 +519,16 @@ def within_prompt(gradient: GradientStatistics) -> Estimate:
     return NOT_ESTIMATED if gradient.within is None else skewed_mean(gradient.within, gradient.within.pseudo_values)
 
 
+@Quantity(
+    meaning="variance of the prompts' expected gradients",
+    heading="between-prompt variance",
+    axis_label="between-prompt variance",
+    panel_label="between\nprompts",
+    limits=NOT_NEGATIVE,
+    landmark=0.0,
+    has_unit=True,
+    compared=False,
+)
 def between_prompt(gradient: GradientStatistics) -> Estimate:
     """Return ``trace_cov`` less ``within_prompt``: the variance of the prompts' own expected gradients.
 
@@ -379,6 +536,48 @@ def between_prompt(gradient: GradientStatistics) -> Estimate:
     unit. The interval is a delete-one-prompt jackknife on the raw scale; NaN where every prompt has a single group.
     """
     return NOT_ESTIMATED if gradient.within is None else (gradient.trace_cov - gradient.within).estimate()
+
+
+#: What `gradstats.compare` estimates of every estimator, in the order of its frame.
+COMPARED = tuple(one for one in QUANTITIES.values() if one.compared)
+#: The two components of ``trace_cov``, where prompts have several groups.
+VARIANCE_COMPONENTS = tuple(one for one in QUANTITIES.values() if not one.compared)
+#: The label of an axis that both components share.
+COMPONENT_LABEL = "component of tr Cov"
+
+# A shrunken estimator has a low ratio without being better, and a ratio between two units is meaningless: only the
+# relative noise decides which estimator is lowest, and figures show it by default.
+JUDGED = QUANTITIES["matched_ratio"]
+
+
+def limits_of(name: str) -> Limits:
+    """Return the least and the greatest value that a column can have, as its quantity declares them."""
+    return QUANTITIES[name].limits if name in QUANTITIES else NO_LIMITS
+
+
+def shown_in(place: Place) -> tuple[str, ...]:
+    """Return the names of the quantities that a kind of table or figure shows by default, in order."""
+    return tuple(quantity.name for quantity in QUANTITIES.values() if place in quantity.shown_in)
+
+
+#: What a target is called in labels and headings.
+TARGETS = {"on_policy": "on-policy", "importance": "importance-weighted"}
+
+
+def filled_in(text: str, attrs: Mapping[Hashable, object], reference: str | None = None) -> str:
+    """Put the names of reference and target into a heading or label."""
+    name = attrs.get("reference", "the reference") if reference is None else reference
+    return text.format(reference=name, target=TARGETS[str(attrs.get("target", "on_policy"))])
+
+
+def axis_label(quantity: Quantity, attrs: Mapping[Hashable, object], reference: str | None = None) -> str:
+    """Return the label of a quantity's axis, with the metric where it is not Euclidean."""
+    return in_metric(filled_in(quantity.axis_label, attrs, reference), attrs)
+
+
+def in_metric(label: str, attrs: Mapping[Hashable, object]) -> str:
+    """Return the label of an axis with the metric that a frame's ``attrs`` record, where it is not Euclidean."""
+    return label if attrs.get("metric", EUCLIDEAN) == EUCLIDEAN else f"{label}\n(Adam's metric)"
 
 
 #: Below this effective number of prompts, simulated intervals undercover; see docs/statistics.md.

@@ -7,29 +7,26 @@ from comparison_batches import correlated_batch, quietly
 from gradstats.analyses.variance import compare
 from gradstats.stats.intervals import studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
-from gradstats.stats.variance.estimates import (
-    Beside,
+from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
+from gradstats.stats.variance.quantities import (
     GradientStatistics,
     between_prompt,
     bias_share,
     cosine,
-    fieller_simultaneous,
-    kept_share,
     matched_bias_share,
     matched_ratio,
-    matched_ratio_simultaneous,
     matched_trace_cov,
     most_influential_prompt,
     n_effective_beside,
     n_effective_prompts,
     noise_to_signal,
     ratio,
-    ratio_simultaneous,
+    share_kept,
     signal_sq,
+    simultaneous,
     trace_cov,
     within_prompt,
 )
-from gradstats.stats.variance.moments import Groups, cross_signal, prompt_moments
 from gradstats.stats.variance.row import EstimatorVariance
 
 
@@ -45,21 +42,17 @@ def statistics_of(gradients, reference=None, target=None, *, known=None, scale=N
     """What quantities are computed from, of gradients beside a reference's and a target's."""
     moments = moments_of(gradients)
 
-    def beside(others):
-        if others is None:
-            return None
-        other = moments_of(others)
-        return Beside(other.trace_cov, other.signal, cross_signal(moments, other))
-
+    reference, target = (None if one is None else moments_of(one) for one in (reference, target))
     return GradientStatistics(
         moments.trace_cov,
         moments.second_moment,
         moments.signal,
         np.ones(len(gradients)) if kept is None else np.asarray(kept, dtype=float),
         prompts_per_batch,
-        beside(reference),
-        beside(target),
-        None if reference is None or target is None else cross_signal(moments_of(reference), moments_of(target)),
+        reference,
+        target,
+        None if target is None else cross_signal(moments, target),
+        None if reference is None or target is None else cross_signal(reference, target),
         known,
         moments.within,
         scale,
@@ -229,8 +222,7 @@ def test_the_standard_error_is_the_jackknife_of_the_logarithm(quantity):
 
 
 def test_a_signal_is_resolved_where_its_interval_lies_above_zero():
-    kept = kept_share(np.ones(3))
-    narrow, wide = (EstimatorVariance("mine", kept, signal_sq=Estimate(1.0, by, "raw", np.inf)) for by in (0.4, 0.6))
+    narrow, wide = (EstimatorVariance("mine", {"signal_sq": Estimate(1.0, by, "raw", np.inf)}) for by in (0.4, 0.6))
     assert (narrow.resolved(0.95), wide.resolved(0.95), wide.resolved(0.8)) == (True, False, True)
 
 
@@ -254,7 +246,7 @@ def test_in_one_dimension_a_bias_has_no_direction():
     """What the estimated scale brings there is bias alone, which is taken off to the next order in 1/M."""
     target = 5.0 + np.random.default_rng(1).normal(size=60)
     statistics = of(target + 2.0, target=target, prompts_per_batch=1)
-    plain = (statistics.signal - statistics.target.cross * statistics.target.cross / statistics.target.signal).value
+    plain = (statistics.signal - statistics.on_target * statistics.on_target / statistics.target.signal).value
     value, low, _ = matched_bias_share(statistics).with_interval(0.95)
     assert abs(value) < 0.1 * abs(plain / statistics.trace_cov.value)
     assert low == 0.0
@@ -281,13 +273,13 @@ def test_independent_groups_have_wilsons_interval():
     """Ten of twenty, with the standard error of a mean of independent groups (ddof 1): n_eff = 19."""
     n = 19.0
     margin = Z * np.sqrt(0.25 / n + Z**2 / (4 * n**2)) / (1 + Z**2 / n)
-    found = kept_share(np.repeat([0.0, 1.0], 10)).with_interval(0.95)
+    found = share_kept(np.repeat([0.0, 1.0], 10)).with_interval(0.95)
     assert found == pytest.approx((0.5, 0.5 - margin, 0.5 + margin), rel=1e-9)
 
 
 def test_a_share_of_all_or_none_has_an_interval_too():
-    assert kept_share(np.ones(20)).with_interval(0.95) == pytest.approx((1.0, 20 / (20 + Z**2), 1.0), rel=1e-9)
-    assert kept_share(np.zeros(20)).with_interval(0.95) == pytest.approx((0.0, 0.0, Z**2 / (20 + Z**2)), rel=1e-9)
+    assert share_kept(np.ones(20)).with_interval(0.95) == pytest.approx((1.0, 20 / (20 + Z**2), 1.0), rel=1e-9)
+    assert share_kept(np.zeros(20)).with_interval(0.95) == pytest.approx((0.0, 0.0, Z**2 / (20 + Z**2)), rel=1e-9)
 
 
 HEAVY, EVEN = (1e-3, 1e3, -1e-3, 1e-3), (1, -1, 1, -1)
@@ -328,12 +320,12 @@ def rows():
 def test_fieller_sets_that_hold_together_contain_those_of_each_row_alone(rows, name):
     estimates = [getattr(row, name) for row in rows]
     wider = 0
-    for one, (low, high) in zip(estimates, fieller_simultaneous(estimates, 0.9), strict=True):
+    for one, (low, high) in zip(estimates, simultaneous(estimates, 0.9), strict=True):
         alone = one.with_interval(0.9)
         assert low <= alone[1] <= alone[2] <= high
         wider += high - low > alone[2] - alone[1] + 1e-9
     assert wider >= len(ESTIMATORS) - 1  # rloo is the target: what is known exactly has one interval
-    assert np.isnan(fieller_simultaneous([NOT_ESTIMATED, estimates[2]], 0.95)[0]).all()
+    assert np.isnan(simultaneous([NOT_ESTIMATED, estimates[2]], 0.95)[0]).all()
 
 
 def ratios_of(rng, truths, n=60):
@@ -350,15 +342,15 @@ def matched_ratios_of(rng, known):
 
 def test_simultaneous_ratios_contain_the_single_intervals():
     ratios = ratios_of(np.random.default_rng(0), [1.0, 2.0, 0.5])
-    for one, (low, high) in zip(ratios, ratio_simultaneous(ratios, 0.9), strict=True):
+    for one, (low, high) in zip(ratios, simultaneous(ratios, 0.9), strict=True):
         alone = one.confidence_interval(0.9)
         assert low <= alone[0] < alone[1] <= high
-    assert ratio_simultaneous(ratios[:1], 0.9)[0] == pytest.approx(ratios[0].confidence_interval(0.9))
+    assert simultaneous(ratios[:1], 0.9)[0] == pytest.approx(ratios[0].confidence_interval(0.9))
 
 
 def test_simultaneous_matched_ratios_contain_the_single_sets_and_widen_with_the_number_of_rows():
     found = matched_ratios_of(np.random.default_rng(1), (None, 1.0, None, None))
-    few, many = matched_ratio_simultaneous(found[:1], 0.9), matched_ratio_simultaneous(found, 0.9)
+    few, many = simultaneous(found[:1], 0.9), simultaneous(found, 0.9)
     for row, (low, high) in zip(found, many, strict=True):
         _, alone_low, alone_high = row.with_interval(0.9)
         assert low < alone_low < alone_high < high
@@ -367,18 +359,18 @@ def test_simultaneous_matched_ratios_contain_the_single_sets_and_widen_with_the_
 
 def test_simultaneous_matched_ratios_of_known_scales_are_those_of_the_ratios_scaled():
     found = matched_ratios_of(np.random.default_rng(0), (1.0, 0.5))
-    plain = ratio_simultaneous([row.ratio for row in found], 0.9)
+    plain = simultaneous([row.ratio for row in found], 0.9)
     expected = [plain[0], tuple(4 * end for end in plain[1])]
-    np.testing.assert_allclose(matched_ratio_simultaneous(found, 0.9), expected)
+    np.testing.assert_allclose(simultaneous(found, 0.9), expected)
 
 
 def test_exact_ratios_and_unknown_ones_take_no_part():
     ratios = ratios_of(np.random.default_rng(0), [1.0, 2.0])
     values = np.exp(np.random.default_rng(1).normal(size=60))
     exact = studentised_ratio(mean_statistic(2 * values), mean_statistic(values))
-    together = ratio_simultaneous([exact, *ratios, NOT_ESTIMATED], 0.95)
+    together = simultaneous([exact, *ratios, NOT_ESTIMATED], 0.95)
     assert together[0] == (2.0, 2.0)
-    assert together[1:3] == ratio_simultaneous(ratios, 0.95)
+    assert together[1:3] == simultaneous(ratios, 0.95)
     assert np.isnan(together[3]).all()
 
 
@@ -386,16 +378,16 @@ def test_exact_matched_ratios_and_unknown_ones_take_no_part():
     *known, zero = matched_ratios_of(np.random.default_rng(2), (None, 1.0, 0.0))
     base = 3.0 + NOISE[:, 0]
     exact = [matched_ratio(of(by * base, base, base)) for by in (1.0, 2.0)]
-    found = matched_ratio_simultaneous([*exact, NOT_ESTIMATED, zero, *known], 0.9)
+    found = simultaneous([*exact, NOT_ESTIMATED, zero, *known], 0.9)
     np.testing.assert_allclose(found[:2], 1.0)
     assert np.isnan(found[2:4]).all()
-    np.testing.assert_allclose(found[4:], matched_ratio_simultaneous(known, 0.9))
-    assert np.isnan(matched_ratio_simultaneous([NOT_ESTIMATED], 0.9)).all()
+    np.testing.assert_allclose(found[4:], simultaneous(known, 0.9))
+    assert np.isnan(simultaneous([NOT_ESTIMATED], 0.9)).all()
 
 
 def test_a_matched_ratio_that_is_a_ray_stays_one():
     base = 3.0 + VECTORS[:, 2]
-    ((low, high),) = matched_ratio_simultaneous([matched_ratio(of(NOISE[:, 0], base, base))], 0.9)
+    ((low, high),) = simultaneous([matched_ratio(of(NOISE[:, 0], base, base))], 0.9)
     assert low >= 0
     assert high == np.inf
 
@@ -406,7 +398,7 @@ def test_all_ratios_of_a_table_hold_at_the_stated_rate():
     together, alone = 0, 0
     for _ in range(200):
         ratios = ratios_of(rng, truths)
-        sets, singles = ratio_simultaneous(ratios, 0.95), [one.confidence_interval(0.95) for one in ratios]
+        sets, singles = simultaneous(ratios, 0.95), [one.confidence_interval(0.95) for one in ratios]
         together += all(low <= truth <= high for truth, (low, high) in zip(truths, sets, strict=True))
         alone += all(low <= truth <= high for truth, (low, high) in zip(truths, singles, strict=True))
     assert 0.92 <= together / 200 < 1
@@ -424,7 +416,7 @@ def test_all_matched_ratios_of_a_table_hold_at_the_stated_rate():
             matched_ratio(of(scale * (3.0 + spread * rng.normal(size=80)), base, base))
             for scale, spread in zip(scales, spreads, strict=True)
         ]
-        sets, singles = matched_ratio_simultaneous(found, 0.95), [row.with_interval(0.95) for row in found]
+        sets, singles = simultaneous(found, 0.95), [row.with_interval(0.95) for row in found]
         together += all(low <= spread**2 <= high for (low, high), spread in zip(sets, spreads, strict=True))
         alone += all(low <= spread**2 <= high for (_, low, high), spread in zip(singles, spreads, strict=True))
     assert 0.92 <= together / 300 <= 0.99
