@@ -38,9 +38,7 @@ from .on_policy import OnPolicyCheck as OnPolicyCheck
 from .on_policy import check_on_policy as check_on_policy
 from .optimal_baselines import OptimalBaselines as OptimalBaselines
 from .optimal_baselines import optimal_baselines as optimal_baselines
-from .plan import AlphaPlan as AlphaPlan
-from .plan import RatioPlan as RatioPlan
-from .plan import SignalPlan as SignalPlan
+from .plan import PromptPlan as PromptPlan
 from .plan import plan as plan
 from .plan import plan_alpha as plan_alpha
 from .plan import plan_critical_batch as plan_critical_batch

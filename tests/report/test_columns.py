@@ -18,7 +18,6 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
 from gradstats.analyses import registry
-from gradstats.analyses.plan import CriticalBatchPlan
 from gradstats.analyses.results import Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
@@ -26,7 +25,9 @@ from gradstats.report.columns import INDEX, without_interval_end
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import alpha_table, profile_table
-from gradstats.stats.jackknife import NOT_ESTIMATED
+from gradstats.stats.intervals import FiellerRatio
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate
+from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.values.fitted import FittedValues
 from tests.off_policy import turned_policy
 
@@ -46,7 +47,7 @@ TABLES_OF = {
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",
-    **dict.fromkeys(("AlphaPlan", "CriticalBatchPlan", "RatioPlan", "SignalPlan"), "plan"),
+    "PromptPlan": "plan",
     "SamplerGap": "sampler_gap",
     "TokenProfile": "token_profiles",
 }
@@ -91,13 +92,13 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         tokens = registry.get("tokens").answer_of(quality, 0.95).further
-        sizes = dict.fromkeys(("n_prompts", "n_prompts_low", "n_prompts_high", "n_prompts_assured"), 100)
-        sizes |= {"confidence_level": 0.95, "completions_per_prompt": 4.0}
+        resolved = Estimate(2.0, 0.2, "log", 199.0)
+        critical = CriticalBatch(FiellerRatio(8.0, 0.25, 0.02, 0.0, 0.0, 199.0), 0.0, resolved)
         plans = [
             gs.plan_alpha(report.fit),
             gs.plan_ratio(comparison, "reinforce", ratio=1.2),
             gs.plan_signal(comparison, "rloo"),
-            CriticalBatchPlan(estimator="rloo", factor=2.0, critical_batch=30.0, **sizes),
+            gs.analyses.plan_critical_batch(critical, estimator="rloo"),
         ]
         frames = {
             name: answer.frame
