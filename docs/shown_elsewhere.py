@@ -15,7 +15,6 @@ RETURNED_BY = {
     "values.FittedValues": "values.fit_values",
     "analyses.ImpliedShift": "implied_shift",
     "analyses.LengthBins": "variance_by_length",
-    "analyses.LengthBinsOfSeveral": "variance_by_length",
     "analyses.LengthRewardCorrelation": "length_reward_correlation",
     "stats.LengthScalingFit": "fit_length_scaling",
     "stats.MundlakTest": "stats.mundlak_test",
@@ -35,9 +34,7 @@ RETURNED_BY = {
 }
 #: Functions that take the same arguments as another, whose docstring has the example.
 CALLED_LIKE = {
-    "analyses.equivalent_group_sizes": "equivalent_group_size",
     "stats.fit_energy_scaling": "analyses.length_scaling_by_block",
-    "analyses.variances_by_length": "variance_by_length",
     "reference.exact_minimiser": "reference.exact_optimal_baselines",
     "reference.exact_optimal_mixture": "reference.exact_optimal_baselines",
     "reference.exact_optimal_shift": "reference.exact_optimal_baselines",

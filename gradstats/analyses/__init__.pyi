@@ -25,12 +25,9 @@ from .declaration import FurtherTable as FurtherTable
 from .group_sizes import EquivalentGroupSize as EquivalentGroupSize
 from .group_sizes import GroupSizes as GroupSizes
 from .group_sizes import equivalent_group_size as equivalent_group_size
-from .group_sizes import equivalent_group_sizes as equivalent_group_sizes
 from .group_sizes import variance_by_group_size as variance_by_group_size
 from .length_bins import LengthBins as LengthBins
-from .length_bins import LengthBinsOfSeveral as LengthBinsOfSeveral
 from .length_bins import variance_by_length as variance_by_length
-from .length_bins import variances_by_length as variances_by_length
 from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
 from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_reward import plot_length_reward as plot_length_reward

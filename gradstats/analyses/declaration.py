@@ -257,10 +257,10 @@ class Analysis(Tabulated):
         """What declares each of its tables, its own first."""
         return (self, *self.further)
 
-    @property
-    def leading(self) -> Analysis | FurtherTable | None:
-        """The table of a first screen: one that ranks its rows, or else its own; None for a question without tables."""
-        shown = [one for one in self.tables if one.shown_in("terminal")]
+    def leading_of(self, answer: Answer) -> Analysis | FurtherTable | None:
+        """Return the table of a first screen: one with rows that are ranked, or else its own; None without tables."""
+        held = [one for one in self.tables if one is self or one.name in answer.further]
+        shown = [one for one in held if one.shown_in("terminal")]
         return next((one for one in shown if one.ranking is not None), next(iter(shown), None))
 
     @property
@@ -385,7 +385,7 @@ class Analysis(Tabulated):
 
     def estimators_in(self, arguments: Mapping[str, Any]) -> Sequence[Weighting]:
         """Return the estimators that arguments name; raises for an unknown label."""
-        labels = [*(arguments.get("estimators") or ()), arguments.get("reference")]
+        labels = [*_listed(arguments.get("estimators") or ()), arguments.get("reference")]
         found = [estimators.get(label) for label in labels if label]
         with suppress(TypeError):  # a parameter that the question itself gives
             found += [estimators.get(label) for label in filter(None, [arguments.get("estimator")])]

@@ -396,7 +396,9 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
         if low > 0 and high < math.inf:
             precision = _precision(frame, row, pilot, JUDGED.name)
             distance = abs(math.log(value))
-            enough = prompts_for_logarithm(distance=distance, level=level, power=ASSURANCE, **precision).n_prompts_assured
+            enough = prompts_for_logarithm(
+                distance=distance, level=level, power=ASSURANCE, **precision
+            ).n_prompts_assured
         found[str(row["estimator"])] = int(enough) if np.isfinite(enough) else None
     return found
 

@@ -389,7 +389,7 @@ def _question(
                 found["answer"] = _answer_on_estimators(compared, in_words)
                 found["headings"], found["rows"] = _noise_on_page(compared, in_words)
         return found
-    declared = analysis.leading
+    declared = None if answer is None else analysis.leading_of(answer)
     table = None if declared is None else tables.get(name if declared is analysis else declared.name)
     if declared is not None and table is not None and answer is not None and not answer.about.get(SETTLED):
         short = short_table(declared, frame_in_words(table.source), table)

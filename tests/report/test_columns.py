@@ -43,7 +43,6 @@ TABLES_OF = {
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
     "FittedValues": "fitted values",
-    **dict.fromkeys(("LengthBins", "LengthBinsOfSeveral"), "length_bins"),
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",
