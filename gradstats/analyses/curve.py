@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
-from gradstats.analyses.numbers import minimiser_with_interval
+from gradstats.analyses.numbers import minimiser_with_interval, percentage_at_most
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -158,7 +158,7 @@ class VarianceCurve(Result):
         costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()
         if not len(costs):
             return f"{text}."
-        return f"{text}; a fitted α takes up to {100 * (costs.max() - 1.0):.1f}% more samples."
+        return f"{text}; a fitted α takes up to {percentage_at_most(costs.max() - 1.0, 1)} more samples."
 
 
 def variance_curve(

@@ -36,6 +36,8 @@ POINTS = "length_scaling"
 ORDER = "order"
 #: Entry of what an answer is about: true where the sentence says all, and the rows add nothing to it.
 SETTLED = "settled"
+#: Entry of what an answer of a run is about: the estimators of the run that the question leaves out, where it does.
+LEFT_OUT = "left_out"
 #: The places whose tables have a column that has a heading.
 PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
@@ -339,8 +341,12 @@ class Analysis(Tabulated):
             option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
         }
         asked = self.not_usual({**of_options, **settings}, without=() if "estimators" in settings else ("estimators",))
-        metric = {"metric": metric_label(measured.metadata)}
-        return result, self.answer_of(result, level, {} if self.section else asked, metric)
+        about: dict[str, Any] = {"metric": metric_label(measured.metadata)}
+        if "estimators" in given and "estimators" not in settings:
+            taken = {one.label for one in self.estimators_in({"estimators": given["estimators"]})}
+            left_out = [one.label for one in map(estimators.get, section.estimators) if one.label not in taken]
+            about |= {LEFT_OUT: left_out} if left_out else {}
+        return result, self.answer_of(result, level, {} if self.section else asked, about)
 
     def not_usual(self, options: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
         """Return options that differ from their defaults, as files hold them."""

@@ -48,6 +48,16 @@ if TYPE_CHECKING:
     from gradstats.measurement.measurement import Measurement
 
 
+#: What the bins of an estimator make up of its gradient, by lengths or by success rates.
+SHARE_COLUMNS = tuple(
+    Column(name, meaning, SHARES[name], estimated=True, short=True)
+    for name, meaning in (
+        ("share_of_gradient", "share of the expected gradient that the bin makes up"),
+        ("share_of_variance", "share of tr Cov: the covariance of the bin's part with the whole"),
+    )
+)
+
+
 def share_columns(shares: GradientShares, confidence_level: float) -> dict[str, float]:
     """Return both shares with their ``_low`` and ``_high``."""
     return with_ends(dict(zip(SHARES, shares.with_intervals(confidence_level), strict=True)))
@@ -319,20 +329,7 @@ ANALYSIS = Analysis(
         Column("n_completions", "completions of these lengths"),
         Column("length", "range of lengths", estimated=True),
         Column("scale", "what their expected gradient keeps of the target's", "scale kept", estimated=True),
-        Column(
-            "share_of_gradient",
-            "share of the expected gradient that the bin makes up",
-            SHARES["share_of_gradient"],
-            estimated=True,
-            short=True,
-        ),
-        Column(
-            "share_of_variance",
-            "share of tr Cov: the covariance of the bin's part with the whole",
-            SHARES["share_of_variance"],
-            estimated=True,
-            short=True,
-        ),
+        *SHARE_COLUMNS,
         *chosen(
             COLUMNS,
             {"matched_bias_share": "matched bias", "cosine": "cosine", "noise_to_signal": "noise to signal"},

@@ -31,7 +31,13 @@ def column(meaning: str, heading: str = "", *, short: bool = False, file: str = 
 
 
 def estimate(
-    meaning: str, heading: str = "", *, short: bool = False, limits: Limits = NO_LIMITS, file: str = ""
+    meaning: str,
+    heading: str = "",
+    *,
+    short: bool = False,
+    limits: Limits = NO_LIMITS,
+    file: str = "",
+    sentence: str = "",
 ) -> Any:
     """Declare a field of a row that has an interval, and so the columns ``NAME``, ``NAME_low`` and ``NAME_high``.
 
@@ -43,8 +49,10 @@ def estimate(
         short: whether the result's repr and the first screen of the command show it.
         limits: the least and the greatest value that are possible: an estimate beyond them is shown as a bound.
         file: that computes it, where it is not that of the analysis.
+        sentence: that captions of tables with it contain.
     """
     about = {"meaning": meaning, "heading": heading, "estimated": True, "short": short, "limits": limits, "file": file}
+    about |= {"sentence": lambda frame: sentence}
     return field(metadata={_KEY: about})
 
 

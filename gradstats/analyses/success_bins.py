@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
+    LEFT_OUT,
     Analysis,
     AnalysisFigure,
     Column,
@@ -17,7 +18,7 @@ from gradstats.analyses.declaration import (
     within_groups,
     without_groups,
 )
-from gradstats.analyses.length_bins import share_columns
+from gradstats.analyses.length_bins import SHARE_COLUMNS, share_columns
 from gradstats.analyses.numbers import percentage
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged, why_silent
@@ -26,7 +27,7 @@ from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
-from gradstats.plots.shares import SHARES, bin_label, lines_of_units, plot_shares
+from gradstats.plots.shares import bin_label, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
 from gradstats.stats.measured import MeasuredGradients
@@ -89,6 +90,7 @@ class SuccessBins(Result):
         n_prompts: (B,) prompts in each.
         spread_share: of each bin, the share of groups whose rewards are not all equal.
         rows: for each estimator, its bins.
+        reference: the estimator of the sentence, which comes first on a first screen.
         group_size: completions of a group; None where prompts have different numbers.
         exact: whether success rates were given, and not estimated from the other half of the completions.
         target: what scales are relative to.
@@ -108,6 +110,7 @@ class SuccessBins(Result):
     n_prompts: Int[np.ndarray, " bins"]
     spread_share: tuple[KeptShare, ...]
     rows: tuple[tuple[SuccessBin, ...], ...]
+    reference: str
     group_size: int | None
     exact: bool
     target: TargetChoice
@@ -143,6 +146,7 @@ class SuccessBins(Result):
         frame = pd.DataFrame(records)
         frame.attrs |= {
             "confidence_level": confidence_level,
+            "reference": self.reference,
             "group_size": self.group_size,
             "success": "given" if self.exact else "other half",
             "notes": self.notes,
@@ -152,18 +156,17 @@ class SuccessBins(Result):
         return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State which prompts make up most of the variance of the first estimator, RLOO where it is among them."""
-        label = "rloo" if "rloo" in self.estimators else self.estimators[0]
-        found = [one.columns(confidence_level) for one in self.rows[self.estimators.index(label)]]
+        """State which prompts make up most of the variance of the reference."""
+        found = [one.columns(confidence_level) for one in self.rows[self.estimators.index(self.reference)]]
         known = [at for at, one in enumerate(found) if np.isfinite(one["share_of_variance"])]
         if not known:
-            return f"No share of the variance of {label} could be estimated."
+            return f"No share of the variance of {self.reference} could be estimated."
         most = max(known, key=lambda at: found[at]["share_of_variance"])
         variance = [found[most][f"share_of_variance{end}"] for end in ("", "_low", "_high")]
         low, high = self.bins[most]
         share = self.n_prompts[most] / self.n_prompts.sum()
         prompts = f"The {share:.0%} of prompts with success rate {bin_label(low, high)}"
-        return f"{prompts} make up {percentage(*variance)} of the variance of {label}."
+        return f"{prompts} make up {percentage(*variance)} of the variance of {self.reference}."
 
     @property
     def notes(self) -> list[str]:
@@ -187,6 +190,7 @@ def variance_by_success(
     group_size: int | None = None,
     bins: int | Sequence[float] | None = None,
     rng: int | np.random.Generator | None = 0,
+    reference: str = "rloo",
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> SuccessBins:
@@ -225,6 +229,7 @@ def variance_by_success(
         bins: number of bins of about equally many prompts, 4 by default and fewer where rates tie; or ascending edges,
             each bin without its upper edge except the last.
         rng: for estimating the sketch's error.
+        reference: the estimator of the sentence; the first where it is not among these.
         target: as in :func:`gradstats.compare`.
         scores_are_sketches: as in :func:`gradstats.compare`.
 
@@ -275,13 +280,15 @@ def variance_by_success(
     silent = None
     if not judged.unusable and judge.moments is None:
         silent = f"{why_silent(pool)}, so the gradient that the rows are relative to is 0 and they have no values"
+    labels, of_sentence = tuple(one.label for one in chosen), families.get(reference).label
     return SuccessBins(
-        estimators=tuple(one.label for one in chosen),
+        estimators=labels,
         units=tuple(unit_of(one) for one in prepared),
         bins=ends,
         n_prompts=np.array([one.sum() for one in inside]),
         spread_share=tuple(_share_of_groups(spread[one]) for one in inside),
         rows=tuple(_row(pool, one, judge, inside) for one in prepared),
+        reference=of_sentence if of_sentence in labels else labels[0],
         group_size=int(sizes[0]) if sizes.min() == sizes.max() else None,
         exact=success is not None,
         target=judged,
@@ -404,17 +411,24 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
     by_unit: dict[str, Weighting] = {unit_of(reference): reference}
     for one in within_groups(measured, section):
         by_unit.setdefault(unit_of(one), one)
-    return {"estimators": list(by_unit.values()), "rng": section.seed, "target": section.target}
+    shared = {"reference": section.reference, "rng": section.seed, "target": section.target}
+    return {"estimators": list(by_unit.values()), **shared}
 
 
 def _caption(frame: pd.DataFrame) -> str:
     size = frame.attrs.get("group_size")
     groups = "groups" if size is None else f"groups of {size} completions"
     origin = "as given" if frame.attrs.get("success") == "given" else "of the other half of the completions"
-    return (
+    caption = (
         f"Gradient by success rate of the prompt ({origin}), {groups}, {level_of(frame)}intervals over prompts. Scale: "
         "factor of the prompts' expected gradient on that of the target; shares sum to 1."
     )
+    if left_out := frame.attrs.get(LEFT_OUT):
+        caption += (
+            f" One estimator of each unit is shown; the run's other {len(left_out)} are not: name one to gradstats ask "
+            "RUN success_bins, which splits it."
+        )
+    return caption
 
 
 def _row_name(row: dict[str, Any]) -> str:
@@ -429,20 +443,7 @@ COLUMNS = (
     Column("group_size", "completions per group"),
     Column("scale", "factor of the prompts' expected gradient on that of the target", "scale", True, True),
     Column("kept_scale", "the same of groups with any non-zero weight", "scale of kept groups", True),
-    Column(
-        "share_of_gradient",
-        "share of the expected gradient that the bin makes up",
-        SHARES["share_of_gradient"],
-        True,
-        True,
-    ),
-    Column(
-        "share_of_variance",
-        "share of tr Cov: the covariance of the bin's part with the whole",
-        SHARES["share_of_variance"],
-        True,
-        True,
-    ),
+    *SHARE_COLUMNS,
     Column("kept_share", "share of groups with any non-zero weight", "groups kept", True),
     Column("spread_share", "share of groups whose rewards are not all equal", "groups with spread", True),
 )
@@ -451,7 +452,7 @@ ANALYSIS = Analysis(
     name="success_bins",
     ask=variance_by_success,
     lacking=without_groups,
-    options=("estimators", "success", "group_size", "bins", "target"),
+    options=("estimators", "success", "group_size", "bins", "reference", "target"),
     columns=COLUMNS,
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),
     row_heading="estimator, success rate",
