@@ -19,6 +19,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from gradstats import estimators
 from gradstats.answers import Answer
 from gradstats.answers.answer import ASKED
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
 from gradstats.plots.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
@@ -38,6 +39,8 @@ ORDER = "order"
 SETTLED = "settled"
 #: Entry of what an answer of a run is about: the estimators of the run that the question leaves out, where it does.
 LEFT_OUT = "left_out"
+# What only holds at a level: intervals, bounds, and what is shown by them.
+_OF_A_LEVEL = re.compile(r"\[|≥|≤|at most|\bshown\b|\bresolved\b")
 #: The places whose tables have a column that has a heading.
 PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
@@ -231,6 +234,8 @@ class Analysis(Tabulated):
             asked: the options that it was asked with.
             measured_in: what the answer is about besides what its result states, as the metric of the measurement.
         """
+        if self.asked_at_level:
+            confidence_level = getattr(found, "confidence_level", confidence_level)
         levels = () if self.asked_at_level else (confidence_level,)
         frame = found.to_frame(*levels)
         sentence = found.sentence(*levels) if hasattr(found, "sentence") else ""
@@ -242,7 +247,8 @@ class Analysis(Tabulated):
         further = {
             name: Answer(name, table, given | _without_notes(table)) for name, table in beside.items() if len(table)
         }
-        return Answer(self.name, frame, about, sentence, tuple(getattr(found, "notes", ())), further)
+        notes = found.notes_at(confidence_level) if hasattr(found, "notes_at") else tuple(getattr(found, "notes", ()))
+        return Answer(self.name, frame, about, _with_level(sentence, confidence_level), notes, further)
 
     @property
     def question(self) -> str:
@@ -405,6 +411,14 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
     compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
     names = [name for name in analysis.settings if name in compared and name not in settings]
     return {analysis.settings[name]: getattr(section, name) for name in names}
+
+
+def _with_level(sentence: str, confidence_level: float) -> str:
+    """Return a sentence that names the level of its intervals and bounds, where that is not the usual one."""
+    level = f"{confidence_level:.0%}"
+    if confidence_level == CONFIDENCE_LEVEL or level in sentence or not _OF_A_LEVEL.search(sentence):
+        return sentence
+    return f"{sentence.removesuffix('.')} ({level} intervals)."
 
 
 def _without_notes(frame: pd.DataFrame) -> dict[str, Any]:

@@ -106,6 +106,10 @@ class Result(Printed):
         """Return what the frame's ``.attrs`` state besides the level of its intervals."""
         return {**{name: getattr(self, name) for name in self.stated}, "notes": list(getattr(self, "notes", ()))}
 
+    def notes_at(self, confidence_level: float) -> tuple[str, ...]:
+        """Return the notes of an answer at a level, which are those of the result where none depends on it."""
+        return tuple(getattr(self, "notes", ()))
+
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row of declared columns for each of ``rows``.
 
