@@ -40,7 +40,13 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
-from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
+from gradstats.stats.variance.shares import (
+    GradientShares,
+    ResolvedRatio,
+    equal_count_bins,
+    gradient_shares,
+    inside_bins,
+)
 from gradstats.system.late import Int, np, npt, pd
 
 if TYPE_CHECKING:
@@ -48,14 +54,14 @@ if TYPE_CHECKING:
     from gradstats.measurement.measurement import Measurement
 
 
-#: What the bins of an estimator make up of its gradient, by lengths or by success rates.
-SHARE_COLUMNS = tuple(
-    Column(name, meaning, SHARES[name], estimated=True, short=True)
-    for name, meaning in (
-        ("share_of_gradient", "share of the expected gradient that the bin makes up"),
-        ("share_of_variance", "share of tr Cov: the covariance of the bin's part with the whole"),
-    )
-)
+#: What bins, by lengths or by success rates, make up of a gradient: column → meaning and heading.
+SHARE_MEANINGS = {
+    "share_of_gradient": ("share of the expected gradient that the bin makes up", SHARES["share_of_gradient"]),
+    "share_of_variance": (
+        "share of tr Cov: the covariance of the bin's part with the whole",
+        SHARES["share_of_variance"],
+    ),
+}
 
 
 def share_columns(shares: GradientShares, confidence_level: float) -> dict[str, float]:
@@ -132,7 +138,7 @@ class LengthBins(Result):
             ValueError: for a level outside (0, 1).
         """
         frame = self.comparison.to_frame(confidence_level)
-        scales = [with_ends({"scale": resolved(scale, confidence_level)}) for scale in self.scales]
+        scales = [with_ends({"scale": ResolvedRatio(scale).with_interval(confidence_level)}) for scale in self.scales]
         columns = {
             "length_low": np.tile(self.bins[:, 0], len(self.estimators)),
             "length_high": np.tile(self.bins[:, 1], len(self.estimators)),
@@ -329,7 +335,7 @@ ANALYSIS = Analysis(
         Column("n_completions", "completions of these lengths"),
         Column("length", "range of lengths", estimated=True),
         Column("scale", "what their expected gradient keeps of the target's", "scale kept", estimated=True),
-        *SHARE_COLUMNS,
+        *(Column(name, *about, estimated=True, short=True) for name, about in SHARE_MEANINGS.items()),
         *chosen(
             COLUMNS,
             {"matched_bias_share": "matched bias", "cosine": "cosine", "noise_to_signal": "noise to signal"},
