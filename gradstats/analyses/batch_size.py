@@ -47,7 +47,6 @@ from gradstats.stats.variance.moments import (
     weighted_rows,
 )
 from gradstats.stats.variance.pools import PooledCompletions
-from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.late import np, npt, pd, plt
 
@@ -283,10 +282,31 @@ def batch_size(
     if goal.moments is not None:
         parts = signal_components(goal.moments.first_means(MOST_PAIRED_PROMPTS), goal.moments.signs)
     needed = math.nan if goal.moments is None or parts is None else _prompts_to_resolve(goal.moments.signal, parts)
-    rows = [
-        _row(label, one, row, of_base, parts, pool, n_groups, mean_size, per_prompt, needed)
-        for label, one, row in zip(labels, chosen, found, strict=True)
-    ]
+    base_alignment, rows = alignment_of(of_base, parts), []
+    for label, one, row in zip(labels, chosen, found, strict=True):
+        alignment = alignment_of(row, parts)
+        critical = None if alignment is None else alignment.critical
+        progress = None
+        if alignment is not None and base_alignment is not None:
+            progress = alignment.progress_over(base_alignment, row.matched_ratio, n_groups)
+        rows.append(
+            BatchRow(
+                estimator=label,
+                unit=unit_of(one),
+                group_size=mean_size,
+                prompts=n_groups,
+                tokens=n_groups * per_prompt,
+                critical_batch=critical,
+                alignment=None if alignment is None else alignment.at(n_groups),
+                alignment_limit=None if alignment is None else alignment.limit,
+                relative_progress=progress,
+                silent_groups=share_saved(row.kept_share),
+                relative_prompts=None if alignment is None else row.matched_ratio,
+                silent_tokens=share_saved(_kept_tokens(pool, one)),
+                prompts_to_resolve=math.nan if np.isfinite(_of(critical, CONFIDENCE_LEVEL)[0]) else needed,
+                of_batches=alignment,
+            )
+        )
     notes = [
         why_not_judged(judged),
         about_target(judged),
@@ -321,40 +341,6 @@ def _prompts_to_resolve(signal: Statistic, parts: SignalComponents) -> float:
     of = found.value if found.value > 0 else found.confidence_interval()[1]
     needed = parts.prompts_to_resolve(of, found.value, CONFIDENCE_LEVEL)
     return float(needed) if np.isfinite(needed) else math.nan
-
-
-def _row(
-    label: str,
-    one: Weighting,
-    found: EstimatorVariance,
-    of_base: EstimatorVariance,
-    parts: SignalComponents | None,
-    pool: PooledCompletions,
-    n_groups: float,
-    mean_size: float,
-    per_prompt: float,
-    needed: float,
-) -> BatchRow:
-    alignment, base = (alignment_of(row, parts) for row in (found, of_base))
-    critical = None if alignment is None else alignment.critical
-    return BatchRow(
-        estimator=label,
-        unit=unit_of(one),
-        group_size=mean_size,
-        prompts=n_groups,
-        tokens=n_groups * per_prompt,
-        critical_batch=critical,
-        alignment=None if alignment is None else alignment.at(n_groups),
-        alignment_limit=None if alignment is None else alignment.limit,
-        relative_prompts=found.matched_ratio if alignment is not None else None,
-        relative_progress=(
-            None if alignment is None or base is None else alignment.progress_over(base, found.matched_ratio, n_groups)
-        ),
-        silent_groups=share_saved(found.kept_share),
-        silent_tokens=share_saved(_kept_tokens(pool, one)),
-        prompts_to_resolve=math.nan if np.isfinite(_of(critical, CONFIDENCE_LEVEL)[0]) else needed,
-        of_batches=alignment,
-    )
 
 
 def _kept_tokens(pool: PooledCompletions, one: Weighting) -> KeptShare:
