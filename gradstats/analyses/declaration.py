@@ -418,7 +418,7 @@ def _with_level(sentence: str, confidence_level: float) -> str:
     level = f"{confidence_level:.0%}"
     if confidence_level == CONFIDENCE_LEVEL or level in sentence or not _OF_A_LEVEL.search(sentence):
         return sentence
-    return f"{sentence.removesuffix('.')} ({level} intervals)."
+    return f"{sentence.removesuffix('.')}; {level} intervals."
 
 
 def _without_notes(frame: pd.DataFrame) -> dict[str, Any]:
