@@ -40,7 +40,7 @@ def _asked() -> dict[str, Callable[[Measurement], pd.DataFrame]]:
     """Return what each case asks of a measurement."""
     import gradstats as gs
     from gradstats import analyses
-    from gradstats.analyses.length_bins import variances_by_length
+    from gradstats.analyses.length_bins import variance_by_length
 
     asked: dict[str, Callable[[Measurement], pd.DataFrame]] = {
         "compare, 7 estimators": lambda measured: gs.compare(measured, SEVEN).to_frame(),
@@ -50,7 +50,7 @@ def _asked() -> dict[str, Callable[[Measurement], pd.DataFrame]]:
         "allocation, 4 estimators × 3 sizes": lambda measured: gs.allocate(
             measured, FOUR, tokens=1e6, group_sizes=[2, 4, 8]
         ).to_frame(),
-        "by length, 4 estimators": lambda measured: variances_by_length(measured, FOUR).to_frame(),
+        "by length, 4 estimators": lambda measured: variance_by_length(measured, FOUR).to_frame(),
         "by success, 2 estimators": lambda measured: gs.variance_by_success(measured, FOUR[:2]).to_frame(),
         "batch size, 7 estimators": lambda measured: analyses.batch_size(measured, SEVEN).to_frame(),
     }

@@ -7,7 +7,6 @@ RETURNED_BY = {
     "analyses.Allocation": "allocate",
     "analyses.BatchSizes": "analyses.batch_size",
     "stats.AlphaDifference": "stats.alpha_difference",
-    "analyses.AlphaPlan": "plan_alpha",
     "analyses.AlphaReport": "alpha_report",
     "analyses.CriticQuality": "analyses.critic_quality",
     "stats.CurvatureTest": "stats.curvature_test",
@@ -16,7 +15,6 @@ RETURNED_BY = {
     "values.FittedValues": "values.fit_values",
     "analyses.ImpliedShift": "implied_shift",
     "analyses.LengthBins": "variance_by_length",
-    "analyses.LengthBinsOfSeveral": "variance_by_length",
     "analyses.LengthRewardCorrelation": "length_reward_correlation",
     "stats.LengthScalingFit": "fit_length_scaling",
     "stats.MundlakTest": "stats.mundlak_test",
@@ -25,7 +23,7 @@ RETURNED_BY = {
     "analyses.PolicyProfile": "analyses.profile_policy",
     "Problem": "load_prompts",
     "analyses.RatioDiagnostics": "ratio_diagnostics",
-    "analyses.RatioPlan": "plan_ratio",
+    "analyses.PromptPlan": "plan_alpha",
     "analyses.SamplerGap": "sampler_gap",
     "analyses.SuccessBins": "variance_by_success",
     "analyses.VarianceComparison": "compare",
@@ -35,9 +33,7 @@ RETURNED_BY = {
 }
 #: Functions that take the same arguments as another, whose docstring has the example.
 CALLED_LIKE = {
-    "analyses.equivalent_group_sizes": "equivalent_group_size",
     "stats.fit_energy_scaling": "analyses.length_scaling_by_block",
-    "analyses.variances_by_length": "variance_by_length",
 }
 #: Names that need a run, probes or a trainer: the page that uses them, without suffix.
 USED_ON = {
@@ -87,7 +83,6 @@ LINES = {
     "analyses.ScalarResult": "gs.analyses.ImpliedShift.columns()",
     "analyses.plan": "gs.analyses.plan(measured).sentence()",
     "analyses.VarianceByBlock": 'gs.compare(measured, ["rloo"], blocks=True).to_frame()',
-    "analyses.SignalPlan": 'gs.plan_signal(gs.compare(measured, ["rloo"], group_size=4), "rloo").n_prompts',
     "stats.alpha_without_each_prompt": "gs.stats.alpha_without_each_prompt(fit).head(3)",
     "plan_signal": 'gs.plan_signal(gs.compare(measured, ["rloo"], group_size=4), "rloo")',
     "read_measurement": 'gs.read_measurement("runs/embedded")',

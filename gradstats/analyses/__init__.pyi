@@ -25,12 +25,9 @@ from .declaration import FurtherTable as FurtherTable
 from .group_sizes import EquivalentGroupSize as EquivalentGroupSize
 from .group_sizes import GroupSizes as GroupSizes
 from .group_sizes import equivalent_group_size as equivalent_group_size
-from .group_sizes import equivalent_group_sizes as equivalent_group_sizes
 from .group_sizes import variance_by_group_size as variance_by_group_size
 from .length_bins import LengthBins as LengthBins
-from .length_bins import LengthBinsOfSeveral as LengthBinsOfSeveral
 from .length_bins import variance_by_length as variance_by_length
-from .length_bins import variances_by_length as variances_by_length
 from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
 from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_reward import plot_length_reward as plot_length_reward
@@ -38,9 +35,7 @@ from .on_policy import OnPolicyCheck as OnPolicyCheck
 from .on_policy import check_on_policy as check_on_policy
 from .optimal_baselines import OptimalBaselines as OptimalBaselines
 from .optimal_baselines import optimal_baselines as optimal_baselines
-from .plan import AlphaPlan as AlphaPlan
-from .plan import RatioPlan as RatioPlan
-from .plan import SignalPlan as SignalPlan
+from .plan import PromptPlan as PromptPlan
 from .plan import plan as plan
 from .plan import plan_alpha as plan_alpha
 from .plan import plan_critical_batch as plan_critical_batch

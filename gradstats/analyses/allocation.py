@@ -18,7 +18,7 @@ from gradstats.analyses.declaration import (
     within_groups,
     without_groups,
 )
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import UNRESOLVED, number_with_interval
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -98,7 +98,7 @@ class Allocation(Result):
         mean_length: tokens of a completion.
         reference_size: group size of ``rloo`` that noise is relative to.
         n_prompts: prompts it rests on.
-        notes: what could not be estimated, and why.
+        remarks: what could not be estimated, and why.
         best_size: completions per prompt at which ``rloo`` has the least noise; None where it cannot be extrapolated.
     """
 
@@ -113,8 +113,23 @@ class Allocation(Result):
     mean_length: float
     reference_size: int
     n_prompts: int
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     best_size: Estimated | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know, one sentence each."""
+        return self.notes_at(CONFIDENCE_LEVEL)
+
+    def notes_at(self, confidence_level: float) -> tuple[str, ...]:
+        """Return the remarks, and the best size of ``rloo`` with its interval."""
+        if self.best_size is None:
+            return self.remarks
+        size = number_with_interval(*self.best_size.with_interval(confidence_level), limits=(2.0, math.inf))
+        best = f"is {size} completions per prompt ({confidence_level:.0%} interval)"
+        if size == UNRESOLVED:
+            best = f"is not resolved at {confidence_level:.0%}: measure more prompts"
+        return (*self.remarks, f"the best size of rloo, whatever the tokens, {best}")
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State in words which of the rows has the lowest noise."""
@@ -254,11 +269,8 @@ def allocate(
             )
     of_rloo = {size: _parts(by_size[size], families.get("rloo"), pools, []) for size in measured_sizes}
     best = _best_size(_parts_of_rloo(of_rloo, most))
-    if best is not None and rows:
-        size = number_with_interval(*best.with_interval(CONFIDENCE_LEVEL), limits=(2.0, math.inf))
-        notes.append(f"the best size of rloo, whatever the tokens: {size} completions per prompt")
     told = tuple(dict.fromkeys(notes))
-    return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, told, best)
+    return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, told, best if rows else None)
 
 
 def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], int]:

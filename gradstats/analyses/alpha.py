@@ -206,7 +206,8 @@ def within_and_between(found: MundlakTest, confidence_level: float = CONFIDENCE_
     low, high = found.confidence_interval(confidence_level)
     estimate = (
         f"Longer answers to the same prompt give α = {found.alpha_within:.3f}, prompts with longer answers "
-        f"α = {found.alpha_between:.3f}; the difference {number_with_interval(found.difference, low, high)} is"
+        f"α = {found.alpha_between:.3f}; the difference {number_with_interval(found.difference, low, high)} "
+        f"({confidence_level:.0%} interval) is"
     )
     test = f"(Mundlak's test, p = {number_alone(found.pvalue, 2)})"
     if low > 0 or high < 0:

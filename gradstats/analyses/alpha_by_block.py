@@ -72,22 +72,18 @@ class AlphaByBlock(Result):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the smallest and the largest α, and which block holds the most of the squared norm."""
-        return sentence_on_blocks(self.to_frame(confidence_level))
-
-
-def sentence_on_blocks(frame: pd.DataFrame) -> str:
-    """Return what :meth:`AlphaByBlock.sentence` states, of the frame."""
-    blocks = frame.loc[frame["block"] != "total"]
-    known = blocks.loc[blocks["alpha"].notna()].sort_values("alpha")
-    if known.empty:
-        return "No block has a fit of α."
-    ends = [
-        f"{number_with_interval(row['alpha'], row['alpha_low'], row['alpha_high'])} ({row['block']})"
-        for _, row in known.iloc[[0, -1]].iterrows()
-    ]
-    largest = blocks.loc[blocks["share_of_sq_norm"].idxmax()]
-    holds = f"{largest['block']} holds {largest['share_of_sq_norm']:.0%} of ‖S‖²"
-    return f"α lies between {ends[0]} and {ends[1]}; {holds}."
+        frame = self.to_frame(confidence_level)
+        blocks = frame.loc[frame["block"] != "total"]
+        known = blocks.loc[blocks["alpha"].notna()].sort_values("alpha")
+        if known.empty:
+            return "No block has a fit of α."
+        ends = [
+            f"{number_with_interval(row['alpha'], row['alpha_low'], row['alpha_high'])} ({row['block']})"
+            for _, row in known.iloc[[0, -1]].iterrows()
+        ]
+        largest = blocks.loc[blocks["share_of_sq_norm"].idxmax()]
+        holds = f"{largest['block']} holds {largest['share_of_sq_norm']:.0%} of ‖S‖²"
+        return f"α lies between {ends[0]} and {ends[1]}; {holds}."
 
 
 def _without_blocks(measured: MeasuredBlocks) -> str:

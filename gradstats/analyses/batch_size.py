@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Ranking, level_of, within_groups, without_sketches
-from gradstats.analyses.numbers import number_with_interval, percentage
+from gradstats.analyses.numbers import number_with_interval, percentage, percentage_at_most
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -30,10 +30,10 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.style import stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
-from gradstats.stats.intervals import Derived, share_saved
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, Statistic, mean_statistic
+from gradstats.stats.intervals import share_saved
+from gradstats.stats.jackknife import Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredGradients
-from gradstats.stats.variance.alignment import alignment_at, alignment_of
+from gradstats.stats.variance.alignment import Alignment, alignment_at, alignment_of
 from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, target_of
 from gradstats.stats.variance.moments import (
@@ -46,7 +46,6 @@ from gradstats.stats.variance.moments import (
 )
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, KeptShare
-from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.late import np, npt, pd, plt
 
@@ -78,39 +77,30 @@ class BatchRow(Row):
     critical_batch: Estimated | None = estimate(
         "prompts at which noise equals signal: tr Cov at the target's scale over ‖∇J‖²", "critical batch",
         short=True, limits=NOT_NEGATIVE, file="stats/variance/alignment.py",
+        sentence="Critical batch: prompts at which noise equals signal.",
     )  # fmt: skip
-    critical_completions: Estimated | None = estimate("the critical batch in completions", limits=NOT_NEGATIVE)
-    critical_tokens: Estimated | None = estimate("the critical batch in completion tokens", limits=NOT_NEGATIVE)
-    half_batch: Estimated | None = estimate("prompts at which the alignment is one half", limits=NOT_NEGATIVE)
     alignment: Estimated | None = estimate(
         "share of the improvement by a noiseless gradient that a step of the batch reaches", "alignment",
         short=True, limits=SHARE, file="stats/variance/alignment.py",
+        sentence="Alignment: share of a noiseless gradient's improvement that a step of this batch reaches.",
     )  # fmt: skip
-    doubled_alignment: Estimated | None = estimate("alignment of a batch twice as large", limits=SHARE)
     alignment_limit: Estimated | None = estimate("alignment of ever larger batches: the squared cosine", limits=SHARE)
-    prompts_saved: Estimated = estimate(
-        "share of prompts saved against the reference at equal alignment", limits=(-math.inf, 1.0)
-    )
     relative_progress: Estimated | None = estimate(
-        "alignment over that of the reference at the batch asked for", "progress", limits=NOT_NEGATIVE
-    )
+        "alignment over that of the reference at the batch asked for", "progress", limits=NOT_NEGATIVE,
+        sentence="Progress: alignment over that of the reference.",
+    )  # fmt: skip
     silent_groups: Estimated = estimate(
-        "share of groups in which every weight is 0", "without signal", short=True, limits=SHARE
-    )
+        "share of groups in which every weight is 0", "without signal", short=True, limits=SHARE,
+        sentence="Without signal: groups in which every weight is 0.",
+    )  # fmt: skip
     relative_prompts: Estimated | None = estimate(
         "prompts for an alignment, times those of the reference: its relative noise", "prompts for equal alignment",
         short=True, limits=NOT_NEGATIVE,
+        sentence="Prompts for equal alignment: as a multiple of those of the reference.",
     )  # fmt: skip
-    silent_completions: Estimated = estimate("share of completions in such groups", limits=SHARE)
     silent_tokens: Estimated = estimate("share of tokens in such groups", limits=SHARE)
-    dynamic_tokens: Estimated | None = estimate(
-        "tokens drawn until as many groups as asked for have a weight", limits=NOT_NEGATIVE
-    )
-    dynamic_alignment: Estimated | None = estimate("alignment of these groups", limits=SHARE)
-    same_tokens_alignment: Estimated | None = estimate(
-        "alignment of all groups drawn with as many tokens", limits=SHARE
-    )
     prompts_to_resolve: float = column("prompts that would resolve the signal, by estimate; NaN where it is resolved")
+    of_batches: Alignment | None = None  # from which the alignment at any size follows
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,11 +148,14 @@ class BatchSizes(Result):
         first = known[0]
         alignment = _of(first.alignment, confidence_level)
         reaches = f"{batch} reaches {percentage(*alignment)} of a noiseless one's gain"
-        added = 100.0 * (_of(first.doubled_alignment, confidence_level)[0] - alignment[0])
+        doubled = None if first.of_batches is None else first.of_batches.at(2.0 * self.prompts)
+        added = 100.0 * (_of(doubled, confidence_level)[0] - alignment[0])
         ending = f"; doubling adds {added:.0f} points"
         if (silent := _of(first.silent_groups, confidence_level)[0]) > 0:
             ending += f"; {silent:.0%} of groups lack signal"
-        halves = [(row.estimator, _of(row.half_batch, confidence_level)) for row in known]
+        halves = [
+            (row.estimator, _of(row.of_batches and row.of_batches.groups_for(_HALF), confidence_level)) for row in known
+        ]
         # With the digits of the table.
         needed = [
             f"{number_with_interval(*half).partition(' ')[0]} ({name})" for name, half in halves if np.isfinite(half[0])
@@ -176,7 +169,7 @@ class BatchSizes(Result):
     def _bound(self, row: BatchRow, batch: str, confidence_level: float) -> str:
         """State what the data exclude where the signal is not resolved, and what would resolve it."""
         most = _of(row.alignment, confidence_level)[2]
-        told = f"of {row.estimator} reaches at most {100 * most:.0f}% of a noiseless one's gain"
+        told = f"of {row.estimator} reaches at most {percentage_at_most(most)} of a noiseless one's gain"
         if not most < 1.0:
             told = f"of {row.estimator} may reach anything"
         known = np.isfinite(row.prompts_to_resolve)
@@ -288,10 +281,31 @@ def batch_size(
     if goal.moments is not None:
         parts = signal_components(goal.moments.first_means(MOST_PAIRED_PROMPTS), goal.moments.signs)
     needed = math.nan if goal.moments is None or parts is None else _prompts_to_resolve(goal.moments.signal, parts)
-    rows = [
-        _row(label, one, row, of_base, parts, pool, n_groups, mean_size, per_prompt, needed)
-        for label, one, row in zip(labels, chosen, found, strict=True)
-    ]
+    base_alignment, rows = alignment_of(of_base, parts), []
+    for label, one, row in zip(labels, chosen, found, strict=True):
+        alignment = alignment_of(row, parts)
+        critical = None if alignment is None else alignment.critical
+        progress = None
+        if alignment is not None and base_alignment is not None:
+            progress = alignment.progress_over(base_alignment, row.matched_ratio, n_groups)
+        rows.append(
+            BatchRow(
+                estimator=label,
+                unit=unit_of(one),
+                group_size=mean_size,
+                prompts=n_groups,
+                tokens=n_groups * per_prompt,
+                critical_batch=critical,
+                alignment=None if alignment is None else alignment.at(n_groups),
+                alignment_limit=None if alignment is None else alignment.limit,
+                relative_progress=progress,
+                silent_groups=share_saved(row.kept_share),
+                relative_prompts=None if alignment is None else row.matched_ratio,
+                silent_tokens=share_saved(_kept_tokens(pool, one)),
+                prompts_to_resolve=math.nan if np.isfinite(_of(critical, CONFIDENCE_LEVEL)[0]) else needed,
+                of_batches=alignment,
+            )
+        )
     notes = [
         why_not_judged(judged),
         about_target(judged),
@@ -300,7 +314,9 @@ def batch_size(
     ]
     if any(one.across_groups for one in chosen) and dealt < round(n_groups):
         notes.append(f"batch-level estimators are dealt batches of {dealt} prompts, a quarter of those measured")
-    notes += [_about_silent(row) for row in rows[:1] if _of(row.silent_groups, CONFIDENCE_LEVEL)[0] > 0]
+    if rows and _of(rows[0].silent_groups, CONFIDENCE_LEVEL)[0] > 0:
+        # What is left of a batch without some of its groups has other weights where these depend on the batch.
+        notes.append(_about_silent(rows[0], None if chosen[0].across_groups else rows[0].of_batches))
     told = tuple(dict.fromkeys(filter(None, notes)))
     return BatchSizes(tuple(rows), n_groups, reference, judged, groups.n_prompts, told)
 
@@ -326,84 +342,31 @@ def _prompts_to_resolve(signal: Statistic, parts: SignalComponents) -> float:
     return float(needed) if np.isfinite(needed) else math.nan
 
 
-def _row(
-    label: str,
-    one: Weighting,
-    found: EstimatorVariance,
-    of_base: EstimatorVariance,
-    parts: SignalComponents | None,
-    pool: PooledCompletions,
-    n_groups: float,
-    mean_size: float,
-    per_prompt: float,
-    needed: float,
-) -> BatchRow:
-    alignment, base = (alignment_of(row, parts) for row in (found, of_base))
-    critical = None if alignment is None else alignment.critical
-    kept_completions, kept_tokens = _kept(pool, one)
-    # What is left of a batch without some of its groups has other weights where these depend on the batch.
-    kept = found.kept_share.value
-    filtered = alignment if kept > 0 and not one.across_groups else None
-    return BatchRow(
-        estimator=label,
-        unit=unit_of(one),
-        group_size=mean_size,
-        prompts=n_groups,
-        tokens=n_groups * per_prompt,
-        critical_batch=critical,
-        critical_completions=None if critical is None else Derived(lambda b: b * mean_size, (critical,)),
-        critical_tokens=None if critical is None else Derived(lambda b: b * per_prompt, (critical,)),
-        half_batch=None if alignment is None else alignment.groups_for(_HALF),
-        alignment=None if alignment is None else alignment.at(n_groups),
-        doubled_alignment=None if alignment is None else alignment.at(2.0 * n_groups),
-        alignment_limit=None if alignment is None else alignment.limit,
-        relative_prompts=found.matched_ratio if alignment is not None else None,
-        prompts_saved=share_saved(found.matched_ratio if alignment is not None else NOT_ESTIMATED),
-        relative_progress=(
-            None if alignment is None or base is None else alignment.progress_over(base, found.matched_ratio, n_groups)
-        ),
-        silent_groups=share_saved(found.kept_share),
-        silent_completions=share_saved(kept_completions),
-        silent_tokens=share_saved(kept_tokens),
-        dynamic_tokens=None
-        if filtered is None
-        else Derived(lambda kept: n_groups * per_prompt / kept, (found.kept_share,)),
-        dynamic_alignment=None if filtered is None else filtered.of_kept(n_groups, kept),
-        same_tokens_alignment=None if filtered is None else filtered.at(n_groups / kept),
-        prompts_to_resolve=math.nan if np.isfinite(_of(critical, CONFIDENCE_LEVEL)[0]) else needed,
-    )
-
-
-def _kept(pool: PooledCompletions, one: Weighting) -> tuple[KeptShare, KeptShare]:
-    """Return the shares of completions and of tokens in groups with any non-zero weight."""
-    groups = pool.groups
+def _kept_tokens(pool: PooledCompletions, one: Weighting) -> KeptShare:
+    """Return the share of tokens in groups with any non-zero weight."""
+    groups, lengths = pool.groups, pool.batch.lengths.astype(np.float64)
     of_completion = weighted_rows(pool.weights(one))
     kept = (np.bincount(groups.group, of_completion, groups.n_groups) > 0)[groups.group]
     prompt = groups.prompt[groups.group]
-    shares = []
-    for amount in (np.ones(len(prompt)), pool.batch.lengths.astype(np.float64)):
-        inside, whole = (mean_statistic(np.bincount(prompt, values)) for values in (amount * kept, amount))
-        shares.append(KeptShare((inside / whole).estimate()))
-    return shares[0], shares[1]
+    inside, whole = (mean_statistic(np.bincount(prompt, values)) for values in (lengths * kept, lengths))
+    return KeptShare((inside / whole).estimate())
 
 
-def _about_silent(row: BatchRow) -> str:
-    silent, of_tokens, cost, filtered, plain = (
-        _of(one, CONFIDENCE_LEVEL)[0]
-        for one in (
-            row.silent_groups,
-            row.silent_tokens,
-            row.dynamic_tokens,
-            row.dynamic_alignment,
-            row.same_tokens_alignment,
-        )
-    )
+def _about_silent(row: BatchRow, of_batches: Alignment | None) -> str:
+    silent, of_tokens = (_of(one, CONFIDENCE_LEVEL)[0] for one in (row.silent_groups, row.silent_tokens))
     told = f"{silent:.0%} of the groups, with {of_tokens:.0%} of the tokens, have no weight in {row.estimator}"
-    if not np.isfinite([cost, filtered, plain]).all():
+    if of_batches is None or silent == 1.0:
+        return told
+    kept = 1.0 - silent
+    filtered, plain = (
+        _of(one, CONFIDENCE_LEVEL)[0]
+        for one in (of_batches.of_kept(row.prompts, kept), of_batches.at(row.prompts / kept))
+    )
+    if not np.isfinite([filtered, plain]).all():
         return told
     return (
-        f"{told}: drawing until {row.prompts:.4g} groups have one takes {cost:,.0f} tokens and reaches an alignment of "
-        f"{filtered:.3g}, and all groups of as many tokens {plain:.3g}"
+        f"{told}: drawing until {row.prompts:.4g} groups have one takes {row.tokens / kept:,.0f} tokens and reaches an "
+        f"alignment of {filtered:.3g}, and all groups of as many tokens {plain:.3g}"
     )
 
 
@@ -502,14 +465,12 @@ def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    batch = ""
-    if len(frame):
-        row = frame.iloc[0]
-        batch = f" Batch of {row['prompts']:.4g} prompts × {row['group_size']:.3g}, {row['tokens']:,.0f} tokens."
+    if not len(frame):
+        return "No estimators."
+    row = frame.iloc[0]
     return (
-        "Critical batch in prompts, alignment of a batch with the true gradient, share of groups in which every weight "
-        "is 0, and prompts for equal alignment, as a multiple of those of "
-        f"{frame.attrs.get('reference', 'the reference')}, {level_of(frame)}intervals over prompts.{batch}"
+        f"Batches of {row['prompts']:.4g} prompts × {row['group_size']:.3g}, {row['tokens']:,.0f} tokens, "
+        f"{level_of(frame)}intervals over prompts; the reference is {frame.attrs.get('reference', 'the first')}."
     )
 
 

@@ -74,7 +74,6 @@ class CriticQuality(Result):
     Attributes:
         rows: all states, then by step, then after a wrong step.
         low: Monte-Carlo value at or below which a step counts as wrong.
-        notes: what could not be estimated, and why.
     """
 
     question: ClassVar[str] = "critic"
@@ -84,7 +83,27 @@ class CriticQuality(Result):
 
     rows: tuple[CriticRow, ...]
     low: float
-    notes: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be estimated, and why."""
+        return self.notes_at(CONFIDENCE_LEVEL)
+
+    def notes_at(self, confidence_level: float) -> tuple[str, ...]:
+        """Return what could not be estimated at a level, and why."""
+        few = [
+            f"{row.states}: {row.n_prompts} prompts have such states, too few for intervals"
+            for row in self.rows
+            if row.n_prompts < 3
+        ]
+        unresolved = [
+            f"{row.states}: the variance of the true values is not resolved at {confidence_level:.0%}, so the share "
+            "explained is not known"
+            for row in self.rows
+            if row.explained_variance.unexplained is not None
+            and np.isnan(row.explained_variance.with_interval(confidence_level)[0])
+        ]
+        return (*few, *unresolved)
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of the bias over all states."""
@@ -199,18 +218,7 @@ def critic_quality(
     outcomes = [(RECOVERED, after & right), (FAILED, after & ~right)]
     rows = [_row(name, chosen, fitted, monte_carlo, batch, True) for name, chosen in sets]
     rows += [_row(name, chosen, fitted, monte_carlo, batch, False) for name, chosen in outcomes]
-    notes = [
-        f"{row.states}: {row.n_prompts} prompts have such states, too few for intervals"
-        for row in rows
-        if row.n_prompts < 3
-    ]
-    notes += [
-        f"{row.states}: the variance of the true values is not resolved, so the share explained is not known"
-        for row in rows
-        if row.explained_variance.unexplained is not None
-        and np.isnan(row.explained_variance.with_interval(CONFIDENCE_LEVEL)[0])
-    ]
-    return CriticQuality(tuple(rows), low, tuple(notes))
+    return CriticQuality(tuple(rows), low)
 
 
 def _both(measured: MeasuredCompletions, given: dict[str, object]) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
-from gradstats.analyses.numbers import minimiser_with_interval
+from gradstats.analyses.numbers import minimiser_with_interval, percentage_at_most
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -77,7 +77,7 @@ class VarianceCurve(Result):
         comparison: the estimator at each value, a row each, on the same completions.
         lowest: where the relative noise is lowest; None where it is not known at every value.
         fits: exponents that may be plugged in, by name, where the parameter is the exponent of length weights.
-        notes: what a reader of the curve has to know, one sentence each.
+        remarks: what a reader of the curve has to know, one sentence each.
         per_completion: along ``group_size``, the noise at an equal total of completions over that at the largest size.
     """
 
@@ -91,8 +91,27 @@ class VarianceCurve(Result):
     comparison: VarianceComparison
     lowest: Minimiser | None = field(repr=False)
     fits: dict[str, LengthScalingFit] = field(default_factory=dict, repr=False)
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     per_completion: tuple[Estimate, ...] = field(default=(), repr=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the curve has to know, one sentence each."""
+        return self.notes_at(CONFIDENCE_LEVEL)
+
+    def notes_at(self, confidence_level: float) -> tuple[str, ...]:
+        """Return the remarks, and at which ends of the curve the interval of the minimiser is cut."""
+        low, high = self.confidence_interval(confidence_level)
+        if self.lowest is None or self.lowest.discrete or not low < high:
+            return self.remarks
+        ends = ((low, self.values[0], "first", "below"), (high, self.values[-1], "last", "above"))
+        interval = f"the {confidence_level:.0%} interval of {self.parameter}"
+        cut = [
+            f"{interval} is cut at {end:g}, the {name} value: ask {away} it as well"
+            for at, end, name, away in ends
+            if at == end
+        ]
+        return (*self.remarks, *cut)
 
     @property
     def minimiser(self) -> float:
@@ -166,7 +185,7 @@ class VarianceCurve(Result):
         costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()
         if not len(costs):
             return f"{text}."
-        return f"{text}; a fitted α takes up to {100 * (costs.max() - 1.0):.1f}% more samples."
+        return f"{text}; a fitted α takes up to {percentage_at_most(costs.max() - 1.0, 1)} more samples."
 
 
 def variance_curve(
@@ -249,17 +268,10 @@ def variance_curve(
     advantage = chosen[0].advantage if isinstance(chosen[0], Recipe) else chosen[0]
     by_length = parameter == "alpha" and advantage.name == "length_weighted"
     fits = _fitted_exponents(measured_or_batch, scores) if by_length else {}
-    notes = comparison.notes
-    if lowest is None:
-        unresolved = "since it is not resolved at every value: measure more prompts"
-        notes = (*notes, f"where the variance is lowest is not known, {unresolved}")
-    else:
-        low, high = lowest.confidence_interval()
-        ends = ((low, grid[0], "first", "below"), (high, grid[-1], "last", "above"))
-        cut = [f"at {end:g}, the {name} value: ask {away} it as well" for at, end, name, away in ends if at == end]
-        if low < high and not lowest.discrete:
-            notes = (*notes, *(f"the interval of {parameter} is cut {one}" for one in cut))
-    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, notes, tuple(per_completion))
+    unresolved = "since it is not resolved at every value: measure more prompts"
+    notes = () if lowest is not None else (f"where the variance is lowest is not known, {unresolved}",)
+    remarks = (*comparison.notes, *notes)
+    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, remarks, tuple(per_completion))
 
 
 def _whole(value: float) -> int:

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from gradstats import estimators
 from gradstats.answers import Answer
 from gradstats.answers.answer import ASKED
+from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
@@ -36,6 +37,10 @@ POINTS = "length_scaling"
 ORDER = "order"
 #: Entry of what an answer is about: true where the sentence says all, and the rows add nothing to it.
 SETTLED = "settled"
+#: Entry of what an answer of a run is about: the estimators of the run that the question leaves out, where it does.
+LEFT_OUT = "left_out"
+# What only holds at a level: intervals, bounds, and what is shown by them.
+_OF_A_LEVEL = re.compile(r"\[|≥|≤|at most|\bshown\b|\bresolved\b")
 #: The places whose tables have a column that has a heading.
 PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
@@ -229,6 +234,8 @@ class Analysis(Tabulated):
             asked: the options that it was asked with.
             measured_in: what the answer is about besides what its result states, as the metric of the measurement.
         """
+        if self.asked_at_level:
+            confidence_level = getattr(found, "confidence_level", confidence_level)
         levels = () if self.asked_at_level else (confidence_level,)
         frame = found.to_frame(*levels)
         sentence = found.sentence(*levels) if hasattr(found, "sentence") else ""
@@ -240,7 +247,8 @@ class Analysis(Tabulated):
         further = {
             name: Answer(name, table, given | _without_notes(table)) for name, table in beside.items() if len(table)
         }
-        return Answer(self.name, frame, about, sentence, tuple(getattr(found, "notes", ())), further)
+        notes = found.notes_at(confidence_level) if hasattr(found, "notes_at") else tuple(getattr(found, "notes", ()))
+        return Answer(self.name, frame, about, _with_level(sentence, confidence_level), notes, further)
 
     @property
     def question(self) -> str:
@@ -257,10 +265,10 @@ class Analysis(Tabulated):
         """What declares each of its tables, its own first."""
         return (self, *self.further)
 
-    @property
-    def leading(self) -> Analysis | FurtherTable | None:
-        """The table of a first screen: one that ranks its rows, or else its own; None for a question without tables."""
-        shown = [one for one in self.tables if one.shown_in("terminal")]
+    def leading_of(self, answer: Answer) -> Analysis | FurtherTable | None:
+        """Return the table of a first screen: one with rows that are ranked, or else its own; None without tables."""
+        held = [one for one in self.tables if one is self or one.name in answer.further]
+        shown = [one for one in held if one.shown_in("terminal")]
         return next((one for one in shown if one.ranking is not None), next(iter(shown), None))
 
     @property
@@ -342,8 +350,12 @@ class Analysis(Tabulated):
         in_group = [] if "estimators" not in arguments else within_groups(measured, experiment.variance)
         by_default = as_text(arguments.get("estimators")) == as_text(in_group)
         asked = self.not_usual({**of_options, **settings}, without=("estimators",) if by_default else ())
-        metric = {"metric": metric_label(measured.metadata)}
-        return result, self.answer_of(result, level, {} if self.section else asked, metric)
+        about: dict[str, Any] = {"metric": metric_label(measured.metadata)}
+        if "estimators" in given and "estimators" not in settings:
+            taken = {one.label for one in self.estimators_in({"estimators": given["estimators"]})}
+            left_out = [one.label for one in map(estimators.get, section.estimators) if one.label not in taken]
+            about |= {LEFT_OUT: left_out} if left_out else {}
+        return result, self.answer_of(result, level, {} if self.section else asked, about)
 
     def not_usual(self, options: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
         """Return options that differ from their defaults, as files hold them."""
@@ -388,7 +400,7 @@ class Analysis(Tabulated):
 
     def estimators_in(self, arguments: Mapping[str, Any]) -> Sequence[Weighting]:
         """Return the estimators that arguments name; raises for an unknown label."""
-        labels = [*(arguments.get("estimators") or ()), arguments.get("reference")]
+        labels = [*_listed(arguments.get("estimators") or ()), arguments.get("reference")]
         found = [estimators.get(label) for label in labels if label]
         with suppress(TypeError):  # a parameter that the question itself gives
             found += [estimators.get(label) for label in filter(None, [arguments.get("estimator")])]
@@ -402,6 +414,14 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
     compared = ("reference", "target", "seed", "prompts_per_batch", "n_resamples")
     names = [name for name in analysis.settings if name in compared and name not in settings]
     return {analysis.settings[name]: getattr(section, name) for name in names}
+
+
+def _with_level(sentence: str, confidence_level: float) -> str:
+    """Return a sentence that names the level of its intervals and bounds, where that is not the usual one."""
+    level = f"{confidence_level:.0%}"
+    if confidence_level == CONFIDENCE_LEVEL or level in sentence or not _OF_A_LEVEL.search(sentence):
+        return sentence
+    return f"{sentence.removesuffix('.')}; {level} intervals."
 
 
 def _without_notes(frame: pd.DataFrame) -> dict[str, Any]:

@@ -14,14 +14,12 @@ from gradstats.analyses.declaration import (
     Column,
     FurtherTable,
     Ranking,
-    measured_group_sizes,
     powers_of_two,
     within_groups,
     without_groups,
 )
 from gradstats.analyses.numbers import ROUNDING, number_with_interval
-from gradstats.analyses.printed import Printed
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import Result, ScalarResult, column, estimate
 from gradstats.analyses.variance import (
     COLUMNS,
     VarianceComparison,
@@ -38,8 +36,8 @@ from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
 from gradstats.plots.names import reference_name
-from gradstats.stats.intervals import studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Interval, Statistic, with_ends
+from gradstats.stats.intervals import Derived, share_saved, studentised_ratio
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
@@ -60,62 +58,43 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class EquivalentGroupSize(Printed):
+class EquivalentGroupSize(ScalarResult):
     r"""The group size at which RLOO is as noisy as an estimator, at the same total number of completions.
 
     Attributes:
         estimator: label of the estimator.
         group_size: completions per group of it.
-        inverse: estimate of :math:`1/(N' - 1)`, N' the equivalent size; where it is not above 0, no group size of RLOO
-            has as low a variance.
+        equivalent_group_size: N', infinite where no group size of RLOO has as low a variance.
         n_prompts: prompts it rests on.
-        same_prompts: the group size at which RLOO is as noisy at the same number of prompts.
-        relative_noise: its variance at the scale of RLOO, over that of RLOO at the same group size.
+        same_prompts_group_size: the group size at which RLOO is as noisy at the same number of prompts.
+        tokens_saved: share of tokens saved at equal noise against RLOO in groups of the same size: 1 less the ratio of
+            the variances, within and between prompts together; negative where the estimator is noisier.
     """
 
-    estimator: str
-    group_size: int
-    inverse: Estimate
-    n_prompts: int
-    same_prompts: Estimate = NOT_ESTIMATED
-    relative_noise: Estimate = NOT_ESTIMATED
+    estimator: str = column("label of the estimator", file="estimators/by_label.py")
+    group_size: int = column("completions per group")
+    equivalent_group_size: Derived = estimate("group size at which RLOO is as noisy", "equivalent group size")
+    n_prompts: int = column("prompts")
+    same_prompts_group_size: Estimate = estimate("group size at which RLOO is as noisy at the same number of prompts")
+    tokens_saved: Estimated = estimate(
+        "share of tokens saved at equal noise, against RLOO in groups of the same size", "share of tokens saved"
+    )
 
     @property
     def value(self) -> float:
         """N'; infinite when no group size of RLOO has as low a variance."""
-        return _size(self.inverse.value)
+        return self.equivalent_group_size.with_interval(CONFIDENCE_LEVEL)[0]
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of N', whose upper end may be infinite."""
-        low, high = self.inverse.confidence_interval(confidence_level)
-        return _size(high), _size(low)
-
-    def tokens_saved(self, confidence_level: float = CONFIDENCE_LEVEL) -> Interval:
-        """Return the share of tokens saved at equal noise against RLOO in groups of the same size, with its interval.
-
-        It is 1 less the ratio of the variances, within and between prompts together, since the noise of a batch falls
-        in proportion to its tokens. It is negative where the estimator is noisier.
-        """
-        ratio, low, high = self.relative_noise.with_interval(confidence_level)
-        return 1.0 - ratio, 1.0 - high, 1.0 - low
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return a frame of one row: the estimator, its group size, and the equivalent one with its interval.
-
-        Then follow ``same_prompts_group_size`` and ``tokens_saved``, with ``_low`` and ``_high``.
-        """
-        interval = (self.value, *self.confidence_interval(confidence_level))
-        row: dict[str, object] = {"estimator": self.estimator, "group_size": self.group_size}
-        row |= with_ends({"equivalent_group_size": interval}) | {"n_prompts": self.n_prompts}
-        row |= with_ends({"same_prompts_group_size": self.same_prompts.with_interval(confidence_level)})
-        return pd.DataFrame([row | with_ends({"tokens_saved": self.tokens_saved(confidence_level)})])
+        return self.equivalent_group_size.with_interval(confidence_level)[1:]
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
         text = (
             f"{self.estimator} at N = {self.group_size} is as noisy as rloo at {self.size_in_words(confidence_level)}"
         )
-        saved, low, high = (100.0 * share for share in self.tokens_saved(confidence_level))
+        saved, low, high = (100.0 * share for share in self.tokens_saved.with_interval(confidence_level))
         if not np.isfinite(saved):
             return f"{text}, at the same total of completions."
         if max(abs(saved), abs(low), abs(high)) < ROUNDING:
@@ -198,26 +177,26 @@ def equivalent_group_size(
         >>> round(result.value, 6)
         4.0
     """
-    return equivalent_group_sizes(
+    return _equivalents(
         measured_or_batch, [estimator], group_size, scores, rng, target=target, scores_are_sketches=scores_are_sketches
     )[0]
 
 
-def equivalent_group_sizes(
+def _equivalents(
     measured_or_batch: Batch | MeasuredGradients,
     estimators: Sequence[str | Weighting],
     group_size: int,
-    scores: npt.ArrayLike | None = None,
-    rng: int | np.random.Generator | None = 0,
+    scores: npt.ArrayLike | None,
+    rng: int | np.random.Generator | None,
     *,
-    target: AskedTarget = "auto",
-    scores_are_sketches: bool | None = None,
+    target: AskedTarget,
+    scores_are_sketches: bool | None,
     unresolved: Literal["refuse", "nan"] = "refuse",
 ) -> list[EquivalentGroupSize]:
-    r"""Find the :func:`equivalent_group_size` of several estimators from the same groups of ``rloo``.
+    """Find the equivalent group sizes of several estimators from the same groups of ``rloo``.
 
-    Of each it is the N' with :math:`v_1 + v_2/(N'-1) = N w(N)`, w the within-prompt variance. Where the scale of one is
-    needed and not resolved, ``unresolved="nan"`` gives NaN with a warning in place of an error.
+    Where the scale of one is needed and not resolved, ``unresolved="nan"`` gives NaN with a warning in place of an
+    error.
     """
     chosen = get_all(estimators)
     for one in chosen:
@@ -267,23 +246,22 @@ def equivalent_group_sizes(
     answers = []
     for one, label in zip(chosen, labels, strict=True):
         moments = moments_of(grouped, one)
+        inverse = same_prompts = relative_noise = NOT_ESTIMATED
         try:
             at_scale = _to_scale(grouped, one, rloo, pools)
         except ValueError as error:
             if unresolved == "refuse":
                 raise
             warnings.warn(str(error), UserWarning, stacklevel=2)
-            answers.append(EquivalentGroupSize(label, group_size, NOT_ESTIMATED, pools.n_prompts))
-            continue
-        matched = at_scale(_within(moments, group_size))
+        else:
+            matched = at_scale(_within(moments, group_size))
+            inverse = ((matched - perfect) / cost).estimate()
+            same_prompts = _same_prompts(matched.scaled(1.0 / group_size), perfect, cost)
+            relative_noise = studentised_ratio(at_scale(moments.trace_cov), of_rloo.trace_cov)
+        equivalent = Derived(_size, (inverse,))
         answers.append(
             EquivalentGroupSize(
-                label,
-                group_size,
-                ((matched - perfect) / cost).estimate(),
-                pools.n_prompts,
-                _same_prompts(matched.scaled(1.0 / group_size), perfect, cost),
-                studentised_ratio(at_scale(moments.trace_cov), of_rloo.trace_cov),
+                label, group_size, equivalent, pools.n_prompts, same_prompts, share_saved(relative_noise)
             )
         )
     return answers
@@ -307,7 +285,7 @@ def _to_scale(
 ) -> Callable[[Statistic], Statistic]:
     """Return what brings a variance of an estimator to the scale of RLOO, by E[ĝ] over RLOO's.
 
-    On-policy a biased estimator of RLOO's unit keeps its scale, of which :func:`equivalent_group_sizes` warns.
+    On-policy a biased estimator of RLOO's unit keeps its scale, of which :func:`equivalent_group_size` warns.
     """
     known = multiple_of(pool.local(one).weights, pool.local(rloo).weights)
     if known is None and pools.on_policy and unit_of(one) == unit_of(rloo):
@@ -370,9 +348,8 @@ class GroupSizes(Result):
         return frame
 
     def equivalents_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return one row for each equivalent group size, as :meth:`EquivalentGroupSize.to_frame` does."""
-        frames = [one.to_frame(confidence_level) for one in self.equivalents]
-        frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        """Return one row for each equivalent group size."""
+        frame = pd.DataFrame([one.record(confidence_level) for one in self.equivalents])
         frame.attrs["confidence_level"] = confidence_level
         return frame
 
@@ -407,7 +384,7 @@ def variance_by_group_size(
 
     The same completions are split into groups of every size. The variance of a group's gradient is
     :math:`w(N) + b`, of which w within prompts falls with N and b between prompts does not; N' is that of
-    :func:`equivalent_group_sizes`, at an equal total of completions.
+    :func:`equivalent_group_size`, at an equal total of completions.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -443,18 +420,29 @@ def variance_by_group_size(
     chosen = get_all(estimators)
     refuse_batch_level(chosen)
     asked: dict[str, Any] = {"rng": rng, "target": target, "scores_are_sketches": scores_are_sketches}
+    of_prompts = _completions_per_prompt(measured_or_batch)
+    sizes = powers_of_two(int(of_prompts.min()))
+    equivalents, notes, size = [], [], max(sizes, default=0) // 2
     if group_size is not None:  # refused before the comparison, which takes longer
-        equivalents, notes = equivalent_group_sizes(measured_or_batch, chosen, group_size, scores, **asked), []
-    sizes = _sizes(measured_or_batch)
+        equivalents = _equivalents(measured_or_batch, chosen, group_size, scores, **asked)
     comparison = compare(measured_or_batch, chosen, scores, group_sizes or sizes, **options, **asked)
-    if group_size is None:
-        equivalents, notes = _equivalents(measured_or_batch, chosen, max(sizes, default=0) // 2, scores, **asked)
-    of_prompts = set(_completions_per_prompt(measured_or_batch).tolist())
+    if group_size is None and size < 3:
+        notes = ["an equivalent group size needs two groups of 3: sample at least 6 completions of each prompt"]
+    elif group_size is None:
+        # The shrinkage of an own-sample baseline would count as lower variance.
+        known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                equivalents = _equivalents(measured_or_batch, known, size, scores, **asked, unresolved="nan")
+                notes = [str(one.message) for one in caught]
+            except ValueError as error:
+                notes = [str(error)]
     return GroupSizes(
         comparison,
         tuple(equivalents),
         (*comparison.notes, *notes),
-        int(of_prompts.pop()) if len(of_prompts) == 1 else None,
+        int(of_prompts[0]) if of_prompts.min() == of_prompts.max() else None,
     )
 
 
@@ -462,34 +450,6 @@ def _completions_per_prompt(measured_or_batch: Batch | MeasuredGradients) -> np.
     if isinstance(measured_or_batch, Batch):
         return measured_or_batch.group_sizes
     return np.unique(measured_or_batch.rollouts.prompt_id, return_counts=True)[1]
-
-
-def _sizes(measured_or_batch: Batch | MeasuredGradients) -> list[int]:
-    """Return the powers of two up to the smallest number of completions of a prompt."""
-    if isinstance(measured_or_batch, Batch):
-        return powers_of_two(int(measured_or_batch.group_sizes.min()))
-    return measured_group_sizes(measured_or_batch)
-
-
-def _equivalents(
-    measured_or_batch: Batch | MeasuredGradients,
-    chosen: Sequence[Weighting],
-    size: int,
-    scores: npt.ArrayLike | None,
-    **asked: Any,
-) -> tuple[list[EquivalentGroupSize], list[str]]:
-    """Return the equivalent group sizes that are defined at a size, and what speaks against others."""
-    if size < 3:
-        return [], []
-    # The shrinkage of an own-sample baseline would count as lower variance.
-    known = [one for one in chosen if one.expected_scale(size) or unit_of(one) != SEQUENCE_SUM]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            found = equivalent_group_sizes(measured_or_batch, known, size, scores, unresolved="nan", **asked)
-        except ValueError as error:
-            return [], [str(error)]
-    return found, [str(one.message) for one in caught]
 
 
 def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any]:
@@ -533,32 +493,10 @@ def _caption_of_equivalents(frame: pd.DataFrame) -> str:
     )
 
 
-_LABEL = Column("estimator", "label of the estimator", file="estimators/by_label.py")
 EQUIVALENTS = FurtherTable(
     name="equivalent_group_size",
     frame=GroupSizes.equivalents_frame,
-    columns=(
-        _LABEL,
-        Column("group_size", "completions per group"),
-        Column("n_prompts", "prompts"),
-        Column(
-            "same_prompts_group_size",
-            "group size at which RLOO is as noisy at the same number of prompts",
-            estimated=True,
-        ),
-        Column(
-            "tokens_saved",
-            "share of tokens saved at equal noise, against RLOO in groups of the same size",
-            "share of tokens saved",
-            estimated=True,
-        ),
-        Column(
-            "equivalent_group_size",
-            "group size at which RLOO is as noisy",
-            "equivalent group size",
-            estimated=True,
-        ),
-    ),
+    columns=EquivalentGroupSize.columns(),
     row_heading="estimator",
     row_name=lambda row: str(row["estimator"]),
     caption=_caption_of_equivalents,

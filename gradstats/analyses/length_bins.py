@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
@@ -16,7 +17,6 @@ from gradstats.analyses.declaration import (
     without_sketches,
 )
 from gradstats.analyses.numbers import percentage
-from gradstats.analyses.printed import Printed
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
 from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
@@ -32,8 +32,6 @@ from gradstats.stats.jackknife import NOT_ESTIMATED, with_ends
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.inputs import (
-    ComparisonInputs,
-    TargetChoice,
     expect_parts,
     pooled,
     prepared_inputs,
@@ -43,12 +41,28 @@ from gradstats.stats.variance.inputs import (
 from gradstats.stats.variance.moments import PromptMoments, cross_signal, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.quantities import JUDGED
-from gradstats.stats.variance.shares import GradientShares, equal_count_bins, gradient_shares, inside_bins, resolved
+from gradstats.stats.variance.shares import (
+    GradientShares,
+    ResolvedRatio,
+    equal_count_bins,
+    gradient_shares,
+    inside_bins,
+)
 from gradstats.system.late import Int, np, npt, pd
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
+
+
+#: What bins, by lengths or by success rates, make up of a gradient: column → meaning and heading.
+SHARE_MEANINGS = {
+    "share_of_gradient": ("share of the expected gradient that the bin makes up", SHARES["share_of_gradient"]),
+    "share_of_variance": (
+        "share of tr Cov: the covariance of the bin's part with the whole",
+        SHARES["share_of_variance"],
+    ),
+}
 
 
 def share_columns(shares: GradientShares, confidence_level: float) -> dict[str, float]:
@@ -86,134 +100,92 @@ class _OfLengths(Wrapped[Weighting]):
 
 
 @dataclass(frozen=True, repr=False)
-class LengthBins(Printed):
+class LengthBins(Result):
     r"""The noise and signal of :math:`g^b = \sum_{i:\,T_i \in b} w_i S_i`, the gradient from completions of lengths b.
 
     Attributes:
-        estimator: label of the estimator.
+        estimators: labels.
         bins: (n, 2) smallest and greatest length of each bin, in tokens, both inside.
         n_completions: (n,) completions in each.
-        comparison: one row a bin, ratios to the whole estimator.
-        scales: of each bin, what its expected gradient keeps of the target's; None without a gradient.
-        shares: of each bin, what it makes up of the expected gradient and of the variance.
+        comparison: a row for each estimator and bin, with ratios to the whole estimator.
+        scales: of each row, what its expected gradient keeps of the target's; None without a gradient.
+        shares: of each row, what it makes up of the expected gradient and of the variance.
+        reference: the estimator of the sentence and of the figure.
     """
+
+    question: ClassVar[str] = "length_bins"
 
     printed_columns: ClassVar[tuple[str, ...]] = (
         "estimator", "length", "n_completions", "share_of_gradient", "share_of_variance", "ratio",
     )  # fmt: skip
 
-    estimator: str
+    estimators: tuple[str, ...]
     bins: np.ndarray
     n_completions: np.ndarray
     comparison: VarianceComparison
     scales: tuple[FiellerRatio | None, ...]
     shares: tuple[GradientShares, ...]
+    reference: str
 
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "noise_to_signal"
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the interval of one quantity for every bin, ``(low, high)``."""
-        return self.comparison.confidence_interval(confidence_level, quantity)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know, one sentence each."""
+        return self.comparison.notes
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return one row per bin: its lengths, ``n_completions``, ``scale``, shares, and the columns of ``compare``.
+        """Return one row per estimator and bin: lengths, ``scale``, shares, and the columns of ``compare``.
 
         Raises:
             ValueError: for a level outside (0, 1).
         """
         frame = self.comparison.to_frame(confidence_level)
-        scales = [with_ends({"scale": resolved(scale, confidence_level)}) for scale in self.scales]
+        scales = [with_ends({"scale": ResolvedRatio(scale).with_interval(confidence_level)}) for scale in self.scales]
         columns = {
-            "length_low": self.bins[:, 0],
-            "length_high": self.bins[:, 1],
-            "n_completions": self.n_completions,
+            "length_low": np.tile(self.bins[:, 0], len(self.estimators)),
+            "length_high": np.tile(self.bins[:, 1], len(self.estimators)),
+            "n_completions": np.tile(self.n_completions, len(self.estimators)),
             **pd.DataFrame(scales),
             **pd.DataFrame([share_columns(one, confidence_level) for one in self.shares]),
         }
         for place, (name, column) in enumerate(columns.items(), start=1):
             frame.insert(place, str(name), column)
-        return frame.assign(estimator=self.estimator)
+        return frame.assign(estimator=np.repeat(self.estimators, len(self.bins)).tolist())
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State which lengths make up most of the variance, and how much of the gradient."""
-        shares = [share_columns(one, confidence_level) for one in self.shares]
+        """State which lengths make up most of the variance of the reference, and how much of its gradient."""
+        first = len(self.bins) * self.estimators.index(self.reference)
+        shares = [share_columns(one, confidence_level) for one in self.shares[first : first + len(self.bins)]]
         known = [at for at, one in enumerate(shares) if np.isfinite(one["share_of_variance"])]
         if not known:
-            return f"No share of the variance of {self.estimator} could be estimated."
+            return f"No share of the variance of {self.reference} could be estimated."
         most = max(known, key=lambda at: shares[at]["share_of_variance"])
-        first, last = self.bins[most]
+        low, high = self.bins[most]
         variance, gradient = (
             [shares[most][f"{name}{end}"] for end in ("", "_low", "_high")]
             for name in ("share_of_variance", "share_of_gradient")
         )
         told = (
-            f"The {self.n_completions[most] / self.n_completions.sum():.0%} of completions with {first:,}–{last:,} "
-            f"tokens make up {percentage(*variance)} of the variance of {self.estimator}"
+            f"The {self.n_completions[most] / self.n_completions.sum():.0%} of completions with {low:,}–{high:,} "
+            f"tokens make up {percentage(*variance)} of the variance of {self.reference}"
         )
         # Outside its range a share is not resolved.
         resolved_share = all(np.isfinite(gradient)) and 0.0 <= gradient[0] <= 1.0
         return f"{told} and {percentage(*gradient)} of its gradient." if resolved_share else f"{told}."
 
 
-@dataclass(frozen=True, repr=False)
-class LengthBinsOfSeveral(Result, Sequence[LengthBins]):
-    """The :class:`LengthBins` of several estimators, in the same bins.
-
-    Attributes:
-        estimators: those of each.
-    """
-
-    printed_columns: ClassVar[tuple[str, ...]] = LengthBins.printed_columns
-
-    estimators: tuple[LengthBins, ...]
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return the bins of one estimator."""
-        return self.estimators[index]
-
-    def __len__(self) -> int:
-        """Return the number of estimators."""
-        return len(self.estimators)
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader has to know, one sentence each."""
-        return list(dict.fromkeys(note for one in self.estimators for note in one.comparison.notes))
-
-    def confidence_interval(
-        self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "noise_to_signal"
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the interval of one quantity for every bin of every estimator, ``(low, high)``."""
-        return super().confidence_interval(confidence_level, quantity)
-
-    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """Return the frames of the estimators below each other.
-
-        Raises:
-            ValueError: for a level outside (0, 1).
-        """
-        frame = pd.concat([one.to_frame(confidence_level) for one in self.estimators], ignore_index=True)
-        frame.attrs["confidence_level"] = confidence_level
-        return frame
-
-    def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State what :meth:`LengthBins.sentence` does of RLOO, or of the first where it is not among them."""
-        chosen = next((one for one in self.estimators if one.estimator == "rloo"), self.estimators[0])
-        return chosen.sentence(confidence_level)
-
-
 def variance_by_length(
     measured_or_batch: Batch | MeasuredGradients,
-    estimator: str | Weighting = "rloo",
+    estimators: Sequence[str | Weighting] | str | Weighting,
     scores: npt.ArrayLike | None = None,
     n_bins: int = 4,
     group_size: int | None = None,
     rng: int | np.random.Generator | None = 0,
     *,
+    reference: str = "rloo",
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> LengthBins:
-    r"""Split an estimator's gradient by completion length, and estimate noise, signal and bias of each bin.
+    r"""Split estimators' gradients by completion length, and estimate noise, signal and bias of each bin.
 
     :math:`g_m = \sum_b g_m^b` with :math:`g_m^b = \sum_{i \in m,\, T_i \in b} w_i S_i`: the weights are those of the
     whole group, and completions of other lengths are left out of the sum. Each bin is then a gradient estimator in
@@ -232,11 +204,12 @@ def variance_by_length(
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
-        estimator: whose gradient is split; a group-level one.
+        estimators: whose gradients are split in the same bins; labels or objects of group-level ones, or only one.
         scores: as in :func:`gradstats.compare`.
         n_bins: bins of about equally many completions; fewer where lengths tie.
         group_size: as in :func:`gradstats.compare`.
         rng: for estimating the sketch's error.
+        reference: the estimator of the sentence and of the figure; the first where it is not among these.
         target: as in :func:`gradstats.compare`.
         scores_are_sketches: as in :func:`gradstats.compare`.
 
@@ -257,53 +230,9 @@ def variance_by_length(
         >>> frame[["length_low", "length_high", "n_completions", "ratio"]].round(2).to_numpy().tolist()
         [[10.0, 57.0, 198.0, 0.31], [58.0, 99.0, 202.0, 0.67]]
     """
-    (found,) = variances_by_length(
-        measured_or_batch,
-        [estimator],
-        scores,
-        n_bins,
-        group_size,
-        rng,
-        target=target,
-        scores_are_sketches=scores_are_sketches,
-    )
-    return found
-
-
-def variances_by_length(
-    measured_or_batch: Batch | MeasuredGradients,
-    estimators: Sequence[str | Weighting],
-    scores: npt.ArrayLike | None = None,
-    n_bins: int = 4,
-    group_size: int | None = None,
-    rng: int | np.random.Generator | None = 0,
-    *,
-    target: AskedTarget = "auto",
-    scores_are_sketches: bool | None = None,
-) -> LengthBinsOfSeveral:
-    r"""Split the gradients of several estimators, :math:`g_m = \sum_b g_m^b`, as :func:`variance_by_length` does one.
-
-    The bins are the same for all, and scores are prepared only once.
-
-    Args:
-        measured_or_batch: as in :func:`gradstats.compare`.
-        estimators: labels or objects of group-level estimators.
-        scores: as in :func:`gradstats.compare`.
-        n_bins: bins of about equally many completions; fewer where lengths tie.
-        group_size: as in :func:`gradstats.compare`.
-        rng: for estimating the sketch's error.
-        target: as in :func:`gradstats.compare`.
-        scores_are_sketches: as in :func:`gradstats.compare`.
-
-    Returns:
-        A sequence of :class:`LengthBins`, an estimator each, with one frame of all of them.
-
-    Raises:
-        ValueError: as :func:`variance_by_length`.
-    """
     if n_bins < 1:
         raise ValueError(f"n_bins={n_bins} must be at least 1")
-    chosen = get_all(estimators)
+    chosen = get_all([estimators] if isinstance(estimators, (str, Weighting)) else estimators)
     refuse_batch_level(chosen)
     inputs, prepared, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     generator = np.random.default_rng(rng)
@@ -319,48 +248,40 @@ def variances_by_length(
         pool.form([whole], [of_target for _, of_target in parts], inside)
         for part, of_target in parts:
             pool.form([part], [of_target])
-    return LengthBinsOfSeveral(
-        tuple(
-            _split(inputs, pool, one, whole, bins, counts, judged) for one, whole in zip(chosen, prepared, strict=True)
-        )
+    labels = tuple(one.label for one in chosen)
+    rows, notes, scales, shares = [], [], [], []
+    for label, whole in zip(labels, prepared, strict=True):
+        parts = _parts(whole, bins)
+        comparison, _ = compared(inputs, pool, parts, whole, judged)
+        rows += [
+            replace(row, quantities={**row.quantities, JUDGED.name: NOT_ESTIMATED}, signal_parts=None)
+            for row in comparison.rows
+        ]
+        if all(row.kept_share.value == 0.0 for row in comparison.rows):
+            notes.append(f"{why_silent(pool)}, so {label} gives every completion weight 0 and its rows are NaN")
+        _, of_parts = gradient_shares(pool, whole, inside)
+        shares += of_parts
+        scales += [
+            _scale(pool, pool.weights(part), share.part, target_of(pool, judged, part.same_part))
+            for part, share in zip(parts, of_parts, strict=True)
+        ]
+    of_sentence = families.get(reference).label
+    of_sentence = of_sentence if of_sentence in labels else labels[0]
+    comparison = replace(
+        comparison,
+        rows=tuple(rows),
+        reference=of_sentence,
+        notes=tuple(filter(None, [*notes, why_not_judged(judged), about_target(judged)])),
+        # Intervals that hold for all bins at once are those of one estimator.
+        differences=(pairwise_differences([None] * len(bins)),) * len(labels),
+        prompt_labels=comparison.prompt_labels * len(labels),
     )
+    return LengthBins(labels, bins, counts, comparison, tuple(scales), tuple(shares), of_sentence)
 
 
 def _parts(whole: Weighting, bins: Int[np.ndarray, "bins ends"]) -> list[_OfLengths]:
     """Return the parts of an estimator in each bin."""
     return [_OfLengths(whole, float(low), float(high)) for low, high in bins]
-
-
-def _split(
-    inputs: ComparisonInputs,
-    pool: PooledCompletions,
-    chosen: Weighting,
-    whole: Weighting,
-    bins: Int[np.ndarray, "bins ends"],
-    counts: Int[np.ndarray, " bins"],
-    judged: TargetChoice,
-) -> LengthBins:
-    """Compare the parts of one estimator; ``whole`` is the chosen one with what was prepared for it."""
-    parts = _parts(whole, bins)
-    comparison, _ = compared(inputs, pool, parts, whole, judged)
-    silent = None
-    if all(row.kept_share.value == 0.0 for row in comparison.rows):
-        silent = f"{why_silent(pool)}, so {chosen.label} gives every completion weight 0 and its rows are NaN"
-    comparison = replace(
-        comparison,
-        rows=tuple(
-            replace(row, quantities={**row.quantities, JUDGED.name: NOT_ESTIMATED}, signal_parts=None)
-            for row in comparison.rows
-        ),
-        notes=tuple(filter(None, [silent, why_not_judged(judged), about_target(judged)])),
-        differences=(pairwise_differences([None] * len(parts)),),
-    )
-    _, shares = gradient_shares(pool, whole, inside_bins(pool.batch.lengths, bins))
-    scales = tuple(
-        _scale(pool, pool.weights(part), share.part, target_of(pool, judged, part.same_part))
-        for part, share in zip(parts, shares, strict=True)
-    )
-    return LengthBins(chosen.label, bins, counts, comparison, scales, tuple(shares))
 
 
 def _scale(
@@ -380,12 +301,14 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
     """Ask of the reference, which comes first, and of each estimator that is split by length."""
     section = experiment.variance
     chosen = within_groups(measured, section, dict.fromkeys([section.reference, *section.estimators]))
-    return {"estimators": chosen, "target": section.target, "rng": section.seed} if chosen else None
+    asked = {"estimators": chosen, "reference": section.reference, "target": section.target, "rng": section.seed}
+    return asked if chosen else None
 
 
 def _of_reference(bins: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the bins of the first estimator that is split, the reference; None where no noise is known."""
-    bins = bins.loc[bins["estimator"] == bins["estimator"].iloc[0]]
+    """Return the bins of the reference, or of the first estimator that is shown; None where no noise is known."""
+    of_reference = bins["estimator"] == bins.attrs.get("reference")
+    bins = bins.loc[of_reference if of_reference.any() else bins["estimator"] == bins["estimator"].iloc[0]]
     return bins if np.isfinite(bins["noise_to_signal_low"].to_numpy(dtype=float)).any() else None
 
 
@@ -409,27 +332,14 @@ def _row_name(row: dict[str, Any]) -> str:
 
 ANALYSIS = Analysis(
     name="length_bins",
-    ask=variances_by_length,
+    ask=variance_by_length,
     lacking=without_sketches,
-    options=("estimators", "n_bins", "group_size", "target", "rng"),
+    options=("estimators", "n_bins", "group_size", "reference", "target", "rng"),
     columns=(
         Column("n_completions", "completions of these lengths"),
         Column("length", "range of lengths", estimated=True),
         Column("scale", "what their expected gradient keeps of the target's", "scale kept", estimated=True),
-        Column(
-            "share_of_gradient",
-            "share of the expected gradient that the bin makes up",
-            SHARES["share_of_gradient"],
-            estimated=True,
-            short=True,
-        ),
-        Column(
-            "share_of_variance",
-            "share of tr Cov: the covariance of the bin's part with the whole",
-            SHARES["share_of_variance"],
-            estimated=True,
-            short=True,
-        ),
+        *(Column(name, *about, estimated=True, short=True) for name, about in SHARE_MEANINGS.items()),
         *chosen(
             COLUMNS,
             {"matched_bias_share": "matched bias", "cosine": "cosine", "noise_to_signal": "noise to signal"},

@@ -245,6 +245,16 @@ def percentage(share: float, low: float, high: float) -> str:
     return f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
+def percentage_at_most(share: float, digits: int = 0) -> str:
+    """Write an upper bound of a share in per cent, rounded up.
+
+    >>> percentage_at_most(0.7815), percentage_at_most(0.78), percentage_at_most(0.0312, 1)
+    ('79%', '78%', '3.2%')
+    """
+    exact = Decimal(f"{100.0 * share:.12g}")  # without the last digits of a float
+    return f"{exact.quantize(Decimal(1).scaleb(-digits), ROUND_CEILING):f}%"
+
+
 def minimiser_with_interval(value: float, low: float, high: float, values: Iterable[float]) -> str:
     """Write a minimiser with its interval, with ≤ or ≥ at an end where it was cut to the values of a curve.
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
-from gradstats.analyses.numbers import minimiser_with_interval, number_with_interval, percentage
+from gradstats.analyses.numbers import minimiser_with_interval, number_with_interval, percentage, percentage_at_most
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
 from gradstats.analyses.variance_notes import why_silent
@@ -310,7 +310,8 @@ class OptimalBaselines(Result):
             if least > 0:
                 answer = f"The {self.best} saves {percentage(gain, least, most)} of the variance of rloo"
             else:
-                answer = f"No learned baseline is shown to beat rloo: the {self.best} saves at most {max(most, 0):.0%}"
+                bound = percentage_at_most(max(most, 0.0))
+                answer = f"No learned baseline is shown to beat rloo: the {self.best} saves at most {bound}"
         if ORACLE in beside:
             answer += f"; the oracle has {number_with_interval(*beside[ORACLE])} times its variance"
         return f"{answer}."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
@@ -19,7 +20,6 @@ from gradstats.stats.jackknife import Estimate, require_level
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.prompt_plan import (
     ASSURANCE,
-    PlannedPrompts,
     prompts_for_factor,
     prompts_for_logarithm,
     prompts_for_slope,
@@ -28,25 +28,10 @@ from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED, OfKnownScale
 from gradstats.system.late import np, npt, pd, special
 
-
-@runtime_checkable
-class Speed(Protocol):
-    """The result of a dry run that a plan needs: seconds for a number of tokens."""
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of completions."""
-        ...
-
-    @property
-    def sampling_seconds(self) -> int | float:
-        """To draw them."""
-        ...
-
-    @property
-    def measuring_seconds(self) -> int | float:
-        """To differentiate them."""
-        ...
+#: A ratio within this share of 1 counts as equal, where a pilot does not tell it from 1.
+EQUAL_WITHIN = 0.05
+#: What can be planned: the ratio of variances, and the relative noise.
+RATIOS = ("ratio", JUDGED.name)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,6 +39,9 @@ class PromptPlan(Printed):
     """The size that a question takes; whole numbers, infinite where no size is enough.
 
     Attributes:
+        goal: what is planned, with the level of its interval: that which takes so many prompts.
+        aim: what the prompts do, in a few words: a verb and its object.
+        asked: what was planned for, and what of the pilot it rests on: column → value, those of the goal alone.
         confidence_level: of the planned interval, and of the range of sizes.
         n_prompts: prompts needed, if the pilot's estimates are exactly right.
         n_prompts_low: lower end of the range of sizes that may be needed, as the pilot's estimates are uncertain.
@@ -63,8 +51,12 @@ class PromptPlan(Printed):
         tokens_per_completion: mean length in the pilot; NaN where it is not known.
         pilot_n_prompts: prompts of the pilot; None without one.
         seconds_per_token: of sampling and measuring, see :meth:`at_speed`; NaN where it is not known.
+        remarks: sentences on what else decides the size.
     """
 
+    goal: str
+    aim: str
+    asked: Mapping[str, Any]
     confidence_level: float
     n_prompts: int | float
     n_prompts_low: int | float
@@ -74,6 +66,7 @@ class PromptPlan(Printed):
     tokens_per_completion: float = math.nan
     pilot_n_prompts: int | None = None
     seconds_per_token: float = math.nan
+    remarks: tuple[str, ...] = ()
 
     @property
     def n(self) -> int | float:
@@ -95,45 +88,39 @@ class PromptPlan(Printed):
         """Hours that ``n_tokens`` take to sample and to measure, at the speed of a dry run."""
         return self.n_tokens * self.seconds_per_token / 3600.0
 
-    def at_speed(self, speed: Speed) -> PromptPlan:
-        """Return the same plan with its hours, from the cost that a dry run estimates."""
-        seconds = speed.sampling_seconds + speed.measuring_seconds
-        return replace(self, seconds_per_token=seconds / speed.n_tokens)
+    def at_speed(self, cost: Any) -> PromptPlan:
+        """Return the same plan with its hours, from the tokens and seconds of a dry run."""
+        seconds = cost.sampling_seconds + cost.measuring_seconds
+        return replace(self, seconds_per_token=seconds / cost.n_tokens)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a frame of one row."""
-        derived = {name: getattr(self, name) for name in ("n", "n_assured", "n_tokens", "hours")}
-        return pd.DataFrame([vars(self) | derived])
+        """Return a frame of one row: sizes, what was asked, and the cost."""
+        sizes = {name: value for name, value in vars(self).items() if name not in ("goal", "aim", "asked", "remarks")}
+        cost = {name: getattr(self, name) for name in ("n", "n_assured", "n_tokens", "hours")}
+        return pd.DataFrame([{**sizes, **self.asked, **cost}])
 
     def sentence(self) -> str:
         """Put the answer in words: the size that is enough in 80 % of studies."""
-        aim = f"{self._aim()} in {ASSURANCE:.0%} of studies"
+        aim = f"{self.aim} in {ASSURANCE:.0%} of studies"
         if not np.isfinite(self.n_prompts_assured):
             low = f": at least {_count(self.n_prompts_low)}" if np.isfinite(self.n_prompts_low) else ""
             return f"The pilot is too small to say how many prompts {aim}{low}."
         cost = f"{_count(self.n_assured)} completions"
         if np.isfinite(self.n_tokens):
-            cost += f", {_two_digits(self.n_tokens)} tokens"
+            rounded = round(self.n_tokens, 1 - math.floor(math.log10(self.n_tokens)))
+            cost += f", {rounded:,.0f} tokens"
         if np.isfinite(self.hours):
             cost += f", {self.hours:.2g} hours"
         return f"{_count(self.n_prompts_assured)} prompts ({cost}) {aim}."
 
     def sentences(self) -> list[str]:
-        """Return the answer, and the range of sizes behind it."""
-        behind = f"{self._goal()} takes {_count(self.n_prompts)} prompts"
+        """Return the answer, the range of sizes behind it, and the remarks."""
+        behind = f"{self.goal} takes {_count(self.n_prompts)} prompts"
         if self.pilot_n_prompts is not None:
             ends = f"{self.n_prompts_low:,.0f}, {self.n_prompts_high:,.0f}"
             known = ends if np.isfinite(self.n_prompts_high) else f"≥ {self.n_prompts_low:,.0f}"
             behind += f" [{known}] by the estimates of the pilot's {self.pilot_n_prompts:,}"
-        return [self.sentence(), f"{behind}."]
-
-    def _goal(self) -> str:
-        """Return what is planned, with the level of its interval."""
-        raise NotImplementedError
-
-    def _aim(self) -> str:
-        """Return what the prompts do, in a few words: a verb and its object."""
-        raise NotImplementedError
+        return [self.sentence(), f"{behind}.", *self.remarks]
 
     def _completions(self, n_prompts: int | float) -> int | float:
         return math.ceil(n_prompts * self.completions_per_prompt - 1e-9) if np.isfinite(n_prompts) else math.inf
@@ -143,40 +130,6 @@ def _count(number: int | float) -> str:
     return f"{number:,.0f}" if np.isfinite(number) else "more than 10¹²"
 
 
-def _two_digits(number: int | float) -> str:
-    rounded = round(number, 1 - math.floor(math.log10(number)))
-    return f"{rounded:,.0f}"
-
-
-def _sizes(planned: PlannedPrompts) -> dict[str, int | float]:
-    """Return the numbers of prompts by the names of their columns."""
-    return {
-        "n_prompts": planned.needed,
-        "n_prompts_low": planned.low,
-        "n_prompts_high": planned.high,
-        "n_prompts_assured": planned.assured,
-    }
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class AlphaPlan(PromptPlan):
-    r"""The size of a measurement of α with a given precision, :math:`t\,\mathrm{se}_1/\sqrt M ≤ h` of M prompts.
-
-    Attributes:
-        half_width: h, the wanted half-width of the interval of α.
-        stderr_of_one: :math:`\mathrm{se}_1`, the standard error of α times the root of the number of prompts.
-    """
-
-    half_width: float
-    stderr_of_one: float
-
-    def _goal(self) -> str:
-        return f"α ± {self.half_width:g} ({self.confidence_level:.0%} interval)"
-
-    def _aim(self) -> str:
-        return f"give α ± {self.half_width:g}"
-
-
 def plan_alpha(
     pilot: LengthScalingFit | None = None,
     half_width: float = 0.05,
@@ -184,7 +137,7 @@ def plan_alpha(
     *,
     noise: float | None = None,
     length_spread: float | None = None,
-) -> AlphaPlan:
+) -> PromptPlan:
     r"""Compute how many prompts give α ± ``half_width``, from a pilot fit or from two numbers.
 
     The standard error falls like one over the root of the number of prompts, at the pilot's completions per prompt,
@@ -246,83 +199,16 @@ def plan_alpha(
         of_one, per_prompt = noise / (2.0 * length_spread), 1.0
 
     planned = prompts_for_slope(of_one, half_width, level, degrees=degrees, degrees_of_one=degrees_of_one)
-    return AlphaPlan(
-        half_width=half_width,
-        stderr_of_one=of_one,
-        confidence_level=confidence_level,
-        **_sizes(planned),
+    return PromptPlan(
+        goal=f"α ± {half_width:g} ({level:.0%} interval)",
+        aim=f"give α ± {half_width:g}",
+        asked={"half_width": half_width, "stderr_of_one": of_one},
+        confidence_level=level,
+        **vars(planned),
         completions_per_prompt=per_prompt,
         tokens_per_completion=math.nan if pilot is None else float(pilot.lengths.mean()),
         pilot_n_prompts=None if pilot is None else pilot.n_prompts,
     )
-
-
-#: A ratio within this share of 1 counts as equal, where a pilot does not tell it from 1.
-EQUAL_WITHIN = 0.05
-#: What can be planned: the ratio of variances, and the relative noise.
-RATIOS = ("ratio", JUDGED.name)
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class RatioPlan(PromptPlan):
-    r"""The size of a comparison whose interval of a ratio r excludes 1, :math:`t\,\mathrm{se}_1/\sqrt M < |\log r|`.
-
-    Attributes:
-        estimator: label of the estimator in the numerator.
-        reference: label of that in the denominator.
-        quantity: the name of the ratio, see :data:`RATIOS`.
-        ratio: the ratio to distinguish from 1.
-        stderr_of_one: standard error of its logarithm times the root of the number of prompts.
-        fewest_prompts: below these the interval would cover less than stated, however narrow it were; no size in the
-            plan is smaller.
-        within: the ratio is to be known to this share, instead of being distinguished from 1.
-        equivalent: the two are to be shown to differ by at most this share.
-    """
-
-    estimator: str
-    reference: str
-    quantity: str
-    ratio: float
-    stderr_of_one: float
-    fewest_prompts: int
-    within: float | None = None
-    equivalent: float | None = None
-
-    def sentences(self) -> list[str]:
-        """Return the answer and the range behind it, and say where it is not the width that decides."""
-        answer = super().sentences()
-        if self.n_prompts > self.fewest_prompts:
-            return answer
-        return [
-            *answer,
-            f"Fewer would make it narrow enough, but intervals hold from about {FEW_PROMPTS} effective prompts on, "
-            f"which {self.fewest_prompts:,} prompts are worth.",
-        ]
-
-    def _goal(self) -> str:
-        name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
-        if self.within is not None:
-            return (
-                f"a {name} of {self.estimator} to {self.reference} known to ± {self.within:.2g} of itself "
-                f"({self.confidence_level:.0%} interval)"
-            )
-        if self.equivalent is not None:
-            return (
-                f"showing that the {name} of {self.estimator} to {self.reference} lies within {self.equivalent:.2g} of "
-                f"1, if it is {self.ratio:.3g} ({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
-            )
-        return (
-            f"distinguishing a {name} of {self.ratio:.3g} of {self.estimator} to {self.reference} from 1 "
-            f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
-        )
-
-    def _aim(self) -> str:
-        name = JUDGED.heading if self.quantity == JUDGED.name else self.quantity
-        if self.within is not None:
-            return f"give the {name} of {self.estimator} to {self.reference} ± {100 * self.within:.2g}%"
-        if self.equivalent is not None:
-            return f"show {self.estimator} and {self.reference} to differ by at most {100 * self.equivalent:.2g}%"
-        return f"distinguish {self.estimator} from {self.reference} at a {name} of {self.ratio:.3g}"
 
 
 def plan_ratio(
@@ -335,7 +221,7 @@ def plan_ratio(
     within: float | None = None,
     equivalent: float | None = None,
     tokens_per_completion: float = math.nan,
-) -> RatioPlan:
+) -> PromptPlan:
     r"""Compute how many prompts distinguish a ratio of variances from 1, from a pilot comparison.
 
     Or, with ``within``, make the half-width of the interval of its logarithm at most :math:`\log(1 + w)`; with
@@ -374,52 +260,25 @@ def plan_ratio(
         >>> plan.n_prompts, plan.n_prompts_low < plan.n_prompts < plan.n_prompts_high
         (485, True)
     """
-    require_level(confidence_level)
-    frame = pilot if isinstance(pilot, pd.DataFrame) else pilot.to_frame(confidence_level)
+    level = require_level(confidence_level)
+    frame = pilot if isinstance(pilot, pd.DataFrame) else pilot.to_frame(level)
     if quantity not in RATIOS:
         raise ValueError(f"quantity={quantity!r} is not a ratio to be planned: choose {' or '.join(RATIOS)}")
-    return _planned_ratio(
-        frame,
-        estimator,
-        _stderr_of_logarithm(pilot, estimator, quantity),
-        ratio,
-        confidence_level,
-        quantity=quantity,
-        within=within,
-        equivalent=equivalent,
-        tokens_per_completion=tokens_per_completion,
-    )
-
-
-def _planned_ratio(
-    frame: pd.DataFrame,
-    estimator: str,
-    stderr: float,
-    ratio: float | None = None,
-    level: float = CONFIDENCE_LEVEL,
-    *,
-    quantity: str,
-    within: float | None = None,
-    equivalent: float | None = None,
-    tokens_per_completion: float = math.nan,
-) -> RatioPlan:
-    """Plan from the frame of a pilot and the standard error of the logarithm, NaN for that of the interval's width."""
     rows = frame.loc[frame["estimator"] == estimator]
     if len(rows) != 1:
         raise ValueError(
             f"estimator={estimator!r} has {len(rows)} rows in the pilot and one is needed: compare it at one group size"
         )
     row, about = rows.iloc[0], frame.attrs
+    name = JUDGED.heading if quantity == JUDGED.name else quantity
     value, low, high = (float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high"))
-    n_prompts = int(about["n_prompts"])
     wanted = (1.0 if equivalent is not None else value) if ratio is None else ratio
-    if not (0 < low < high < math.inf):
-        name = JUDGED.heading if quantity == JUDGED.name else quantity
-        if low == high:
-            raise ValueError(
-                f"{name} of {estimator!r} is known exactly ({low:g}), since it is a multiple of the reference: choose "
-                "another estimator"
-            )
+    if low == high:
+        raise ValueError(
+            f"{name} of {estimator!r} is known exactly ({low:g}), since it is a multiple of the reference: choose "
+            "another estimator"
+        )
+    if not 0 < low < high < math.inf:
         raise ValueError(
             f"{name} of {estimator!r} is not resolved in the pilot, so that no number of prompts can be planned from "
             "it: plan those that resolve its signal (signal=True; of the command --signal), or measure more"
@@ -427,37 +286,78 @@ def _planned_ratio(
     if within is not None and (ratio is not None or equivalent is not None):
         other = "ratio" if equivalent is None else "equivalent"
         raise ValueError(f"within and {other} are two goals: plan for one of them")
-    goal = _goal_of(wanted, within, equivalent)
-    if goal == 0.0:
+    distance = _distance(wanted, within, equivalent)
+    if distance == 0.0:
         raise ValueError(f"ratio={wanted:g} must be positive and not 1, for example 0.87")
-    if not stderr > 0:
-        width = (math.log(high) - math.log(low)) / 2.0
-        stderr = width / float(special.stdtrit(n_prompts - 1, 0.5 + about["confidence_level"] / 2.0))
-    of_one = stderr * math.sqrt(n_prompts)
-    effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
-    degrees, fewest = max(effective - 1.0, 1.0), math.ceil(FEW_PROMPTS * n_prompts / effective)
-
+    precision = _precision(frame, row, pilot, quantity)
+    fewest = precision["fewest"]
     # A width is reached or not, whatever the estimate; of an equivalence both ends have to lie inside.
     power = 0.0 if within is not None else ASSURANCE if equivalent is None else (1.0 + ASSURANCE) / 2.0
-    planned = prompts_for_logarithm(of_one, goal, level, degrees=degrees, fewest=fewest, power=power)
-    return RatioPlan(
-        estimator=estimator,
-        reference=str(about.get("reference", "the reference")),
-        quantity=quantity,
-        ratio=wanted,
-        stderr_of_one=of_one,
+    planned = prompts_for_logarithm(distance=distance, level=level, power=power, **precision)
+    reference = str(about.get("reference", "the reference"))
+    both, in_studies = f"{estimator} to {reference}", f"({level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+    if within is not None:
+        goal = f"a {name} of {both} known to ± {within:.2g} of itself ({level:.0%} interval)"
+        aim = f"give the {name} of {both} ± {100 * within:.2g}%"
+    elif equivalent is not None:
+        lies = f"lies within {equivalent:.2g} of 1, if it is {wanted:.3g}"
+        goal = f"showing that the {name} of {both} {lies} {in_studies}"
+        aim = f"show {estimator} and {reference} to differ by at most {100 * equivalent:.2g}%"
+    else:
+        goal = f"distinguishing a {name} of {wanted:.3g} of {both} from 1 {in_studies}"
+        aim = f"distinguish {estimator} from {reference} at a {name} of {wanted:.3g}"
+    fewer = (
+        f"Fewer would make it narrow enough, but intervals hold from about {FEW_PROMPTS} effective prompts on, which "
+        f"{fewest:,} prompts are worth."
+    )
+    return PromptPlan(
+        goal=goal,
+        aim=aim,
+        asked={
+            "estimator": estimator,
+            "reference": reference,
+            "quantity": quantity,
+            "ratio": wanted,
+            "stderr_of_one": precision["stderr_of_one"],
+            "fewest_prompts": fewest,
+            "within": within,
+            "equivalent": equivalent,
+        },
         confidence_level=level,
-        fewest_prompts=fewest,
-        within=within,
-        equivalent=equivalent,
-        **_sizes(planned),
+        **vars(planned),
         completions_per_prompt=_completions_per_prompt(about, row),
         tokens_per_completion=tokens_per_completion,
-        pilot_n_prompts=n_prompts,
+        pilot_n_prompts=int(about["n_prompts"]),
+        remarks=() if planned.n_prompts > fewest else (fewer,),
     )
 
 
-def _goal_of(wanted: float, within: float | None, equivalent: float | None) -> float:
+def _precision(
+    frame: pd.DataFrame, row: pd.Series, pilot: Result | pd.DataFrame | None, quantity: str
+) -> dict[str, Any]:
+    """Return of the logarithm of a ratio the standard error times √M, its degrees of freedom, and the fewest prompts.
+
+    The standard error is that of the influence values, or that of the interval's width where the pilot has none.
+    """
+    n_prompts = int(frame.attrs["n_prompts"])
+    stderr = math.nan
+    if isinstance(pilot, VarianceComparison):
+        of_row = next(one for one in pilot.rows if one.label == row["estimator"])
+        found = of_row.ratio if quantity == "ratio" else of_row.matched_ratio
+        found = found.ratio if isinstance(found, OfKnownScale) else found
+        stderr = found.stderr if isinstance(found, Estimate) and found.scale == "log" else math.nan
+    if not stderr > 0:
+        width = (math.log(row[f"{quantity}_high"]) - math.log(row[f"{quantity}_low"])) / 2.0
+        stderr = width / float(special.stdtrit(n_prompts - 1, 0.5 + frame.attrs["confidence_level"] / 2.0))
+    effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
+    return {
+        "stderr_of_one": stderr * math.sqrt(n_prompts),
+        "degrees": max(effective - 1.0, 1.0),
+        "fewest": math.ceil(FEW_PROMPTS * n_prompts / effective),
+    }
+
+
+def _distance(wanted: float, within: float | None, equivalent: float | None) -> float:
     """Return what standard errors of the logarithm are measured against; 0 where nothing can be planned."""
     for name, share in (("within", within), ("equivalent", equivalent)):
         if share is not None and not 0 < share < math.inf:
@@ -487,27 +387,20 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
         Label → prompts that are enough in 80 % of studies; None where the data do not say.
     """
     found: dict[str, int | None] = {}
-    ends = frame[[f"{JUDGED.name}{end}" for end in ("", "_low", "_high")]].to_numpy(dtype=float)
-    for label, (value, low, high) in zip(frame["estimator"].astype(str), ends.tolist(), strict=True):
+    level = float(frame.attrs["confidence_level"])
+    for _, row in frame.iterrows():
+        value, low, high = (float(row[f"{JUDGED.name}{end}"]) for end in ("", "_low", "_high"))
         if not (low < high and low <= 1.0 <= high and value > 0 and abs(math.log(value)) > math.log1p(EQUAL_WITHIN)):
             continue
-        found[label] = None
+        enough = math.inf
         if low > 0 and high < math.inf:
-            stderr = math.nan if pilot is None else _stderr_of_logarithm(pilot, label, JUDGED.name)
-            level = float(frame.attrs["confidence_level"])
-            enough = _planned_ratio(frame, label, stderr, None, level, quantity=JUDGED.name).n_prompts_assured
-            found[label] = int(enough) if np.isfinite(enough) else None
+            precision = _precision(frame, row, pilot, JUDGED.name)
+            distance = abs(math.log(value))
+            enough = prompts_for_logarithm(
+                distance=distance, level=level, power=ASSURANCE, **precision
+            ).n_prompts_assured
+        found[str(row["estimator"])] = int(enough) if np.isfinite(enough) else None
     return found
-
-
-def _stderr_of_logarithm(pilot: Result | pd.DataFrame, estimator: str, quantity: str) -> float:
-    """Return the standard error of the influence values of a ratio; NaN where the pilot does not have them."""
-    if not isinstance(pilot, VarianceComparison):
-        return math.nan
-    row = next(row for row in pilot.rows if row.label == estimator)
-    found = row.ratio if quantity == "ratio" else row.matched_ratio
-    found = found.ratio if isinstance(found, OfKnownScale) else found
-    return found.stderr if isinstance(found, Estimate) and found.scale == "log" else math.nan
 
 
 def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
@@ -520,34 +413,7 @@ def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
     return float(size) * groups if size is not None and np.isfinite(float(size)) else 1.0
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class SignalPlan(PromptPlan):
-    r"""The size of a measurement whose interval of :math:`‖E g‖²` lies above 0.
-
-    Attributes:
-        estimator: label of the estimator.
-        signal_sq: the pilot's estimate of ‖E g‖².
-        linear: ζ, the variance of :math:`\langle E g, g_m\rangle` over prompts: the part of the variance that falls
-            like 4ζ/M.
-        quadratic: δ, the rest of the variance of :math:`\langle g_m, g_l\rangle`: the part that falls like 2δ/M².
-    """
-
-    estimator: str
-    signal_sq: float
-    linear: float
-    quadratic: float
-
-    def _goal(self) -> str:
-        return (
-            f"‖E ĝ‖² of {self.estimator} resolved ({self.confidence_level:.0%} interval above 0 in {ASSURANCE:.0%} of "
-            "studies)"
-        )
-
-    def _aim(self) -> str:
-        return f"resolve the signal of {self.estimator}"
-
-
-def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> SignalPlan:
+def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: float = CONFIDENCE_LEVEL) -> PromptPlan:
     r"""Compute how many prompts put the interval of ‖E g‖² above 0, from a pilot comparison.
 
     How many are needed for a signal follows from the two parts of the variance of its estimate, :math:`4ζ/M + 2δ/M²`
@@ -585,12 +451,16 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
     def needed(of: float) -> int | float:
         return parts.prompts_to_resolve(of, signal, level)
 
-    return SignalPlan(
-        estimator=estimator,
-        signal_sq=signal,
-        linear=max(parts.linear, 0.0),
-        quadratic=max(parts.quadratic, 0.0),
-        confidence_level=confidence_level,
+    return PromptPlan(
+        goal=f"‖E ĝ‖² of {estimator} resolved ({level:.0%} interval above 0 in {ASSURANCE:.0%} of studies)",
+        aim=f"resolve the signal of {estimator}",
+        asked={
+            "estimator": estimator,
+            "signal_sq": signal,
+            "linear": max(parts.linear, 0.0),
+            "quadratic": max(parts.quadratic, 0.0),
+        },
+        confidence_level=level,
         n_prompts=needed(signal),
         n_prompts_low=needed(high),
         n_prompts_high=needed(low),
@@ -601,30 +471,6 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
     )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class CriticalBatchPlan(PromptPlan):
-    """The size of a measurement whose interval of the critical batch ends within a factor of its value.
-
-    Attributes:
-        estimator: label of the estimator.
-        factor: f, the interval lies between 1/f and f times the value.
-        critical_batch: the pilot's estimate, in prompts.
-    """
-
-    estimator: str
-    factor: float
-    critical_batch: float
-
-    def _goal(self) -> str:
-        return (
-            f"the critical batch of {self.estimator} known to a factor of {self.factor:g} "
-            f"({self.confidence_level:.0%} interval, in {ASSURANCE:.0%} of studies)"
-        )
-
-    def _aim(self) -> str:
-        return f"give the critical batch of {self.estimator} to a factor of {self.factor:g}"
-
-
 def plan_critical_batch(
     pilot: CriticalBatch,
     factor: float = 2.0,
@@ -633,7 +479,7 @@ def plan_critical_batch(
     estimator: str,
     completions_per_prompt: float = 1.0,
     tokens_per_completion: float = math.nan,
-) -> CriticalBatchPlan:
+) -> PromptPlan:
     r"""Compute how many prompts make the interval of a critical batch end within a factor of its value.
 
     It is the smallest number whose interval :math:`[l, h]` of :math:`B^*` has :math:`B^*/f \le l` and
@@ -684,12 +530,15 @@ def plan_critical_batch(
         stderr=math.sqrt(found.denominator_variance),
         degrees=found.degrees,
     )
-    return CriticalBatchPlan(
-        estimator=estimator,
-        factor=factor,
-        critical_batch=found.value,
-        confidence_level=confidence_level,
-        **_sizes(planned),
+    to_factor = f"to a factor of {factor:g}"
+    return PromptPlan(
+        goal=(
+            f"the critical batch of {estimator} known {to_factor} ({level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+        ),
+        aim=f"give the critical batch of {estimator} {to_factor}",
+        asked={"estimator": estimator, "factor": factor, "critical_batch": found.value},
+        confidence_level=level,
+        **vars(planned),
         completions_per_prompt=completions_per_prompt,
         tokens_per_completion=tokens_per_completion,
         pilot_n_prompts=round(found.degrees) + 1,
@@ -757,20 +606,31 @@ def plan(
         return plan_alpha(fit, half_width, confidence_level, noise=noise, length_spread=length_spread)
     if measured is None:
         raise ValueError("give a measurement folder or a run directory as the pilot of --estimator")
-    if critical_batch is not None:
-        return _of_critical_batch(measured, estimator, critical_batch, group_size, reference, confidence_level)
     with warnings.catch_warnings():  # the plan says what is not resolved
         warnings.simplefilter("ignore")
-        compared = compare(measured, [estimator], group_size=group_size, reference=reference)
+        if critical_batch is None:
+            compared = compare(measured, [estimator], group_size=group_size, reference=reference)
+        else:
+            found = batch_size(measured, [estimator], group_size=group_size, reference=reference)
+            pilot = found.rows[0].critical_batch
+            if not isinstance(pilot, CriticalBatch):
+                raise ValueError(f"the pilot has no critical batch of {estimator!r}: {found.sentence()}")
+            return plan_critical_batch(
+                pilot,
+                critical_batch,
+                confidence_level,
+                estimator=estimator,
+                completions_per_prompt=len(measured.rollouts) / len(set(measured.rollouts.prompt_id)),
+                tokens_per_completion=float(measured.rollouts.lengths.mean()),
+            )
     label, length = compared.rows[0].label, compared.splits[0].mean_length
     if signal:
         return plan_signal(compared, label, confidence_level)
     if ratio is None and within is None and equivalent is None:
-        pilot = compared.to_frame(confidence_level).iloc[0]
-        known = not pilot[f"{quantity}_low"] <= 1.0 <= pilot[f"{quantity}_high"]
-        if not known and abs(math.log(pilot[quantity])) < math.log1p(
-            EQUAL_WITHIN
-        ):  # to tell them apart takes any number
+        row = compared.to_frame(confidence_level).iloc[0]
+        known = not row[f"{quantity}_low"] <= 1.0 <= row[f"{quantity}_high"]
+        # To tell apart what is nearly equal takes any number.
+        if not known and abs(math.log(row[quantity])) < math.log1p(EQUAL_WITHIN):
             equivalent = EQUAL_WITHIN
     return plan_ratio(
         compared,
@@ -781,30 +641,6 @@ def plan(
         within=within,
         equivalent=equivalent,
         tokens_per_completion=length,
-    )
-
-
-def _of_critical_batch(
-    measured: Measurement,
-    estimator: str,
-    factor: float,
-    group_size: int | None,
-    reference: str,
-    confidence_level: float,
-) -> PromptPlan:
-    with warnings.catch_warnings():  # the plan says what is not resolved
-        warnings.simplefilter("ignore")
-        found = batch_size(measured, [estimator], group_size=group_size, reference=reference)
-    pilot = found.rows[0].critical_batch
-    if not isinstance(pilot, CriticalBatch):
-        raise ValueError(f"the pilot has no critical batch of {estimator!r}: {found.sentence()}")
-    return plan_critical_batch(
-        pilot,
-        factor,
-        confidence_level,
-        estimator=estimator,
-        completions_per_prompt=len(measured.rollouts) / len(set(measured.rollouts.prompt_id)),
-        tokens_per_completion=float(measured.rollouts.lengths.mean()),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
 from gradstats.analyses.numbers import number_alone, number_with_interval
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
@@ -27,36 +27,34 @@ if TYPE_CHECKING:
 
 #: Parameters of ratios that clip, and the values with which they never do.
 _OPENED = {"eps_low": math.inf, "eps_high": math.inf, "dual_clip": None, "truncate": None}
-_SHARES = ("clipped_tokens", "clipped_completions", "removed_share")
 
 
 @dataclass(frozen=True)
-class ClippedShare:
+class ClippedShare(Row):
     """The effect of one recipe's clip on these completions.
 
     Attributes:
+        recipe: its label.
+        removed_of: ``"sq_norms"``, Σ‖S‖² of completions, where the clip is of whole completions; ``"token_energy"``,
+            Σ‖s_t‖², where it is of tokens and their energies are known; otherwise ``"unknown"``, and the share is NaN.
         clipped_tokens: share of counted tokens whose weight the clip changes. Tokens without an advantage have weight 0
             anyway and are not clipped.
         clipped_completions: share of completions with such a token.
         removed_share: share of ``removed_of`` whose weight the clip sets to 0.
-        removed_of: ``"sq_norms"``, Σ‖S‖² of completions, where the clip is of whole completions; ``"token_energy"``,
-            Σ‖s_t‖², where it is of tokens and their energies are known; otherwise ``"unknown"``, and the share is NaN.
     """
 
-    label: str
-    clipped_tokens: Estimate
-    clipped_completions: Estimate
-    removed_share: Estimate
-    removed_of: str
+    recipe: str = column("recipe that clips")
+    removed_of: str = column("what the removed share is a share of")
+    clipped_tokens: Estimate = estimate("tokens clipped", "tokens clipped")
+    clipped_completions: Estimate = estimate("completions clipped", "completions clipped")
+    removed_share: Estimate = estimate("squared norm removed", "squared norm removed")
 
-    def record(self, confidence_level: float) -> dict[str, object]:
+    def record(self, confidence_level: float) -> dict[str, Any]:
         """Return the row of a frame, each share with its ``_low`` and ``_high``, which lie between 0 and 1."""
-        row: dict[str, object] = {"recipe": self.label, "removed_of": self.removed_of}
-        for name in _SHARES:
-            share: Estimate = getattr(self, name)
-            low, high = np.clip(share.confidence_interval(confidence_level), 0.0, 1.0)
-            row |= {name: share.value, f"{name}_low": float(low), f"{name}_high": float(high)}
-        return row
+        row = super().record(confidence_level)
+        return row | {
+            name: float(np.clip(end, 0.0, 1.0)) for name, end in row.items() if name.endswith(("_low", "_high"))
+        }
 
 
 def clipping_recipes() -> list[str]:
@@ -98,11 +96,11 @@ def clipped_share(recipe: Recipe, batch: Batch, label: str | None = None) -> Cli
         energy, removed_of = batch.token_energy.sum(axis=1), "token_energy"
         gone = np.where(removed, batch.token_energy, 0.0).sum(axis=1)
     return ClippedShare(
-        label=label or recipe.label,
+        recipe=label or recipe.label,
+        removed_of=removed_of,
         clipped_tokens=_share(reached.sum(axis=1), batch.lengths, prompts),
         clipped_completions=_share(reached.any(axis=1), np.ones(len(prompts)), prompts),
         removed_share=NOT_ESTIMATED if energy is None else _share(gone, energy, prompts),
-        removed_of=removed_of,
     )
 
 
@@ -384,13 +382,7 @@ def _caption_of_clips(frame: pd.DataFrame) -> str:
 CLIPPING = FurtherTable(
     name="ratio_clipping",
     frame=RatioDiagnostics.clipping_frame,
-    columns=(
-        Column("recipe", "recipe that clips"),
-        Column("removed_of", "what the removed share is a share of"),
-        Column("clipped_tokens", "tokens clipped", "tokens clipped", estimated=True),
-        Column("clipped_completions", "completions clipped", "completions clipped", estimated=True),
-        Column("removed_share", "squared norm removed", "squared norm removed", estimated=True),
-    ),
+    columns=ClippedShare.columns(),
     row_heading="recipe",
     row_name=lambda row: str(row["recipe"]),
     caption=_caption_of_clips,

@@ -16,6 +16,8 @@ from gradstats.system.late import pd
 from gradstats.system.outputs import write_table
 
 _KEY = "column"
+# Whether the value of a field is a pair, which are the columns NAME_low and NAME_high.
+_SPAN = "span"
 
 
 def column(meaning: str, heading: str = "", *, short: bool = False, file: str = "") -> Any:
@@ -31,7 +33,13 @@ def column(meaning: str, heading: str = "", *, short: bool = False, file: str = 
 
 
 def estimate(
-    meaning: str, heading: str = "", *, short: bool = False, limits: Limits = NO_LIMITS, file: str = ""
+    meaning: str,
+    heading: str = "",
+    *,
+    short: bool = False,
+    limits: Limits = NO_LIMITS,
+    file: str = "",
+    sentence: str = "",
 ) -> Any:
     """Declare a field of a row that has an interval, and so the columns ``NAME``, ``NAME_low`` and ``NAME_high``.
 
@@ -43,13 +51,27 @@ def estimate(
         short: whether the result's repr and the first screen of the command show it.
         limits: the least and the greatest value that are possible: an estimate beyond them is shown as a bound.
         file: that computes it, where it is not that of the analysis.
+        sentence: that captions of tables with it contain.
     """
     about = {"meaning": meaning, "heading": heading, "estimated": True, "short": short, "limits": limits, "file": file}
+    about |= {"sentence": lambda frame: sentence}
     return field(metadata={_KEY: about})
 
 
+def span(meaning: str, *, short: bool = False, file: str = "") -> Any:
+    """Declare a field of a row that is a range, ``(low, high)``, and so the columns ``NAME_low`` and ``NAME_high``.
+
+    Args:
+        meaning: what it is, in the index of columns.
+        short: whether the result's repr shows it.
+        file: that computes it, where it is not that of the analysis.
+    """
+    about = {"meaning": meaning, "estimated": True, "short": short, "file": file}
+    return field(metadata={_KEY: about, _SPAN: True})
+
+
 class Row:
-    """A row of a result: a frozen dataclass whose fields are declared by :func:`column` and :func:`estimate`."""
+    """A row of a result: a frozen dataclass of fields of :func:`column`, :func:`estimate` and :func:`span`."""
 
     @classmethod
     def columns(cls) -> tuple[Column, ...]:
@@ -64,14 +86,19 @@ class Row:
     def names(cls) -> list[str]:
         """Return the columns of a frame, those of intervals included."""
         ends = {True: ("", "_low", "_high"), False: ("",)}
-        return [f"{one.name}{end}" for one in cls.columns() for end in ends[one.estimated]]
+        spans = {one.name for one in fields(cls) if _SPAN in one.metadata}  # pyright: ignore[reportArgumentType]
+        return [
+            f"{one.name}{end}" for one in cls.columns() for end in ends[one.estimated] if end or one.name not in spans
+        ]
 
     def record(self, confidence_level: float) -> dict[str, Any]:
         """Return column → value."""
         found: dict[str, Any] = {}
         for one in self.columns():
             value = getattr(self, one.name)
-            if one.estimated:
+            if isinstance(value, tuple):
+                found |= dict(zip((f"{one.name}_low", f"{one.name}_high"), value, strict=True))
+            elif one.estimated:
                 found |= with_ends({one.name: UNKNOWN if value is None else value.with_interval(confidence_level)})
             else:
                 found[one.name] = value
@@ -97,6 +124,10 @@ class Result(Printed):
     def about(self) -> dict[str, object]:
         """Return what the frame's ``.attrs`` state besides the level of its intervals."""
         return {**{name: getattr(self, name) for name in self.stated}, "notes": list(getattr(self, "notes", ()))}
+
+    def notes_at(self, confidence_level: float) -> tuple[str, ...]:
+        """Return the notes of an answer at a level, which are those of the result where none depends on it."""
+        return tuple(getattr(self, "notes", ()))
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row of declared columns for each of ``rows``.

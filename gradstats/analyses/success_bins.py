@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
+    LEFT_OUT,
     Analysis,
     AnalysisFigure,
-    Column,
     Ranking,
     level_of,
     most_completions,
     within_groups,
     without_groups,
 )
-from gradstats.analyses.length_bins import share_columns
+from gradstats.analyses.length_bins import SHARE_MEANINGS
 from gradstats.analyses.numbers import percentage
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import Result, Row, column, estimate, span
 from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import Weighting, unit_of
-from gradstats.plots.shares import SHARES, bin_label, lines_of_units, plot_shares
+from gradstats.plots.shares import bin_label, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, mean_statistic, require_level, with_ends
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, mean_statistic
 from gradstats.stats.measured import MeasuredGradients
 from gradstats.stats.variance.inputs import (
     TargetChoice,
@@ -49,7 +49,7 @@ from gradstats.stats.variance.moments import (
 from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple_of
 from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.quantities import KeptShare, share_kept
-from gradstats.stats.variance.shares import GradientShares, binned, gradient_shares, resolved
+from gradstats.stats.variance.shares import ResolvedRatio, binned, gradient_shares
 from gradstats.system.late import Bool, Float, Int, np, npt, pd
 
 if TYPE_CHECKING:
@@ -58,24 +58,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SuccessBin:
-    """One estimator's gradient on the prompts of one bin."""
+class ScaleOfKept:
+    """The scale of groups with any non-zero weight, from that of all groups where this is a known multiple."""
 
-    scale: FiellerRatio | None  # ⟨E[g|b], E[G|b]⟩/‖E[G|b]‖² with G the target; None where one of them is not known
-    kept_scale: FiellerRatio | None  # the same of E[g|b, kept], given that the group has any non-zero weight
-    shares: GradientShares
+    scale: FiellerRatio | None
+    kept_scale: FiellerRatio | None
     kept_share: KeptShare
 
-    def columns(self, confidence_level: float) -> dict[str, float]:
-        """Return the columns of a frame."""
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``."""
         share, low, high = self.kept_share.with_interval(confidence_level)
-        kept_scale = resolved(self.kept_scale, confidence_level)
         if self.scale is not None and self.scale.is_known and self.scale.is_exact and low > 0:
             # Of a known multiple of the target only the share is uncertain, however small the gradient.
-            kept_scale = (self.scale.value / share, self.scale.value / high, self.scale.value / low)
-        scales = {"scale": resolved(self.scale, confidence_level), "kept_scale": kept_scale}
-        kept = {"kept_share": (share, low, high)}
-        return with_ends(scales) | share_columns(self.shares, confidence_level) | with_ends(kept)
+            return self.scale.value / share, self.scale.value / high, self.scale.value / low
+        return ResolvedRatio(self.kept_scale).with_interval(confidence_level)
+
+
+@dataclass(frozen=True)
+class SuccessBin(Row):
+    """One estimator's gradient on the prompts of one bin of success rates."""
+
+    estimator: str = column("label of the estimator", short=True, file="estimators/by_label.py")
+    unit: str = column("unit of the gradient", file="estimators/estimator.py")
+    success: tuple[float, float] = span("range of success rates", short=True)
+    n_prompts: int = column("prompts of these rates", short=True)
+    group_size: float = column("completions per group")
+    scale: ResolvedRatio = estimate(
+        "factor of the prompts' expected gradient on that of the target", "scale", short=True
+    )
+    kept_scale: ScaleOfKept = estimate("the same of groups with any non-zero weight", "scale of kept groups")
+    share_of_gradient: ResolvedRatio = estimate(*SHARE_MEANINGS["share_of_gradient"], short=True)
+    share_of_variance: Estimated = estimate(*SHARE_MEANINGS["share_of_variance"], short=True)
+    kept_share: KeptShare = estimate("share of groups with any non-zero weight", "groups kept")
+    spread_share: KeptShare = estimate("share of groups whose rewards are not all equal", "groups with spread")
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,12 +98,8 @@ class SuccessBins(Result):
     r"""Gradients split by the success rate p of the prompt, :math:`g^b = g\,1[p \in b]`.
 
     Attributes:
-        estimators: labels.
-        units: of their gradients.
-        bins: (B, 2) ends of each bin of success rates.
-        n_prompts: (B,) prompts in each.
-        spread_share: of each bin, the share of groups whose rewards are not all equal.
-        rows: for each estimator, its bins.
+        rows: estimators in the order given, bins ascending.
+        reference: the estimator of the sentence, which comes first on a first screen.
         group_size: completions of a group; None where prompts have different numbers.
         exact: whether success rates were given, and not estimated from the other half of the completions.
         target: what scales are relative to.
@@ -98,16 +109,10 @@ class SuccessBins(Result):
 
     question: ClassVar[str] = "success_bins"
 
-    printed_columns: ClassVar[tuple[str, ...]] = (
-        "estimator", "success", "n_prompts", "scale", "share_of_gradient", "share_of_variance",
-    )  # fmt: skip
+    row: ClassVar = SuccessBin
 
-    estimators: tuple[str, ...]
-    units: tuple[str, ...]
-    bins: Float[np.ndarray, "bins 2"]
-    n_prompts: Int[np.ndarray, " bins"]
-    spread_share: tuple[KeptShare, ...]
-    rows: tuple[tuple[SuccessBin, ...], ...]
+    rows: tuple[SuccessBin, ...]
+    reference: str
     group_size: int | None
     exact: bool
     target: TargetChoice
@@ -125,45 +130,27 @@ class SuccessBins(Result):
         Raises:
             ValueError: for a level outside (0, 1).
         """
-        require_level(confidence_level)
-        spread = [with_ends({"spread_share": one.with_interval(confidence_level)}) for one in self.spread_share]
-        records = []
-        for label, unit, row in zip(self.estimators, self.units, self.rows, strict=True):
-            for at, found in enumerate(row):
-                low, high = self.bins[at]
-                about: dict[str, object] = {
-                    "estimator": label,
-                    "unit": unit,
-                    "success_low": float(low),
-                    "success_high": float(high),
-                    "n_prompts": int(self.n_prompts[at]),
-                    "group_size": np.nan if self.group_size is None else self.group_size,
-                }
-                records.append(about | found.columns(confidence_level) | spread[at])
-        frame = pd.DataFrame(records)
+        frame = super().to_frame(confidence_level)
         frame.attrs |= {
-            "confidence_level": confidence_level,
+            "reference": self.reference,
             "group_size": self.group_size,
             "success": "given" if self.exact else "other half",
-            "notes": self.notes,
             "metric": self.metric,
             **target_attrs(self.target, confidence_level),
         }
         return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State which prompts make up most of the variance of the first estimator, RLOO where it is among them."""
-        label = "rloo" if "rloo" in self.estimators else self.estimators[0]
-        found = [one.columns(confidence_level) for one in self.rows[self.estimators.index(label)]]
-        known = [at for at, one in enumerate(found) if np.isfinite(one["share_of_variance"])]
+        """State which prompts make up most of the variance of the reference."""
+        bins = [row for row in self.rows if row.estimator == self.reference]
+        shares = [(row.share_of_variance.with_interval(confidence_level), row) for row in bins]
+        known = [one for one in shares if np.isfinite(one[0][0])]
         if not known:
-            return f"No share of the variance of {label} could be estimated."
-        most = max(known, key=lambda at: found[at]["share_of_variance"])
-        variance = [found[most][f"share_of_variance{end}"] for end in ("", "_low", "_high")]
-        low, high = self.bins[most]
-        share = self.n_prompts[most] / self.n_prompts.sum()
-        prompts = f"The {share:.0%} of prompts with success rate {bin_label(low, high)}"
-        return f"{prompts} make up {percentage(*variance)} of the variance of {label}."
+            return f"No share of the variance of {self.reference} could be estimated."
+        variance, most = max(known, key=lambda one: one[0][0])
+        share = most.n_prompts / sum(row.n_prompts for row in bins)
+        prompts = f"The {share:.0%} of prompts with success rate {bin_label(*most.success)}"
+        return f"{prompts} make up {percentage(*variance)} of the variance of {self.reference}."
 
     @property
     def notes(self) -> list[str]:
@@ -187,6 +174,7 @@ def variance_by_success(
     group_size: int | None = None,
     bins: int | Sequence[float] | None = None,
     rng: int | np.random.Generator | None = 0,
+    reference: str = "rloo",
     target: AskedTarget = "auto",
     scores_are_sketches: bool | None = None,
 ) -> SuccessBins:
@@ -225,6 +213,7 @@ def variance_by_success(
         bins: number of bins of about equally many prompts, 4 by default and fewer where rates tie; or ascending edges,
             each bin without its upper edge except the last.
         rng: for estimating the sketch's error.
+        reference: the estimator of the sentence; the first where it is not among these.
         target: as in :func:`gradstats.compare`.
         scores_are_sketches: as in :func:`gradstats.compare`.
 
@@ -272,17 +261,27 @@ def variance_by_success(
         of_prepared = [one.moments for one in map(pool.local, prepared) if one.moments is not None]
         form_among(of_prepared, judge.moments, [one for one in inside if one.sum() > 2])
     sizes, spread = groups.sizes, _with_spread(pool)
-    silent = None
+    size, silent = int(sizes[0]) if sizes.min() == sizes.max() else None, None
     if not judged.unusable and judge.moments is None:
         silent = f"{why_silent(pool)}, so the gradient that the rows are relative to is 0 and they have no values"
+    labels, of_sentence = [one.label for one in chosen], families.get(reference).label
+    rows = [
+        SuccessBin(
+            label,
+            unit_of(one),
+            (float(low), float(high)),
+            int(here.sum()),
+            np.nan if size is None else size,
+            *found,
+            _share_of_groups(spread[here]),
+        )
+        for label, one in zip(labels, prepared, strict=True)
+        for (low, high), here, found in zip(ends, inside, _of_bins(pool, one, judge, inside), strict=True)
+    ]
     return SuccessBins(
-        estimators=tuple(one.label for one in chosen),
-        units=tuple(unit_of(one) for one in prepared),
-        bins=ends,
-        n_prompts=np.array([one.sum() for one in inside]),
-        spread_share=tuple(_share_of_groups(spread[one]) for one in inside),
-        rows=tuple(_row(pool, one, judge, inside) for one in prepared),
-        group_size=int(sizes[0]) if sizes.min() == sizes.max() else None,
+        rows=tuple(rows),
+        reference=of_sentence if of_sentence in labels else labels[0],
+        group_size=size,
         exact=success is not None,
         target=judged,
         silent=silent,
@@ -332,18 +331,19 @@ def _given_rates(success: npt.ArrayLike, batch: Batch) -> Float[np.ndarray, " n"
     return rates
 
 
-def _row(
+def _of_bins(
     pool: PooledCompletions, estimator: Weighting, judge: Weighted, inside: Sequence[Bool[np.ndarray, " m"]]
-) -> tuple[SuccessBin, ...]:
+) -> Iterator[tuple[ResolvedRatio, ScaleOfKept, ResolvedRatio, Estimated, KeptShare]]:
+    """Yield what is estimated of each bin, in the order of :class:`SuccessBin`."""
     prompt_of = pool.groups.prompt[pool.groups.group]
     whole, shares = gradient_shares(pool, estimator, [one[prompt_of] for one in inside])
     if judge.moments is not None and np.array_equal(whole.weights, judge.weights):
         whole = replace(whole, moments=judge.moments)  # one gradient under two names: the scale is exactly 1
     kept = _of_prompts(pool.groups, whole.kept)
-    return tuple(
-        SuccessBin(*_scales(pool, whole, judge, kept, one), share, _share_of_groups(kept[one]))
-        for one, share in zip(inside, shares, strict=True)
-    )
+    for one, share in zip(inside, shares, strict=True):
+        (scale, kept_scale), kept_share = _scales(pool, whole, judge, kept, one), _share_of_groups(kept[one])
+        of_kept = ScaleOfKept(scale, kept_scale, kept_share)
+        yield ResolvedRatio(scale), of_kept, ResolvedRatio(share.gradient), share.variance, kept_share
 
 
 def _scales(
@@ -404,55 +404,36 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
     by_unit: dict[str, Weighting] = {unit_of(reference): reference}
     for one in within_groups(measured, section):
         by_unit.setdefault(unit_of(one), one)
-    return {"estimators": list(by_unit.values()), "rng": section.seed, "target": section.target}
+    shared = {"reference": section.reference, "rng": section.seed, "target": section.target}
+    return {"estimators": list(by_unit.values()), **shared}
 
 
 def _caption(frame: pd.DataFrame) -> str:
     size = frame.attrs.get("group_size")
     groups = "groups" if size is None else f"groups of {size} completions"
     origin = "as given" if frame.attrs.get("success") == "given" else "of the other half of the completions"
-    return (
+    caption = (
         f"Gradient by success rate of the prompt ({origin}), {groups}, {level_of(frame)}intervals over prompts. Scale: "
         "factor of the prompts' expected gradient on that of the target; shares sum to 1."
     )
+    if left_out := frame.attrs.get(LEFT_OUT):
+        caption += (
+            f" One estimator of each unit is shown; the run's other {len(left_out)} are not: name one to gradstats ask "
+            "RUN success_bins, which splits it."
+        )
+    return caption
 
 
 def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']}, {bin_label(row['success_low'], row['success_high'])} (n = {row['n_prompts']:,})"
 
 
-COLUMNS = (
-    Column("estimator", "label of the estimator", file="estimators/by_label.py"),
-    Column("unit", "unit of the gradient", file="estimators/estimator.py"),
-    Column("success", "range of success rates", estimated=True),
-    Column("n_prompts", "prompts of these rates"),
-    Column("group_size", "completions per group"),
-    Column("scale", "factor of the prompts' expected gradient on that of the target", "scale", True, True),
-    Column("kept_scale", "the same of groups with any non-zero weight", "scale of kept groups", True),
-    Column(
-        "share_of_gradient",
-        "share of the expected gradient that the bin makes up",
-        SHARES["share_of_gradient"],
-        True,
-        True,
-    ),
-    Column(
-        "share_of_variance",
-        "share of tr Cov: the covariance of the bin's part with the whole",
-        SHARES["share_of_variance"],
-        True,
-        True,
-    ),
-    Column("kept_share", "share of groups with any non-zero weight", "groups kept", True),
-    Column("spread_share", "share of groups whose rewards are not all equal", "groups with spread", True),
-)
-
 ANALYSIS = Analysis(
     name="success_bins",
     ask=variance_by_success,
     lacking=without_groups,
-    options=("estimators", "success", "group_size", "bins", "target", "rng"),
-    columns=COLUMNS,
+    options=("estimators", "success", "group_size", "bins", "reference", "target", "rng"),
+    columns=SuccessBin.columns(),
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),
     row_heading="estimator, success rate",
     row_name=_row_name,

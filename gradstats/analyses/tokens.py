@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, level_of
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance import compare
@@ -19,9 +19,8 @@ from gradstats.estimators.estimator import Level
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.plots.tokens import plot_concentration, plot_proxy, plot_token_correlation, plot_token_energy_panels
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic, with_ends
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.token_profiles import (
-    FRACTIONS,
     NO_PROBES,
     TokenProfile,
     concentration,
@@ -124,7 +123,8 @@ class ProxyRow(Row):
         log_slope: of log e on log p over all tokens with p > 0; 1 where energies are proportional to the proxy.
         factor: typical error of a token after one common scaling: the mean of |log e/(c p)|, weighted by energy and
             exponentiated; 1 for a perfect proxy.
-        along: the cumulative error at each of the fractions of a completion.
+        cumulative_error: mean over four places of a completion, see
+            :func:`gradstats.stats.token_profiles.cumulative_errors`.
     """
 
     proxy: str = column("forward-only proxy of token energies", short=True)
@@ -133,12 +133,8 @@ class ProxyRow(Row):
     factor: Estimate = estimate("off by factor", "off by factor", short=True)
     cumulative_error: Estimate = estimate("error of W_t", "error of W_t")
     otb_ratio: Estimate = estimate("tr Cov of OTB, ratio", "tr Cov of OTB, ratio")
-    along: tuple[Estimate, ...] = ()
 
 
-#: The estimated quantities of a proxy, in the order of the table.
-#: The columns of the cumulative error, in the order of ``along``.
-_ALONG = {f"cumulative_error_at_{at:g}": f"the same at {at:.0%} of each completion" for at in FRACTIONS}
 _PROFILES = ("correlation", "concentration", "local_slope")
 # Quantiles of length at which completions are kept as traces, and how many tokens the sample holds at most.
 _TRACES_AT, _MOST_TOKENS = (0.25, 0.5, 0.9), 3000
@@ -179,14 +175,8 @@ class ProxyQuality(Result):
     notes: tuple[str, ...]
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
-        """One row per proxy: each quantity with ``_low`` and ``_high``, then the cumulative error along completions."""
-        frame = super().to_frame(confidence_level)
-        for place, name in enumerate(_ALONG):
-            found = pd.DataFrame(
-                [with_ends({name: row.along[place].with_interval(confidence_level)}) for row in self.rows]
-            )
-            frame[list(found)] = found
-        return _in_short(frame)
+        """One row per proxy: each quantity with ``_low`` and ``_high``."""
+        return _in_short(super().to_frame(confidence_level))
 
     def plot(self, **options: Any) -> Any:
         """Draw the share of a completion's energy that its heaviest tokens hold; returns the axes."""
@@ -283,7 +273,6 @@ def proxy_quality(
                 factor(energies, values, prompts),
                 (along[0] + along[1] + along[2] + along[3]).scaled(0.25).estimate(),
                 otb_ratio(measured, name, padded, batch, group_size, rng),
-                tuple(each.estimate() for each in along),
             )
         )
     if all(np.isnan(row.otb_ratio.value) for row in rows):
@@ -348,8 +337,7 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    level = f"{frame.attrs['confidence_level']:.0%}"
-    return f"Forward-only proxies of token energies against measured ones, {level} intervals."
+    return f"Forward-only proxies of token energies against measured ones, {level_of(frame)}intervals."
 
 
 def _profile(name: str) -> Callable[[pd.DataFrame], pd.DataFrame | None]:
@@ -378,7 +366,7 @@ def _scaled(sample: pd.DataFrame) -> pd.DataFrame:
 #: The proxy that a figure draws against the energies, and the tables that a run keeps.
 _DRAWN = "logit"
 _BINS, _TRACES, _SAMPLE = "token_profiles", "token_traces", "token_sample"
-_TABLE, _ENERGY, _PROFILE = "rollouts/schema.py", "measurement/token_scores.py", "stats/token_profiles.py"
+_TABLE, _ENERGY = "rollouts/schema.py", "measurement/token_scores.py"
 _TOKEN = (
     Column("prompt_id", "prompt of a completion", file=_TABLE),
     Column("sample_id", "its number among those of the prompt", file=_TABLE),
@@ -397,7 +385,7 @@ ANALYSIS = Analysis(
     ask=proxy_quality,
     lacking=lambda measured: NO_PROBES if measured.token_projections is None else "",
     options=("group_size", "rng"),
-    columns=(*ProxyRow.columns(), *(Column(name, meaning, estimated=True) for name, meaning in _ALONG.items())),
+    columns=ProxyRow.columns(),
     row_heading="proxy",
     caption=_caption,
     in_run=_in_run,
@@ -412,17 +400,17 @@ ANALYSIS = Analysis(
                 Column("low", "lower end of its interval"),
                 Column("high", "upper end"),
                 Column("n_prompts", "prompts"),
-                Column("profile", "which profile"),
+                Column(
+                    "profile",
+                    "correlation of token scores by the distance between tokens, concentration of a completion's "
+                    "energy in its heaviest tokens, or local_slope, the exponent of summed energy by position",
+                ),
                 Column("axis", "distance, position or number of tokens"),
-                Column("quantity", "what is estimated"),
-                Column("correlation", "correlation of token scores by the distance between tokens", file=_PROFILE),
-                Column("concentration", "share of a completion's energy in its heaviest tokens", file=_PROFILE),
-                Column("local_slope", "exponent of summed energy from position to position", file=_PROFILE),
-                Column("share", "the quantity of the profile concentration", file=_PROFILE),
+                Column("quantity", "what is estimated: correlation, share or local_slope"),
             ),
             row_name=lambda row: f"{row['profile']}, {row['axis']} {row['first']:g}–{row['last']:g}",
             row_heading="profile",
-            caption=lambda frame: "Profiles along completions.",
+            caption=lambda frame: f"Profiles along completions, {level_of(frame)}intervals over prompts.",
         ),
         FurtherTable(
             _TRACES,

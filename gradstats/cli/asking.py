@@ -357,7 +357,7 @@ def _show(analysis: Analysis, asked_of: Any, answer: Answer, found: Any, given: 
         headline = headline_of(source, asked_of.rollouts)
         terminal.show_comparison(found, answer.frame, headline, notes, everything, with_notes)
         return
-    declared, leading = [one for one in analysis.tables if one.shown_in("terminal")], analysis.leading
+    declared, leading = [one for one in analysis.tables if one.shown_in("terminal")], analysis.leading_of(answer)
     closing = terminal.more(len(notes), with_notes, everything or not declared)
     answers = None if leading is None else tables.get(leading.name)
     settled = everything or answer.about.get(SETTLED) or answers is None or not len(answers)

@@ -347,10 +347,17 @@ def show_table(table: PaperTable) -> None:
         at_once = max(1, sum(total <= room for total in accumulate(widths)))
         numbers = [Column(heading, justify="right", no_wrap=True) for heading, *_ in columns[:at_once]]
         shown = Table(Column(names[0], overflow="fold"), *numbers, box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in zip(names[1:], *(column[1:] for column in columns[:at_once]), strict=True):
-            shown.add_row(*map(escape, row))
+        left = console.width - sum(widths[:at_once]) - 3
+        for name, *cells in zip(names[1:], *(column[1:] for column in columns[:at_once]), strict=True):
+            shown.add_row(escape(_broken(name, left)), *map(escape, cells))
         console.print(shown)
         columns, widths = columns[at_once:], widths[at_once:]
+
+
+def _broken(name: str, width: int) -> str:
+    """Break the name of a row between words, but not within ``N = 2``."""
+    lines = textwrap.wrap(name.replace(" = ", "\u00a0=\u00a0"), max(width, 1), break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
 
 
 def show_rollouts(rollouts: Rollouts, path: Path) -> None:

@@ -33,7 +33,7 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     """Draw what each bin makes up of the expected gradient or of the variance, which have no unit.
 
     Args:
-        table: :func:`gradstats.variance_by_success`, or frames of :func:`gradstats.variance_by_length` stacked; columns
+        table: :func:`gradstats.variance_by_success`, :func:`gradstats.variance_by_length` or their frames; columns
             ``estimator``, the ends of each bin (``success_low`` and ``success_high``, or ``length_…``), and ``value``
             with its ``_low`` and ``_high``.
         ax: where to draw; None makes a figure, higher for more entries in the legend below.

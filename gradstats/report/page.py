@@ -337,7 +337,7 @@ def _question(
     found["asked"] = in_words_of(" ".join(analysis.words(answer) or []), names)
     notes = [*answer.about.get("sentences", ()), *answer.notes]
     found["notes"] = ([said] if is_long else []) + [in_words_of(one, names) for one in notes]
-    declared = analysis.leading
+    declared = analysis.leading_of(answer)
     leading = answer if declared is analysis else answer.further.get("" if declared is None else declared.name)
     if declared is not None and leading is not None and len(leading.frame) and not answer.about.get(SETTLED):
         frame = leading.frame.copy()

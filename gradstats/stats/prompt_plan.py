@@ -22,10 +22,10 @@ _NODES = 400
 class PlannedPrompts:
     """How many prompts are enough; whole numbers, infinite where no number is."""
 
-    needed: int | float  # if the pilot's estimates are exactly right
-    low: int | float  # ends of the range, as these are uncertain
-    high: int | float
-    assured: int | float  # that are enough in 80 % of studies, over pilots and studies
+    n_prompts: int | float  # if the pilot's estimates are exactly right
+    n_prompts_low: int | float  # ends of the range, as these are uncertain
+    n_prompts_high: int | float
+    n_prompts_assured: int | float  # that are enough in 80 % of studies, over pilots and studies
 
 
 def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
@@ -76,10 +76,10 @@ def prompts_for_slope(
         for side in (1.0, -1.0)
     )
     return PlannedPrompts(
-        needed=smallest(lambda m: enough(m, 1.0)),
-        low=smallest(lambda m: enough(m, float(low))),
-        high=smallest(lambda m: enough(m, float(high))),
-        assured=smallest(lambda m: enough(m, max(quotient(m), 1.0))),
+        smallest(lambda m: enough(m, 1.0)),
+        smallest(lambda m: enough(m, float(low))),
+        smallest(lambda m: enough(m, float(high))),
+        smallest(lambda m: enough(m, max(quotient(m), 1.0))),
     )
 
 

@@ -10,6 +10,7 @@ from probed_policies import MANY_DIRECTIONS, probed
 from gradstats import analyses
 from gradstats import estimators as est
 from gradstats.analyses import allocate, registry
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.plots.marks import with_ends
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import table_of
@@ -140,11 +141,20 @@ def test_the_best_size_of_rloo_is_the_one_of_least_exact_noise():
         value, low, high = found.best_size.with_interval(0.95)
         inside.append(low <= exact <= high)
         assert 2.0 <= low <= value <= high
-        assert any(note.startswith("the best size of rloo, whatever the tokens: ") for note in found.notes)
+        size = f"{number_with_interval(value, low, high)} completions per prompt (95% interval)"
+        assert f"the best size of rloo, whatever the tokens, is {size}" in found.notes
     assert sum(inside) >= 10
     # Three completions do not tell v_1 from v_2.
     batch, scores, _ = policy.sample(60, 3, rng=0)
     assert allocate(batch, ["rloo"], scores, group_sizes=[2, 3]).best_size is None
+
+
+def test_a_best_size_that_is_not_known_is_said_not_to_be_at_the_level_of_the_answer():
+    batch, scores = correlated_batch(n_prompts=8, size=8)
+    found = quietly(allocate, batch, ["rloo"], scores)
+    assert np.isnan(found.best_size.with_interval(0.9)[0])
+    note = registry.get("allocation").answer_of(found, 0.9).notes[-1]
+    assert note == "the best size of rloo, whatever the tokens, is not resolved at 90%: measure more prompts"
 
 
 def test_sizes_of_which_the_tokens_pay_for_no_group_have_no_row():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -15,6 +16,7 @@ from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import short_table, table_of
+from gradstats.report.latex import Layout
 from gradstats.stats.intervals import FiellerRatio, SkewedMeanEstimate
 from gradstats.stats.jackknife import Estimate
 from gradstats.stats.variance.alignment import CriticalBatch, high_of_shown
@@ -74,25 +76,23 @@ def test_numbers_are_those_of_the_enumeration(policy, sample):
     found = batch_size(sample[0], LABELS, sample[1], prompts=16)
     frame = found.to_frame(0.999).set_index("estimator")
     base = exact(policy, "rloo")
-    for label in LABELS:
+    for label, judged in zip(LABELS, found.rows, strict=True):
         critical, limit = exact(policy, label)
         row = frame.loc[label]
         truth = {
             "critical_batch": critical,
-            "critical_completions": SIZE * critical,
             "alignment": alignment(critical, limit, 16),
-            "doubled_alignment": alignment(critical, limit, 32),
             "alignment_limit": limit,
-            "half_batch": critical / (2.0 - 1.0 / limit),
             "relative_prompts": critical / base[0],
-            "prompts_saved": 1.0 - critical / base[0],
             "relative_progress": alignment(critical, limit, 16) / alignment(*base, 16),
         }
         for name, value in truth.items():
             assert row[f"{name}_low"] - 1e-9 <= value <= row[f"{name}_high"] + 1e-9, (label, name)
             assert row[f"{name}_low"] - 1e-9 <= row[name] <= row[f"{name}_high"] + 1e-9, (label, name)
         assert row["critical_batch_high"] < 1.6 * row["critical_batch_low"]
-        assert row["critical_tokens"] / row["critical_batch"] == pytest.approx(row["tokens"] / row["prompts"])
+        half, low, high = judged.of_batches.groups_for(0.5).with_interval(0.999)
+        assert low - 1e-9 <= critical / (2.0 - 1.0 / limit) <= high + 1e-9
+        assert low - 1e-9 <= half <= high + 1e-9
     # An own-sample mean is RLOO at another scale, and never passes or falls short of it.
     np.testing.assert_allclose(frame.loc["group_mean", "critical_batch"], frame.loc["rloo", "critical_batch"])
 
@@ -110,7 +110,9 @@ def test_the_alignment_of_batches_is_the_prediction(policy):
 
 def test_groups_drawn_until_they_have_a_weight(policy, sample):
     """Dynamic sampling reaches what batches of the groups with a weight reach."""
-    row = batch_size(sample[0], ["rloo"], sample[1], prompts=8).to_frame().iloc[0]
+    found = batch_size(sample[0], ["rloo"], sample[1], prompts=8)
+    row, of_batches = found.to_frame().iloc[0], found.rows[0].of_batches
+    assert of_batches is not None
     batch, scores, _ = policy.sample(60_000, SIZE, rng=np.random.default_rng(3))
     gradients = (est.rloo().weights(batch)[:, None] * scores).reshape(-1, SIZE, scores.shape[1]).sum(axis=1)
     kept = gradients[(gradients != 0).any(axis=1)]
@@ -119,28 +121,35 @@ def test_groups_drawn_until_they_have_a_weight(policy, sample):
     goal = policy.gradient
     observed = (means @ goal).mean() ** 2 / ((means**2).sum(axis=1).mean() * (goal @ goal))
     assert row["silent_groups"] == pytest.approx(1.0 - share, abs=0.03)
-    assert row["silent_completions"] == row["silent_groups"]
-    assert row["dynamic_alignment_low"] - 0.02 < observed < row["dynamic_alignment_high"] + 0.02
-    assert row["dynamic_tokens"] == pytest.approx(row["tokens"] / (1.0 - row["silent_groups"]))
-    assert row["same_tokens_alignment"] < row["dynamic_alignment"] < row["same_tokens_alignment"] + 0.1
+    kept = 1.0 - row["silent_groups"]
+    dynamic, low, high = of_batches.of_kept(8, kept).with_interval(0.95)
+    assert low - 0.02 < observed < high + 0.02
+    same_tokens, *_ = of_batches.at(8 / kept).with_interval(0.95)
+    assert same_tokens < dynamic < same_tokens + 0.1
+    (note,) = [one for one in found.notes if "drawing until 8 groups have one" in one]
+    assert note.endswith(
+        f"takes {row['tokens'] / kept:,.0f} tokens and reaches an alignment of {dynamic:.3g}, and all groups of as "
+        f"many tokens {same_tokens:.3g}"
+    )
 
 
 def test_the_interval_of_the_alignment_is_the_image_of_that_of_the_critical_batch(sample):
     row = batch_size(sample[0], ["rloo"], sample[1], prompts=10).to_frame().iloc[0]
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
         assert row[f"alignment{end}"] == pytest.approx(1.0 / (1.0 + row[f"critical_batch{other}"] / 10.0))
-    assert row["half_batch"] == row["critical_batch"]
 
 
 def test_the_sentence_and_the_curve_agree_with_the_table(sample):
     found = batch_size(sample[0], LABELS, sample[1], prompts=16)
-    row = found.to_frame().iloc[0]
+    row, of_batches = found.to_frame().iloc[0], found.rows[0].of_batches
+    assert of_batches is not None
     sentence = found.sentence()
     assert len(sentence) <= 155
     assert sentence.startswith(f"At 16 prompts × 3 a step reaches {100 * row['alignment']:.0f}% [")
-    half = number_with_interval(row.half_batch, row.half_batch_low, row.half_batch_high)  # with the table's digits
+    half = number_with_interval(*of_batches.groups_for(0.5).with_interval(0.95))  # with the table's digits
     assert f"half takes {half.partition(' ')[0]} (rloo)" in sentence
-    added, silent = 100 * (row["doubled_alignment"] - row["alignment"]), row["silent_groups"]
+    added = 100 * (of_batches.at(32.0).with_interval(0.95)[0] - row["alignment"])
+    silent = row["silent_groups"]
     assert sentence.endswith(f"; doubling adds {added:.0f} points; {silent:.0%} of groups lack signal.")
     ax = registry.get("batch_size").figures[0].draw(found.to_frame())
     line = next(one for one in ax.lines if len(one.get_xdata()) > 100)
@@ -173,7 +182,7 @@ def test_without_a_resolved_signal_there_are_bounds_and_a_plan():
     found = quietly(batch_size, batch, ["rloo", "recipe:grpo"], scores)
     frame = found.to_frame()
     assert found.prompts == 64
-    assert frame[["critical_batch", "alignment", "doubled_alignment"]].isna().all(axis=None)
+    assert frame[["critical_batch", "alignment"]].isna().all(axis=None)
     assert (frame["critical_batch_low"] > 0).all()
     assert np.isinf(frame["critical_batch_high"]).all()
     assert (frame["alignment_high"] < 1).all()
@@ -185,12 +194,36 @@ def test_without_a_resolved_signal_there_are_bounds_and_a_plan():
     assert len(sentence) <= 160
 
 
+def test_a_narrow_page_explains_the_columns_that_it_shows(sample):
+    table = table_of(registry.get("batch_size"), batch_size(sample[0], LABELS, sample[1]).to_frame(0.9))
+    assert "90% intervals over prompts; the reference is RLOO." in table.caption
+    layout = Layout("icml", "half")
+    shown, narrow = table.headings_at(layout), table.to_latex(layout)
+    assert "without signal" not in shown
+    assert "Without signal: groups in which every weight is 0." in table.caption
+    assert "Without signal" not in narrow
+    assert "Critical batch: prompts at which noise equals signal." in narrow
+
+
+def test_the_upper_bound_of_an_alignment_is_rounded_up():
+    batch, scores = correlated_batch(n_prompts=40, size=8)
+    inwards = 0
+    for prompts in (16, 24, 32, 48):
+        found = quietly(batch_size, batch, ["rloo"], scores, prompts=prompts)
+        high = 100 * found.to_frame()["alignment_high"][0]
+        assert f"reaches at most {math.ceil(high)}% of a noiseless one's gain" in found.sentence()
+        inwards += round(high) < high
+    assert inwards > 0  # which rounding to the nearest would do
+
+
 def test_estimators_of_batch_level_are_answered_by_dealing(sample):
     batch = sample[0].select(np.arange(900))
     found = quietly(batch_size, batch, ["rloo", "batch_mean(loo=True)"], sample[1][:900], prompts=400)
     frame = found.to_frame()
     assert np.isfinite(frame["critical_batch"]).all()
-    assert np.isnan(frame["dynamic_alignment"].iloc[1])
+    assert any("drawing until" in note for note in found.notes)
+    of_batch_level = quietly(batch_size, batch, ["batch_mean(loo=True)"], sample[1][:900], prompts=400)
+    assert not any("drawing until" in note for note in of_batch_level.notes)
     assert any("dealt batches of 75 prompts, a quarter of those" in note for note in found.notes)
 
 
@@ -278,7 +311,7 @@ def test_an_alignment_is_shown_wherever_its_critical_batch_is(policy):
         assert (np.isfinite(frame["alignment"]) == np.isfinite(frame["critical_batch"])).all()
         if np.isfinite(frame.loc["grpo", "alignment"]) and frame.loc["grpo", "alignment_limit_low"] == 0.0:
             unresolved += 1
-            assert frame.loc["grpo", "alignment_low"] == frame.loc["grpo", "dynamic_alignment_low"] == 0.0
+            assert frame.loc["grpo", "alignment_low"] == 0.0
     assert unresolved >= 1
 
 

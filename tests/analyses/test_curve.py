@@ -1,5 +1,7 @@
 """Variance along one parameter of an estimator."""
 
+import math
+
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly, sized_batch
@@ -69,7 +71,7 @@ def test_a_sentence_says_what_the_fitted_exponents_cost():
     curve = variance_curve(batch, "length_weighted(loo=True)", "alpha", np.linspace(-3.0, 2.0, 11), scores)
     cost = curve.fits_frame()["ratio_to_lowest"].max() - 1.0
     assert cost > 0.01
-    assert curve.sentence().endswith(f"; a fitted α takes up to {100 * cost:.1f}% more samples.")
+    assert curve.sentence().endswith(f"; a fitted α takes up to {math.ceil(1000 * cost) / 10:.1f}% more samples.")
 
 
 def test_a_sentence_says_where_the_interval_is_cut():
@@ -78,7 +80,7 @@ def test_a_sentence_says_where_the_interval_is_cut():
     low, high = found.confidence_interval()
     assert (low, high) == (-0.1, 0.1)
     assert f"alpha = {found.minimiser:.2g} [≤ −0.1, ≥ 0.1]" in found.sentence()
-    cut = [note for note in found.notes if "the interval of alpha is cut" in note]
+    cut = [note for note in found.notes if "the 95% interval of alpha is cut" in note]
     assert [("-0.1, the first" in note, "0.1, the last" in note) for note in cut] == [(True, False), (False, True)]
 
 

@@ -5,11 +5,14 @@ import pytest
 from comparison_batches import correlated_batch, quietly
 from off_policy import turned_policy
 
-from gradstats.analyses import EquivalentGroupSize, equivalent_group_size, equivalent_group_sizes
+from gradstats.analyses import equivalent_group_size, registry, variance_by_group_size
+from gradstats.analyses.group_sizes import _size
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.variance import compare
 from gradstats.estimators import get
 from gradstats.reference import EnumeratedPolicy
+from gradstats.report.analysis_tables import short_table
+from gradstats.stats.intervals import Derived
 from gradstats.stats.jackknife import Estimate
 
 
@@ -47,12 +50,11 @@ def test_a_nearly_perfect_baseline_is_worth_a_large_group():
 
 
 def test_the_upper_end_may_be_infinite_where_the_estimate_is_not():
-    result = EquivalentGroupSize("mine", 4, Estimate(0.1, 0.08, "raw", 100.0), 101)
-    assert result.value == pytest.approx(11.0)
-    low, high = result.confidence_interval()
+    inverse = Estimate(0.1, 0.08, "raw", 100.0)
+    value, low, high = Derived(_size, (inverse,)).with_interval(0.95)
+    assert value == pytest.approx(11.0)
     assert 4 < low < 11
     assert high == np.inf
-    assert result.to_frame()["equivalent_group_size_high"].item() == np.inf
 
 
 def test_group_size_refusals():
@@ -93,26 +95,27 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
     pairs, larger = (n * exact[n].within_prompt for n in (2, 3))
     cost = (pairs - larger) * 2.0
     labels = ["reinforce", "otb(loo=True)", "recipe:grpo(scale=none)"]
-    for label, found in zip(labels, equivalent_group_sizes(batch, labels, 3, tokens), strict=True):
+    together = quietly(variance_by_group_size, batch, labels, [3], tokens, group_size=3).equivalents
+    for label, found in zip(labels, together, strict=True):
         moments = policy.moments(get(label), 3)
         scale_sq = 1.0 if label != labels[2] else moments.coefficient**2
         within = moments.within_prompt / scale_sq
-        saved, low, high = found.tokens_saved(0.999)
+        saved, low, high = found.tokens_saved.with_interval(0.999)
         assert low < 1 - moments.trace_cov / scale_sq / exact[3].trace_cov < high
         assert low < saved < high
-        value, low, high = found.same_prompts.with_interval(0.999)
+        value, low, high = found.same_prompts_group_size.with_interval(0.999)
         sizes = np.linspace(1.0001, 30, 2_000_000)
         of_rloo = ((pairs - cost) + cost / (sizes - 1)) / sizes
         truth = sizes[np.argmin(np.abs(of_rloo - within))]
         assert low < truth < high
         assert value == pytest.approx(truth, rel=0.2)
-    (same,) = equivalent_group_sizes(batch, ["rloo"], 3, scores)
-    assert same.same_prompts.value == pytest.approx(3.0)
-    assert same.tokens_saved() == (0.0, 0.0, 0.0)
+    same = equivalent_group_size(batch, "rloo", 3, scores)
+    assert same.same_prompts_group_size.value == pytest.approx(3.0)
+    assert same.tokens_saved.with_interval(0.95) == (0.0, 0.0, 0.0)
     assert same.to_frame()["same_prompts_group_size_high"].item() == pytest.approx(3.0)
     assert same.sentence().endswith("and takes as many tokens for the same noise.")
-    (noisier,) = equivalent_group_sizes(batch, ["asymmetric(delta=2.0, loo=True)"], 3, scores)
-    saved, low, high = noisier.tokens_saved()
+    noisier = equivalent_group_size(batch, "asymmetric(delta=2.0, loo=True)", 3, scores)
+    saved, low, high = noisier.tokens_saved.with_interval(0.95)
     assert saved < 0
     percent = number_with_interval(-100 * saved, -100 * high, -100 * low)
     assert f" and takes {percent} % more tokens for the same noise." in noisier.sentence()
@@ -121,10 +124,25 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
 def test_an_unresolved_scale_may_be_a_row_of_nan():
     batch, scores = correlated_batch()
     opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
-    with pytest.warns(UserWarning, match=r"recipe:grpo: its scale relative to rloo.*not resolved"):
-        rloo, grpo = equivalent_group_sizes(batch, ["rloo", "recipe:grpo"], 4, opposed, unresolved="nan")
-    assert rloo.value == pytest.approx(4.0)
-    assert np.isnan([grpo.value, *grpo.confidence_interval(), *grpo.tokens_saved(), grpo.same_prompts.value]).all()
+    found = quietly(variance_by_group_size, batch, ["rloo", "recipe:grpo"], [4, 8], opposed)
+    assert any(note.startswith("recipe:grpo: its scale relative to rloo") for note in found.notes)
+    rloo, grpo = found.equivalents_frame().to_dict("records")
+    assert rloo["equivalent_group_size"] == pytest.approx(8.0)
+    assert np.isnan(
+        [number for name, number in grpo.items() if name not in ("estimator", "group_size", "n_prompts")]
+    ).all()
+
+
+def test_without_an_equivalent_size_the_first_screen_shows_what_was_compared():
+    batch, scores = correlated_batch(n_prompts=20, size=4)
+    analysis = registry.get("group_sizes")
+    found = quietly(variance_by_group_size, batch, ["reinforce", "rloo"], scores=scores)
+    assert found.equivalents == ()
+    assert any("needs two groups of 3: sample at least 6 completions" in note for note in found.notes)
+    answer = analysis.answer_of(found, 0.95)
+    assert analysis.leading_of(answer) is analysis
+    rows = short_table(analysis, answer.frame).rows
+    assert [row.names[0] for row in rows] == [f"{label}, N = {n}" for n in (2, 4) for label in ("reinforce", "rloo")]
 
 
 def test_off_policy_scales_are_estimated_against_the_importance_weighted_target():
@@ -136,11 +154,11 @@ def test_off_policy_scales_are_estimated_against_the_importance_weighted_target(
     cost = (pairs - larger) * 2.0
     relative = exact["reinforce", 3].coefficient / exact["rloo", 3].coefficient
     truth = (3 * exact["reinforce", 3].within_prompt / relative**2 - (pairs - cost)) / cost
-    found = equivalent_group_size(batch, "reinforce", 3, scores)
-    low, high = found.inverse.confidence_interval(0.999)
+    (inverse,) = equivalent_group_size(batch, "reinforce", 3, scores).equivalent_group_size.estimates
+    low, high = inverse.confidence_interval(0.999)
     assert low < truth < high
     assert abs(relative - 1.0) > 0.3
-    asked = equivalent_group_size(batch, "reinforce", 3, scores, target="on_policy").inverse
+    (asked,) = equivalent_group_size(batch, "reinforce", 3, scores, target="on_policy").equivalent_group_size.estimates
     assert not low < asked.value < high
     assert equivalent_group_size(batch, "group_mean", 3, scores).value == pytest.approx(3.0)  # a known multiple of rloo
 

@@ -8,11 +8,12 @@ import pytest
 from off_policy import ImportanceWeighted, turned_policy
 
 from gradstats import estimators as est
-from gradstats.analyses import variance_by_length
-from gradstats.analyses.length_bins import _OfLengths, variances_by_length
+from gradstats.analyses import registry, variance_by_length
+from gradstats.analyses.length_bins import _OfLengths
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
+from gradstats.report.analysis_tables import short_table
 
 
 def ragged_batch(n_prompts=60, per_prompt=4, dim=3, seed=0):
@@ -102,13 +103,27 @@ def test_masked_lengths_keep_nothing_of_the_gradient():
 def test_several_estimators_have_the_same_bins_and_their_own_rows():
     batch, scores = ragged_batch()
     labels = ["rloo", "recipe:grpo"]
-    together = variances_by_length(batch, labels, scores, n_bins=3)
-    for label, found in zip(labels, together, strict=True):
+    together = variance_by_length(batch, labels, scores, n_bins=3)
+    frame = together.to_frame()
+    assert frame["estimator"].tolist() == np.repeat(labels, 3).tolist()
+    for label in labels:
         alone = variance_by_length(batch, label, scores, n_bins=3).to_frame()
-        pd.testing.assert_frame_equal(found.to_frame(), alone)
-        assert set(alone["estimator"]) == {label}
-    assert together.sentence() == together[0].sentence()
-    assert variances_by_length(batch, labels[::-1], scores, n_bins=3).sentence() == together.sentence()
+        pd.testing.assert_frame_equal(frame.loc[frame["estimator"] == label].reset_index(drop=True), alone)
+
+
+def test_the_sentence_the_figure_and_the_first_rows_are_those_of_the_reference():
+    batch, scores = ragged_batch()
+    labels = ["rloo", "recipe:grpo"]
+    found = variance_by_length(batch, labels, scores, n_bins=2, reference="recipe:grpo")
+    assert " of the variance of recipe:grpo" in found.sentence()
+    assert found.sentence() == variance_by_length(batch, "recipe:grpo", scores, n_bins=2).sentence()
+    analysis, frame = registry.get("length_bins"), found.to_frame()
+    drawn = analysis.figures[0].rows(frame)
+    assert drawn is not None
+    assert set(drawn["estimator"]) == {"recipe:grpo"}
+    assert short_table(analysis, frame).rows[0].names == ("recipe:grpo",)
+    other = variance_by_length(batch, labels, scores, n_bins=2, reference="reinforce")  # which is not among them
+    assert " of the variance of rloo" in other.sentence()
 
 
 def test_the_sentence_names_the_lengths_with_most_of_the_variance():
@@ -131,7 +146,7 @@ def test_the_sentence_names_the_lengths_with_most_of_the_variance():
 def test_an_estimator_without_any_weight_says_why():
     batch, scores = ragged_batch()
     found = variance_by_length(batch.with_fields(rewards=np.zeros(len(scores))), "recipe:grpo", scores)
-    assert found.comparison.notes == (
+    assert found.notes == (
         "every reward equals 0 (choose problems that are solved sometimes, not always), so recipe:grpo gives every "
         "completion weight 0 and its rows are NaN",
     )

@@ -101,7 +101,7 @@ def test_the_size_by_hand():
     by_hand = ((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * 0.1 * 20 / abs(np.log(0.87))) ** 2
     assert by_hand == pytest.approx(1619, abs=1)
     assert by_hand < plan.n_prompts < by_hand + 6  # Student's quantile
-    assert plan.stderr_of_one == pytest.approx(2.0, rel=1e-9)
+    assert plan.asked["stderr_of_one"] == pytest.approx(2.0, rel=1e-9)
     assert plan.completions_per_prompt == 8
     assert plan.n == 8 * plan.n_prompts
     assert plan.n_prompts_low < plan.n_prompts < plan.n_prompts_assured < plan.n_prompts_high
@@ -135,7 +135,7 @@ def test_the_assured_size_is_enough_in_four_of_five_studies():
 def test_no_size_is_below_what_the_interval_needs():
     """400 prompts are worth 80 effective ones, so that 50 effective ones take 250, however far the ratio is from 1."""
     plan = plan_ratio(pilot(n_effective_prompts=80.0), "grpo", 0.2)
-    assert plan.fewest_prompts == 250
+    assert plan.asked["fewest_prompts"] == 250
     assert (plan.n_prompts_low, plan.n_prompts, plan.n_prompts_high, plan.n_prompts_assured) == (250,) * 4
     assert plan.sentences()[2].startswith("Fewer would make it narrow enough")
     assert plan.sentences()[2].endswith("50 effective prompts on, which 250 prompts are worth.")
@@ -145,8 +145,8 @@ def test_no_size_is_below_what_the_interval_needs():
 def test_a_matched_ratio_is_planned_from_its_own_interval():
     columns = {"matched_ratio": 0.9, "matched_ratio_low": 0.8, "matched_ratio_high": 0.9**2 / 0.8}
     plan = plan_ratio(pilot(**columns), "grpo", quantity="matched_ratio")
-    assert plan.ratio == 0.9
-    assert plan.stderr_of_one == pytest.approx(20 * np.log(0.9 / 0.8) / stats.t.ppf(0.975, 399), rel=1e-9)
+    assert plan.asked["ratio"] == 0.9
+    assert plan.asked["stderr_of_one"] == pytest.approx(20 * np.log(0.9 / 0.8) / stats.t.ppf(0.975, 399), rel=1e-9)
     assert plan.sentences()[1].startswith("distinguishing a relative noise of 0.9 of grpo to rloo from 1")
 
 
@@ -188,11 +188,11 @@ def test_the_size_solves_its_equation():
     z, z_80 = stats.norm.ppf([0.975, 0.8])
 
     def margin(m):
-        return z * np.sqrt(4 * plan.linear / m + 4 * plan.quadratic / m**2) + z_80 * np.sqrt(
-            4 * plan.linear / m + 2 * plan.quadratic / m**2
+        return z * np.sqrt(4 * plan.asked["linear"] / m + 4 * plan.asked["quadratic"] / m**2) + z_80 * np.sqrt(
+            4 * plan.asked["linear"] / m + 2 * plan.asked["quadratic"] / m**2
         )
 
-    assert margin(plan.n_prompts) <= plan.signal_sq < margin(plan.n_prompts - 1) or plan.n_prompts == 3
+    assert margin(plan.n_prompts) <= plan.asked["signal_sq"] < margin(plan.n_prompts - 1) or plan.n_prompts == 3
     assert plan.n_prompts_low <= plan.n_prompts <= plan.n_prompts_assured <= plan.n_prompts_high
     assert plan.completions_per_prompt == 8
     assert plan.tokens_per_completion == pytest.approx(batch.lengths.mean())
@@ -257,8 +257,8 @@ def test_the_variance_of_influences_plans_fewer_than_the_width_of_a_small_pilot(
     pilot = quiet_compare(batch, ["token_mean(loo=True)"], scores)
     by_width = plan_ratio(pilot.to_frame(), "token_mean(loo=True)", within=0.05)
     by_influence = plan_ratio(pilot, "token_mean(loo=True)", within=0.05)
-    assert by_influence.stderr_of_one == pytest.approx(pilot.rows[0].ratio.stderr * np.sqrt(12))
-    assert by_influence.stderr_of_one < by_width.stderr_of_one
+    assert by_influence.asked["stderr_of_one"] == pytest.approx(pilot.rows[0].ratio.stderr * np.sqrt(12))
+    assert by_influence.asked["stderr_of_one"] < by_width.asked["stderr_of_one"]
 
 
 def test_goals_that_cannot_be_planned_are_refused():

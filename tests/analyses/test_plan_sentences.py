@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.analyses import AlphaPlan
+from gradstats.analyses import PromptPlan
 from gradstats.stats.prompt_plan import smallest
 
 
 def plan(**changes):
-    return AlphaPlan(
+    return PromptPlan(
         **{
-            "half_width": 0.05,
-            "stderr_of_one": 0.6,
+            "goal": "α ± 0.05 (95% interval)",
+            "aim": "give α ± 0.05",
+            "asked": {"half_width": 0.05, "stderr_of_one": 0.6},
             "confidence_level": 0.95,
             "n_prompts": 100,
             "n_prompts_low": 60,

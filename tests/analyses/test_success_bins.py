@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quiet_compare
+from measured_by_hand import breakdowns
 from probed_policies import MANY_DIRECTIONS, probed
 
 from gradstats import estimators as est
-from gradstats.analyses import variance_by_success
+from gradstats.analyses import registry, variance_by_success
+from gradstats.config.sections import VarianceSection
 from gradstats.estimators import Batch
 from gradstats.reference import EnumeratedPolicy
+from gradstats.report.analysis_tables import short_table
 
 RATES = (0.1, 0.5, 0.9)
 
@@ -134,6 +137,20 @@ def test_the_bin_is_chosen_by_the_other_half_of_the_completions():
         f"The {most['n_prompts'] / 30:.0%} of prompts with success rate {'0–0.5' if low else '0.5–1'} make up "
         f"{share:.0f}% [{first:.0f}, {last:.0f}] of the variance of rloo."
     )
+
+
+def test_a_run_splits_one_estimator_of_each_unit_and_its_caption_says_how_many_it_leaves_out():
+    batch, _, tokens = MANY_DIRECTIONS.sample(20, 8, 0)
+    measured = probed(batch, tokens, 8, 2, np.random.default_rng(0))
+    analysis = registry.get("success_bins")
+    labels = ["rloo", "reinforce", "grpo", "token_mean(loo=True)"]
+    answer = breakdowns(measured, VarianceSection(estimators=labels, reference="reinforce"))["success_bins"]
+    assert list(answer.frame["estimator"].unique()) == ["reinforce", "grpo"]
+    assert "of the variance of reinforce" in answer.sentence
+    assert "the run's other 2 are not: name one to gradstats ask RUN success_bins" in analysis.caption(answer.frame)
+    assert short_table(analysis, answer.frame).rows[0].names[0] == "reinforce"
+    alone = breakdowns(measured, VarianceSection(estimators=labels[:1]))["success_bins"]
+    assert "are not" not in analysis.caption(alone.frame)
 
 
 def test_smaller_groups_of_the_half_are_averaged_within_their_prompt():

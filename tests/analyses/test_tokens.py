@@ -12,8 +12,10 @@ from probed_policies import drawn_tokens
 from scipy import stats
 
 import gradstats as gs
+from gradstats.analyses import registry
 from gradstats.analyses.tokens import otb_ratio, rank_correlation
 from gradstats.estimators import Batch
+from gradstats.report.analysis_tables import table_of
 
 
 def ratio_of(measured, values):
@@ -74,8 +76,6 @@ def test_a_power_of_the_energies_shows_in_slope_and_factor():
     scale = flat.sum() / np.sqrt(flat).sum()
     factor = np.exp(flat @ np.abs(np.log(flat / (scale * np.sqrt(flat)))) / flat.sum())
     assert row["factor"] == pytest.approx(factor)
-    errors = [np.abs(scale * np.sqrt(energy).sum() / energy.sum() - 1.0) for energy in energies]
-    assert row["cumulative_error_at_1"] == pytest.approx(np.mean(errors))
 
 
 def test_logit_row_is_that_of_the_formula():
@@ -118,6 +118,15 @@ def test_tokens_are_listed():
     assert len(tokens) == batch.mask.sum()
     assert tokens["exact"].sum() == len(batch.rewards)
     assert (tokens.loc[tokens["exact"], "energy_stderr"] == 0).all()
+
+
+def test_the_table_of_profiles_states_the_level_of_its_intervals():
+    measured, _, _ = drawn_tokens(n_groups=60)
+    analysis = registry.get("tokens")
+    further = analysis.answer_of(gs.proxy_quality(measured), 0.9).further["token_profiles"]
+    assert table_of(registry.of_answer("token_profiles"), further.frame).caption == (
+        "Profiles along completions, 90% intervals over prompts."
+    )
 
 
 def test_what_is_refused():

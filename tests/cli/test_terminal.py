@@ -26,6 +26,7 @@ from gradstats.cli.commands import COMMANDS
 from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.data import load
+from gradstats.report.tables import Table as PaperTable
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
 from gradstats.stats.variance.quantities import QUANTITIES, shown_in
@@ -342,3 +343,12 @@ def test_characters_have_substitutes_in_ascii():
     text = "α ∈ Σ: ‖S‖² − 1 ≤ 2 ± 3 → é …"
     assert text.encode("ascii", "gradstats.substitute") == b"alpha ? sigma: ||S||2 - 1 <= 2 +/- 3 -> e ..."
     assert text.encode("latin-1", "gradstats.substitute").decode("latin-1").endswith("² - 1 <= 2 ± 3 -> é ...")
+
+
+def test_the_name_of_a_row_is_not_broken_within_its_number(printed):
+    names = [f"length_weighted(alpha={alpha}, loo=True), 0.25 (n = 12)" for alpha in (0.5, 0.81, 0.812, 0.8123)]
+    columns = {"share of gradient": [(0.5, 0.25, 0.75)] * 4, "share of variance": [(0.5, 0.25, 0.75)] * 4}
+    table = PaperTable("", "estimator", tuple(names), columns, pd.DataFrame())
+    for width in range(60, 100):
+        text = printed(terminal.show_table, table, width=width)
+        assert text.count("(n = 12)") == 4 * text.count("estimator"), text

@@ -15,7 +15,7 @@ from comparison_batches import correlated_batch, quiet_compare, quietly, sized_b
 import gradstats as gs
 from gradstats.analyses import allocate, critic_quality, registry, variance_by_success
 from gradstats.analyses.curve import draw_curve
-from gradstats.analyses.length_bins import variances_by_length
+from gradstats.analyses.length_bins import variance_by_length
 from gradstats.analyses.ratios import CLIPPING
 from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.estimators import Batch
@@ -118,7 +118,7 @@ def test_a_row_a_bin_with_what_the_estimator_keeps():
 @pytest.mark.parametrize("column", ["share_of_variance", "scale"])
 def test_without_what_ranks_them_rows_keep_their_order(column):
     batch, scores = correlated_batch()
-    found = quietly(variances_by_length, batch, ["reinforce", "group_mean"], scores, n_bins=2)
+    found = quietly(variance_by_length, batch, ["reinforce", "group_mean"], scores, n_bins=2)
     declared, frame = registry.get("length_bins"), found.to_frame()
     assert {row.names for row in short_table(declared, frame).rows} == {("reinforce",), ("group_mean",)}
     short = short_table(declared, frame.drop(columns=column))

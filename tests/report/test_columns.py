@@ -18,7 +18,6 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
 from gradstats.analyses import registry
-from gradstats.analyses.plan import CriticalBatchPlan
 from gradstats.analyses.results import Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
@@ -27,7 +26,9 @@ from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.sweeps import SweepResult, paired_differences
 from gradstats.report.tables import profile_table
-from gradstats.stats.jackknife import NOT_ESTIMATED
+from gradstats.stats.intervals import FiellerRatio
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate
+from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.values.fitted import FittedValues
 from tests.off_policy import turned_policy
 
@@ -43,11 +44,10 @@ TABLES_OF = {
     "CurvatureTest": "curvature",
     "EquivalentGroupSize": "equivalent_group_size",
     "FittedValues": "fitted values",
-    **dict.fromkeys(("LengthBins", "LengthBinsOfSeveral"), "length_bins"),
     "LengthScalingFit": "alpha",
     "MundlakTest": "within_between",
     "OnPolicyCheck": "on_policy",
-    **dict.fromkeys(("AlphaPlan", "CriticalBatchPlan", "RatioPlan", "SignalPlan"), "plan"),
+    "PromptPlan": "plan",
     "SamplerGap": "sampler_gap",
     "TokenProfile": "token_profiles",
     "VarianceByBlock": "variance_by_block",
@@ -93,13 +93,13 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         ratios = gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
         quality = gs.proxy_quality(measured)
         tokens = registry.get("tokens").answer_of(quality, 0.95).further
-        sizes = dict.fromkeys(("n_prompts", "n_prompts_low", "n_prompts_high", "n_prompts_assured"), 100)
-        sizes |= {"confidence_level": 0.95, "completions_per_prompt": 4.0}
+        resolved = Estimate(2.0, 0.2, "log", 199.0)
+        critical = CriticalBatch(FiellerRatio(8.0, 0.25, 0.02, 0.0, 0.0, 199.0), 0.0, resolved)
         plans = [
             gs.plan_alpha(report.fit),
             gs.plan_ratio(comparison, "reinforce", ratio=1.2),
             gs.plan_signal(comparison, "rloo"),
-            CriticalBatchPlan(estimator="rloo", factor=2.0, critical_batch=30.0, **sizes),
+            gs.analyses.plan_critical_batch(critical, estimator="rloo"),
         ]
         frames = {
             name: answer.frame
@@ -139,7 +139,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "most_influential_prompt": set(report.influence.columns),
         "on_policy": {*on_policy.columns, *on_policy["quantity"]},
         "sampler_gap": {*gap.summary(), *gap.quantiles().columns, *gaps.columns, *gaps["quantity"]},
-        "token_profiles": {*profiles.columns, *profiles["profile"], *profiles["quantity"]},
+        "token_profiles": set(profiles.columns),
         "profile": {*rows.columns, *(name.split(" of ")[0] for name in rows["quantity"])},
         "shift": set(gs.implied_shift(measured, "token_mean").to_frame().columns),
         "length_reward": set(gs.length_reward_correlation(measured).to_frame().columns),

@@ -29,6 +29,23 @@ class ShareOfSum:
 
 
 @dataclass(frozen=True)
+class ResolvedRatio:
+    """A ratio that has no value where its denominator is not resolved; None where nothing is known of it."""
+
+    ratio: FiellerRatio | None
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``."""
+        ratio = self.ratio
+        if ratio is None:
+            return UNKNOWN
+        if ratio.is_known and ratio.is_exact:
+            return ratio.value, ratio.value, ratio.value
+        value = ratio.value if ratio.is_bounded(confidence_level) else np.nan
+        return value, *ratio.within(confidence_level, -np.inf, np.inf)
+
+
+@dataclass(frozen=True)
 class GradientShares:
     """What the part gᵇ of a gradient g = Σ_b gᵇ makes up of it."""
 
@@ -38,7 +55,8 @@ class GradientShares:
 
     def with_intervals(self, confidence_level: float) -> tuple[Interval, Interval]:
         """Return ``(value, low, high)`` of the shares of gradient and variance."""
-        return resolved(self.gradient, confidence_level), self.variance.with_interval(confidence_level)
+        gradient = ResolvedRatio(self.gradient).with_interval(confidence_level)
+        return gradient, self.variance.with_interval(confidence_level)
 
 
 def gradient_shares(
@@ -73,16 +91,6 @@ def _shares(
     if np.isfinite(odds.stderr):
         share = ShareOfSum(covariance.value / variance.value, odds)
     return GradientShares(fieller_ratio(along, whole.signal), share, part)
-
-
-def resolved(ratio: FiellerRatio | None, confidence_level: float) -> Interval:
-    """Return ``(value, low, high)`` of a ratio; no value where its denominator is not resolved."""
-    if ratio is None:
-        return UNKNOWN
-    if ratio.is_known and ratio.is_exact:
-        return ratio.value, ratio.value, ratio.value
-    value = ratio.value if ratio.is_bounded(confidence_level) else np.nan
-    return value, *ratio.within(confidence_level, -np.inf, np.inf)
 
 
 def equal_count_bins(values: Real[np.ndarray, " n"], n_bins: int) -> Real[np.ndarray, "bins 2"]:

@@ -218,12 +218,13 @@ def test_it_finds_a_difference_and_says_so_only_then():
         sq_norms = np.exp(1.8 * centre + 2 * within * deviation + rng.normal(0, 0.3, 300))
         test = mundlak_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
         said.append((test.pvalue, within_and_between(test)))
+        assert "] (80% interval) is" in within_and_between(test, 0.8)
         assert test.to_frame()["difference_low"].item() == test.confidence_interval()[0]
     assert said[0][0] < 1e-6
     assert said[0][1].startswith("Longer answers to the same prompt give α = 0.4")
-    assert "] is significant, so that α of all completions mixes the two" in said[0][1]
+    assert "] (95% interval) is significant, so that α of all completions mixes the two" in said[0][1]
     assert said[1][0] > 0.05
-    assert "] is not resolved" in said[1][1]
+    assert "] (95% interval) is not resolved" in said[1][1]
 
 
 def test_false_alarms_have_the_stated_rate():

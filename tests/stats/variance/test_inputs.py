@@ -12,7 +12,7 @@ from comparison_batches import correlated_batch, interleaved_batch, quiet_compar
 from off_policy_pair import policy_pair
 
 from gradstats import estimators as est
-from gradstats.analyses.length_bins import variances_by_length
+from gradstats.analyses.length_bins import variance_by_length
 from gradstats.analyses.variance import compare
 from gradstats.analyses.variance_notes import about_target, moments_of, target_attrs, why_not_judged
 from gradstats.estimators import Batch
@@ -264,10 +264,9 @@ def test_measured_weightings_and_probes_of_tokens_serve_side_by_side(n_heavy, un
     for column in ("trace_cov", "signal_sq", "ratio", "matched_ratio", "cosine", "matched_bias_share"):
         np.testing.assert_allclose(found[column], exact[column], rtol=1e-8)
     split = {"n_bins": 2, "group_size": 2}
-    by_length = variances_by_length(measured, labels[:3], scores_are_sketches=False, **split)
-    expected = variances_by_length(batch, labels[:3], tokens[:, : batch.mask.shape[1]], **split)
-    for one, other in zip(by_length, expected, strict=True):
-        np.testing.assert_allclose(one.to_frame()["trace_cov"], other.to_frame()["trace_cov"], rtol=1e-8)
+    by_length = variance_by_length(measured, labels[:3], scores_are_sketches=False, **split)
+    expected = variance_by_length(batch, labels[:3], tokens[:, : batch.mask.shape[1]], **split)
+    np.testing.assert_allclose(by_length.to_frame()["trace_cov"], expected.to_frame()["trace_cov"], rtol=1e-8)
     # That of grpo was measured and rests on no probe, whose error widens the interval of the other.
     alone, _ = off_policy_measurement("recipe:grpo")
     without = quiet_compare(alone, ["recipe:grpo"], scores_are_sketches=False, group_size=2).to_frame()

@@ -11,11 +11,11 @@ from gradstats.analyses import (
     allocate,
     batch_size,
     compare,
-    equivalent_group_sizes,
     variance_by_group_size,
     variance_by_success,
 )
-from gradstats.analyses.length_bins import variances_by_length
+from gradstats.analyses.group_sizes import _equivalents
+from gradstats.analyses.length_bins import variance_by_length
 from gradstats.estimators import Batch
 from gradstats.measurement import Measurement
 from gradstats.rollouts.table import Rollouts
@@ -67,7 +67,7 @@ def asked(batch, scores):
     sizes = variance_by_group_size(batch, LABELS, [2, 3], scores, group_size=3, **options)
     yield from (sizes.to_frame(), sizes.equivalents_frame())
     yield allocate(batch, LABELS[:4], scores, tokens=1e5, group_sizes=[2, 4], **options).to_frame()
-    yield variances_by_length(batch, LABELS[:3], scores, **options).to_frame()
+    yield variance_by_length(batch, LABELS[:3], scores, **options).to_frame()
     yield variance_by_success(batch, LABELS[:3], scores, bins=3, **options).to_frame()
     yield batch_size(batch, LABELS, scores, **options).to_frame()
 
@@ -230,15 +230,15 @@ def test_errors_of_several_estimators_are_estimated_together(in_blocks, monkeypa
     in_blocks()
     batch, scores = random_scores([8] * 60, 30, np.float64)
     evaluated = counted(monkeypatch, Forms, "_evaluate")
-    found = equivalent_group_sizes(batch, LABELS[:4], 4, scores, scores_are_sketches=True, unresolved="nan")
-    assert len(found) == 4
+    asked = {"rng": 0, "target": "auto", "scores_are_sketches": True, "unresolved": "nan"}
+    assert len(_equivalents(batch, LABELS[:4], 4, scores, **asked)) == 4
     assert len(evaluated) == 1
     evaluated.clear()
     quiet_compare(batch, [*LABELS[:2], "batch_mean"], scores, n_resamples=4, scores_are_sketches=True)
     assert len(evaluated) == 1
     read = counted(monkeypatch, ScoreProducts, "blocks")
     # Sums and their products, then the errors, for the rows of each bin apart; restricted sums once more by success.
-    for question, most in ((variances_by_length, 7), (variance_by_success, 9)):
+    for question, most in ((variance_by_length, 7), (variance_by_success, 9)):
         evaluated.clear()
         read.clear()
         question(batch, LABELS[:3], scores, scores_are_sketches=True)
