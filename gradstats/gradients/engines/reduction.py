@@ -175,8 +175,8 @@ _STRIP = 128
 _FEATURES = 2048
 # An elementwise operation costs about as much as this many multiplications within a matrix product.
 _ELEMENT_COST = 32
-# Elements of a product that are computed at a time.
-_PRODUCT_ELEMENTS = 2**21
+# Elements of a product that are computed at a time: what the CPU's cache holds, or enough for few kernels elsewhere.
+_PRODUCT_ELEMENTS, _PRODUCT_ELEMENTS_ON_DEVICE = 2**21, 2**25
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,12 @@ class OuterProducts:
         return cls(inputs, torch.cat([term.gradients for term in terms], dim=1), terms[0].transposed)
 
     def without_idle_ends(self) -> OuterProducts:
-        """Return the same sum without the first and last times at which all gradients are zero."""
+        """Return the same sum without the first and last times at which all gradients are zero.
+
+        Elsewhere than on a CPU the whole sum: to ask for its ends, the host would wait for the device at each layer.
+        """
+        if self.gradients.device.type != "cpu":
+            return self
         if self.gradients[:, 0].any() and self.gradients[:, -1].any():
             return self  # the usual case, without a pass over all gradients
         # The largest magnitude, since `any` takes four times as long; NaN counts as busy.
@@ -244,7 +249,7 @@ class OuterProducts:
         """
         batch, _, rows = self.left.shape
         right = self.right.to(dtype)
-        step = rows_at_once(batch, right.shape[2])
+        step = rows_at_once(batch, right.shape[2], right.device)
         buffer = torch.empty(batch, min(step, rows), right.shape[2], dtype=dtype, device=right.device)
         for first in range(0, rows, step):
             left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
@@ -254,9 +259,10 @@ class OuterProducts:
             yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
 
 
-def rows_at_once(batch: int, columns: int) -> int:
+def rows_at_once(batch: int, columns: int, device: torch.device) -> int:
     """Return how many rows of a matrix of each sequence are processed at a time."""
-    return max(1, _PRODUCT_ELEMENTS // (batch * columns))
+    elements = _PRODUCT_ELEMENTS if device.type == "cpu" else _PRODUCT_ELEMENTS_ON_DEVICE
+    return max(1, elements // (batch * columns))
 
 
 def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
