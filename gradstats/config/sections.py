@@ -354,13 +354,16 @@ class MeasurementSection(Section):
     token_dtype: Literal["float32", "float16"] = setting(
         "float32", "type in which token projections are saved.", "measurements, no argument"
     )
-    token_budget: Count = setting(
-        TOKEN_BUDGET, "most tokens that go through the model at once, padding included.", "measurements, divides"
+    token_budget: Count | None = setting(
+        None,
+        "most tokens that go through the model at once, padding included; by default "
+        f"{TOKEN_BUDGET} on a CPU, on a GPU what fits.",
+        "measurements, divides",
     )
     memory_gib: PositiveFloat | None = setting(
         None,
-        "most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
-        f"{MOST_MEMORY_GIB:g} GiB, by default.",
+        "most memory for logits and for per-sequence gradients each; by default a quarter of the device's, on a CPU at "
+        f"most {MOST_MEMORY_GIB:g} GiB.",
         "measurements, divides",
     )
     recompute: Literal["auto", "on", "off"] = setting(
@@ -407,11 +410,6 @@ class MeasurementSection(Section):
         if block_sketches and info.data.get("sketch_dim", 0) is None:
             raise ValueError(", and sketch_dim is None: give a dimension of the sketches")
         return block_sketches
-
-    @field_validator("token_budget", mode="before")
-    @classmethod
-    def _default_budget(cls, token_budget: object) -> object:
-        return TOKEN_BUDGET if token_budget is None else token_budget  # files of version 0.1 contain null
 
     @field_validator("token_exact")
     @classmethod

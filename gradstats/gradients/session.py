@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from gradstats.config.options import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
 from gradstats.gradients.attention import (
     own_precision,
@@ -34,7 +35,6 @@ from gradstats.gradients.distributed import GroupMemoryError, Ranks
 from gradstats.gradients.engines.experts import experts_implementation
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import ENGINES, Engine, vmap_engine
-from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.metric import AdamMetric, read_metric, refuse_estimated_from
 from gradstats.gradients.objective import (
     Chunk,
@@ -63,6 +63,7 @@ from gradstats.gradients.tokens.scores import (
     named_weightings,
 )
 from gradstats.measurement.measurement import Measurement, WeightedGradients
+from gradstats.policy.memory import is_out_of_memory, release_unused, why_out_of_memory
 from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite, uncompiled, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
@@ -178,8 +179,10 @@ class MeasuringSession:
         checked, results = None, []
         found = None if earlier is None else _earlier_check(earlier, described | settings | versions, section.engine)
         if found is None or not found[1].serves(policy, int(rollouts.times.max()), recompute):
-            checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
-            chosen, check, results, passed_over = _choose_engine(section, checked)
+            checked, (chosen, check, results, passed_over) = _check(
+                policy, rollouts, selection, sketch, section, recompute
+            )
+            recompute = checked.recompute
         else:
             chosen, check, passed_over = found
         for reason in passed_over.values():
@@ -201,6 +204,8 @@ class MeasuringSession:
             "experts_implementation": experts_implementation(policy.model, chosen),
         }
         of_checks = {"self_check": asdict(check), "token_self_check": token_check}
+        budget = section.token_budget or recompute.token_budget
+        execution = {"execution": {"token_budget": budget}}
         session = cls(
             policy,
             ENGINES[chosen],
@@ -208,9 +213,9 @@ class MeasuringSession:
             sketch,
             reference,
             tokens,
-            section.token_budget,
+            budget,
             section.memory_gib,
-            described | of_engine | settings | of_checks | versions,
+            described | of_engine | settings | of_checks | execution | versions,
             recompute,
             checked,
             results,
@@ -238,15 +243,24 @@ class MeasuringSession:
         plan = self._plan(rollouts, np.arange(len(rollouts)), 0)
         while plan:
             chunk = make_chunk(rollouts, self.ranks.own(plan), self.policy.device, self.policy.dtype)
-            with suitable_threads(self.policy):
-                values = token_statistics(self.policy, chunk)._asdict()
-                if self.reference is not None:
-                    values["ref_logprobs"] = reference_logprobs(self.reference, chunk)
-            ragged = {name: chunk.ragged(value) for name, value in values.items()}
-            for rows, of_chunk in self.ranks.exchange((chunk.rows, ragged)):
-                for name, arrays in of_chunk.items():
-                    found[name] |= dict(zip(map(int, rows), arrays, strict=True))
-            plan = plan[self.ranks.size :]
+            try:
+                with suitable_threads(self.policy):
+                    values = token_statistics(self.policy, chunk)._asdict()
+                    if self.reference is not None:
+                        values["ref_logprobs"] = reference_logprobs(self.reference, chunk)
+                ragged = {name: chunk.ragged(value) for name, value in values.items()}
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve_budget(chunk, error)
+            else:
+                for rows, of_chunk in self.ranks.exchange((chunk.rows, ragged)):
+                    for name, arrays in of_chunk.items():
+                        found[name] |= dict(zip(map(int, rows), arrays, strict=True))
+                plan = plan[self.ranks.size :]
+                continue
+            # Outside the handler, whose traceback would keep the tensors alive that did not fit.
+            plan = self._plan(rollouts, np.concatenate(plan), 0)
         return {name: [values[row] for row in range(len(rollouts))] for name, values in found.items()}
 
     @uncompiled()
@@ -347,12 +361,7 @@ class MeasuringSession:
     def _halve_budget(self, chunk: Chunk, error: Exception) -> None:
         """Halve the token budget from now on."""
         if len(chunk.rows) == 1:
-            reason = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has no text
-            again = "" if chunk.recompute else 'with recompute="on", '
-            raise RuntimeError(
-                f"memory ran out on a single sequence of {chunk.n_tokens} tokens ({reason}): "
-                f"measure {again}fewer parameters (params), in bfloat16, or on a machine with more memory"
-            ) from error
+            raise _too_long(f"on a single sequence of {chunk.n_tokens} tokens", error, chunk.recompute) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)
         if self.ranks.size > 1:
             raise GroupMemoryError(len(chunk.rows), chunk.n_tokens, self.token_budget) from error
@@ -362,8 +371,7 @@ class MeasuringSession:
             RuntimeWarning,
             stacklevel=4,
         )
-        if self.policy.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_unused(self.policy.device)
 
     def _collect(
         self,
@@ -423,6 +431,44 @@ def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
     """Return prompt_id and sample_id of one of the sequences, chosen at random."""
     row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
     return str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
+
+
+def _too_long(what: str, error: Exception, recomputed: bool) -> RuntimeError:
+    again = "" if recomputed else 'with recompute="on", '
+    return RuntimeError(
+        f"memory ran out {what} ({why_out_of_memory(error)}): "
+        f"measure {again}fewer parameters (params), in bfloat16, or on a machine with more memory"
+    )
+
+
+def _check(
+    policy: Policy,
+    rollouts: Rollouts,
+    selection: ParameterSelection,
+    sketch: CountSketch | None,
+    section: MeasurementSection,
+    recompute: RecomputeRule,
+) -> tuple[CheckedSequences, tuple[str, SelfCheck, list[ChunkResult], dict[str, str]]]:
+    """Choose the engine by its self-check; where memory runs out, once more with as little of it as possible."""
+    for sparing in (False, True):
+        given = (recompute.sparing(), 0) if sparing else (recompute, TOKEN_BUDGET)
+        try:
+            checked = CheckedSequences.make(policy, rollouts, selection, sketch, *given)
+            return checked, _choose_engine(section, checked)
+        except Exception as error:
+            if not is_out_of_memory(error) or is_sharded(policy.model):  # whose other ranks wait in a pass
+                raise
+            if sparing:
+                raise _too_long("in the self-check", error, given[0].wanted == "on") from error
+        # Outside the handler, whose traceback would keep the tensors alive that did not fit.
+        release_unused(policy.device)
+        warnings.warn(
+            "memory ran out in the self-check: repeating it with each sequence alone, whose layers run again in the "
+            "backward pass where they can",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    raise AssertionError("the second attempt either returns or raises")
 
 
 def _choose_engine(

@@ -18,7 +18,7 @@ _MOST_KEPT_SIGNS = 2**28
 
 # Coordinates that are sketched at a time: on the CPU what its cache holds; elsewhere enough that few kernels are
 # started, with some 24 bytes of temporary memory for each.
-_SLICE, _SLICE_ON_DEVICE = 2**18, 2**25
+_SLICE, SLICE_ON_DEVICE = 2**18, 2**25
 # Parameters of at most so many coordinates keep their signs. So few runs of a slice are added one by one everywhere.
 _SMALL, _FEW_RUNS = 2**14, 2
 
@@ -205,7 +205,7 @@ class CountSketch:
         """Add one parameter's gradients (batch, *shape) to running sketches (batch, dim), in place."""
         flat = gradients.flatten(start_dim=1)
         # Signs are generated when needed; slices of a few runs keep them small.
-        some = _SLICE if flat.device.type == "cpu" else _SLICE_ON_DEVICE // len(flat)
+        some = _SLICE if flat.device.type == "cpu" else SLICE_ON_DEVICE // len(flat)
         step = self.dim * max(1, some // self.dim)
         for first in range(0, flat.shape[1], step):
             self.add_slice(sketches, name, flat.shape[1], first, flat[:, first : first + step])
@@ -259,7 +259,7 @@ class CountSketch:
         begins = random.starts_on(sketches.device)
         columns = rows.shape[1]
         offsets = torch.arange(columns, device=sketches.device)
-        some = _SLICE if sketches.device.type == "cpu" else _SLICE_ON_DEVICE
+        some = _SLICE if sketches.device.type == "cpu" else SLICE_ON_DEVICE
         step = max(1, some // columns)
         for first in range(0, len(rows), step):
             span = slice(first, first + step)

@@ -251,6 +251,7 @@ class CheckedSequences:
     alone: list[PlainPass]
     deviation_from_float32: float | None
     recompute: RecomputeRule
+    token_budget: int = TOKEN_BUDGET
 
     @classmethod
     def make(
@@ -260,6 +261,7 @@ class CheckedSequences:
         selection: ParameterSelection,
         sketch: CountSketch | None,
         recompute: RecomputeRule,
+        token_budget: int = TOKEN_BUDGET,
     ) -> CheckedSequences:
         """Make the plain passes, and check that the sketches keep inner products."""
         rows = two_rows(rollouts)
@@ -287,6 +289,7 @@ class CheckedSequences:
                 policy, rollouts, [passes[row] for row in dict.fromkeys(rows)], selection, recompute
             ),
             recompute,
+            token_budget,
         )
         if sketch is not None:
             of_finite = [one for one in passes.values() if _is_finite(one)]
@@ -307,7 +310,7 @@ class CheckedSequences:
         """Return what an engine measures together: the first two sequences, if they fit a chunk, and the longest."""
         passes = {one.row: one for one in self.padded}
         together = same_class(self.policy.model, self.rollouts, list(passes))
-        if len(passes) * self.rollouts.times[list(passes)].max() > TOKEN_BUDGET:
+        if len(passes) * self.rollouts.times[list(passes)].max() > self.token_budget:
             together = [[row] for row in passes]
         chunks = [[passes[row] for row in rows] for rows in together]
         return chunks if self.alone in chunks else [*chunks, self.alone]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradstats.gradients.objective import Chunk, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection
-from gradstats.gradients.sketches import CountSketch
+from gradstats.gradients.sketches import SLICE_ON_DEVICE, CountSketch
 
 # Coordinates whose squares are added in the dtype of the gradients.
 _SPAN = 2**12
@@ -175,8 +175,8 @@ _STRIP = 128
 _FEATURES = 2048
 # An elementwise operation costs about as much as this many multiplications within a matrix product.
 _ELEMENT_COST = 32
-# Elements of a product that are computed at a time: what the CPU's cache holds, or enough for few kernels elsewhere.
-_PRODUCT_ELEMENTS, _PRODUCT_ELEMENTS_ON_DEVICE = 2**21, 2**25
+# Elements of a product that are computed at a time on a CPU, whose cache holds them.
+_PRODUCT_ELEMENTS = 2**21
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class OuterProducts:
 
 def rows_at_once(batch: int, columns: int, device: torch.device) -> int:
     """Return how many rows of a matrix of each sequence are processed at a time."""
-    elements = _PRODUCT_ELEMENTS if device.type == "cpu" else _PRODUCT_ELEMENTS_ON_DEVICE
+    elements = _PRODUCT_ELEMENTS if device.type == "cpu" else SLICE_ON_DEVICE
     return max(1, elements // (batch * columns))
 
 
