@@ -60,7 +60,7 @@ class PolicySection(Section):
     temperature: Temperature = setting(
         1.0, "temperature of the distribution whose log-probability is differentiated.", "samples, of the question"
     )
-    device: str = setting("auto", '"auto" (CUDA where there is one), "cpu", "cuda" or "mps".', "samples")
+    device: str = setting("auto", '"auto" (CUDA where there is one), "cpu" or "cuda".', "samples")
     revision: str | None = setting(None, "commit, tag or branch on the hub.", "samples, of the question")
     adapter: str | None = setting(None, "a peft adapter to apply to the model: a folder or a hub id.", "samples")
     trust_remote_code: bool = setting(False, "run model code that comes with the weights.", "samples")
@@ -370,6 +370,11 @@ class MeasurementSection(Section):
         "auto",
         "run the layers again in the backward pass instead of holding their activations: on, off, or auto, "
         "where the activations would take more than memory_gib, or than a quarter of the machine's memory.",
+        "measurements, divides, unstated",
+    )
+    deterministic: bool = setting(
+        False,
+        "on a GPU, add in the same order each time, so that the same call gives the same bytes, more slowly.",
         "measurements, divides, unstated",
     )
 

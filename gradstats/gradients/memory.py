@@ -130,10 +130,20 @@ def peak_memory(
     )
     if not is_accelerator(policy.device):
         return PeakMemory(LIBRARIES_GIB, *(size / GIB for size in sizes))
+    weights, held, logits, gradients, *others = sizes
     largest = max((parameter.numel() for parameter in selection.parameters.values()), default=0)
-    of_coordinate = 4 if sketch_dim is None else 20 + 8 / at_once
+    # A product, with its signs and gathered; signs and places are the same for all sequences.
+    of_coordinate = 4 if sketch_dim is None else 12 + 16 / at_once
     slices = of_coordinate * min(at_once * largest, SLICE_ON_DEVICE)
-    return PeakMemory(0.0, *(size / GIB for size in (*sizes, slices)))
+    if engine == "ghost":
+        logits = max(0.0, logits - held) if recompute else logits  # which are released before a layer runs again
+        # Slices lie where the backward pass of the layer had its temporary tensors, or the logits a second copy.
+        released = (1 - 1 / ACTIVATION_COPIES) * held + logits / 2
+    else:  # whole gradients, of which torch keeps no second copy here, are reduced when the backward pass is over
+        gradients = at_once * item * selection.n_parameters
+        released = held + logits
+    slices = max(0.0, slices - released)
+    return PeakMemory(0.0, *(size / GIB for size in (weights, held, logits, gradients, *others, slices)))
 
 
 def _logit_bytes(policy: Policy, engine: str, selection: ParameterSelection, n_sequences: int, time: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
+from gradstats.gradients.arithmetic import in_one_order
 from gradstats.gradients.attention import (
     own_precision,
     refuse_long_sequences,
@@ -65,9 +65,10 @@ from gradstats.gradients.tokens.scores import (
 from gradstats.measurement.measurement import Measurement, WeightedGradients
 from gradstats.policy.memory import is_out_of_memory, release_unused, why_out_of_memory
 from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite, uncompiled, vocabulary_size
-from gradstats.policy.policy import Policy, as_policy, suitable_threads
+from gradstats.policy.policy import Policy, as_policy, refuse_unusable, suitable_threads
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.environment import version_of
 from gradstats.system.outputs import differing_entry
 
 
@@ -122,6 +123,8 @@ class MeasuringSession:
     # whether one of the next chunk is compared as well: the self-check is that of an earlier session
     checked_next: bool = False
     ranks: Ranks = field(default_factory=Ranks)
+    # whether sums are taken in the same order each time
+    deterministic: bool = False
     # digests of the prompts from which the metric's second moments were estimated
     estimated_from: frozenset[str] = frozenset()
 
@@ -136,14 +139,17 @@ class MeasuringSession:
         reference_policy: object = None,
         metric: AdamMetric | None = None,
         earlier: Mapping[str, object] | None = None,
+        in_training: bool = False,
     ) -> MeasuringSession:
         """Resolve the settings and run the self-check on a few of the rollouts.
 
         Where ``earlier``, the metadata of a measurement, agrees in everything that the self-check depends on (policy,
         settings, hardware, versions, and how long sequences are), that check serves again, and one sequence of the
-        first chunk is compared instead. Models that several ranks hold together are always checked.
+        first chunk is compared instead. Models that several ranks hold together are always checked. A model that is
+        ``in_training`` is not compared with itself in float32, whose memory belongs to the trainer.
         """
         policy = as_policy(policy)
+        refuse_unusable(str(policy.device))
         ranks = Ranks.of(policy.model)
         ranks.require_same(rollouts)
         tokens = TokenSettings.of(section)
@@ -174,13 +180,13 @@ class MeasuringSession:
             "reference_policy": None if reference is None else reference.describe(),
             "token_distribution": None if tokens is None else tokens.tangents.distribution,
         }
-        versions = {"versions": {name: version(name) for name in ("gradstats", "torch", "transformers")}}
+        versions = {"versions": {name: version_of(name) for name in ("gradstats", "torch", "transformers")}}
         refuse_unfit_forward(policy, rollouts.select(two_rows(rollouts)[:1]))
         checked, results = None, []
         found = None if earlier is None else _earlier_check(earlier, described | settings | versions, section.engine)
         if found is None or not found[1].serves(policy, int(rollouts.times.max()), recompute):
             checked, (chosen, check, results, passed_over) = _check(
-                policy, rollouts, selection, sketch, section, recompute
+                policy, rollouts, selection, sketch, section, recompute, in_training
             )
             recompute = checked.recompute
         else:
@@ -205,7 +211,7 @@ class MeasuringSession:
         }
         of_checks = {"self_check": asdict(check), "token_self_check": token_check}
         budget = section.token_budget or recompute.token_budget
-        execution = {"execution": {"token_budget": budget}}
+        execution = {"execution": {"token_budget": budget, "tf32": False, "deterministic": section.deterministic}}
         session = cls(
             policy,
             ENGINES[chosen],
@@ -221,6 +227,7 @@ class MeasuringSession:
             results,
             checked_next=checked is None,
             ranks=ranks,
+            deterministic=section.deterministic,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
         session.expect(rollouts)
@@ -244,7 +251,7 @@ class MeasuringSession:
         while plan:
             chunk = make_chunk(rollouts, self.ranks.own(plan), self.policy.device, self.policy.dtype)
             try:
-                with suitable_threads(self.policy):
+                with suitable_threads(self.policy), in_one_order(self.deterministic):
                     values = token_statistics(self.policy, chunk)._asdict()
                     if self.reference is not None:
                         values["ref_logprobs"] = reference_logprobs(self.reference, chunk)
@@ -289,9 +296,10 @@ class MeasuringSession:
                 chunk = replace(chunk, recompute=self.recompute(*chunk.input_ids.shape))
             scored = self.reference if earlier is None else None
             try:
-                with suitable_threads(self.policy):
-                    result, tokens = self._run(chunk, known, with_tokens=earlier is None)
-                reference = None if scored is None else reference_logprobs(scored, chunk)
+                with in_one_order(self.deterministic):
+                    with suitable_threads(self.policy):
+                        result, tokens = self._run(chunk, known, with_tokens=earlier is None)
+                    reference = None if scored is None else reference_logprobs(scored, chunk)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -448,13 +456,15 @@ def _check(
     sketch: CountSketch | None,
     section: MeasurementSection,
     recompute: RecomputeRule,
+    in_training: bool,
 ) -> tuple[CheckedSequences, tuple[str, SelfCheck, list[ChunkResult], dict[str, str]]]:
     """Choose the engine by its self-check; where memory runs out, once more with as little of it as possible."""
     for sparing in (False, True):
         given = (recompute.sparing(), 0) if sparing else (recompute, TOKEN_BUDGET)
         try:
-            checked = CheckedSequences.make(policy, rollouts, selection, sketch, *given)
-            return checked, _choose_engine(section, checked)
+            with in_one_order(section.deterministic):
+                checked = CheckedSequences.make(policy, rollouts, selection, sketch, *given, in_training)
+                return checked, _choose_engine(section, checked)
         except Exception as error:
             if not is_out_of_memory(error) or is_sharded(policy.model):  # whose other ranks wait in a pass
                 raise

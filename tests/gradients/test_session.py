@@ -359,11 +359,15 @@ def test_on_an_accelerator_the_estimate_counts_slices_and_no_libraries(monkeypat
     given = policy, "ghost", selection, 3, 50
     on_cpu = peak_memory(*given, 64, activations)
     monkeypatch.setattr("gradstats.gradients.memory.is_accelerator", lambda device: True)
-    found, without = (peak_memory(*given, dim, activations) for dim in (64, None))
-    largest = max(one.numel() for one in selection.parameters.values())
+    found = peak_memory(*given, 64, activations)
     assert (found.libraries, found.weights, on_cpu.slices) == (0.0, on_cpu.weights, 0.0)
-    assert found.slices * GIB == pytest.approx(3 * largest * (20 + 8 / 3))
-    assert without.slices * GIB == pytest.approx(3 * largest * 4)
+    monkeypatch.setattr("gradstats.gradients.memory.ACTIVATION_COPIES", 1.0)
+    found, without = (peak_memory(*given, dim, ActivationSize(0.0, 0.0)) for dim in (64, None))
+    largest, logits = max(one.numel() for one in selection.parameters.values()), found.logits * GIB
+    assert found.slices * GIB == pytest.approx(max(0, 3 * largest * (12 + 16 / 3) - logits / 2))
+    assert without.slices <= found.slices
+    loop = peak_memory(policy, "loop", selection, 3, 50, 64, activations)
+    assert loop.gradients * GIB == pytest.approx(4 * selection.n_parameters)
 
 
 TABLE = Path(__file__).parents[2] / "figures" / "memory" / "memory.csv"

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradstats.gradients.arithmetic import multiplies_as_they_are
 from gradstats.gradients.objective import Chunk, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection
 from gradstats.gradients.sketches import SLICE_ON_DEVICE, CountSketch
+from gradstats.policy.memory import is_accelerator
 
 # Coordinates whose squares are added in the dtype of the gradients.
 _SPAN = 2**12
@@ -169,9 +171,9 @@ def stack_weightings(
     return ChunkResult(chunk, norms, stacked.sum(axis=2), statistics, stacked)
 
 
-# Gram matrices are computed in strips of this many rows, each up to the diagonal.
-_STRIP = 128
-# Inner products are accumulated over this many features at a time, which keeps the features in the cache.
+# Gram matrices are computed in strips of this many rows, each up to the diagonal: few where each starts kernels.
+_STRIP, _STRIP_ON_DEVICE = 128, 512
+# Inner products are accumulated over this many features at a time, which keeps the features in the cache of a CPU.
 _FEATURES = 2048
 # An elementwise operation costs about as much as this many multiplications within a matrix product.
 _ELEMENT_COST = 32
@@ -248,14 +250,15 @@ class OuterProducts:
         Multiplied by a preconditioner, (all rows, columns), where there is one.
         """
         batch, _, rows = self.left.shape
-        right = self.right.to(dtype)
+        as_they_are = multiplies_as_they_are(self.left, self.right, dtype)
+        right = self.right if as_they_are else self.right.to(dtype)
         step = rows_at_once(batch, right.shape[2], right.device)
         buffer = torch.empty(batch, min(step, rows), right.shape[2], dtype=dtype, device=right.device)
         for first in range(0, rows, step):
-            left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
+            left = self.left[:, :, first : first + step].to(right.dtype).transpose(1, 2)
             # One buffer for all slices: allocating memory costs more than the arithmetic of a slice.
             out = buffer if left.shape[1] == buffer.shape[1] else None
-            product = torch.bmm(left, right, out=out)
+            product = torch.bmm(left, right, **({"out_dtype": dtype} if as_they_are else {"out": out}))
             yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
 
 
@@ -269,8 +272,13 @@ def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Yield the Gram matrix of (batch, time, features) in strips (batch, rows, columns up to the diagonal)."""
     batch, time, features = vectors.shape
     strips = []
-    for first in range(0, time, _STRIP):
-        last = min(first + _STRIP, time)
+    step = _STRIP_ON_DEVICE if is_accelerator(vectors.device) else _STRIP
+    as_they_are = multiplies_as_they_are(vectors, vectors, dtype)
+    for first in range(0, time, step):
+        last = min(first + step, time)
+        if as_they_are:
+            strips.append(torch.bmm(vectors[:, first:last], vectors[:, :last].transpose(1, 2), out_dtype=dtype))
+            continue
         strip = torch.zeros(batch, last - first, last, dtype=dtype, device=vectors.device)
         for feature in range(0, features, _FEATURES):
             some = vectors[:, :last, feature : feature + _FEATURES].to(dtype)
