@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from gradstats.rewards.registry import Reward
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.sampling.sampler import Completion, KeepsAnswers, Sampler, SamplerSettings, stop_token_ids
 from gradstats.sampling.transformers_sampler import TransformersSampler
+from gradstats.system.environment import version_of
 from gradstats.system.files import digest, read_json, write_json
 
 #: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.
@@ -159,7 +159,7 @@ class SamplingPlan:
             **prompt_options,
             "stop_token_ids": stop_token_ids(policy),
             "generation_config_not_followed": settings.overridden(policy.model.generation_config),
-            "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
+            "versions": {name: version_of(name) for name in ("gradstats", "torch", "transformers")},
         }
         return cls(policy, problems, tokens, section, settings, grader, rows, metadata, sampler)
 
