@@ -374,7 +374,7 @@ class MeasurementSection(Section):
     )
     deterministic: bool = setting(
         False,
-        "on a GPU, add in the same order each time, so that the same call gives the same bytes, more slowly.",
+        "on a GPU, add in a fixed order, more slowly: the same bytes each time.",
         "measurements, divides, unstated",
     )
 

@@ -72,13 +72,14 @@ class KeptSigns(RandomSigns):
         self.size = size
         words = np.frombuffer(hashlib.sha256(f"{name}:{size}".encode()).digest(), dtype=np.uint32)
         rng = np.random.default_rng([seed, *words.tolist()])
-        self._bits = torch.frombuffer(bytearray(rng.bytes(-(-size // 8))), dtype=torch.uint8)
+        bits = torch.frombuffer(bytearray(rng.bytes(-(-size // 8))), dtype=torch.uint8)
+        self._bits = {bits.device: bits}  # packed, those of all parameters take 32 MiB at most on each device
         self.starts = rng.integers(0, dim, size=-(-size // dim)).tolist()
 
     def _bits_on(self, device: torch.device) -> Tensor:
-        if self._bits.device != device:  # copied once: packed, the signs of all parameters take 32 MiB at most
-            self._bits = self._bits.to(device)
-        return self._bits
+        if device not in self._bits:
+            self._bits[device] = self._bits[torch.device("cpu")].to(device)
+        return self._bits[device]
 
     def _made(self, first: int, last: int, like: Tensor) -> Tensor:
         byte = first // 8
