@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,15 +73,16 @@ def in_one_order(wanted: bool) -> Iterator[None]:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without which cuBLAS is refused
     kept = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic  # of which torch declares no types
+    filled = settings.fill_uninitialized_memory
     try:
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        settings.fill_uninitialized_memory = False
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.use_deterministic_algorithms(kept[0], warn_only=kept[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = filled
 
 
 def multiplies_as_they_are(left: Tensor, right: Tensor, dtype: torch.dtype) -> bool:

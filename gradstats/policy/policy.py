@@ -220,7 +220,7 @@ def load_policy(
         dtype: type of the weights and gradients: "float32", "float64", "bfloat16" or "float16". Gradients in bfloat16
             deviate by several per cent.
         temperature: temperature of the distribution whose log-probability is differentiated.
-        device: "auto" (CUDA where there is one), "cpu" or "cuda"; or another torch device with float64, which MPS lacks.
+        device: "auto" (CUDA where there is one), "cpu" or "cuda"; or another torch device with float64 (not MPS).
         revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` records. Of
             "embedded", a checkpoint of its training run, such as "step-0500".
         adapter: a peft adapter to apply to the model: a folder or a hub id (extra ``peft``), with ``@revision`` for

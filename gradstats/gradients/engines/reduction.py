@@ -258,7 +258,7 @@ class OuterProducts:
             left = self.left[:, :, first : first + step].to(right.dtype).transpose(1, 2)
             # One buffer for all slices: allocating memory costs more than the arithmetic of a slice.
             out = buffer if left.shape[1] == buffer.shape[1] else None
-            product = torch.bmm(left, right, **({"out_dtype": dtype} if as_they_are else {"out": out}))
+            product = torch.bmm(left, right, out_dtype=dtype) if as_they_are else torch.bmm(left, right, out=out)
             yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
 
 
