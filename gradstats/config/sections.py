@@ -60,7 +60,7 @@ class PolicySection(Section):
     temperature: Temperature = setting(
         1.0, "temperature of the distribution whose log-probability is differentiated.", "samples, of the question"
     )
-    device: str = setting("auto", '"auto" (CUDA where there is one), "cpu", "cuda" or "mps".', "samples")
+    device: str = setting("auto", '"auto" (CUDA where there is one), "cpu" or "cuda".', "samples")
     revision: str | None = setting(None, "commit, tag or branch on the hub.", "samples, of the question")
     adapter: str | None = setting(None, "a peft adapter to apply to the model: a folder or a hub id.", "samples")
     trust_remote_code: bool = setting(False, "run model code that comes with the weights.", "samples")
@@ -354,19 +354,27 @@ class MeasurementSection(Section):
     token_dtype: Literal["float32", "float16"] = setting(
         "float32", "type in which token projections are saved.", "measurements, no argument"
     )
-    token_budget: Count = setting(
-        TOKEN_BUDGET, "most tokens that go through the model at once, padding included.", "measurements, divides"
+    token_budget: Count | None = setting(
+        None,
+        "most tokens that go through the model at once, padding included; by default "
+        f"{TOKEN_BUDGET} on a CPU, on a GPU what fits.",
+        "measurements, divides",
     )
     memory_gib: PositiveFloat | None = setting(
         None,
-        "most memory for logits and for per-sequence gradients each; a quarter of the machine's, at most "
-        f"{MOST_MEMORY_GIB:g} GiB, by default.",
+        "most memory for logits and for per-sequence gradients each; by default a quarter of the device's, on a CPU at "
+        f"most {MOST_MEMORY_GIB:g} GiB.",
         "measurements, divides",
     )
     recompute: Literal["auto", "on", "off"] = setting(
         "auto",
         "run the layers again in the backward pass instead of holding their activations: on, off, or auto, "
         "where the activations would take more than memory_gib, or than a quarter of the machine's memory.",
+        "measurements, divides, unstated",
+    )
+    deterministic: bool = setting(
+        False,
+        "on a GPU, add in a fixed order, more slowly: the same bytes each time.",
         "measurements, divides, unstated",
     )
 
@@ -407,11 +415,6 @@ class MeasurementSection(Section):
         if block_sketches and info.data.get("sketch_dim", 0) is None:
             raise ValueError(", and sketch_dim is None: give a dimension of the sketches")
         return block_sketches
-
-    @field_validator("token_budget", mode="before")
-    @classmethod
-    def _default_budget(cls, token_budget: object) -> object:
-        return TOKEN_BUDGET if token_budget is None else token_budget  # files of version 0.1 contain null
 
     @field_validator("token_exact")
     @classmethod

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from gradstats.gradients.arithmetic import float32_is_float32
 from gradstats.gradients.parameters import UnsupportedModuleError, describe
 from gradstats.policy.model import CausalModel, dtype_name, n_logits
 from gradstats.policy.policy import Policy
@@ -36,8 +37,8 @@ _PROBE = 8
 
 @contextmanager
 def own_precision(policy: Policy) -> Iterator[None]:
-    """Step out of ``torch.autocast`` that the caller has switched on: forward and backward passes keep their dtype."""
-    with torch.autocast(policy.device.type, enabled=False):
+    """Step out of ``torch.autocast`` and TF32 that the caller has switched on: passes keep their dtype."""
+    with torch.autocast(policy.device.type, enabled=False), float32_is_float32():
         yield
 
 

@@ -23,6 +23,7 @@ from gradstats.gradients.session import MeasuringSession
 from gradstats.gradients.tokens.scores import TokenWeights, named_weightings
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.policy.checkpoint import refuse_other_policy
+from gradstats.policy.memory import in_parts_that_fit
 from gradstats.policy.model import uncompiled
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.rollouts.table import Rollouts
@@ -146,7 +147,7 @@ def measure_in_shards(
     tokens = [rollouts.frame[column].map(list).tolist() for column in columns]
     listed = {name: [row.tolist() for row in rows] for name, rows in weightings.items()}
     # The self-checks report floating-point deviations, which may differ from one call to the next.
-    checks = ("self_check", "token_self_check")
+    checks = ("self_check", "token_self_check", "execution")
     settings = {name: value for name, value in session.metadata.items() if name not in checks}
     settings |= {"rollouts": digest([tokens, rollouts.rewards.tolist()]), "weights": digest(listed)}
     settings["shard_tokens"] = SHARD_TOKENS
@@ -199,14 +200,18 @@ def mean_square_gradients(
     for number, rows in enumerate(batches):
         gradient = {name: _zeros(tensor) for name, tensor in held.items()}
         for of_chunk in plan_chunks(rollouts, policy, selection, token_budget, memory_gib, 0, rows=np.asarray(rows)):
-            chunk = make_chunk(rollouts, of_chunk, policy.device, policy.dtype, [weights])
-            chunk = replace(chunk, weights=chunk.weights[1:], recompute=recompute(*chunk.input_ids.shape))
-            with suitable_threads(policy):
-                parts = chunk_gradient(policy, chunk, selection)
-            for name, part in parts.items():
-                gradient[name] += part
-            del parts, part  # before the next chunk makes its own
-            finished(len(of_chunk), chunk.n_tokens)
+
+            def add(some: np.ndarray, gradient: dict[str, Tensor] = gradient) -> None:
+                chunk = make_chunk(rollouts, some, policy.device, policy.dtype, [weights])
+                chunk = replace(chunk, weights=chunk.weights[1:], recompute=recompute(*chunk.input_ids.shape))
+                with suitable_threads(policy):
+                    parts = chunk_gradient(policy, chunk, selection)
+                for name, part in parts.items():
+                    gradient[name] += part
+                finished(len(some), chunk.n_tokens)
+
+            for _ in in_parts_that_fit(of_chunk, add, policy.device, "sequences", "a smaller token_budget"):
+                pass
         for name, values in gradient.items():
             if not bool(torch.isfinite(values).all()):
                 raise ValueError(

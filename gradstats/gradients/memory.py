@@ -13,20 +13,11 @@ from gradstats.gradients.attention import EAGER_IN_SLICES, MOST_SCORES, attentio
 from gradstats.gradients.head import slice_size, sliced_head
 from gradstats.gradients.objective import Objective
 from gradstats.gradients.parameters import ParameterSelection
-from gradstats.gradients.sketches import default_sketch_version
+from gradstats.gradients.sketches import SLICE_ON_DEVICE, default_sketch_version
 from gradstats.measurement.disk_size import GIB
+from gradstats.policy.memory import is_accelerator
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
-
-_SENTENCES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that memory ran out: on a GPU, in torch's CPU allocator, or in Python."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in _SENTENCES)
-
 
 #: What stands for an engine's name where the self-check is estimated, which takes one sequence as the loop does.
 SELF_CHECK = "self-check"
@@ -55,6 +46,7 @@ class PeakMemory:
     gradients: float
     sketches: float
     preconditioner: float
+    slices: float = 0.0  # of products and their sketches, on an accelerator; a CPU's are small
 
     @property
     def total(self) -> float:
@@ -136,8 +128,22 @@ def peak_memory(
         sketches,
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()),
     )
-    libraries = LIBRARIES_GIB if policy.device.type == "cpu" else 0.0
-    return PeakMemory(libraries, *(size / GIB for size in sizes))
+    if not is_accelerator(policy.device):
+        return PeakMemory(LIBRARIES_GIB, *(size / GIB for size in sizes))
+    weights, held, logits, gradients, *others = sizes
+    largest = max((parameter.numel() for parameter in selection.parameters.values()), default=0)
+    # A product, with its signs and gathered; signs and places are the same for all sequences.
+    of_coordinate = 4 if sketch_dim is None else 12 + 16 / at_once
+    slices = of_coordinate * min(at_once * largest, SLICE_ON_DEVICE)
+    if engine == "ghost":
+        logits = max(0.0, logits - held) if recompute else logits  # which are released before a layer runs again
+        # Slices lie where the backward pass of the layer had its temporary tensors, or the logits a second copy.
+        released = (1 - 1 / ACTIVATION_COPIES) * held + logits / 2
+    else:  # whole gradients, of which torch keeps no second copy here, are reduced when the backward pass is over
+        gradients = at_once * item * selection.n_parameters
+        released = held + logits
+    slices = max(0.0, slices - released)
+    return PeakMemory(0.0, *(size / GIB for size in (weights, held, logits, gradients, *others, slices)))
 
 
 def _logit_bytes(policy: Policy, engine: str, selection: ParameterSelection, n_sequences: int, time: int) -> float:

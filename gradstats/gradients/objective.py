@@ -3,7 +3,6 @@ r"""The differentiated function :math:`\sum_t w_t \log\pi(y_t \mid x, y_{<t})`, 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from gradstats.config.options import MOST_MEMORY_GIB, TOKEN_BUDGET
-from gradstats.gradients.attention import forget_lengths, length_classes
-from gradstats.gradients.head import HeadLogprobs, HeadMap, HeadSum, replaced_forward, sliced_head
+from gradstats.gradients.attention import forget_lengths, length_classes, measuring_attention
+from gradstats.gradients.head import HeadLogprobs, HeadMap, HeadSum, head_map, replaced_forward, sliced_head
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError
 from gradstats.measurement.disk_size import GIB
+from gradstats.policy.memory import is_accelerator, total_memory_gib
 from gradstats.policy.model import CausalModel, n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -54,8 +54,9 @@ def plan_chunks(
     most_sequences = len(rollouts)
     if gradients_held:
         most_sequences = max(1, gradients_that_fit(policy, selection, memory_gib) // gradients_held)
-    vocabulary = n_logits(policy.model)
-    most_tokens = min(token_budget, int(budget // (_LOGIT_COPIES * max(item, 4) * vocabulary)))
+    most_tokens = token_budget
+    if _holds_logits(policy, gradients_held):
+        most_tokens = min(token_budget, int(budget // (_LOGIT_COPIES * max(item, 4) * n_logits(policy.model))))
     times = rollouts.times
     models = [policy.model] if reference is None else [policy.model, reference.model]
     classes = length_classes(models, times)
@@ -75,6 +76,14 @@ def plan_chunks(
     return [np.array(chunk) for chunk in chunks]
 
 
+def _holds_logits(policy: Policy, gradients_held: int) -> bool:
+    """Return whether the logits of a whole chunk are counted: everywhere but on an accelerator, in slices."""
+    if gradients_held or not is_accelerator(policy.device):
+        return True
+    with measuring_attention(policy, batched=False):
+        return head_map(policy.model) is None
+
+
 def gradients_that_fit(policy: Policy, selection: ParameterSelection, memory_gib: float | None = None) -> int:
     """Return how many gradients of the whole selection fit into ``memory_gib``, as for :func:`plan_chunks`."""
     # Gradients of a chunk exist twice while they are reduced: plain, and with the signs of the sketch.
@@ -83,15 +92,9 @@ def gradients_that_fit(policy: Policy, selection: ParameterSelection, memory_gib
 
 
 def default_memory_gib(device: torch.device) -> float:
-    """Return a quarter of the device's memory, at most :data:`gradstats.config.options.MOST_MEMORY_GIB`."""
-    return min(MOST_MEMORY_GIB, total_memory_gib(device) / 4)
-
-
-def total_memory_gib(device: torch.device) -> float:
-    """Return the memory of a GPU, or of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / GIB
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    """Return a quarter of the device's memory; on a CPU at most :data:`gradstats.config.options.MOST_MEMORY_GIB`."""
+    quarter = total_memory_gib(device) / 4
+    return quarter if is_accelerator(device) else min(MOST_MEMORY_GIB, quarter)
 
 
 def _budget(policy: Policy, memory_gib: float | None) -> float:

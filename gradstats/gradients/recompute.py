@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,18 +14,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from gradstats.config.options import TOKEN_BUDGET
 from gradstats.gradients.attention import measuring_attention
 from gradstats.gradients.head import replaced_forward
 from gradstats.gradients.memory import ACTIVATION_COPIES, activation_size
-from gradstats.gradients.objective import total_memory_gib
 from gradstats.gradients.parameters import UnsupportedModuleError, describe
 from gradstats.measurement.disk_size import GIB
+from gradstats.policy.memory import is_accelerator, total_memory_gib
 from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded, layer_lists, reshard
 
 # Tokens of the probe.
 _PROBE = 8
+# Of an accelerator's memory, weights and activations together take this share; the rest holds slices of logits and of
+# gradients, and what is already there. More tokens at once no longer make it faster.
+_SHARE_OF_ACCELERATOR, _MOST_TOKENS = 0.75, 2**16
 # Arguments of a layer through which it cannot give tensors to other layers.
 _PLAIN = (Tensor, bool, int, float, str, torch.dtype, torch.device, type(None))
 
@@ -164,7 +168,8 @@ class RecomputeRule:
 
     Attributes:
         wanted: "auto", "on" or "off".
-        memory_gib: with "auto", the activations that are held; a quarter of the device's memory where it is None.
+        memory_gib: the activations that are held; where it is None, a quarter of the machine's memory, on an
+            accelerator what three quarters of its memory leave beside the weights.
     """
 
     policy: Policy
@@ -200,7 +205,29 @@ class RecomputeRule:
     @property
     def most_bytes(self) -> float:
         """Bytes of activations that are held before layers run again."""
-        return (total_memory_gib(self.policy.device) / 4 if self.memory_gib is None else self.memory_gib) * GIB
+        if self.memory_gib is not None:
+            return self.memory_gib * GIB
+        total = total_memory_gib(self.policy.device) * GIB
+        if not is_accelerator(self.policy.device):
+            return total / 4
+        weights = sum(one.numel() * one.element_size() for one in self.policy.model.parameters())
+        return max(_SHARE_OF_ACCELERATOR * total - weights, total / 4)
+
+    @property
+    def token_budget(self) -> int:
+        """How many tokens go through the model at once by default: on an accelerator, as its memory holds.
+
+        It depends on the model and the device's total memory alone, so that a measurement that is resumed forms the
+        same chunks.
+        """
+        if not is_accelerator(self.policy.device):
+            return TOKEN_BUDGET
+        of_token = self._bound(1) if is_sharded(self.policy.model) else self._activations(1)
+        return max(1, min(_MOST_TOKENS, int(self.most_bytes // (ACTIVATION_COPIES * of_token))))
+
+    def sparing(self) -> RecomputeRule:
+        """Return the rule for when memory has run out: layers always run again, where they may."""
+        return replace(self, wanted="on") if self.wanted == "auto" and not self.why_not else self
 
     def __call__(self, n_sequences: int, time: int) -> bool:
         """Return whether the layers run again for a chunk of ``n_sequences`` of ``time`` tokens."""

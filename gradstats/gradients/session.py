@@ -5,14 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
+from gradstats.config.options import TOKEN_BUDGET
 from gradstats.config.sections import MeasurementSection
+from gradstats.gradients.arithmetic import in_one_order
 from gradstats.gradients.attention import (
     own_precision,
     refuse_long_sequences,
@@ -34,7 +35,6 @@ from gradstats.gradients.distributed import GroupMemoryError, Ranks
 from gradstats.gradients.engines.experts import experts_implementation
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import ENGINES, Engine, vmap_engine
-from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.metric import AdamMetric, read_metric, refuse_estimated_from
 from gradstats.gradients.objective import (
     Chunk,
@@ -63,10 +63,12 @@ from gradstats.gradients.tokens.scores import (
     named_weightings,
 )
 from gradstats.measurement.measurement import Measurement, WeightedGradients
+from gradstats.policy.memory import is_out_of_memory, release_unused, why_out_of_memory
 from gradstats.policy.model import n_logits, refuse_weights_that_are_not_finite, uncompiled, vocabulary_size
-from gradstats.policy.policy import Policy, as_policy, suitable_threads
+from gradstats.policy.policy import Policy, as_policy, refuse_unusable, suitable_threads
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
+from gradstats.system.environment import version_of
 from gradstats.system.outputs import differing_entry
 
 
@@ -121,6 +123,8 @@ class MeasuringSession:
     # whether one of the next chunk is compared as well: the self-check is that of an earlier session
     checked_next: bool = False
     ranks: Ranks = field(default_factory=Ranks)
+    # whether sums are taken in the same order each time
+    deterministic: bool = False
     # digests of the prompts from which the metric's second moments were estimated
     estimated_from: frozenset[str] = frozenset()
 
@@ -135,14 +139,17 @@ class MeasuringSession:
         reference_policy: object = None,
         metric: AdamMetric | None = None,
         earlier: Mapping[str, object] | None = None,
+        in_training: bool = False,
     ) -> MeasuringSession:
         """Resolve the settings and run the self-check on a few of the rollouts.
 
         Where ``earlier``, the metadata of a measurement, agrees in everything that the self-check depends on (policy,
         settings, hardware, versions, and how long sequences are), that check serves again, and one sequence of the
-        first chunk is compared instead. Models that several ranks hold together are always checked.
+        first chunk is compared instead. Models that several ranks hold together are always checked. A model that is
+        ``in_training`` is not compared with itself in float32, whose memory belongs to the trainer.
         """
         policy = as_policy(policy)
+        refuse_unusable(str(policy.device))
         ranks = Ranks.of(policy.model)
         ranks.require_same(rollouts)
         tokens = TokenSettings.of(section)
@@ -173,13 +180,15 @@ class MeasuringSession:
             "reference_policy": None if reference is None else reference.describe(),
             "token_distribution": None if tokens is None else tokens.tangents.distribution,
         }
-        versions = {"versions": {name: version(name) for name in ("gradstats", "torch", "transformers")}}
+        versions = {"versions": {name: version_of(name) for name in ("gradstats", "torch", "transformers")}}
         refuse_unfit_forward(policy, rollouts.select(two_rows(rollouts)[:1]))
         checked, results = None, []
         found = None if earlier is None else _earlier_check(earlier, described | settings | versions, section.engine)
         if found is None or not found[1].serves(policy, int(rollouts.times.max()), recompute):
-            checked = CheckedSequences.make(policy, rollouts, selection, sketch, recompute)
-            chosen, check, results, passed_over = _choose_engine(section, checked)
+            checked, (chosen, check, results, passed_over) = _check(
+                policy, rollouts, selection, sketch, section, recompute, in_training
+            )
+            recompute = checked.recompute
         else:
             chosen, check, passed_over = found
         for reason in passed_over.values():
@@ -201,6 +210,8 @@ class MeasuringSession:
             "experts_implementation": experts_implementation(policy.model, chosen),
         }
         of_checks = {"self_check": asdict(check), "token_self_check": token_check}
+        budget = section.token_budget or recompute.token_budget
+        execution = {"execution": {"token_budget": budget, "tf32": False, "deterministic": section.deterministic}}
         session = cls(
             policy,
             ENGINES[chosen],
@@ -208,14 +219,15 @@ class MeasuringSession:
             sketch,
             reference,
             tokens,
-            section.token_budget,
+            budget,
             section.memory_gib,
-            described | of_engine | settings | of_checks | versions,
+            described | of_engine | settings | of_checks | execution | versions,
             recompute,
             checked,
             results,
             checked_next=checked is None,
             ranks=ranks,
+            deterministic=section.deterministic,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
         session.expect(rollouts)
@@ -238,15 +250,24 @@ class MeasuringSession:
         plan = self._plan(rollouts, np.arange(len(rollouts)), 0)
         while plan:
             chunk = make_chunk(rollouts, self.ranks.own(plan), self.policy.device, self.policy.dtype)
-            with suitable_threads(self.policy):
-                values = token_statistics(self.policy, chunk)._asdict()
-                if self.reference is not None:
-                    values["ref_logprobs"] = reference_logprobs(self.reference, chunk)
-            ragged = {name: chunk.ragged(value) for name, value in values.items()}
-            for rows, of_chunk in self.ranks.exchange((chunk.rows, ragged)):
-                for name, arrays in of_chunk.items():
-                    found[name] |= dict(zip(map(int, rows), arrays, strict=True))
-            plan = plan[self.ranks.size :]
+            try:
+                with suitable_threads(self.policy), in_one_order(self.deterministic):
+                    values = token_statistics(self.policy, chunk)._asdict()
+                    if self.reference is not None:
+                        values["ref_logprobs"] = reference_logprobs(self.reference, chunk)
+                ragged = {name: chunk.ragged(value) for name, value in values.items()}
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve_budget(chunk, error)
+            else:
+                for rows, of_chunk in self.ranks.exchange((chunk.rows, ragged)):
+                    for name, arrays in of_chunk.items():
+                        found[name] |= dict(zip(map(int, rows), arrays, strict=True))
+                plan = plan[self.ranks.size :]
+                continue
+            # Outside the handler, whose traceback would keep the tensors alive that did not fit.
+            plan = self._plan(rollouts, np.concatenate(plan), 0)
         return {name: [values[row] for row in range(len(rollouts))] for name, values in found.items()}
 
     @uncompiled()
@@ -275,9 +296,10 @@ class MeasuringSession:
                 chunk = replace(chunk, recompute=self.recompute(*chunk.input_ids.shape))
             scored = self.reference if earlier is None else None
             try:
-                with suitable_threads(self.policy):
-                    result, tokens = self._run(chunk, known, with_tokens=earlier is None)
-                reference = None if scored is None else reference_logprobs(scored, chunk)
+                with in_one_order(self.deterministic):
+                    with suitable_threads(self.policy):
+                        result, tokens = self._run(chunk, known, with_tokens=earlier is None)
+                    reference = None if scored is None else reference_logprobs(scored, chunk)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -347,12 +369,7 @@ class MeasuringSession:
     def _halve_budget(self, chunk: Chunk, error: Exception) -> None:
         """Halve the token budget from now on."""
         if len(chunk.rows) == 1:
-            reason = (str(error) or type(error).__name__).splitlines()[0]  # Python's own has no text
-            again = "" if chunk.recompute else 'with recompute="on", '
-            raise RuntimeError(
-                f"memory ran out on a single sequence of {chunk.n_tokens} tokens ({reason}): "
-                f"measure {again}fewer parameters (params), in bfloat16, or on a machine with more memory"
-            ) from error
+            raise _too_long(f"on a single sequence of {chunk.n_tokens} tokens", error, chunk.recompute) from error
         self.token_budget = max(chunk.n_tokens // 2, 1)
         if self.ranks.size > 1:
             raise GroupMemoryError(len(chunk.rows), chunk.n_tokens, self.token_budget) from error
@@ -362,8 +379,7 @@ class MeasuringSession:
             RuntimeWarning,
             stacklevel=4,
         )
-        if self.policy.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release_unused(self.policy.device)
 
     def _collect(
         self,
@@ -423,6 +439,46 @@ def sequence_to_check(rollouts: Rollouts) -> tuple[str, int]:
     """Return prompt_id and sample_id of one of the sequences, chosen at random."""
     row = int(np.random.default_rng(len(rollouts)).integers(len(rollouts)))
     return str(rollouts.prompt_id[row]), int(rollouts.sample_id[row])
+
+
+def _too_long(what: str, error: Exception, recomputed: bool) -> RuntimeError:
+    again = "" if recomputed else 'with recompute="on", '
+    return RuntimeError(
+        f"memory ran out {what} ({why_out_of_memory(error)}): "
+        f"measure {again}fewer parameters (params), in bfloat16, or on a machine with more memory"
+    )
+
+
+def _check(
+    policy: Policy,
+    rollouts: Rollouts,
+    selection: ParameterSelection,
+    sketch: CountSketch | None,
+    section: MeasurementSection,
+    recompute: RecomputeRule,
+    in_training: bool,
+) -> tuple[CheckedSequences, tuple[str, SelfCheck, list[ChunkResult], dict[str, str]]]:
+    """Choose the engine by its self-check; where memory runs out, once more with as little of it as possible."""
+    for sparing in (False, True):
+        given = (recompute.sparing(), 0) if sparing else (recompute, TOKEN_BUDGET)
+        try:
+            with in_one_order(section.deterministic):
+                checked = CheckedSequences.make(policy, rollouts, selection, sketch, *given, in_training)
+                return checked, _choose_engine(section, checked)
+        except Exception as error:
+            if not is_out_of_memory(error) or is_sharded(policy.model):  # whose other ranks wait in a pass
+                raise
+            if sparing:
+                raise _too_long("in the self-check", error, given[0].wanted == "on") from error
+        # Outside the handler, whose traceback would keep the tensors alive that did not fit.
+        release_unused(policy.device)
+        warnings.warn(
+            "memory ran out in the self-check: repeating it with each sequence alone, whose layers run again in the "
+            "backward pass where they can",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    raise AssertionError("the second attempt either returns or raises")
 
 
 def _choose_engine(

@@ -183,13 +183,13 @@ def _refuse_extreme(temperature: float) -> None:
         )
 
 
-def _refuse_unusable(device: str) -> None:
-    """Refuse a device that torch does not know, or has not got, before anything is loaded."""
+def refuse_unusable(device: str) -> None:
+    """Refuse a device that torch does not know or has not got, or without float64, in which norms are summed (MPS)."""
     try:
-        if not torch.empty(1, device=device).is_meta:
+        if not torch.empty(1, device=device, dtype=torch.float64).is_meta:
             return
         reason = "it holds no numbers"
-    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError, TypeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].removesuffix(".")
     here = ["auto", "cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     raise ValueError(f"device is {device!r}, which cannot be used here ({reason}): choose {', '.join(here)}")
@@ -217,7 +217,7 @@ def load_policy(
         dtype: type of the weights and gradients: "float32", "float64", "bfloat16" or "float16". Gradients in bfloat16
             deviate by several per cent.
         temperature: temperature of the distribution whose log-probability is differentiated.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "mps", or any other torch device name.
+        device: "auto" (CUDA where there is one), "cpu" or "cuda"; or another torch device with float64 (not MPS).
         revision: commit, tag or branch on the hub; resolved to a commit, which ``policy.revision`` records. Of
             "embedded", a checkpoint of its training run, such as "step-0500".
         adapter: a peft adapter to apply to the model: a folder or a hub id (extra ``peft``), with ``@revision`` for
@@ -253,7 +253,7 @@ def load_policy(
     sharded = sharded and n_ranks() > 1
     device = own_device(device) if sharded else device
     _refuse_extreme(temperature)
-    _refuse_unusable(device)
+    refuse_unusable(device)
     name, base = os.fspath(name_or_path), None
     adapter = None if adapter is None else os.fspath(adapter)
     if adapter is None and is_adapter(name):

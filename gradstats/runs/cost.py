@@ -21,7 +21,6 @@ from gradstats.gradients.objective import (
     gradients_that_fit,
     make_chunk,
     plan_chunks,
-    total_memory_gib,
 )
 from gradstats.gradients.parameters import (
     ParameterSelection,
@@ -33,6 +32,7 @@ from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
 from gradstats.measurement.disk_size import GIB, bytes_of_sequences
+from gradstats.policy.memory import total_memory_gib
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.growth import resolve_revisions
@@ -128,12 +128,14 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     possible = possible_weightings(experiment)
     n_weightings = len(possible.of_any_ratios)
     measured = n_weightings if experiment.is_off_policy else len(possible.of_equal_ratios)
+    section = experiment.measurement
+    rule = RecomputeRule.of(policy, section.recompute, section.memory_gib, engine)
     chunks = plan_chunks(
         longest,
         policy,
         selection,
-        experiment.measurement.token_budget,
-        experiment.measurement.memory_gib,
+        section.token_budget or rule.token_budget,
+        section.memory_gib,
         gradients_held=(1 + measured) * int(engine == "vmap"),
     )
     per_token = _seconds_per_token(experiment, engine, policy, selection, longest, chunks, measured)
@@ -142,7 +144,7 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
     sketched = experiment.measurement.sketch_dim  # numbers of a sequence that the engine adds to
     if sketched is not None:
         sketched *= max(1, n_blocks)
-    memory, fitting = _memory_gib(experiment, plan, sketched, engine, selection, max(map(len, chunks)))
+    memory, fitting = _memory_gib(experiment, plan, sketched, engine, selection, max(map(len, chunks)), rule)
     if experiment.reference_policy:  # its weights are held as well
         memory += sum(one.numel() * one.element_size() for one in policy.model.parameters()) / GIB
     continuations = experiment.values.monte_carlo * plan.n_completions / experiment.values.batch_size
@@ -192,6 +194,7 @@ def _memory_gib(
     engine: str,
     selection: ParameterSelection,
     n_sequences: int,
+    rule: RecomputeRule,
 ) -> tuple[float, int]:
     """Return the larger of the peaks of sampling and of measuring, and the longest sequence that can be measured.
 
@@ -200,7 +203,6 @@ def _memory_gib(
     policy, section = plan.policy, experiment.measurement
     prompt, cap = max(map(len, plan.prompt_tokens)), plan.settings.max_new_tokens
     activations = activation_size(policy)
-    rule = RecomputeRule.of(policy, section.recompute, section.memory_gib, engine)
     again = rule(n_sequences, prompt + cap)
     peaks = [
         peak_memory(policy, name, selection, n_sequences, prompt + cap, sketch_dim, activations, again)

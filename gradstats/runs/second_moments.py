@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradstats import estimators
-from gradstats.config.options import TOKEN_BUDGET, adam_section, estimate_section, refuse_correction
+from gradstats.config.options import adam_section, estimate_section, refuse_correction
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.estimator import Weighting
 from gradstats.gradients.measure import mean_square_gradients
@@ -37,7 +37,7 @@ def estimate_second_moments(
     prompts_per_batch: int = 16,
     params: str | None = None,
     metric: str = "adam",
-    token_budget: int = TOKEN_BUDGET,
+    token_budget: int | None = None,
     memory_gib: float | None = None,
     progress: bool = True,
 ) -> AdamMetric:
@@ -98,7 +98,7 @@ def estimate_second_moments(
             session.selection,
             weights,
             batches,
-            token_budget=token_budget,
+            token_budget=session.token_budget,
             memory_gib=memory_gib,
             finished=report.chunk,
         )

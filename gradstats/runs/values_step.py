@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.options import TOKEN_BUDGET
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
@@ -89,7 +90,7 @@ def fit_head(run: RunDirectory, progress: bool) -> None:
 
     with run.step("values"):
         policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
-        budget = run.experiment.measurement.token_budget
+        budget = run.experiment.measurement.token_budget or TOKEN_BUDGET
         fitted = fit_values(
             policy,
             rollouts,

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from gradstats.sampling.sampler import Completion, KeepsAnswers, Sampler, Sample
 from gradstats.sampling.server_sampler import ServerSampler
 from gradstats.sampling.transformers_sampler import ContinuousSampler, TransformersSampler
 from gradstats.sampling.vllm_sampler import VllmSampler
+from gradstats.system.environment import version_of
 from gradstats.system.files import digest, read_json, write_json
 
 #: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.
@@ -144,7 +144,7 @@ class SamplingPlan:
             **prompt_options,
             "stop_token_ids": stop_token_ids(policy),
             "generation_config_not_followed": settings.overridden(policy.model.generation_config),
-            "versions": {name: version(name) for name in ("gradstats", "torch", "transformers")},
+            "versions": {name: version_of(name) for name in ("gradstats", "torch", "transformers")},
         }
         return cls(policy, problems, tokens, section, settings, grader, rows, metadata, sampler)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
+import numpy as np
 import torch
 from transformers import (
     DynamicCache,
@@ -24,6 +25,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.configuration_utils import GenerationConfig as GenerationConfig_for_continuous_sampler
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
+from gradstats.policy.memory import in_parts_that_fit
 from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy, suitable_threads
 from gradstats.sampling.sampler import Completion, SamplerSettings, stop_token_ids
@@ -100,17 +102,26 @@ def generate(
     seed: int,
     on_tokens: Callable[[int], None] = lambda count: None,
 ) -> list[Completion]:
-    """Draw one completion for each prompt, as one batch."""
+    """Draw one completion for each prompt, as one batch; in halves of it where memory runs out."""
     stop_tokens = stop_token_ids(policy)
     pad = _pad_token(policy, stop_tokens)
     devices = [policy.device] if policy.device.type == "cuda" else []
-    with (
-        torch.random.fork_rng(devices=devices),
-        _bare_generation_config(policy.model, stop_tokens, pad),
-        torch.no_grad(),
-    ):
-        torch.manual_seed(seed)
-        return _Batch(policy, prompts, stop_tokens, pad).draw(settings, on_tokens)
+
+    def draw(rows: np.ndarray) -> list[Completion]:
+        some = [prompts[row] for row in rows]
+        # A part of the batch has its own seed: prompts that occur in two of them would get the same completions.
+        whole = len(some) == len(prompts)
+        own = seed if whole else int(np.random.SeedSequence([seed % 2**63, *rows[[0, -1]]]).generate_state(1)[0])
+        with (
+            torch.random.fork_rng(devices=devices),
+            _bare_generation_config(policy.model, stop_tokens, pad),
+            torch.no_grad(),
+        ):
+            torch.manual_seed(own)
+            return _Batch(policy, some, stop_tokens, pad).draw(settings, on_tokens)
+
+    parts = in_parts_that_fit(np.arange(len(prompts)), draw, policy.device, "completions", "a smaller batch_size")
+    return [completion for _, drawn in parts for completion in drawn]
 
 
 class _Batch:

@@ -7,11 +7,24 @@ import os
 import platform
 import re
 import subprocess
+import tomllib
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-#: The installed version of this package.
-__version__ = version("gradstats")
+
+def version_of(package: str) -> str:
+    """Return the installed version of a package; of this one in a tree that is not installed, that of the tree."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        tree = Path(__file__).parents[2] / "pyproject.toml"
+        if package != "gradstats" or not tree.is_file():
+            raise
+        return f"{tomllib.loads(tree.read_text())['project']['version']}+not.installed"
+
+
+#: The version of this package.
+__version__ = version_of("gradstats")
 
 _PACKAGES = ("gradstats", "torch", "transformers", "numpy", "scipy", "pandas", "matplotlib")
 
@@ -29,7 +42,7 @@ def environment() -> dict[str, object]:
 @functools.cache
 def _versions() -> dict[str, str]:
     """Return the versions, which do not change while a process runs; reading them takes a twentieth of a second."""
-    return {name: version(name) for name in _PACKAGES}
+    return {name: version_of(name) for name in _PACKAGES}
 
 
 def installed(package: str) -> str | None:
@@ -58,7 +71,7 @@ EXTRAS = {
 def missing_extras() -> dict[str, list[str]]:
     """Return the extras that are not installed, each with the packages that it lacks."""
     lacking: dict[str, list[str]] = {}
-    for requirement in requires("gradstats") or []:
+    for requirement in (requires("gradstats") or []) if installed("gradstats") else []:
         found = re.fullmatch(r"([\w.-]+).*extra == .(\w+).", requirement)
         if found and found[2] in EXTRAS and installed(found[1]) is None:
             lacking.setdefault(found[2], []).append(found[1])

@@ -21,7 +21,7 @@ PLAN = "plan.json"
 #: Entry of a shard's metadata that states where it belongs: ``run``, ``settings`` and ``shard``, its number.
 ORIGIN = "origin"
 #: Entries of the metadata of results in which two calls with the same settings differ.
-OF_THE_CALL = {"grading", "self_check", "token_self_check", "versions", "not_finite", ORIGIN}
+OF_THE_CALL = {"grading", "execution", "self_check", "token_self_check", "versions", "not_finite", ORIGIN}
 _OTHER = {"run": "another run", "settings": "a run with other settings", "shard": "another place in this run"}
 _NO_FAIR_SAMPLE = "shards are ordered by prompt length, so the existing ones are not a representative sample"
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.policy.memory import in_parts_that_fit
 from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
@@ -112,7 +113,8 @@ def hidden_states(
     classes = length_classes([model], rollouts.times)
     bar = progress_bar("hidden states", len(rollouts), shown=progress)
     with torch.no_grad(), own_precision(policy), bar as report:
-        for rows in _chunks(rollouts, classes, token_budget):
+
+        def keep(rows: np.ndarray) -> None:
             chunk = make_chunk(rollouts, rows, policy.device, policy.dtype)
             forget_lengths(model)
             hidden = cast("nn.Module", model.base_model)(chunk.input_ids, use_cache=False).last_hidden_state
@@ -121,6 +123,10 @@ def hidden_states(
                 start = chunk.starts[place]
                 states[row] = before[place, start : start + chunk.lengths[place]].copy()
             report.chunk(len(rows), chunk.n_tokens)
+
+        for together in _chunks(rollouts, classes, token_budget):
+            for _ in in_parts_that_fit(together, keep, policy.device, "sequences", "a smaller token_budget"):
+                pass
     return states
 
 

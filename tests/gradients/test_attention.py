@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from functools import partial, wraps
 from types import MethodType
 
@@ -244,10 +245,15 @@ def alone(model, rollouts):
 @pytest.mark.parametrize("engine", ["ghost", "vmap", "loop"])
 def test_every_engine_equals_sequences_alone(kind, engine):
     model, rollouts = rotary_model(kind), lengths_around_the_limit()
-    if (kind, engine) == ("longrope", "vmap"):  # the rotary embedding copies the factors into its buffer
-        with pytest.raises(gradients.UnsupportedModuleError, match=r'"vmap" cannot trace .* use engine="loop"'):
+    if (kind, engine) == ("longrope", "vmap"):
+        # The rotary embedding copies the factors into its buffer, in a way that some versions of torch cannot trace.
+        try:
             gradients.measure(model, rollouts, engine=engine, progress=False)
-        return
+        except gradients.UnsupportedModuleError as error:
+            refusal = re.search(r'"vmap" cannot trace .* use engine="loop"', str(error))
+            if refusal is None:
+                raise
+            return
     expected = alone(model, rollouts)
     tolerance = 1e-6 if kind == "by layer" else 1e-9  # Gemma's norms compute in float32
     for _ in range(2):  # the factors that the longest sequence left do not reach the shorter ones

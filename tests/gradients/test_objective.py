@@ -8,7 +8,8 @@ import torch
 from conftest import ragged_rollouts, tiny_model
 
 import gradstats.gradients as gradients
-from gradstats.gradients.objective import Objective, TokenLogprobs, make_chunk, plan_chunks
+from gradstats.gradients.objective import Objective, TokenLogprobs, default_memory_gib, make_chunk, plan_chunks
+from gradstats.policy.memory import total_memory_gib
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
@@ -40,6 +41,20 @@ def test_chunks_hold_like_lengths_within_the_budget():
     assert max(len(chunk) for chunk in ghost) > 3
     some = plan_chunks(rollouts, policy, selection, rows=np.array([3, 17, 5]))
     assert sorted(row for chunk in some for row in chunk) == [3, 5, 17]
+
+
+def test_on_an_accelerator_logits_that_go_in_slices_do_not_limit_a_chunk(monkeypatch):
+    rollouts, model = ragged_rollouts(40, longest=50), tiny_model("qwen2", dtype=torch.float32)
+    policy, selection = Policy(model), gradients.select_parameters(model)
+
+    def most(**options):
+        return max(map(len, plan_chunks(rollouts, policy, selection, memory_gib=1e-5, **options)))
+
+    assert most(gradients_held=0) == 1
+    monkeypatch.setattr("gradstats.gradients.objective.is_accelerator", lambda device: True)
+    assert most(gradients_held=0) > 3
+    assert most(gradients_held=1) == 1  # of vmap, all logits of a chunk are held
+    assert default_memory_gib(policy.device) == pytest.approx(total_memory_gib(policy.device) / 4)
 
 
 @pytest.mark.parametrize("engine", ["ghost", "vmap"])

@@ -10,6 +10,7 @@ from conftest import ragged_rollouts, tiny_model
 from gradient_models import any_model, assert_same, lora_model, random_weightings
 
 import gradstats.gradients as gradients
+from gradstats.gradients.memory import ActivationSize
 from gradstats.gradients.recompute import RecomputeRule, recomputed_layers, why_not_twice
 from gradstats.policy.policy import Policy
 
@@ -125,3 +126,28 @@ def test_layers_run_again_where_their_activations_exceed_the_memory():
     assert not RecomputeRule(policy, "off", 1e-12)(1, 60)
     policy.model.train().model.layers[0].gradient_checkpointing = True
     assert rule(1, 4)
+
+
+def test_an_accelerator_s_memory_decides_how_many_tokens_go_together(monkeypatch):
+    """What a layer of Qwen2-1.5B keeps of a token in bfloat16 is 103,480 bytes; it has 28 layers."""
+    policy = Policy(tiny_model("qwen2", dtype=torch.float32))
+    assert RecomputeRule(policy).token_budget == 4096
+
+    def budget(gib, of_token=28 * 103_480, memory_gib=None):
+        monkeypatch.setattr("gradstats.gradients.recompute.total_memory_gib", lambda device: gib)
+        rule = RecomputeRule(policy, memory_gib=memory_gib)
+        rule.__dict__["_activations"] = ActivationSize(of_token, 0.0)
+        return rule.token_budget
+
+    monkeypatch.setattr("gradstats.gradients.recompute.is_accelerator", lambda device: True)
+    assert 2**14 <= budget(79.2) <= 2**16
+    assert budget(79.2) == pytest.approx(2 * budget(39.6), rel=0.01)
+    assert budget(79.2, memory_gib=1.0) == int(2**30 // (1.2 * 28 * 103_480))
+    assert budget(79.2, of_token=10) == 2**16
+    assert budget(0.001) >= 1
+
+
+def test_when_memory_has_run_out_layers_run_again_where_they_may():
+    policy = Policy(tiny_model("qwen2"))
+    assert RecomputeRule(policy).sparing().wanted == "on"
+    assert RecomputeRule(policy, "off").sparing().wanted == "off"

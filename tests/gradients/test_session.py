@@ -25,12 +25,13 @@ from gradstats.gradients.memory import (
     SELF_CHECK,
     ActivationSize,
     activation_size,
-    is_out_of_memory,
     peak_memory,
     tokens_that_fit,
 )
 from gradstats.gradients.parameters import select_parameters
+from gradstats.gradients.session import token_statistics
 from gradstats.measurement.disk_size import GIB
+from gradstats.policy.memory import is_out_of_memory
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 
@@ -195,6 +196,84 @@ def test_progress_counts_every_sequence_and_token():
     assert counted[1] >= sum(len(c) for c in rollouts.tokens("completion_tokens"))
 
 
+def opened_where(fits, monkeypatch, rollouts, **settings):
+    """A session whose engine runs out of memory for chunks that do not fit."""
+
+    def ghost(policy, chunk, selection, sketch):
+        if not fits(chunk):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return ghost_engine(policy, chunk, selection, sketch)
+
+    monkeypatch.setitem(gradients.ENGINES, "ghost", ghost)
+    section = MeasurementSection(engine="ghost", sketch_dim=None, **settings)
+    return gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
+
+
+def test_memory_that_runs_out_in_the_self_check_is_saved(monkeypatch):
+    rollouts = ragged_rollouts(5)
+    with pytest.warns(RuntimeWarning, match="memory ran out in the self-check: repeating it with each sequence alone"):
+        session = opened_where(lambda chunk: chunk.recompute and len(chunk.rows) == 1, monkeypatch, rollouts)
+    assert session.recompute(1, 3)
+    assert session.metadata["self_check"]["recomputed"]
+    with pytest.warns(RuntimeWarning, match="memory ran out on"):
+        measured = session.measure(rollouts)
+    whole = gradients.measure(tiny_model("qwen2"), rollouts, engine="loop", sketch_dim=None, progress=False)
+    np.testing.assert_allclose(measured.sq_norms, whole.sq_norms, rtol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:memory ran out")
+@pytest.mark.parametrize(("recompute", "remedy"), [("auto", "measure fewer"), ("off", 'measure with recompute="on"')])
+def test_memory_that_never_suffices_for_the_self_check_is_an_error_with_a_remedy(monkeypatch, recompute, remedy):
+    with pytest.raises(RuntimeError, match=rf"memory ran out in the self-check \(CUDA out of memory.*\): {remedy}"):
+        opened_where(lambda chunk: False, monkeypatch, ragged_rollouts(3), recompute=recompute)
+
+
+def test_memory_that_runs_out_while_tokens_are_scored_halves_the_chunks(monkeypatch):
+    rollouts = ragged_rollouts(12, longest=6)
+    session = gradients.MeasuringSession.open(
+        tiny_model("qwen2"), rollouts, MeasurementSection(engine="ghost", sketch_dim=None)
+    )
+    whole = session.token_statistics(rollouts)
+
+    def small(policy, chunk):
+        if chunk.n_tokens > 60:
+            raise torch.OutOfMemoryError("out of memory")
+        return token_statistics(policy, chunk)
+
+    monkeypatch.setattr("gradstats.gradients.session.token_statistics", small)
+    monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
+    with pytest.warns(RuntimeWarning, match=r"memory ran out on \d+ sequences of \d+ tokens together"):
+        again = session.token_statistics(rollouts)
+    for name, rows in whole.items():
+        np.testing.assert_allclose(np.concatenate(again[name]), np.concatenate(rows), rtol=1e-9)
+
+
+def test_the_token_budget_is_recorded(rollouts):
+    for given, recorded in ((None, 4096), (99, 99)):
+        section = MeasurementSection(engine="ghost", sketch_dim=None, token_budget=given)
+        session = gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
+        assert session.token_budget == session.metadata["execution"]["token_budget"] == recorded
+
+
+def test_memory_that_runs_out_halves_the_chunks_of_mean_squares(monkeypatch):
+    model, rollouts, counted = tiny_model("gpt2"), ragged_rollouts(6), []
+    (weights,) = random_weightings(rollouts, 1).values()
+    given = Policy(model), rollouts, gradients.select_parameters(model), weights, [np.arange(6)]
+    whole = mean_square_gradients(*given)
+
+    def few(_module, args):
+        if len(args[0]) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+
+    model.register_forward_pre_hook(few)
+    monkeypatch.setattr("gradstats.gradients.objective.MOST_PADDING", 1.0)
+    with pytest.warns(RuntimeWarning, match=r"memory ran out on \d sequences together"):
+        found = mean_square_gradients(*given, finished=lambda *sizes: counted.append(sizes[0]))
+    assert counted == [1] * 6
+    for name, values in found.items():
+        np.testing.assert_allclose(values, whole[name], rtol=1e-9, atol=1e-20)
+
+
 @pytest.mark.parametrize("token_budget", [4096, 30])
 def test_mean_squares_equal_those_of_token_gradients(token_budget):
     model, rollouts = any_model("gpt2", True), ragged_rollouts(6, masked=True)
@@ -272,6 +351,23 @@ def test_an_allocation_larger_than_any_memory_is_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
+
+
+def test_on_an_accelerator_the_estimate_counts_slices_and_no_libraries(monkeypatch):
+    policy = tiny()
+    selection, activations = select_parameters(policy.model), activation_size(policy)
+    given = policy, "ghost", selection, 3, 50
+    on_cpu = peak_memory(*given, 64, activations)
+    monkeypatch.setattr("gradstats.gradients.memory.is_accelerator", lambda device: True)
+    found = peak_memory(*given, 64, activations)
+    assert (found.libraries, found.weights, on_cpu.slices) == (0.0, on_cpu.weights, 0.0)
+    monkeypatch.setattr("gradstats.gradients.memory.ACTIVATION_COPIES", 1.0)
+    found, without = (peak_memory(*given, dim, ActivationSize(0.0, 0.0)) for dim in (64, None))
+    largest, logits = max(one.numel() for one in selection.parameters.values()), found.logits * GIB
+    assert found.slices * GIB == pytest.approx(max(0, 3 * largest * (12 + 16 / 3) - logits / 2))
+    assert without.slices <= found.slices
+    loop = peak_memory(policy, "loop", selection, 3, 50, 64, activations)
+    assert loop.gradients * GIB == pytest.approx(4 * selection.n_parameters)
 
 
 TABLE = Path(__file__).parents[2] / "figures" / "memory" / "memory.csv"

@@ -7,12 +7,14 @@ import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
 from oracles.naive_estimators import sequence_gradients
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradstats.gradients as gradients
 from gradstats.gradients.sketches import (
     SKETCH_VERSIONS,
     CountSketch,
     HashedSigns,
+    KeptSigns,
     _mixed,
     default_sketch_version,
     hashed_counters,
@@ -217,3 +219,58 @@ def test_slices_and_rows_add_up_to_the_whole(version):
 def test_a_dimension_below_one_is_refused():
     with pytest.raises(ValueError, match="sketch_dim is 0: it must be at least 1"):
         CountSketch(0)
+
+
+# An accelerator adds the runs of a slice by one gather; the CPU is as exact a place to compare the two as any.
+@pytest.mark.parametrize("version", SKETCH_VERSIONS)
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(
+    ("dim", "size", "first", "last"),
+    [(16, 1000, 0, 1000), (16, 1000, 5, 999), (16, 1000, 23, 24), (7, 20011, 20, 20011), (64, 30, 3, 30), (1, 9, 2, 7)],
+)
+def test_runs_that_are_gathered_give_the_same_as_one_by_one(version, dtype, allowed, dim, size, first, last):
+    sketch, random = CountSketch(dim, 5, version), random_signs(version, 5, "w", size, dim)
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=(3, last - first))).to(dtype)
+    one_by_one, gathered = torch.ones(2, 3, dim, dtype=dtype)
+    sketch.add_slice(one_by_one, "w", size, first, values)
+    sketch._add_runs(gathered, random, first, values * random.between(first, last, values))
+    torch.testing.assert_close(gathered, one_by_one, rtol=allowed, atol=allowed * float(values.abs().sum()))
+    assert not torch.equal(one_by_one, torch.ones(3, dim, dtype=dtype))
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations within."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("version", SKETCH_VERSIONS)
+def test_the_operations_of_a_gathered_slice_do_not_grow_with_its_runs(version):
+    sketch, random, counted = CountSketch(16, 0, version), random_signs(version, 0, "w", 160_003, 16), []
+    out = torch.zeros(1, 16)
+    for last in (99, 150_007):
+        sketch._add_runs(out, random, 3, torch.ones(1, last - 3))  # copies the starts, once
+        with Operations() as operations:
+            sketch._add_runs(out, random, 3, torch.ones(1, last - 3) * random.between(3, last, out))
+        counted.append(operations.n)
+    assert counted[0] == counted[1] < 60
+
+
+@pytest.mark.parametrize("version", SKETCH_VERSIONS)
+def test_signs_of_a_small_parameter_are_made_once(version):
+    random = random_signs(version, 9, "norm.weight", 500, 16)
+    assert random.between(3, 90, LIKE).data_ptr() == random.between(3, 400, LIKE).data_ptr()
+    assert random.between(0, 500, LIKE.float()).dtype == torch.float32
+    large = random_signs(version, 9, "weight", 2**15, 16)
+    assert large.between(3, 90, LIKE).data_ptr() != large.between(3, 400, LIKE).data_ptr()
+
+
+def test_signs_and_starts_are_copied_to_a_device_once():
+    random, device = KeptSigns(0, "weight", 2**15, 16), torch.device("meta")
+    assert random._bits_on(device).device == device
+    assert random._bits_on(device) is random._bits_on(device)
+    assert random.starts_on(device) is random.starts_on(device)

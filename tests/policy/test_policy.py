@@ -63,6 +63,23 @@ def test_a_device_that_cannot_be_used_is_refused(device, policy_folder):
         load_policy(policy_folder, device=device)
 
 
+def test_a_device_without_float64_is_refused_before_it_is_measured_on(monkeypatch, policy_folder):
+    """As MPS is: squared norms are summed in float64."""
+    empty = torch.empty
+
+    def without_float64(*sizes, **options):
+        if options.get("dtype") == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as it does not support float64.")
+        return empty(*sizes, **options)
+
+    rollouts = Rollouts.from_sequences([[3]], [[5, 6]], [1.0], ["a"])
+    monkeypatch.setattr(torch, "empty", without_float64)
+    with pytest.raises(ValueError, match=r"device is 'mps', which cannot be used here \(Cannot .* float64\): choose"):
+        load_policy(policy_folder, device="mps")
+    with pytest.raises(ValueError, match=r"device is 'cpu', which cannot be used here \(Cannot .* float64\)"):
+        measure(tiny_model("qwen2"), rollouts, progress=False)
+
+
 def test_prompts_without_a_chat_template_are_encoded_bare():
     policy = Policy(tiny_model("qwen2"), tiny_tokenizer(chat_template=False))
     assert policy.tokenizer.decode(policy.encode_prompt("ab 1")) == "ab 1"

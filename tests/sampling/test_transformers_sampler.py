@@ -19,6 +19,27 @@ from gradstats.sampling.sampler import Completion
 from gradstats.sampling.transformers_sampler import ROOM, ContinuousSampler, GrowingLayer, generate
 
 
+def test_a_batch_is_drawn_in_halves_where_memory_runs_out(policy):
+    """Each half has its own seed, so that completions of the same prompt differ; the same call draws the same."""
+    prompts, settings = [[2, 4, 5, 3]] * 8, SamplerSettings(12)
+
+    def few(_module, _args, kwargs):
+        if len(kwargs["input_ids"]) > 4:
+            raise torch.OutOfMemoryError("out of memory")
+
+    undivided = generate(policy, prompts, settings, 5)
+    handle = policy.model.register_forward_pre_hook(few, with_kwargs=True)
+    try:
+        with pytest.warns(RuntimeWarning, match=r"memory ran out on 8 completions together: continuing with 4"):
+            drawn, again = (generate(policy, prompts, settings, 5) for _ in range(2))
+        assert generate(policy, prompts[:4], settings, 5) == generate(policy, prompts[:4], settings, 5)
+    finally:
+        handle.remove()
+    assert drawn == again
+    assert len(drawn) == len(undivided) == 8
+    assert [one.tokens for one in drawn[:4]] != [one.tokens for one in drawn[4:]]
+
+
 @pytest.mark.slow
 def test_continuous_batching_decodes_greedily_what_generate_does(policy, monkeypatch):
     # A machine with 2 GiB free: its default of 8192 tokens at once leaves no room for a cache in a share of them.

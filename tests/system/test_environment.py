@@ -1,7 +1,7 @@
 """What the machine and the installation are, and chat templates that do not end."""
 
 import re
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +18,21 @@ def test_versions_hardware_and_commit():
     assert found["versions"]["numpy"] == version("numpy")
     assert found["hardware"]["cpu_count"] >= 1
     assert found["git_commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found["git_commit"])
+
+
+def test_a_tree_that_is_not_installed_has_the_version_of_its_project(monkeypatch):
+    def absent(package):
+        if package == "gradstats":
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(environment, "version", absent)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\+not\.installed", environment.version_of("gradstats"))
+    assert environment.version_of("numpy") == version("numpy")
+    assert environment.missing_extras() == {}
+    monkeypatch.setattr(environment, "__file__", "/nowhere/gradstats/system/environment.py")
+    with pytest.raises(PackageNotFoundError):
+        environment.version_of("gradstats")
 
 
 def test_outside_git_there_is_no_commit(monkeypatch, tmp_path):

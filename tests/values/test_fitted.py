@@ -109,6 +109,20 @@ def test_hidden_states_are_those_before_each_token(architecture):
     assert_states_before_each_token(states, rollouts, lambda: model)
 
 
+def test_hidden_states_are_made_in_smaller_parts_where_memory_runs_out():
+    model, rollouts = tiny_model("qwen2"), ragged_rollouts(7)
+
+    def few(_module, args):
+        if len(args[0]) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+
+    handle = model.base_model.register_forward_pre_hook(few)
+    with pytest.warns(RuntimeWarning, match=r"memory ran out on \d sequences together"):
+        states = hidden_states(model, rollouts, progress=False)
+    handle.remove()
+    assert_states_before_each_token(states, rollouts, lambda: model)
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_hidden_states_under_rotary_factors_that_depend_on_the_length(kind):
     rollouts = lengths_around_the_limit()

@@ -15,9 +15,9 @@ from gradstats.gradients.attention import attention_of, same_class
 from gradstats.gradients.checks.forward_pass import refuse_unfit_forward
 from gradstats.gradients.checks.self_check import TOLERANCES, with_dtype
 from gradstats.gradients.engines.registry import ENGINES, Engine, loop_engine
-from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import make_chunk
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, select_parameters
+from gradstats.policy.memory import is_out_of_memory
 from gradstats.policy.model import DTYPES, dtype_name, uncompiled, vocabulary_size
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts

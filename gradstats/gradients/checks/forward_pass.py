@@ -145,8 +145,8 @@ def _random_draws(policy: Policy) -> Iterator[list[bool]]:
     def states() -> list[object]:
         device = policy.device
         of_torch = [torch.get_rng_state()]
-        if device.type in ("cuda", "mps"):
-            of_torch.append(getattr(torch, device.type).get_rng_state(*([device] if device.type == "cuda" else [])))
+        if device.type == "cuda":
+            of_torch.append(torch.cuda.get_rng_state(device))
         of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002 # the generator that a model's own code may use
         return [random.getstate(), repr(of_numpy), *(state.tolist() for state in of_torch)]
 

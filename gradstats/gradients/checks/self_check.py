@@ -19,6 +19,8 @@ from gradstats.gradients.objective import TokenStatistics, make_chunk
 from gradstats.gradients.parameters import ParameterSelection, describe
 from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch
+from gradstats.measurement.disk_size import GIB
+from gradstats.policy.memory import total_memory_gib
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
@@ -77,6 +79,8 @@ WHOLE = "the squared norm of the whole gradient"
 _LEAST_SHARE = {torch.float64: 1e-12, torch.float32: 1e-8, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 # Deviations of token quantities are relative to the largest of the sequence, or to this where that is more.
 _LEAST_TOKEN = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 1.0, torch.float16: 1.0}
+# Share of the device's memory that the comparison with float32 may take.
+_FLOAT32_SHARE = 0.2
 # Inner products of sketches may be off by this many standard deviations.
 _DEVIATIONS = 10.0
 
@@ -196,6 +200,7 @@ class SelfCheck:
     longest: int = 0  # tokens of the longest sequence with a finite gradient
     recomputed: bool = False  # whether the layers ran twice for the longest sequence
     hardware: str = ""  # the GPU's name, or what instructions of the CPU torch uses
+    without_float32: str = ""  # why there is no comparison with float32, where the dtype calls for one
 
     def serves(self, policy: Policy, longest: int, recompute: RecomputeRule) -> bool:
         """Return whether the check says as much of another session with the same settings, up to so many tokens."""
@@ -215,6 +220,8 @@ class CheckedSequences:
     alone: list[PlainPass]
     deviation_from_float32: float | None
     recompute: RecomputeRule
+    token_budget: int = TOKEN_BUDGET
+    without_float32: str = ""
 
     @classmethod
     def make(
@@ -224,10 +231,13 @@ class CheckedSequences:
         selection: ParameterSelection,
         sketch: CountSketch | None,
         recompute: RecomputeRule,
+        token_budget: int = TOKEN_BUDGET,
+        in_training: bool = False,
     ) -> CheckedSequences:
         """Make the plain passes, and check that the sketches keep inner products."""
         rows = two_rows(rollouts)
         longest = longest_row(rollouts)
+        without_float32 = why_not_float32(policy, selection, in_training)
         with suitable_threads(policy):
             passes = {
                 row: plain_pass(
@@ -247,10 +257,14 @@ class CheckedSequences:
             sketch,
             [passes[row] for row in dict.fromkeys(rows)],
             [passes[longest]],
-            _deviation_from_float32(
+            None
+            if without_float32
+            else _deviation_from_float32(
                 policy, rollouts, [passes[row] for row in dict.fromkeys(rows)], selection, recompute
             ),
             recompute,
+            token_budget,
+            without_float32,
         )
         if sketch is not None:
             of_finite = [one for one in passes.values() if _is_finite(one)]
@@ -271,7 +285,7 @@ class CheckedSequences:
         """Return what an engine measures together: the first two sequences, if they fit a chunk, and the longest."""
         passes = {one.row: one for one in self.padded}
         together = same_class(self.policy.model, self.rollouts, list(passes))
-        if len(passes) * self.rollouts.times[list(passes)].max() > TOKEN_BUDGET:
+        if len(passes) * self.rollouts.times[list(passes)].max() > self.token_budget:
             together = [[row] for row in passes]
         chunks = [[passes[row] for row in rows] for rows in together]
         return chunks if self.alone in chunks else [*chunks, self.alone]
@@ -316,6 +330,7 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> tuple[Se
         ),
         checked.recompute(1, int(checked.rollouts.times.max())),
         hardware_of(policy),
+        checked.without_float32,
     )
     return check, results
 
@@ -432,6 +447,24 @@ def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) 
         )
 
 
+def why_not_float32(policy: Policy, selection: ParameterSelection, in_training: bool) -> str:
+    """Return why a model in 16 bits is not compared with itself in float32; empty where it is, or has more bits.
+
+    The comparison takes a copy of the model in float32 and its gradient, beside what is measured.
+    """
+    if policy.dtype.itemsize >= 4:
+        return ""
+    if is_sharded(policy.model):
+        return "a sharded model cannot be copied"
+    if in_training:
+        return "the model is being trained, and the memory beside it belongs to the trainer"
+    total = total_memory_gib(policy.device)
+    wanted = 4 * (sum(one.numel() for one in policy.model.parameters()) + selection.n_parameters) / GIB
+    if wanted > _FLOAT32_SHARE * total:
+        return f"a copy in float32 with its gradient would take {wanted:.1f} of {total:.0f} GiB"
+    return ""
+
+
 def _deviation_from_float32(
     policy: Policy,
     rollouts: Rollouts,
@@ -439,7 +472,7 @@ def _deviation_from_float32(
     selection: ParameterSelection,
     recompute: RecomputeRule,
 ) -> float | None:
-    if policy.dtype.itemsize >= 4 or is_sharded(policy.model):
+    if policy.dtype.itemsize >= 4:
         return None
     wide = with_dtype(policy, torch.float32)
     parameters = dict(wide.model.named_parameters())

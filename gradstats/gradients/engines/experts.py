@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 from gradstats.gradients.engines.reduction import OuterProducts, Reduction, sq_norms
 from gradstats.gradients.parameters import UnsupportedModuleError, describe
+from gradstats.policy.memory import is_accelerator
 
 # The fused kernel of CUDA reads rows that begin at multiples of this many bytes.
 _ALIGNMENT = 16
@@ -53,7 +55,7 @@ class GroupedLinear(torch.autograd.Function):
 def _grouped(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
     """Multiply each group of rows by its matrix, (groups, inputs, outputs)."""
     aligned = all(size * rows.element_size() % _ALIGNMENT == 0 for size in matrices.shape[1:])
-    if rows.is_cuda and aligned and rows.dtype != torch.float64:
+    if is_accelerator(rows.device) and aligned and multiplies_groups(rows.device, rows.dtype):
         return functional.grouped_mm(rows, matrices, offs=counts.cumsum(0, dtype=torch.int32))
     found = rows.new_empty(len(rows), matrices.shape[2])
     first = 0
@@ -62,6 +64,18 @@ def _grouped(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
             torch.mm(rows[first : first + count], matrices[group], out=found[first : first + count])
         first += count
     return found
+
+
+@lru_cache(maxsize=16)
+def multiplies_groups(device: torch.device, dtype: torch.dtype) -> bool:
+    """Try the grouped product on two small matrices: torch, the device or the dtype may not have it."""
+    rows, ends = torch.eye(16, dtype=dtype, device=device), torch.tensor([4, 16], dtype=torch.int32, device=device)
+    matrices = torch.stack([rows, 2 * rows])
+    try:
+        found = functional.grouped_mm(rows, matrices, offs=ends)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
+    return torch.equal(found, torch.cat([rows[:4], 2 * rows[4:]]))
 
 
 # Elements of padded inputs and gradients that are reduced at a time.

@@ -477,7 +477,7 @@ class HeadReduction:
 
     def _add_weight(self, reduction: Reduction, row: int, name: str, gradient: Tensor) -> None:
         preconditioner = reduction.preconditioner_of(name)
-        step = rows_at_once(1, gradient.shape[1])
+        step = rows_at_once(1, gradient.shape[1], gradient.device)
 
         def parts() -> Iterator[tuple[int, Tensor]]:
             for first in range(0, len(gradient), step):

@@ -19,8 +19,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from gradstats.gradients.engines.reduction import Reduction
-from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, describe
+from gradstats.policy.memory import is_out_of_memory
 
 # Largest deviation of a module's output for one sequence from its output in the batch, relative to the largest
 # entry; by the number of bytes of an entry. In float64 some modules compute in float32 inside.

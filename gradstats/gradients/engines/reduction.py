@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradstats.gradients.arithmetic import multiplies_as_they_are
 from gradstats.gradients.objective import Chunk, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection
-from gradstats.gradients.sketches import CountSketch
+from gradstats.gradients.sketches import SLICE_ON_DEVICE, CountSketch
+from gradstats.policy.memory import is_accelerator
 
 # Coordinates whose squares are added in the dtype of the gradients.
 _SPAN = 2**12
@@ -169,13 +171,13 @@ def stack_weightings(
     return ChunkResult(chunk, norms, stacked.sum(axis=2), statistics, stacked)
 
 
-# Gram matrices are computed in strips of this many rows, each up to the diagonal.
-_STRIP = 128
-# Inner products are accumulated over this many features at a time, which keeps the features in the cache.
+# Gram matrices are computed in strips of this many rows, each up to the diagonal: few where each starts kernels.
+_STRIP, _STRIP_ON_DEVICE = 128, 512
+# Inner products are accumulated over this many features at a time, which keeps the features in the cache of a CPU.
 _FEATURES = 2048
 # An elementwise operation costs about as much as this many multiplications within a matrix product.
 _ELEMENT_COST = 32
-# Elements of a product that are computed at a time.
+# Elements of a product that are computed at a time on a CPU, whose cache holds them.
 _PRODUCT_ELEMENTS = 2**21
 
 
@@ -196,7 +198,12 @@ class OuterProducts:
         return cls(inputs, torch.cat([term.gradients for term in terms], dim=1), terms[0].transposed)
 
     def without_idle_ends(self) -> OuterProducts:
-        """Return the same sum without the first and last times at which all gradients are zero."""
+        """Return the same sum without the first and last times at which all gradients are zero.
+
+        Elsewhere than on a CPU the whole sum: to ask for its ends, the host would wait for the device at each layer.
+        """
+        if self.gradients.device.type != "cpu":
+            return self
         if self.gradients[:, 0].any() and self.gradients[:, -1].any():
             return self  # the usual case, without a pass over all gradients
         # The largest magnitude, since `any` takes four times as long; NaN counts as busy.
@@ -243,28 +250,35 @@ class OuterProducts:
         Multiplied by a preconditioner, (all rows, columns), where there is one.
         """
         batch, _, rows = self.left.shape
-        right = self.right.to(dtype)
-        step = rows_at_once(batch, right.shape[2])
+        as_they_are = multiplies_as_they_are(self.left, self.right, dtype)
+        right = self.right if as_they_are else self.right.to(dtype)
+        step = rows_at_once(batch, right.shape[2], right.device)
         buffer = torch.empty(batch, min(step, rows), right.shape[2], dtype=dtype, device=right.device)
         for first in range(0, rows, step):
-            left = self.left[:, :, first : first + step].to(dtype).transpose(1, 2)
+            left = self.left[:, :, first : first + step].to(right.dtype).transpose(1, 2)
             # One buffer for all slices: allocating memory costs more than the arithmetic of a slice.
             out = buffer if left.shape[1] == buffer.shape[1] else None
-            product = torch.bmm(left, right, out=out)
+            product = torch.bmm(left, right, out_dtype=dtype) if as_they_are else torch.bmm(left, right, out=out)
             yield first, product if preconditioner is None else product.mul_(preconditioner[first : first + step])
 
 
-def rows_at_once(batch: int, columns: int) -> int:
+def rows_at_once(batch: int, columns: int, device: torch.device) -> int:
     """Return how many rows of a matrix of each sequence are processed at a time."""
-    return max(1, _PRODUCT_ELEMENTS // (batch * columns))
+    elements = _PRODUCT_ELEMENTS if device.type == "cpu" else SLICE_ON_DEVICE
+    return max(1, elements // (batch * columns))
 
 
 def gram_strips(vectors: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Yield the Gram matrix of (batch, time, features) in strips (batch, rows, columns up to the diagonal)."""
     batch, time, features = vectors.shape
     strips = []
-    for first in range(0, time, _STRIP):
-        last = min(first + _STRIP, time)
+    step = _STRIP_ON_DEVICE if is_accelerator(vectors.device) else _STRIP
+    as_they_are = multiplies_as_they_are(vectors, vectors, dtype)
+    for first in range(0, time, step):
+        last = min(first + step, time)
+        if as_they_are:
+            strips.append(torch.bmm(vectors[:, first:last], vectors[:, :last].transpose(1, 2), out_dtype=dtype))
+            continue
         strip = torch.zeros(batch, last - first, last, dtype=dtype, device=vectors.device)
         for feature in range(0, features, _FEATURES):
             some = vectors[:, :last, feature : feature + _FEATURES].to(dtype)

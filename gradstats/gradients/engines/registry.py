@@ -13,11 +13,11 @@ from transformers.utils import ModelOutput
 from gradstats.gradients.attention import measuring_attention, refuse_mixed_lengths
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.engines.reduction import ChunkResult, reduce_gradients, stack_weightings
-from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, refuse_replaced, whole_parameters
 from gradstats.gradients.recompute import recomputed_layers
 from gradstats.gradients.sketches import CountSketch
+from gradstats.policy.memory import is_out_of_memory
 from gradstats.policy.policy import Policy
 
 

@@ -34,10 +34,10 @@ from gradstats.gradients.engines.ghost import first_input, without_weight_gradie
 from gradstats.gradients.engines.layers import EmbeddingLayer, Layer, LinearLayer, TransposedLinearLayer
 from gradstats.gradients.engines.registry import is_tracing_failure
 from gradstats.gradients.head import Head, sliced_head
-from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import Chunk, Objective, TokenStatistics
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, owners
 from gradstats.measurement.disk_size import GIB
+from gradstats.policy.memory import is_out_of_memory
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.system.late import Float

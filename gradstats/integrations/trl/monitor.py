@@ -97,7 +97,8 @@ def opened(
     if session is None or session.policy.model is not policy.model:
         # A gradient of 0 checks nothing.
         counted = np.flatnonzero(rollouts.lengths > 0)
-        session = MeasuringSession.open(policy, rollouts.select(counted) if counted.size else rollouts, section)
+        some = rollouts.select(counted) if counted.size else rollouts
+        session = MeasuringSession.open(policy, some, section, in_training=True)
     session.policy = policy
     return session
 

@@ -9,10 +9,11 @@ from architectures import KINDS_OF_EXPERTS, small_model
 from conftest import ragged_rollouts, tiny_model
 from gradient_models import assert_exact, oracle, random_weightings
 from torch import nn
+from torch.nn import functional
 
 import gradstats.gradients as gradients
 from gradstats.gradients.engines import experts as routed_products
-from gradstats.gradients.engines.experts import ExpertsLayer, GroupedLinear, RoutedProducts
+from gradstats.gradients.engines.experts import ExpertsLayer, GroupedLinear, RoutedProducts, multiplies_groups
 from gradstats.gradients.engines.recomputed import Recomputation
 from gradstats.gradients.engines.reduction import Reduction, reduce_gradients
 from gradstats.gradients.parameters import ParameterSelection
@@ -235,3 +236,22 @@ def test_a_gradient_that_is_not_finite_stays_in_its_sequence():
     norms, sketches = reduction.result()
     assert np.isfinite(norms[:, 0]).tolist() == [True, False, True]
     assert np.isfinite(sketches).all(axis=1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        (lambda rows, matrices, offs: torch.cat([rows[:4] @ matrices[0], rows[4:] @ matrices[1]]), True),
+        (lambda rows, matrices, offs: rows @ matrices[0], False),
+        (lambda rows, matrices: rows @ matrices[0], False),
+        (None, False),
+    ],
+)
+def test_a_grouped_product_is_tried_before_it_is_trusted(monkeypatch, product, expected):
+    multiplies_groups.cache_clear()
+    if product is None:
+        monkeypatch.delattr(functional, "grouped_mm", raising=False)
+    else:
+        monkeypatch.setattr(functional, "grouped_mm", product, raising=False)
+    assert multiplies_groups(torch.device("cpu"), torch.bfloat16) is expected
+    multiplies_groups.cache_clear()

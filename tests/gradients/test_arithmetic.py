@@ -1,0 +1,163 @@
+"""How a device computes: float32 products, sums in one order, and products of 16-bit factors summed in float32."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import ragged_rollouts, tiny_model
+
+import gradstats.gradients as gradients
+from gradstats.config.sections import MeasurementSection
+from gradstats.gradients import arithmetic
+from gradstats.gradients.arithmetic import accumulates_in_float32, float32_is_float32, in_one_order
+from gradstats.gradients.attention import own_precision
+from gradstats.gradients.engines import reduction
+from gradstats.gradients.engines.reduction import OuterProducts, contract, gram_strips
+from gradstats.policy.policy import Policy
+
+
+def settings():
+    libraries = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.cudnn.conv
+    return [
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
+        *(getattr(library, "fp32_precision", None) for library in libraries),
+    ]
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_tf32_is_off_inside_and_as_before_afterwards(precision):
+    kept = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        before = settings()
+        with own_precision(Policy(tiny_model("qwen2"))), float32_is_float32():
+            inside = settings()  # all of them can be read
+        assert inside[:3] == ["highest", False, False]
+        assert {*inside[3:]} <= {"ieee", None}
+        assert settings() == before
+        with pytest.raises(KeyError), float32_is_float32():
+            raise KeyError
+        assert settings() == before
+    finally:
+        torch.set_float32_matmul_precision(kept)
+
+
+def test_the_newer_settings_of_one_library_are_restored():
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        return
+    kept = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        with float32_is_float32():
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = kept
+
+
+def test_a_deterministic_measurement_switches_it_on_for_its_passes_alone(rollouts, monkeypatch):
+    seen = []
+
+    def watched(policy, chunk, selection, sketch):
+        seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.flash_sdp_enabled()))
+        return ghost(policy, chunk, selection, sketch)
+
+    ghost = gradients.ENGINES["ghost"]
+    monkeypatch.setitem(gradients.ENGINES, "ghost", watched)
+    found = [
+        gradients.measure(
+            tiny_model("qwen2"), rollouts, engine="ghost", sketch_dim=32, deterministic=wanted, progress=False
+        )
+        for wanted in (True, False)
+    ]
+    assert [one.metadata["execution"]["deterministic"] for one in found] == [True, False]
+    assert {*seen} == {(True, False), (False, True)}
+    np.testing.assert_allclose(found[0].sketches, found[1].sketches, rtol=1e-9, atol=1e-9)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_caller_s_own_choice_of_algorithms_is_restored():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with in_one_order(True):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def wide_bmm(left, right, *, out=None, out_dtype=None):
+    """What a GPU's product of 16-bit factors gives, and whether it was asked for one."""
+    if out_dtype is None:
+        return BMM(left, right, out=out)
+    wide_bmm.dtypes |= {left.dtype, right.dtype}
+    return BMM(left.to(out_dtype), right.to(out_dtype))
+
+
+BMM = torch.bmm
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    accumulates_in_float32.cache_clear()
+    wide_bmm.dtypes = set()
+    monkeypatch.setattr(torch, "bmm", wide_bmm)
+    for module in (arithmetic, reduction):
+        monkeypatch.setattr(module, "is_accelerator", lambda device: True)
+    yield wide_bmm
+    accumulates_in_float32.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_factors_of_16_bits_are_multiplied_as_they_are(as_on_a_gpu, dtype):
+    rng = torch.Generator().manual_seed(0)
+    inputs, outputs = (torch.randn(2, 700, n, generator=rng).to(dtype) for n in (5, 4))
+    term, wide = OuterProducts(inputs, outputs), OuterProducts(inputs.double(), outputs.double())
+    ((first, product),), ((_, expected),) = term.products(torch.float32), wide.products(torch.float64)
+    assert first == 0
+    assert product.dtype == torch.float32
+    torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-4)
+    norms = contract(gram_strips(outputs, torch.float32), gram_strips(inputs, torch.float32))
+    torch.testing.assert_close(norms, expected.square().sum(dim=(1, 2)), rtol=1e-4, atol=0)
+    assert as_on_a_gpu.dtypes == {dtype}
+
+
+def test_other_factors_are_cast_as_on_a_cpu(as_on_a_gpu):
+    inputs, outputs = torch.ones(1, 3, 5), torch.ones(1, 3, 4, dtype=torch.bfloat16)
+    ((_, product),) = OuterProducts(inputs, outputs).products(torch.float32)
+    assert torch.equal(product, torch.full((1, 4, 5), 3.0))
+    assert as_on_a_gpu.dtypes == set()
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        (lambda left, right, out_dtype: BMM(left.float(), right.float()), True),
+        (lambda left, right, out_dtype: BMM(left, right).float(), False),  # rounded to 16 bits in between
+        (lambda left, right, out_dtype: BMM(left, right), False),
+        (lambda left, right: BMM(left, right), False),  # an earlier torch, without the argument
+    ],
+)
+def test_a_device_is_tried_before_it_is_trusted(monkeypatch, product, expected):
+    accumulates_in_float32.cache_clear()
+    monkeypatch.setattr(torch, "bmm", product)
+    assert accumulates_in_float32(torch.device("cpu"), torch.bfloat16) is expected
+    accumulates_in_float32.cache_clear()
+
+
+def test_a_comparison_with_float32_that_takes_too_much_is_left_out_with_its_reason(monkeypatch, rollouts):
+    model = tiny_model("qwen2", dtype=torch.bfloat16)
+    monkeypatch.setattr("gradstats.gradients.checks.self_check.total_memory_gib", lambda device: 1e-4)
+    measured = gradients.measure(model, rollouts, engine="ghost", sketch_dim=None, progress=False)
+    check = measured.metadata["self_check"]
+    assert check["deviation_from_float32"] is None
+    assert check["without_float32"].startswith("a copy in float32 with its gradient would take 0.0 of 0 GiB")
+
+
+def test_beside_training_nothing_is_compared_with_float32():
+    section = MeasurementSection(engine="ghost", sketch_dim=None)
+    given = tiny_model("qwen2", dtype=torch.bfloat16), ragged_rollouts(3), section
+    check = gradients.MeasuringSession.open(*given, in_training=True).metadata["self_check"]
+    assert "the model is being trained" in check["without_float32"]
