@@ -1,14 +1,15 @@
 """vLLM through its documented interface."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gradstats.policy.policy import load_policy
-from gradstats.sampling import Completion, SamplerSettings
+from gradstats.prompts import load_prompts
+from gradstats.sampling import Completion, SamplerSettings, sample
 from gradstats.sampling.plan import open_sampler
 
 # vLLM, by the names and signatures that its documentation gives.
@@ -51,6 +52,8 @@ class LLM:
 
     def __post_init__(self):
         LLM.made.append(self)
+        core = SimpleNamespace(shutdown=lambda: setattr(self, "stopped", True))
+        self.stopped, self.llm_engine = False, SimpleNamespace(engine_core=core)
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None, priority=None):
         self.calls.append((prompts, sampling_params))
@@ -88,6 +91,27 @@ def test_vllm_is_asked_for_exactly_these_settings_and_logprobs(policy, vllm):
     }  # fmt: skip
     assert parameters == [SamplingParams(seed=seed, **common) for seed in (11, 12)]
     assert sampler.describe() == {"engine": "vllm", "version": "0.0.stand-in", "gpu_memory_utilization": 0.4}
+
+
+def test_vllm_takes_of_a_gpu_what_the_policy_leaves(policy, vllm, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
+    for options in ({}, {"gpu_memory_utilization": 0.4}):
+        open_sampler("vllm", policy, options=options).draw([[2]], SamplerSettings(2), [1], lambda count: None)
+    assert [engine.gpu_memory_utilization for engine in LLM.made] == [0.675, 0.4]
+
+
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
+def test_vllm_is_stopped_when_all_are_drawn_unless_it_is_the_caller_s(policy, vllm):
+    problems, settings = load_prompts("embedded", 1, rng=0), {"group_size": 1, "max_new_tokens": 2, "progress": False}
+    policy = replace(policy, tokenizer=load_policy("embedded").tokenizer)
+    sample(policy, problems, sampler="vllm", reward=lambda text, problem: 0.0, **settings)
+    own = open_sampler("vllm", policy)
+    sample(policy, problems, sampler=own, reward=lambda text, problem: 0.0, **settings)
+    assert [engine.stopped for engine in LLM.made] == [True, False]
+    own.close()
+    own.close()  # there is none now
+    assert LLM.made[1].stopped
 
 
 def test_vllm_that_gives_up_and_policies_it_cannot_load(policy, vllm, monkeypatch):

@@ -116,7 +116,11 @@ class LocalExecutor:
             start = processor_seconds(None)
             context = work.open()
             self.spent.loading += processor_seconds(context) - start
-            yield LocalCrew(context, self.spent)
+            try:
+                yield LocalCrew(context, self.spent)
+            finally:
+                if hasattr(context, "close"):  # the next step needs the memory of the device
+                    context.close()
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done."""
