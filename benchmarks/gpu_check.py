@@ -86,10 +86,11 @@ class Part:
         """Whether CUDA counts memory and has to be waited for."""
         return self.device == "cuda"
 
-    def line(self, measurement: Callable[[], Values], **about: object) -> Values:
+    def line(self, measurement: Callable[[], Values], **about: object) -> None:
         """Print what a measurement returns beside what it is about; its error where it raises one."""
         if self.left < LEAST_SECONDS:
-            return _print(self.name, **about, skipped="no time was left")
+            _print(self.name, **about, skipped="no time was left")
+            return
         gc.collect()
         if self.on_gpu:
             torch.cuda.empty_cache()
@@ -99,7 +100,7 @@ class Part:
         except Exception as error:
             steps = [f"{Path(step.filename).name}:{step.lineno}" for step in traceback.extract_tb(error.__traceback__)]
             values = {"error": f"{type(error).__name__}: {str(error)[:300]}", "where": " ".join(steps[-4:])}
-        return _print(self.name, **about, **values, **({"peak_gib": self.peak_gib()} if self.on_gpu else {}))
+        _print(self.name, **about, **values, **({"peak_gib": self.peak_gib()} if self.on_gpu else {}))
 
     def peak_gib(self) -> float:
         """Return the most memory since the measurement began; on a CPU, since the process did."""
@@ -141,7 +142,7 @@ class Part:
 def _print(part: str, **values: Any) -> Values:
     rounded = {key: float(f"{one:.4g}") if isinstance(one, float) else one for key, one in values.items()}
     print(json.dumps({"part": part, **rounded}, ensure_ascii=False), flush=True)
-    return values
+    return {"part": part, **rounded}
 
 
 def random_rollouts(n_sequences: int, time_: int, policy: Policy) -> Rollouts:
@@ -591,7 +592,7 @@ def main(
     end = time.time() + seconds
     arguments = ["--device", device, *(["--small"] if small else [])]
     lines = [line for name in ("machine", *parts) for line in in_a_process(name, arguments, end)]
-    if lines[0].get("device") == "cuda":
+    if device == "cuda" and "name" in lines[0]:
         write(lines, table)
 
 

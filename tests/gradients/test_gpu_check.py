@@ -51,7 +51,7 @@ def test_parts_that_are_not_run_again_keep_their_rows(check, tmp_path):
 def test_every_part_runs_in_small_on_a_cpu(check, tmp_path):
     table = tmp_path / "gpu.csv"
     command = [sys.executable, ROOT / "benchmarks" / "gpu_check.py", "--small", "--device", "cpu"]
-    command += ["--seconds", "1000", "--table", table]
+    command += ["--seconds", "1500", "--table", table]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
     )
@@ -71,6 +71,6 @@ def test_every_part_runs_in_small_on_a_cpu(check, tmp_path):
 
 @pytest.mark.slow
 def test_a_part_whose_process_ends_is_a_line(check, capsys):
-    (line,) = check.in_a_process("sketch", ["--nonsense"], check.time.time() + 100.0)
-    assert line == {"error": "the process ended with exit code 2"}
-    assert json.loads(capsys.readouterr().out) == {"part": "sketch", **line}
+    (line,) = check.in_a_process("sketch", ["--nonsense"], check.time.time() + 600.0)
+    assert line == {"part": "sketch", "error": "the process ended with exit code 2"}
+    assert json.loads(capsys.readouterr().out) == line

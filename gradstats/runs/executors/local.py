@@ -119,8 +119,9 @@ class LocalExecutor:
             try:
                 yield LocalCrew(context, self.spent)
             finally:
-                if hasattr(context, "close"):  # the next step needs the memory of the device
-                    context.close()
+                close = getattr(context, "close", None)
+                if close is not None:  # the next step needs the memory of the device
+                    close()
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done."""
