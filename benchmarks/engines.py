@@ -80,10 +80,8 @@ CASES = {
 DEFAULT_CASES = tuple(list(CASES)[:-1])
 
 
-def build(name: str, device: str) -> Policy:
-    """Load the embedded policy, or build a public model's architecture with random weights."""
-    if name == "embedded":
-        return load_policy("embedded", device=device)
+def shape_of(name: str) -> Any:
+    """Return the configuration of a public model's architecture, or of a small one by its width."""
     shapes: dict[str, Any] = {
         "SmolLM2-135M": LlamaConfig(
             hidden_size=576,
@@ -128,9 +126,16 @@ def build(name: str, device: str) -> Policy:
             vocab_size=8192,
             tie_word_embeddings=True,
         )
+    return shapes[name]
+
+
+def build(name: str, device: str) -> Policy:
+    """Load the embedded policy, or build a public model's architecture with random weights."""
+    if name == "embedded":
+        return load_policy("embedded", device=device)
     torch.manual_seed(0)
     with torch.device(device):
-        model: Any = AutoModelForCausalLM.from_config(shapes[name])
+        model: Any = AutoModelForCausalLM.from_config(shape_of(name))
     return Policy(model.eval(), None, name)
 
 

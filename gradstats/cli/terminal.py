@@ -387,6 +387,8 @@ def show_cost(experiment: Experiment, cost: CostEstimate, n_workers: int = 1) ->
         f"{'shard' if cost.n_batches == 1 else 'shards'}, and measure their gradients "
         f"with respect to {cost.n_parameters:,} parameters"
     )
+    if cost.devices:
+        show_sentence(cost.devices)
     table = Table(title="at most, if every completion ran to the cap", title_justify="left", show_header=False)
     for label, value in (
         ("sampling", _duration(cost.sampling_seconds)),

@@ -191,7 +191,12 @@ class ExecutionSection(Section):
         "nothing",
     )
     workers: Count = setting(1, "how many workers ray starts.", "nothing")
-    gpus_per_worker: NonNegativeInt = setting(0, "GPUs of each worker; 0 for workers on CPUs.", "nothing")
+    gpus_per_worker: NonNegativeInt | None = setting(
+        None,
+        "GPUs of each worker, 0 for CPUs; by default one for each rank where there are GPUs and policy.device takes "
+        "them.",
+        "nothing",
+    )
     ranks_per_worker: Count = setting(
         1,
         "processes that hold the model together, each a part of its weights, for a model larger than one "
@@ -206,6 +211,32 @@ class ExecutionSection(Section):
         "a cluster of ray that runs already: auto, or its address; by default one is started on this machine.",
         "nothing",
     )
+
+    def with_gpus(self, device: str, n_gpus: float) -> ExecutionSection:
+        """Settle the GPUs of each worker, for a policy's device and the number of GPUs that there are."""
+        if self.gpus_per_worker is not None:
+            return self
+        taken = self.ranks_per_worker if n_gpus and device in ("auto", "cuda") else 0
+        return self.model_copy(update={"gpus_per_worker": taken})
+
+    @property
+    def processors_per_worker(self) -> int:
+        """How many processors a worker of ray uses."""
+        return (self.threads or 1) * self.ranks_per_worker
+
+    def given_to_each(self) -> str:
+        """Say what a worker of ray is given, where that is settled."""
+        gpus = f"{self.gpus_per_worker} GPU" if self.gpus_per_worker else "no GPU"
+        return f"each with {self.processors_per_worker} CPU and {gpus}"
+
+    def require_gpus(self, n_gpus: float) -> None:
+        """Refuse more workers than a machine has GPUs for, where their number is settled."""
+        if n_gpus < (self.gpus_per_worker or 0) * self.workers:
+            raise ValueError(
+                f"execution.workers is {self.workers} with {self.gpus_per_worker} GPU each, and this machine has "
+                f"{n_gpus:g}: lower the number of workers, connect to a cluster (execution.address), or let workers "
+                "compute on CPUs (execution.gpus_per_worker: 0)"
+            )
 
 
 class LengthScalingSection(Section):

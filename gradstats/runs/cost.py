@@ -74,6 +74,7 @@ class CostEstimate:
         loading_seconds: until policy and prompts were loaded.
         fitting_tokens: length of the longest sequence, prompt included, that can be measured: in the device's memory,
             and with the model's positions.
+        devices: which of the GPUs that there are the run uses, where that is a question.
     """
 
     n_prompts: int
@@ -93,6 +94,7 @@ class CostEstimate:
     preconditioner_gib: float = 0.0
     loading_seconds: float = 0.0
     fitting_tokens: int | None = None
+    devices: str = ""
 
     def with_workers(self, n_workers: int) -> tuple[float, float]:
         """Return the seconds of sampling and of measuring by several workers, each of which loads the policy for both.
@@ -169,7 +171,24 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
         loading_seconds,
         fitting,
+        _devices(experiment),
     )
+
+
+def _devices(experiment: Experiment) -> str:
+    """Say which of the GPUs that there are a run uses; nothing where one process has one GPU or none."""
+    execution, n_gpus = experiment.execution, torch.cuda.device_count()
+    settled = execution.with_gpus(experiment.policy.device, n_gpus)
+    if execution.executor == "local":
+        remedy = f"--executor ray --workers {n_gpus} gives each a worker"
+        left_idle = n_gpus > 1 and settled.gpus_per_worker == 1
+        return f"uses one of the {n_gpus} GPUs of this machine: {remedy}" if left_idle else ""
+    if execution.address is None:
+        there = f"; this machine has {n_gpus} GPU" if n_gpus else ""
+        return f"workers of ray: {execution.workers}, {settled.given_to_each()}{there}"
+    if execution.gpus_per_worker is None:
+        return f"workers of ray: {execution.workers}, with a GPU for each rank if the cluster has GPUs"
+    return f"workers of ray: {execution.workers}, {execution.given_to_each()}"
 
 
 def _ones(parameter: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from gradstats.runs.sampling_step import experiment_problems, missing_rollouts, 
 from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import continue_prefixes, make_values, make_values_in_parts
+from gradstats.system.environment import gpu_of_worker
 from gradstats.system.lock import only_writer, part_alone, part_writer
 from gradstats.system.outputs import claim, refuse_links
 from gradstats.system.progress import progress_bar
@@ -53,7 +55,7 @@ def run_experiment(
         require_tracker(experiment.tracking)
         claim(path, RUN_DIRECTORY)
         with ExitStack() as opened:
-            chosen = executor or opened.enter_context(executor_of(experiment.execution))
+            chosen = executor or opened.enter_context(executor_of(experiment.execution, experiment.policy.device))
             path.mkdir(parents=True, exist_ok=True)
             with only_writer(path):
                 refuse_links(path)
@@ -100,10 +102,23 @@ def run_part(experiment: Experiment, path: Path, part: RunPart, *, progress: boo
     with code_beside(experiment.folder):
         check_names(experiment)
         claim(path, RUN_DIRECTORY)
-        with executor_of(experiment.execution) as executor:
+        _see_one_gpu(experiment, part)
+        with executor_of(experiment.execution, experiment.policy.device) as executor:
             path.mkdir(parents=True, exist_ok=True)
             with part_writer(path, part.number, part.n_parts):
                 return _run_part(experiment, path, part, progress, executor)
+
+
+def _see_one_gpu(experiment: Experiment, part: RunPart) -> None:
+    """Let this process see one of its machine's GPUs, by the number of its part: all parts would take the first."""
+    import torch
+
+    execution, n_gpus = experiment.execution, torch.cuda.device_count()
+    takes_one = execution.with_gpus(experiment.policy.device, n_gpus).gpus_per_worker == 1
+    if execution.executor == "local" and takes_one and n_gpus > 1:
+        own = os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of_worker(part.number - 1, n_gpus)
+        with progress_bar("part", 1, shown=False) as report:
+            report.say(f"part {part} computes on GPU {own}, of {n_gpus} that it could see")
 
 
 def _run_part(experiment: Experiment, path: Path, part: RunPart, progress: bool, executor: Executor) -> PartResult:

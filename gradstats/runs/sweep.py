@@ -65,11 +65,11 @@ def run_sweep(
     """
     sweep = load_sweep(name_or_path, overrides, trust=trust)
     check_cells(sweep)
-    execution = sweep.cells[0].experiment.execution
+    first = sweep.cells[0].experiment
     folder = Path(out) if out is not None else Path("runs") / sweep.name
     _refuse_other_folder(folder, sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
-    with executor_of(execution) as executor, only_writer(folder):
+    with executor_of(first.execution, first.policy.device) as executor, only_writer(folder):
         refuse_links(folder, cells=_cell_names(folder, sweep))
         remove_partials(folder)
         list_cells(folder, sweep)

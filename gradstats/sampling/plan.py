@@ -18,7 +18,7 @@ from gradstats.prompts.problem import Problem
 from gradstats.rewards.grading import Grader, ungraded_sentence
 from gradstats.rewards.registry import Reward
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
-from gradstats.sampling.sampler import Completion, KeepsAnswers, Sampler, SamplerSettings, stop_token_ids
+from gradstats.sampling.sampler import Closable, Completion, KeepsAnswers, Sampler, SamplerSettings, stop_token_ids
 from gradstats.sampling.server_sampler import ServerSampler
 from gradstats.sampling.transformers_sampler import ContinuousSampler, TransformersSampler
 from gradstats.sampling.vllm_sampler import VllmSampler
@@ -157,6 +157,11 @@ class SamplingPlan:
     def n_completions(self) -> int:
         """Total number of completions."""
         return sum(map(len, self.rows))
+
+    def close(self) -> None:
+        """Let an engine of its own, as vLLM's, give the device's memory back; the next draw starts it again."""
+        if isinstance(self.sampler, Closable):
+            self.sampler.close()
 
     def made_with(self) -> dict[str, Any]:
         """Return everything that decides what is drawn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from gradstats.config.sections import SamplingSection
@@ -104,12 +105,16 @@ def sample(
         reward=reward if callable(reward) else None,
     )
     plan.warn_overridden()
-    if keep_in is None:
-        rollouts = Rollouts.concatenate(draw_batches(plan, None, progress=progress))
-    else:
-        made_with = plan.made_with()
-        with Shards.resume(keep_in, made_with, ".parquet", read_rollouts, Rollouts.to_parquet, stamped=True) as shards:
-            rollouts = Rollouts.concatenate(draw_batches(plan, shards, progress=progress))
+    with ExitStack() as opened:
+        if isinstance(sampler, str):  # an engine that the caller has opened stays open
+            opened.callback(plan.close)
+        shards = None
+        if keep_in is not None:
+            kept = Shards.resume(
+                keep_in, plan.made_with(), ".parquet", read_rollouts, Rollouts.to_parquet, stamped=True
+            )
+            shards = opened.enter_context(kept)
+        rollouts = Rollouts.concatenate(draw_batches(plan, shards, progress=progress))
     place = {problem.prompt_id: index for index, problem in enumerate(problems)}
     by_problem = [
         (place[prompt_id], sample_id)

@@ -169,6 +169,15 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
+class Closable(Protocol):
+    """A sampler with an engine of its own, which holds memory until it is closed."""
+
+    def close(self) -> None:
+        """Stop the engine; the next draw starts another."""
+        ...
+
+
+@runtime_checkable
 class KeepsAnswers(Protocol):
     """A sampler whose completions cost money or time: it keeps them by request until their batch is complete."""
 

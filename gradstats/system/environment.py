@@ -53,6 +53,12 @@ def installed(package: str) -> str | None:
         return None
 
 
+def gpu_of_worker(number: int, n_gpus: int) -> str:
+    """Return the CUDA_VISIBLE_DEVICES of a worker that shares the visible GPUs with others, by its number from 0."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (shown.split(",") if shown else [str(gpu) for gpu in range(n_gpus)])[number % n_gpus]
+
+
 #: Extra → what it adds for users; those for developers are not among them.
 EXTRAS = {
     "hub": "data sets of the hub",

@@ -190,11 +190,12 @@ def test_the_cost_of_a_run(printed):
     cells = {" ".join(line.replace("│", " ").split()) for line in text.splitlines()}
     assert {"sampling 80 s", "measuring 2.0 h", "memory, estimated 1.2 GiB", "disk 0.50 GiB"} <= cells
     assert not any("workers" in cell for cell in cells)
-    by_workers = printed(terminal.show_cost, experiment, replace(cost, loading_seconds=60.0), 10)
+    by_workers = printed(terminal.show_cost, experiment, replace(cost, loading_seconds=60.0, devices="of 10 GPUs"), 10)
     cells = {" ".join(line.replace("│", " ").split()) for line in by_workers.splitlines()}
     # 60 s, and 19 of 188 shards, the share of the slowest.
     assert {"sampling by 10 such workers 68 s", "measuring by 10 such workers 13 min"} <= cells
     assert "memory of each, estimated" in by_workers
+    assert "of 10 GPUs" in by_workers
 
 
 @pytest.mark.parametrize(

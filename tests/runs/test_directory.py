@@ -14,8 +14,10 @@ import pytest
 import yaml
 from killed_runs import contents, in_new_process
 
+from gradstats.config.experiment import Experiment
 from gradstats.runs import directory as parts
 from gradstats.runs.directory import ANALYSIS, RunDirectory, RunPart, part_records
+from gradstats.runs.pipeline import _see_one_gpu as see_one_gpu
 from gradstats.runs.pipeline import regrade_run, run_experiment, run_part
 from gradstats.system.files import write_json
 from gradstats.system.lock import part_lock, part_writer
@@ -207,6 +209,26 @@ def test_a_part_that_is_alone_draws_its_shards_and_says_what_is_missing(experime
     other = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update={"seed": 7})})
     with pytest.raises(ValueError, match="was made with sampling.seed=0, not 7"):
         run_part(other, path, RunPart(1, 3), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "shown", "settings", "seen"),
+    [
+        (4, None, {}, "2"),
+        (2, "5,7", {}, "5"),
+        (1, "5", {}, "5"),
+        (4, None, {"policy": {"name": "embedded", "device": "cpu"}}, None),
+        (4, "0,1,2,3", {"execution": {"ranks_per_worker": 4}}, "0,1,2,3"),
+    ],
+)
+def test_parts_that_see_the_same_gpus_take_one_each(monkeypatch, capsys, n_gpus, shown, settings, seen):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: n_gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown or "")
+    sections = {"policy": {"name": "embedded"}, "prompts": {"source": "embedded"}} | settings
+    see_one_gpu(Experiment(name="x", **sections), RunPart(3, 8))
+    assert (os.environ["CUDA_VISIBLE_DEVICES"] or None) == seen
+    said = f"part 3/8 computes on GPU {seen}, of {n_gpus} that it could see"
+    assert (said in capsys.readouterr().err) == (seen != shown)
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/", "a/b", "1/2/3", "-1/2"])

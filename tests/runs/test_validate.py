@@ -10,9 +10,12 @@ import gradstats
 from gradstats import estimators as est
 from gradstats.config.experiment import Experiment
 from gradstats.gradients.parameters import UnsupportedModuleError, select_parameters
+from gradstats.runs.cost import _devices as devices
 from gradstats.runs.cost import estimate_cost
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.validate import check_names
+
+RAY = {"executor": "ray", "workers": 2}
 
 
 def absent(**settings):
@@ -221,6 +224,26 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch
         room = {"memory_gib": n_gradients * 2 * 4 * few.n_parameters / 1024**3}
         assert cost(room).memory_gib == cost(room | {"engine": engine}).memory_gib
     assert cost(room).memory_gib > cost(room | {"engine": "loop"}).memory_gib
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "device", "execution", "sentence"),
+    [
+        (8, "auto", {}, "uses one of the 8 GPUs of this machine: --executor ray --workers 8 gives each a worker"),
+        (8, "cpu", {}, ""),
+        (8, "auto", {"ranks_per_worker": 8}, ""),
+        (1, "auto", {}, ""),
+        (8, "auto", RAY, "workers of ray: 2, each with 1 CPU and 1 GPU; this machine has 8 GPU"),
+        (8, "cpu", RAY, "workers of ray: 2, each with 1 CPU and no GPU; this machine has 8 GPU"),
+        (0, "auto", RAY | {"threads": 4}, "workers of ray: 2, each with 4 CPU and no GPU"),
+        (0, "auto", RAY | {"address": "auto"}, "workers of ray: 2, with a GPU for each rank if the cluster has GPUs"),
+        (0, "auto", RAY | {"address": "auto", "gpus_per_worker": 4}, "workers of ray: 2, each with 1 CPU and 4 GPU"),
+    ],
+)
+def test_a_plan_says_which_gpus_it_uses(monkeypatch, n_gpus, device, execution, sentence):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: n_gpus)
+    experiment = absent(execution=execution, policy={"name": "embedded", "device": device})
+    assert devices(experiment) == sentence
 
 
 def _unsupported(*_args):

@@ -1,7 +1,7 @@
 """vLLM through its documented interface."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,8 @@ import pytest
 
 from gradstats.config.sections import SamplingSection
 from gradstats.policy.policy import load_policy
-from gradstats.sampling import Completion, SamplerSettings
+from gradstats.prompts import load_prompts
+from gradstats.sampling import Completion, SamplerSettings, sample
 from gradstats.sampling.plan import open_sampler
 
 # vLLM, by the names and signatures that its documentation gives.
@@ -52,6 +53,8 @@ class LLM:
 
     def __post_init__(self):
         LLM.made.append(self)
+        core = SimpleNamespace(shutdown=lambda: setattr(self, "stopped", True))
+        self.stopped, self.llm_engine = False, SimpleNamespace(engine_core=core)
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None, priority=None):
         self.calls.append((prompts, sampling_params))
@@ -62,6 +65,9 @@ class LLM:
             output = SimpleNamespace(index=0, text="", token_ids=tokens, logprobs=logprobs, finish_reason=LLM.reason)
             answers.append(SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[output]))
         return answers
+
+
+VLLM = SamplingSection(sampler="vllm")
 
 
 @pytest.fixture
@@ -91,7 +97,27 @@ def test_vllm_is_asked_for_exactly_these_settings_and_logprobs(policy, vllm):
     assert sampler.describe() == {"engine": "vllm", "version": "0.0.stand-in", "gpu_memory_utilization": 0.4}
 
 
-VLLM = SamplingSection(sampler="vllm")
+def test_vllm_takes_of_a_gpu_what_the_policy_leaves(policy, vllm, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (60 * 2**30, 80 * 2**30))
+    for options in ({}, {"gpu_memory_utilization": 0.4}):
+        open_sampler(policy, SamplingSection(sampler="vllm", sampler_options=options)).draw(
+            [[2]], SamplerSettings(2), [1], lambda count: None
+        )
+    assert [engine.gpu_memory_utilization for engine in LLM.made] == [0.675, 0.4]
+
+
+@pytest.mark.filterwarnings("ignore:the model's generation_config")
+def test_vllm_is_stopped_when_all_are_drawn_unless_it_is_the_caller_s(policy, vllm):
+    problems, settings = load_prompts("embedded", 1, rng=0), {"group_size": 1, "max_new_tokens": 2, "progress": False}
+    policy = replace(policy, tokenizer=load_policy("embedded").tokenizer)
+    sample(policy, problems, sampler="vllm", reward=lambda text, problem: 0.0, **settings)
+    own = open_sampler(policy, VLLM)
+    sample(policy, problems, sampler=own, reward=lambda text, problem: 0.0, **settings)
+    assert [engine.stopped for engine in LLM.made] == [True, False]
+    own.close()
+    own.close()  # there is none now
+    assert LLM.made[1].stopped
 
 
 def test_vllm_that_gives_up_and_policies_it_cannot_load(policy, vllm, monkeypatch):

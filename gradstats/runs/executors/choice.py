@@ -13,8 +13,8 @@ from gradstats.system.environment import installed
 def require_executor(section: ExecutionSection) -> None:
     """Refuse settings that no executor follows, and one that is not installed."""
     if section.executor == "local":
-        for name, default in (("workers", 1), ("gpus_per_worker", 0), ("address", None)):
-            if getattr(section, name) != default:
+        for name, defaults in (("workers", (1,)), ("gpus_per_worker", (None, 0)), ("address", (None,))):
+            if getattr(section, name) not in defaults:
                 raise ValueError(
                     f"execution.{name} is {getattr(section, name)}, but the executor local works in this process: "
                     "choose --executor ray, or leave it out"
@@ -24,7 +24,7 @@ def require_executor(section: ExecutionSection) -> None:
             "execution.executor is ray, which is not installed: pip install 'gradstats[ray]', or run with "
             "--executor local"
         )
-    if 0 < section.gpus_per_worker < section.ranks_per_worker:
+    if section.gpus_per_worker and section.gpus_per_worker < section.ranks_per_worker:
         raise ValueError(
             f"execution.gpus_per_worker is {section.gpus_per_worker}, but each of the {section.ranks_per_worker} ranks "
             f"of a worker needs a GPU of its own: set it to {section.ranks_per_worker}"
@@ -32,15 +32,15 @@ def require_executor(section: ExecutionSection) -> None:
 
 
 @contextmanager
-def executor_of(section: ExecutionSection) -> Iterator[Executor]:
-    """Lend the executor that the settings choose."""
+def executor_of(section: ExecutionSection, device: str = "auto") -> Iterator[Executor]:
+    """Lend the executor that the settings choose, for a policy's device."""
     require_executor(section)
     if section.executor == "local":
         yield _in_groups(LocalExecutor(section.threads), section)
         return
     from gradstats.runs.executors.ray_executor import RayExecutor
 
-    executor = RayExecutor(section)
+    executor = RayExecutor(section, device)
     try:
         yield _in_groups(executor, section)
     finally:

@@ -116,7 +116,12 @@ class LocalExecutor:
             start = processor_seconds(None)
             context = work.open()
             self.spent.loading += processor_seconds(context) - start
-            yield LocalCrew(context, self.spent)
+            try:
+                yield LocalCrew(context, self.spent)
+            finally:
+                close = getattr(context, "close", None)
+                if close is not None:  # the next step needs the memory of the device
+                    close()
 
     def describe(self) -> dict[str, object]:
         """Return how the work was done."""

@@ -43,26 +43,28 @@ class Connection:
 
     own: bool = False  # whether this process started ray, or connected to it, and ends that
 
-    def open(self, section: ExecutionSection) -> None:
-        """Start ray, or connect to a cluster, unless that was done before."""
+    def open(self, section: ExecutionSection, device: str = "auto") -> ExecutionSection:
+        """Start ray, or connect to a cluster, unless that was done before; return what each worker is given there."""
         ray = _ray()
         if ray.is_initialized():
-            return
+            return section.with_gpus(device, ray.cluster_resources().get("GPU", 0))
         options: dict[str, object] = {}
         if section.address is not None:
             require_cluster(section.address)
         else:  # room for as many workers as were asked for, even on a small machine
-            n_cpus = max(section.workers * processors_of(section), os.cpu_count() or 1)
+            n_cpus = max(section.workers * section.processors_per_worker, os.cpu_count() or 1)
             options = {"include_dashboard": False, "num_cpus": n_cpus}
         ray.init(address=section.address or "local", log_to_driver=False, logging_level="ERROR", **options)
         self.own = True
-        there = ray.cluster_resources().get("GPU", 0)
-        if section.address is None and there < section.gpus_per_worker * section.workers:
+        n_gpus = ray.cluster_resources().get("GPU", 0)
+        section = section.with_gpus(device, n_gpus)
+        try:
+            if section.address is None:
+                section.require_gpus(n_gpus)
+        except ValueError:
             self.close()
-            raise ValueError(
-                f"execution.workers is {section.workers} with {section.gpus_per_worker} GPU each, and this machine has "
-                f"{there:g}: lower the number of workers, or connect to a cluster (execution.address)"
-            )
+            raise
+        return section
 
     def close(self) -> None:
         """Stop ray, or leave the cluster, if it was started or entered here."""
@@ -87,16 +89,12 @@ def require_cluster(address: str) -> None:
         ) from error
 
 
-def processors_of(section: ExecutionSection) -> int:
-    """Return how many processors a worker uses."""
-    return (section.threads or 1) * section.ranks_per_worker
-
-
 @dataclass
 class RayExecutor:
     """Starts ray, or connects to a cluster, when the first workers are needed."""
 
     section: ExecutionSection
+    device: str = "auto"  # of the policy
     spent: Spent = field(default_factory=Spent)
     deaths: int = 0  # workers that died with a part
     hosts: Counter[str] = field(default_factory=Counter)  # parts by machine
@@ -110,7 +108,7 @@ class RayExecutor:
     @contextmanager
     def crew(self, work: Work[Context]) -> Iterator[RayCrew[Context]]:
         """Lend workers, which are started when there are parts for them."""
-        self.connection.open(self.section)
+        self.section = self.connection.open(self.section, self.device)
         surroundings = Surroundings.here(self.threads, without_gpu=not self.section.gpus_per_worker)
         crew = RayCrew[Context](self, pickle.dumps(work), surroundings)
         try:
@@ -125,7 +123,7 @@ class RayExecutor:
 
     def counted_apart(self) -> RayExecutor:
         """Return the same executor with counts of its own, for one run of several."""
-        return RayExecutor(self.section, connection=self.connection)
+        return RayExecutor(self.section, self.device, connection=self.connection)
 
     def close(self) -> None:
         """Stop ray, if this executor started it."""
@@ -168,7 +166,7 @@ class RayCrew(Generic[Context]):
         """Hand out parts to free workers until all are done; values arrive in the order in which they are finished."""
         waiting, deaths = deque(numbers), Counter[int]()
         failure: BaseException | None = None
-        self._hire(min(self._section.workers, len(numbers)))
+        self._hire(min(self._section.workers, len(numbers)), report)
         idle_since = time.monotonic()
         try:
             with finishing_current_shard(report.say, what) as interrupt:
@@ -213,12 +211,14 @@ class RayCrew(Generic[Context]):
                 ray.kill(actor)
         self._workers, self._mailbox = [], None
 
-    def _hire(self, n_workers: int) -> None:
-        """Start workers until there are ``n_workers``."""
+    def _hire(self, n_workers: int, report: ProgressReport) -> None:
+        """Start workers until there are ``n_workers``, and say what each is given where there are GPUs."""
         ray = _ray()
+        if len(self._workers) < n_workers and ray.cluster_resources().get("GPU", 0):
+            report.say(f"{n_workers} workers of ray, {self._section.given_to_each()}")
         if self._mailbox is None:
             self._mailbox = ray.remote(Mailbox).options(num_cpus=0, max_restarts=-1).remote()
-        options = {"num_cpus": processors_of(self._section), "num_gpus": self._section.gpus_per_worker}
+        options = {"num_cpus": self._section.processors_per_worker, "num_gpus": self._section.gpus_per_worker}
         while len(self._workers) < n_workers:
             # The part is given to another worker when this one dies, rather than wait for it to come back.
             actor = ray.remote(ShardWorker).options(**options, max_restarts=-1, max_task_retries=0).remote(*self._new)
@@ -323,9 +323,8 @@ def _killer(what: str, number: int, deaths: Counter[int], report: ProgressReport
 def _no_worker(section: ExecutionSection) -> str:
     """Return a sentence on workers that do not start."""
     free = _ray().available_resources()
-    gpus = f" and {section.gpus_per_worker} GPU" if section.gpus_per_worker else ""
     return (
-        f"no worker has started yet: each needs {processors_of(section)} CPU{gpus}, and free are "
+        f"no worker has started yet: {section.given_to_each()}, and free are "
         f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU; waiting"
     )
 

@@ -78,6 +78,22 @@ class Numbers:
         return self.opened[-1]
 
 
+def test_what_holds_memory_is_closed_before_the_next_step():
+    class Engine:
+        closed = False
+
+        def open(self):
+            return self
+
+        def close(self):
+            self.closed = True
+
+    engine = Engine()
+    with LocalExecutor().crew(engine):
+        assert not engine.closed
+    assert engine.closed
+
+
 def squared(number):
     def part(context, report):
         context.append(f"{number} done")

@@ -153,6 +153,42 @@ def test_more_gpus_than_there_are_is_an_error(connected, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("settings", "device", "given"),
+    [
+        ({}, "auto", 1),
+        ({"ranks_per_worker": 4}, "cuda", 4),
+        ({}, "cpu", 0),
+        ({"gpus_per_worker": 0}, "auto", 0),
+        ({"gpus_per_worker": 2}, "auto", 2),
+    ],
+)
+def test_workers_are_given_gpus_where_there_are_some(connected, monkeypatch, capsys, settings, device, given):
+    section, hired = ExecutionSection(executor="ray", workers=2, **settings), []
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 16.0, "GPU": 8.0})
+    executor = RayExecutor(section, device)
+    with executor.crew(Tens(None)) as crew, progress_bar("parts", 1, shown=False) as report:
+        monkeypatch.setattr(crew, "_await", lambda worker: hired.append(worker))
+        assert crew._new[1].without_gpu == (given == 0)
+        crew._hire(2, report)
+    assert len(hired) == 2
+    assert executor.describe()["gpus_per_worker"] == given
+    said = f"2 workers of ray, each with {settings.get('ranks_per_worker', 1)} CPU and {given or 'no'} GPU"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_workers_of_a_machine_with_too_few_gpus_are_an_error_that_names_the_cpus(connected, monkeypatch):
+    section = ExecutionSection(executor="ray", workers=4)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 16.0, "GPU": 2.0})
+    message = r"workers is 4 with 1 GPU each, and this machine has 2: .* \(execution.gpus_per_worker: 0\)"
+    with pytest.raises(ValueError, match=message):
+        RayExecutor(section).connection.open(section)
+    assert RayExecutor(section, "cpu").connection.open(section, "cpu").gpus_per_worker == 0
+
+
+@pytest.mark.parametrize(
     ("address", "kind", "message"),
     [
         ("nonsense", ValueError, "execution.address is 'nonsense': write auto, or host:port"),
