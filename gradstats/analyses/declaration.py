@@ -233,7 +233,7 @@ class Analysis(Tabulated):
         frame = found.to_frame(*levels)
         sentence = found.sentence(*levels) if hasattr(found, "sentence") else ""
         given = dict(measured_in or {})
-        about = given | _without_notes(frame)
+        about = {"confidence_level": confidence_level} | given | _without_notes(frame)
         about |= {ASKED: dict(asked)} if asked else {}
         about |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
         beside = {one.name: one.frame(found, confidence_level) for one in self.further}
@@ -319,28 +319,43 @@ class Analysis(Tabulated):
         """The arguments of ``ask`` that have no default."""
         return [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
 
+    def arguments_in_run(self, measured: Any, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of ``ask`` and the level: those that settings give, and for the others a run's own."""
+        of_section = {name: value for name, value in settings.items() if name in type(experiment.variance).model_fields}
+        section = experiment.variance.model_copy(update=of_section)
+        asked = {**experiment.analyses, self.name: dict(settings)}
+        experiment = experiment.model_copy(update={"variance": section, "analyses": asked})
+        if self.in_run is None:
+            given = _shared(self, section, settings)
+        else:
+            given = dict(self.in_run(measured, experiment) or {})
+        if "estimators" in self.required and not {"estimators"} & {*given, *settings}:
+            given["estimators"] = within_groups(measured, section)
+        given.setdefault("confidence_level", getattr(experiment, self.section or "variance").confidence_level)
+        return given | {self.settings[name]: value for name, value in settings.items()}
+
+    def answered(self, asked_of: Any, arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Any, Answer]:
+        """Ask of what ``source`` has read; return what was found, and the answer.
+
+        Args:
+            asked_of: a measurement, or what else ``source`` returns.
+            arguments: as :meth:`arguments_in_run` returns them.
+            settings: those that were given, which the answer states where they are not usual.
+        """
+        taken = {name: value for name, value in arguments.items() if self.asked_at_level or name != "confidence_level"}
+        found = self.of_source(asked_of, **taken)
+        options = {option: taken[argument] for option, argument in self.settings.items() if argument in taken}
+        asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
+        metric = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
+        return found, self.answer_of(found, arguments["confidence_level"], {} if self.section else asked, metric)
+
     def answer_in_run(
         self, measured: Measurement, experiment: Experiment, settings: Mapping[str, Any]
     ) -> tuple[Any, Answer] | None:
         """Return what it finds in a run, with settings of its experiment file, and the answer; None for few data."""
-        if self.in_run is None:
-            given = _shared(self, experiment.variance, settings)
-        else:
-            found = self.in_run(measured, experiment)
-            if found is None:
-                return None
-            given = dict(found)
-        section = getattr(experiment, self.section or "variance")
-        level = given.pop("confidence_level", section.confidence_level)
-        own = {self.settings[name]: value for name, value in settings.items()}
-        arguments = given | ({"confidence_level": level} if self.asked_at_level else {}) | own
-        result = self.ask(measured, **arguments)
-        of_options = {
-            option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
-        }
-        asked = self.not_usual({**of_options, **settings}, without=() if "estimators" in settings else ("estimators",))
-        metric = {"metric": metric_label(measured.metadata)}
-        return result, self.answer_of(result, level, {} if self.section else asked, metric)
+        if self.in_run is not None and self.in_run(measured, experiment) is None:
+            return None
+        return self.answered(measured, self.arguments_in_run(measured, experiment, settings), settings)
 
     def not_usual(self, options: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
         """Return options that differ from their defaults, as files hold them."""

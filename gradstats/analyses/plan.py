@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from gradstats.analyses.batch_size import batch_size
@@ -808,6 +809,11 @@ def _of_critical_batch(
     )
 
 
+def _pilot(path: Path | None = None, *, partial: bool = False) -> dict[str, Any]:
+    """The pilot, as of gradstats alpha: a run directory, a measurement folder or a table; none with --noise."""  # noqa: D401
+    return {} if path is None else load_points(path, partial=partial)
+
+
 ANALYSIS = Analysis(
     name="plan",
     ask=plan,
@@ -842,5 +848,5 @@ ANALYSIS = Analysis(
         Column("linear", "part of its variance that falls like 4/M"),
         Column("quadratic", "part that falls like 2/M²"),
     ),
-    source=load_points,
+    source=_pilot,
 )  # fmt: skip

@@ -34,12 +34,12 @@ from gradstats.cli.options import (
     PromptSettings,
     PromptSource,
     SettingWords,
+    code_of_run,
     described_by,
     policy_section,
     prompts_section,
     with_execution,
 )
-from gradstats.cli.statistics import code_of_run, with_code_of_run
 from gradstats.config.experiment import with_settings
 from gradstats.config.options import RewardNames
 from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
@@ -207,7 +207,6 @@ def sample(
     terminal.show_rollouts(rollouts, out)
 
 
-@with_code_of_run
 def regrade(
     run: Positional[Path],
     reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
@@ -228,7 +227,8 @@ def regrade(
     from gradstats.runs.pipeline import regrade_run
 
     single = reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
-    result = regrade_run(run, single, trust=trust, progress=progress)
+    with code_of_run(run, trust):
+        result = regrade_run(run, single, trust=trust, progress=progress)
     terminal.show_regrading(run)
     if result is not None:
         terminal.show_run(result, everything, notes)

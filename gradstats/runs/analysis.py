@@ -24,7 +24,7 @@ from gradstats.report.saved_results import (
 )
 from gradstats.runs.directory import ANALYSIS, RunDirectory, remove_listed_results
 from gradstats.system.lock import only_writer
-from gradstats.system.outputs import REPORT, csv_with, refuse_foreign, refuse_links
+from gradstats.system.outputs import REPORT, refuse_foreign, refuse_links
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
@@ -222,13 +222,6 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
     except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0 or a number out of range
         run.remarks.append(f"{what}: {error}")
         return None
-
-
-def refuse_foreign_table(out: Path | None, columns: Sequence[str]) -> None:
-    """Refuse to write a table where a file without its columns lies, or a file of a run."""
-    if out is not None:
-        refuse_foreign(out, csv_with(columns, f"a table with the columns {', '.join(columns)}"))
-        refuse_inside_run(out)
 
 
 @contextmanager
