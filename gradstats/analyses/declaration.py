@@ -23,6 +23,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
 from gradstats.plots.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
 from gradstats.system.late import np, pd
+from gradstats.system.user_code import errors_of_own_code
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
@@ -340,12 +341,14 @@ class Analysis(Tabulated):
         Args:
             asked_of: a measurement, or what else ``source`` returns.
             arguments: as :meth:`arguments_in_run` returns them.
-            settings: those that were given, which the answer states where they are not usual.
+            settings: those that were given, which the answer states with all others that are not usual.
         """
         taken = {name: value for name, value in arguments.items() if self.asked_at_level or name != "confidence_level"}
-        found = self.of_source(asked_of, **taken)
+        with errors_of_own_code(self.ask, f"the question {self.name!r}"):
+            found = self.of_source(asked_of, **taken)
         options = {option: taken[argument] for option, argument in self.settings.items() if argument in taken}
         asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
+        asked |= {name: as_text(value) for name, value in settings.items() if value is not None}
         metric = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
         return found, self.answer_of(found, arguments["confidence_level"], {} if self.section else asked, metric)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
-import traceback
 import types
 import typing
 import warnings
@@ -39,7 +38,7 @@ from gradstats.cli.options import (
 )
 from gradstats.config.options import CONFIDENCE_LEVEL, Count
 from gradstats.config.sections import VarianceSection
-from gradstats.system.user_code import UserCodeError
+from gradstats.system.user_code import errors_of_own_code
 
 if TYPE_CHECKING:
     from gradstats.analyses.declaration import Analysis
@@ -90,7 +89,7 @@ def ask_question(label: str, words: Sequence[str], prog: str = "") -> None:
     given = vars(run_command(options_of(analysis), prog or f"gradstats {label}", words))
     named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in words if word[:2] == "--"}
     named |= {option for option, argument in analysis.settings.items() if argument in analysis.required}
-    with code_of_run(given["source"], given["trust"]), _errors_of_own_code(analysis, label):
+    with code_of_run(given["source"], given["trust"]), errors_of_own_code(analysis.ask, f"the question {label!r}"):
         _answer(analysis, label, given, {option: given[option] for option in given if option in named})
 
 
@@ -208,25 +207,6 @@ def _or_none(hint: Any) -> Any:
     return Optional[hint]  # noqa: UP045
 
 
-@contextmanager
-def _errors_of_own_code(analysis: Analysis, label: str) -> Iterator[None]:
-    """Say of an error in a question of the user's own that it is one, and where it happened."""
-    try:
-        yield
-    except UserCodeError:
-        raise
-    except Exception as error:
-        package, *_ = analysis.ask.__module__.partition(".")
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [one for one in frames if one.filename == inspect.unwrap(analysis.ask).__code__.co_filename]
-        if package == __name__.partition(".")[0] or not own:
-            raise
-        raise UserCodeError(
-            f"the question {label!r} fails in its own code, {own[-1].filename}, line {own[-1].lineno}: "
-            f"{type(error).__name__}: {error}; GRADSTATS_TRACEBACK=1 shows the whole traceback"
-        ) from error
-
-
 def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
     """Answer a question, print the answer, and write it where it belongs.
 
@@ -263,7 +243,7 @@ def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Map
             found = found.at_speed(_cost_of(source))
             answer = replace(analysis.answer_of(found, arguments["confidence_level"]), about=answer.about)
         # What qualifies the first sentence is read with the notes.
-        said = [one for one in _sentences(found) if one != answer.sentence]
+        said = [one for one in (found.sentences() if hasattr(found, "sentences") else ()) if one != answer.sentence]
         answer = replace(answer, question=label, notes=tuple(dict.fromkeys([*said, *answer.notes])))
         if given["as_json"]:
             terminal.print_answer(answer, analysis)
@@ -348,10 +328,6 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: Mapping[str, Any
                 raise ValueError(f"--{name} {value}: the rollouts have no such column, only {', '.join(frame)}")
             filled[name] = frame[value].to_numpy(dtype=float)
     return filled
-
-
-def _sentences(found: Any) -> list[str]:
-    return found.sentences() if hasattr(found, "sentences") else []
 
 
 def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: Mapping[str, Any]) -> None:

@@ -119,7 +119,9 @@ PolicyDevice = Annotated[str | None, described_by(PolicySection, "device")]
 PolicyTemperature = Annotated[float | None, described_by(PolicySection, "temperature")]
 PromptSource = Annotated[str, described_by(PromptsSection, "source")]
 PromptCount = Annotated[int | None, described_by(PromptsSection, "n")]
-AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
+AsJson = Annotated[
+    bool, tyro.conf.arg(name="json", help="print JSON, with null for what is not known, and inf and -inf as texts.")
+]
 All = Annotated[
     bool, tyro.conf.arg(name="all", help="print every row and column, folded to the width of the terminal.")
 ]

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -245,19 +245,15 @@ def show_paths(paths: Sequence[Path]) -> None:
         console.print(escape(f"start with {pages[-1]}"))
 
 
-def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object) -> None:
-    """Print the rows of a table and its notes as JSON."""
-    print(to_json({"rows": frame.to_dict("records"), "notes": list(notes), **further}))
+def print_json(entries: Mapping[str, Any]) -> None:
+    """Print entries as JSON: what is not known is null, and infinities are the texts "inf" and "-inf"."""
+    print(to_json(_with_infinities(dict(entries))))
 
 
 def print_answer(answer: Answer, declared: Analysis) -> None:
-    """Print an answer as JSON: what its files hold, with the rows, and the tables beside it that ``--all`` shows.
-
-    What is not known is null; infinities, which JSON does not have, are the texts "inf" and "-inf".
-    """
+    """Print what the files of an answer hold as JSON, with the tables beside it that ``--all`` shows."""
     shown = [one.name for one in declared.further if one.shown_in("terminal") and one.name in answer.further]
-    further = {name: _entries(answer.further[name]) for name in shown}
-    print(to_json(_with_infinities(_entries(answer) | ({"further": further} if further else {}))))
+    print_json(_entries(answer) | {"further": {name: _entries(answer.further[name]) for name in shown}})
 
 
 def _entries(answer: Answer) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.ratios import ANALYSIS as RATIOS
 from gradstats.analyses.ratios import CLIPPING
 from gradstats.answers import Answer
-from gradstats.config.experiment import load_experiment
+from gradstats.config.experiment import Experiment, load_experiment
 from gradstats.config.sections import DEFAULT_ESTIMATORS
 from gradstats.report.analysis_tables import table_of
 from gradstats.report.saved_results import read_recorded_experiment, write_recorded_experiment
@@ -828,3 +828,6 @@ def test_an_error_in_a_question_of_ones_own_is_shown_as_that(measured, tmp_path,
     line = next(at for at, text in enumerate(OWN_QUESTION.splitlines(), 1) if "mean() /" in text)
     assert f"fails in its own code, {tmp_path / 'own_question.py'}, line {line}: KeyError: 'some'; " in joined(err)
     assert "damaged" not in err
+    experiment = Experiment(name="e", policy={"name": "a"}, prompts={"source": "b"})
+    with pytest.raises(ValueError, match="'lengths' fails in its own code, .*: KeyError: 'some'"):  # a remark of a run
+        registry.get("own_question:question").answer_in_run(gs.read_measurement(measured), experiment, {"of": "some"})
