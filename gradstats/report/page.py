@@ -429,7 +429,9 @@ def _noise_on_page(compared: Compared, naming: Naming) -> tuple[list[str], list[
 def _command(run: SavedResults, analysis: Analysis, answer: Answer | None, asked: Sequence[str] | None) -> str:
     """Return the command that asks again; "" where it needs arguments that the answer does not state."""
     level = CONFIDENCE_LEVEL if answer is None else float(answer.about.get("confidence_level", CONFIDENCE_LEVEL))
-    at_level = [] if level == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
+    of_run = run.level_of_alpha if analysis.section == "length_scaling" else run.confidence_level
+    # A run's own level is what is not given.
+    at_level = [] if level == of_run == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
     if analysis.section:
         return shlex.join(["gradstats", analysis.name, as_given(run.path), *at_level])
     label = analysis.name if answer is None else answer.question
