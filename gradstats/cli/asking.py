@@ -178,7 +178,8 @@ def _own_options(analysis: Analysis) -> Iterator[tuple[str, Any, Any]]:
         if default is inspect.Parameter.empty:
             hint = Positional[hint] if hint in (Several, str) else hint
         elif isinstance(hint, type) and issubclass(hint, Several):
-            default = hint(default or ())
+            words: Any = default or ()
+            default = hint(words)
         if place >= _FIRST or (of_section is not None and option not in VarianceSection.fields_that("often set")):
             hint = Advanced[hint]
         yield option, Annotated[hint, about], default
@@ -349,9 +350,10 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
         compared = compared_first(answer.frame, found)
         lines = first_screen(headline_of(source, measured.rollouts), verdicts(None, compared), compared, closing)
     else:
-        leading = analysis.leading
-        settled = everything or answer.about.get(SETTLED) or leading is None or leading not in tables
-        short = None if settled else short_table(leading, frames[leading.name])
+        leading, settled = analysis.leading, everything or answer.about.get(SETTLED)
+        short = None
+        if leading is not None and leading in tables and not settled:
+            short = short_table(leading, frames[leading.name])
         lines = answer_screen(answer.sentence or analysis.question, short, closing)
     terminal.show(lines)
     for one in tables if everything else ():

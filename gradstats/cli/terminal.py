@@ -201,7 +201,8 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
     answer = verdicts(alpha, compared, batch_sizes=read_results(result.run.path).table("batch_size"))
-    levels = [*([] if alpha is None else [result.alpha.confidence_level]), *([] if frame is None else [level])]
+    levels = [] if result.alpha is None else [result.alpha.confidence_level]
+    levels += [] if frame is None else [level]
     show(first_screen(headline, answer, compared, [*closing, *more(len(said), notes, everything, levels)]))
     if everything:
         for question, found in (("alpha", result.alpha and result.alpha.to_frame()), ("variance", frame)):

@@ -253,29 +253,6 @@ def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(own_ru
     assert code == 0, err
 
 
-@pytest.fixture
-def valued(measured, tmp_path):
-    """A measurement with both kinds of state values."""
-    found, rng = gs.read_measurement(measured), np.random.default_rng(0)
-    n_tokens = [len(mask) for mask in found.rollouts.masks]
-    of_prefixes = [rng.integers(0, 5, n) / 4 for n in n_tokens]
-    replace(found, values=of_prefixes, fitted_values=[rng.random(n) for n in n_tokens]).save(tmp_path / "valued")
-    return tmp_path / "valued"
-
-
-def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys, valued, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "ask", valued, "critic", "--last-step", "1", "--out", tmp_path / "found")
-    assert code == 0, err
-    assert "after a wrong step, recovered" in " ".join(out.split())
-    table = pd.read_csv(tmp_path / "found" / "tables" / "critic.csv")
-    expected = gs.analyses.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
-    np.testing.assert_allclose(table["bias"], expected["bias"])
-    assert (tmp_path / "found" / "figures" / "critic.pdf").is_file()
-    code, out, _ = run(monkeypatch, capsys, "ask", valued, "critic", "--json")
-    assert code == 0
-    assert json.loads(out)["rows"][0]["states"] == "all"
-
-
 def test_a_run_without_values_is_refused(monkeypatch, capsys, measured):
     code, _, err = run(monkeypatch, capsys, "ask", measured, "critic")
     assert code == 1
@@ -332,19 +309,6 @@ def test_an_unknown_parameter_is_refused(monkeypatch, capsys, measured):
     code, _, err = run(monkeypatch, capsys, "ask", measured, "curve", "length_weighted", "alfa=0:1:3")
     assert code == 1
     assert "has no parameter 'alfa': known are alpha" in err
-
-
-def test_learned_baselines_are_written_and_printed(monkeypatch, capsys, measured, tmp_path):
-    code, out, err = run(
-        monkeypatch, capsys, "ask", measured, "optimal_baselines", "--n-resamples", "8", "--out", tmp_path / "found"
-    )
-    assert code == 0, err
-    assert "learned shift: delta " in out
-    assert "the oracle has " in out
-    table = pd.read_csv(tmp_path / "found" / "tables" / "optimal_baselines.csv")
-    expected = gs.optimal_baselines(gs.read_measurement(measured), n_resamples=8).to_frame()
-    np.testing.assert_allclose(table["ratio_to_learned"], expected["ratio_to_learned"])
-    assert (tmp_path / "found" / "figures" / "optimal_baselines.pdf").is_file()
 
 
 @pytest.fixture
