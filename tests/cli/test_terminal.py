@@ -144,6 +144,20 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     assert sum(line.split()[:1] == ["estimator"] for line in narrow) == 5
 
 
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ([0.95, 0.95], "  1 note: --notes"),
+        ([], "  1 note: --notes"),
+        ([0.5, 0.8], "  50% and 80% intervals    1 note: --notes"),
+        ([0.995, 0.995], "  99.5% intervals    1 note: --notes"),
+        ([0.95, 0.8], "  95% and 80% intervals    1 note: --notes"),
+    ],
+)
+def test_levels_that_are_not_the_usual_one_stand_on_the_first_screen(levels, said):
+    assert terminal.more(1, notes=False, everything=True, levels=levels) == [said]
+
+
 def test_rollouts_in_one_line(printed, tmp_path):
     rollouts = Rollouts.from_sequences([[1]] * 3, [[2], [2, 3], [2, 3, 4]], [1.0, 0.0, 0.5], ["p", "p", "q"])
     assert " ".join(printed(terminal.show_rollouts, rollouts, tmp_path).split()) == (
