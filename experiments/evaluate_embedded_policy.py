@@ -35,7 +35,7 @@ REAL_MODEL = {
     "ratio of length_weighted(alpha=0.8, loo=True)": "1.07 [1.00, 1.15]",
     "ratio of norm_weighted(loo=True)": "1.08 [0.97, 1.19]",
 }
-# `gradstats profile SmolLM2-135M-Instruct.Q4_1.gguf --prompts embedded --n 24 --group-size 4 --max-new-tokens 160`:
+# `profile_policy` of SmolLM2-135M-Instruct.Q4_1.gguf on 24 embedded problems, 4 completions of at most 160 tokens each:
 # none of its 96 answers is right, so that what needs rewards of both kinds is not defined.
 SMOLLM2 = {
     "mean_entropy": "2.29",
@@ -211,7 +211,7 @@ model's own.
 
 ## Beside a real model
 
-The same completions, gradients of all parameters (`gradstats profile`), beside Qwen2.5-Coder-0.5B-Instruct on 24
+The same completions, gradients of all parameters (`ask RUN profile`), beside Qwen2.5-Coder-0.5B-Instruct on 24
 word problems and SmolLM2-135M-Instruct on 24 problems of this policy's kind, 4 completions each. SmolLM2 (dequantised
 4-bit weights, at most 160 tokens) answers none of them right, so that what compares rewards is not defined for it (–).
 The bands describe what counts as near a real model.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, chosen
-from gradstats.analyses.numbers import number_alone, number_with_interval
+from gradstats.analyses.numbers import number_alone, number_with_interval, percent
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import records
@@ -210,9 +210,11 @@ def within_and_between(found: MundlakTest, confidence_level: float = CONFIDENCE_
         f"({confidence_level:.0%} interval) is"
     )
     test = f"(Mundlak's test, p = {number_alone(found.pvalue, 2)})"
+    at_level = "" if confidence_level == CONFIDENCE_LEVEL else f" at the level of {percent(confidence_level)}"
     if low > 0 or high < 0:
-        return f"{estimate} significant, so that α of all completions mixes the two {test}."
-    return f"{estimate} not resolved {test}."
+        verdict = f"resolved{at_level}" if at_level else "significant"
+        return f"{estimate} {verdict}, so that α of all completions mixes the two {test}."
+    return f"{estimate} not resolved{at_level} {test}."
 
 
 def alpha_report(
@@ -502,17 +504,22 @@ def _caption(frame: pd.DataFrame) -> str:
     )
 
 
+#: Columns of the fit that papers and pages leave out.
+_ON_SCREENS = {"alpha_stderr": "standard error", "slope": "slope 2α"}
 ANALYSIS = Analysis(
     name="alpha",
     ask=alpha_report,
     options=("method", "interval"),
-    columns=chosen(
-        (
-            *FIT_COLUMNS,
-            Column("run", "name of the run", file="report/tables.py"),
-            Column("alpha_within", "α within prompts, that of a group baseline", estimated=True),
-        ),
-        {"alpha": "α", "alpha_within": "α within prompts", "r_squared": "R²", "n": "n"},
+    columns=tuple(
+        replace(one, heading=_ON_SCREENS[one.name], places=("terminal",)) if one.name in _ON_SCREENS else one
+        for one in chosen(
+            (
+                *FIT_COLUMNS,
+                Column("run", "name of the run", file="report/tables.py"),
+                Column("alpha_within", "α within prompts, that of a group baseline", estimated=True),
+            ),
+            {"alpha": "α", "alpha_within": "α within prompts", "r_squared": "R²", "n": "n"},
+        )
     ),
     shown=_shown,
     row_name=lambda row: row.get("run", row["method"]),

@@ -24,6 +24,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
 from gradstats.system.late import np, pd
+from gradstats.system.user_code import errors_of_own_code
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
@@ -240,7 +241,7 @@ class Analysis(Tabulated):
         frame = found.to_frame(*levels)
         sentence = found.sentence(*levels) if hasattr(found, "sentence") else ""
         given = dict(measured_in or {})
-        about = given | _without_notes(frame)
+        about = {"confidence_level": confidence_level} | given | _without_notes(frame)
         about |= {ASKED: dict(asked)} if asked else {}
         about |= {SETTLED: True} if getattr(found, "is_settled", False) else {}
         beside = {one.name: one.frame(found, confidence_level) for one in self.further}
@@ -327,35 +328,53 @@ class Analysis(Tabulated):
         """The arguments of ``ask`` that have no default."""
         return [name for name, one in inspect.signature(self.ask).parameters.items() if one.default is one.empty]
 
+    def arguments_in_run(self, measured: Any, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of ``ask`` and the level: those that settings give, and for the others a run's own."""
+        of_section = {name: value for name, value in settings.items() if name in type(experiment.variance).model_fields}
+        section = experiment.variance.model_copy(update=of_section)
+        asked = {**experiment.analyses, self.name: dict(settings)}
+        experiment = experiment.model_copy(update={"variance": section, "analyses": asked})
+        if self.in_run is None:
+            given = _shared(self, section, settings)
+        else:
+            given = dict(self.in_run(measured, experiment) or {})
+        if "estimators" in self.required and not {"estimators"} & {*given, *settings}:
+            given["estimators"] = within_groups(measured, section)
+        given.setdefault("confidence_level", getattr(experiment, self.section or "variance").confidence_level)
+        return given | {self.settings[name]: value for name, value in settings.items()}
+
+    def answered(
+        self, asked_of: Any, arguments: Mapping[str, Any], settings: Mapping[str, Any], of_run: Sequence[str]
+    ) -> tuple[Any, Answer]:
+        """Ask of what ``source`` has read; return what was found, and the answer.
+
+        Args:
+            asked_of: a measurement, or what else ``source`` returns.
+            arguments: as :meth:`arguments_in_run` returns them.
+            settings: those that were given, which the answer states with all others that are not usual.
+            of_run: the estimators of the run, some of which may not be taken where none are given.
+        """
+        taken = {name: value for name, value in arguments.items() if self.asked_at_level or name != "confidence_level"}
+        with errors_of_own_code(self.ask, f"the question {self.name!r}"):
+            found = self.of_source(asked_of, **taken)
+        options = {option: taken[argument] for option, argument in self.settings.items() if argument in taken}
+        asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
+        asked |= {name: as_text(value) for name, value in settings.items() if value is not None}
+        about: dict[str, Any] = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
+        if "estimators" in arguments and "estimators" not in settings:
+            compared = {one.label for one in self.estimators_in({"estimators": arguments["estimators"]})}
+            left_out = [one.label for one in map(estimators.get, of_run) if one.label not in compared]
+            about |= {LEFT_OUT: left_out} if left_out else {}
+        return found, self.answer_of(found, arguments["confidence_level"], {} if self.section else asked, about)
+
     def answer_in_run(
         self, measured: Measurement, experiment: Experiment, settings: Mapping[str, Any]
     ) -> tuple[Any, Answer] | None:
         """Return what it finds in a run, with settings of its experiment file, and the answer; None for few data."""
-        if self.in_run is None:
-            given = _shared(self, experiment.variance, settings)
-        else:
-            found = self.in_run(measured, experiment)
-            if found is None:
-                return None
-            given = dict(found)
-        section = getattr(experiment, self.section or "variance")
-        level = given.pop("confidence_level", section.confidence_level)
-        own = {self.settings[name]: value for name, value in settings.items()}
-        arguments = given | ({"confidence_level": level} if self.asked_at_level else {}) | own
-        result = self.ask(measured, **arguments)
-        of_options = {
-            option: arguments[argument] for option, argument in self.settings.items() if argument in arguments
-        }
-        # Without any the command takes those of the run that stay within their group.
-        in_group = [] if "estimators" not in arguments else within_groups(measured, experiment.variance)
-        by_default = as_text(arguments.get("estimators")) == as_text(in_group)
-        asked = self.not_usual({**of_options, **settings}, without=("estimators",) if by_default else ())
-        about: dict[str, Any] = {"metric": metric_label(measured.metadata)}
-        if "estimators" in given and "estimators" not in settings:
-            taken = {one.label for one in self.estimators_in({"estimators": given["estimators"]})}
-            left_out = [one.label for one in map(estimators.get, section.estimators) if one.label not in taken]
-            about |= {LEFT_OUT: left_out} if left_out else {}
-        return result, self.answer_of(result, level, {} if self.section else asked, about)
+        if self.in_run is not None and self.in_run(measured, experiment) is None:
+            return None
+        arguments = self.arguments_in_run(measured, experiment, settings)
+        return self.answered(measured, arguments, settings, experiment.variance.estimators)
 
     def not_usual(self, options: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
         """Return options that differ from their defaults, as files hold them."""

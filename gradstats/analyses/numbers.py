@@ -301,6 +301,15 @@ def number_alone(number: float, digits: int = 3) -> str:
     return _trimmed(_fixed(number, digits - 1 - size))
 
 
+def percent(level: float) -> str:
+    """Return a level of intervals.
+
+    >>> percent(0.95), percent(0.995)
+    ('95%', '99.5%')
+    """
+    return f"{100.0 * level:.4g}%"
+
+
 def _trimmed(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from gradstats.analyses.batch_size import batch_size
@@ -644,6 +645,11 @@ def plan(
     )
 
 
+def _pilot(path: Path | None = None, *, partial: bool = False) -> dict[str, Any]:
+    """The pilot, as of gradstats alpha: a run directory, a measurement folder or a table; none with --noise."""  # noqa: D401
+    return {} if path is None else load_points(path, partial=partial)
+
+
 ANALYSIS = Analysis(
     name="plan",
     ask=plan,
@@ -678,5 +684,5 @@ ANALYSIS = Analysis(
         Column("linear", "part of its variance that falls like 4/M"),
         Column("quadratic", "part that falls like 2/M²"),
     ),
-    source=load_points,
+    source=_pilot,
 )  # fmt: skip

@@ -244,7 +244,6 @@ ANALYSIS = Analysis(
         Column("low", "lower end of its interval"),
         Column("high", "upper end"),
         *(Column(name, meaning) for name, meaning in PROFILE_QUANTITIES.items()),
-        Column("policy", "name of the policy", file="report/tables.py"),
         Column(JUDGED.name, "relative noise of an estimator, rloo = 1", file="stats/variance/quantities.py"),
     ),
     row_name=lambda row: row["heading"],

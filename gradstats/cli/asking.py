@@ -1,4 +1,4 @@
-"""The command ``ask``: every question of a run, with the options that its analysis declares."""
+"""Every question is asked here, with the options that its analysis declares: ``gradstats ask RUN QUESTION …``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import textwrap
 import types
 import typing
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
@@ -28,26 +28,30 @@ from gradstats.cli.options import (
     Overwrite,
     Partial,
     Positional,
+    QuestionOptions,
     Several,
     Trust,
+    code_of_run,
     described_by,
     run_command,
     without_markup,
 )
-from gradstats.cli.statistics import code_of_run, save_result, save_table
-from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL, Count
 from gradstats.config.sections import VarianceSection
-from gradstats.system.files import to_json
+from gradstats.system.user_code import errors_of_own_code
 
 if TYPE_CHECKING:
     from gradstats.analyses.declaration import Analysis
     from gradstats.answers import Answer
-    from gradstats.estimators.estimator import Weighting
-    from gradstats.measurement.measurement import Measurement
+    from gradstats.config.experiment import Experiment
 
 
 #: As many options of a question help shows first: those after them are for the end of the screen.
 _FIRST = 9
+#: Options that state the same in two ways: one that is given replaces the other of the run.
+_INSTEAD = {"prompts": "tokens", "tokens": "prompts"}
+#: The question whose answer may state hours, which takes the policy of a run.
+_TIMED = "plan"
 
 
 def ask(words: Sequence[str]) -> None:
@@ -73,11 +77,20 @@ def ask(words: Sequence[str]) -> None:
     source, name = ("", named[0]) if about_question else named
     if source in registry.names() and name not in registry.names() and Path(name).exists():
         raise ValueError(f"the run comes first: gradstats ask {name} {source}")
-    trust = "--trust" in words
-    with code_of_run(Path(source), trust) if source else nullcontext():
-        analysis = registry.get(name)
-        given = ["--help"] if helped else [source, *words[2:]]
-        run_command(_command(analysis, name), f"gradstats ask RUN {name}", given)
+    with code_of_run(Path(source) if source else None, "--trust" in words):
+        ask_question(name, ["--help"] if helped else [source, *words[2:]], f"gradstats ask RUN {name}")
+
+
+def ask_question(label: str, words: Sequence[str], prog: str = "") -> None:
+    """Ask a question by its name, or a user's own by ``module:question``, with the words of its options."""
+    from gradstats.analyses import registry
+
+    analysis = registry.get(label)
+    given = vars(run_command(options_of(analysis), prog or f"gradstats {label}", words))
+    named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in words if word[:2] == "--"}
+    named |= {option for option, argument in analysis.settings.items() if argument in analysis.required}
+    with code_of_run(given["source"], given["trust"]), errors_of_own_code(analysis.ask, f"the question {label!r}"):
+        _answer(analysis, label, given, {option: given[option] for option in given if option in named})
 
 
 def _is_label(word: str) -> bool:
@@ -113,132 +126,63 @@ def _refused(source: Path) -> list[str]:
     return [analysis.name for analysis in registry.every() if analysis.lacking(measured)]
 
 
-def plan(words: Sequence[str]) -> None:
-    """Ask how many prompts are needed: ``gradstats plan [PILOT] …``; without a pilot from what is known of α.
-
-    Args:
-        words: a CSV file, a measurement folder or a run directory, and the options of the question.
-    """
-    from gradstats.analyses import registry
-
-    analysis = registry.get("plan")
-    asked = _parameters(analysis)
-    about_time = "load the policy of a run directory and time a trial of each step, for the hours."
-    options: list[tuple[str, Any, Any]] = [
-        ("pilot", Annotated[Positional[_or_none(Path)], tyro.conf.arg(help=analysis.source_help)], None),
-        *((option, hint, default) for option, (hint, default, _) in asked.items()),
-        ("dry_run", Annotated[bool, tyro.conf.arg(help=about_time)], False),
+def options_of(analysis: Analysis) -> type[QuestionOptions]:
+    """Return the class whose fields are the options of a question: its own, and those that every question has."""
+    (path, *_) = inspect.signature(analysis.source).parameters.values()
+    source = Path if path.default is path.empty else _or_none(Path)
+    out = "a folder for table and figure, or the file of the table, NAME.csv"
+    out += "; the run directory by default, none for a bare measurement." if analysis.kept else "."
+    rows: list[tuple[str, Any, Any]] = [
+        ("source", Annotated[Positional[source], tyro.conf.arg(help=analysis.source_help)], path.default),
+        *_own_options(analysis),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
         ("everything", All, False),
         ("notes", Notes, False),
-        ("as_json", AsJson, False),
-        ("partial", Partial, False),
-        ("trust", Trust, False),
-    ]
-    command = _with_options("plan", analysis.question, options, lambda given: _plan(analysis, asked, given))
-    run_command(command, "gradstats plan", words)
-
-
-def _plan(analysis: Analysis, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
-    pilot: Path | None = given["pilot"]
-    arguments = {name: given[name] for name in (*asked, "confidence_level")}
-    with code_of_run(pilot, given["trust"]):
-        analysis.estimators_in(arguments)
-        answer = analysis(**({} if pilot is None else analysis.source(pilot, partial=given["partial"])), **arguments)
-        if given["dry_run"]:
-            from gradstats.config.experiment import load_experiment
-            from gradstats.runs.cost import estimate_cost
-
-            if pilot is None or not (pilot / "experiment.yaml").exists():
-                raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {pilot} is not one")
-            answer = answer.at_speed(estimate_cost(load_experiment(str(pilot / "experiment.yaml"))))
-    if given["as_json"]:
-        print(to_json(answer.to_frame().to_dict("records")[0]))
-        return
-    from gradstats.cli.answers import answer_screen
-
-    first, *notes = answer.sentences()
-    with_notes = given["notes"] or given["everything"]
-    terminal.show(answer_screen(first, closing=terminal.more(len(notes), with_notes, everything=True)))
-    if with_notes:
-        terminal.show_notes(notes)
-
-
-def _command(analysis: Analysis, name: str) -> Callable[..., None]:
-    """Return the function whose signature are the options of a question."""
-    asked = _parameters(analysis)
-    about_out = "also write the table as CSV."
-    if analysis.kept:
-        about_out = "folder for table and figure; the run directory by default, none for a bare measurement."
-    out = Annotated[_or_none(Path), tyro.conf.arg(help=about_out)]
-    options: list[tuple[str, Any, Any]] = [
-        ("source", Annotated[Positional[Path], tyro.conf.arg(help=analysis.source_help)], inspect.Parameter.empty),
-        *((option, hint, default) for option, (hint, default, _) in asked.items()),
-        ("confidence_level", Level, CONFIDENCE_LEVEL),
-        ("everything", All, False),
-        ("notes", Notes, False),
-        ("out", out, None),
+        ("out", Annotated[_or_none(Path), tyro.conf.arg(help=out)], None),
         ("partial", Partial, False),
         ("trust", Trust, False),
         ("overwrite", Overwrite, False),
         ("as_json", AsJson, False),
     ]
-    return _with_options(name, analysis.question, options, lambda given: _answer(analysis, name, asked, given))
-
-
-def _with_options(
-    name: str, question: str, options: Sequence[tuple[str, Any, Any]], answer: Callable[[dict[str, Any]], None]
-) -> Callable[..., None]:
-    """Return a function of a name whose signature are options: name, type and default."""
-
-    def command(**given: Any) -> None:
-        answer(given)
-
-    command.__doc__ = question
-    command.__name__ = name
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(option, keyword, annotation=hint, default=default) for option, hint, default in options
+    if analysis.name == _TIMED:
+        about = "load the policy of a run directory and time a trial of each step, for the hours."
+        rows.append(("dry_run", Advanced[Annotated[bool, tyro.conf.arg(help=about)]], False))
+    fields = [
+        (name, hint, field() if default is inspect.Parameter.empty else field(default=default))
+        for name, hint, default in rows
     ]
-    for one in (command, inspect.unwrap(command)):  # tyro unwraps a function that a decorator checks the types of
-        one.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-        one.__annotations__ = {option: hint for option, hint, _ in options}
-    return command
+    text = f"{analysis.question}\n\nOf a run, what is not given here is as its experiment says."
+    return make_dataclass(analysis.name, fields, bases=(QuestionOptions,), namespace={"__doc__": text}, kw_only=True)
 
 
-def _parameters(analysis: Analysis) -> dict[str, tuple[Any, Any, str]]:
-    """Return the options of a question: name → what words it takes, its default, the argument that it is."""
-    signature = inspect.signature(analysis.ask).parameters
-    hints = analysis.hints
+def _own_options(analysis: Analysis) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the options that a question declares: name, what words it takes, and its default."""
+    signature, hints = inspect.signature(analysis.ask).parameters, analysis.hints
     helps = {one.arg_name: one.description or "" for one in parse(analysis.ask.__doc__ or "").params}
-    found: dict[str, tuple[Any, Any, str]] = {}
-    for place, argument in enumerate(analysis.options):
-        option = "seed" if argument == "rng" else argument
-        of_section = option in VarianceSection.model_fields
-        known = argument in signature
-        text = without_markup(helps.get(argument, ""))
-        if of_section and (argument == "rng" or not text or text.startswith("as ")):
-            annotation: Any = described_by(VarianceSection, option)
+    for place, (option, argument) in enumerate(analysis.settings.items()):
+        of_section, text = VarianceSection.model_fields.get(option), without_markup(helps.get(argument, ""))
+        if argument in signature:
+            hint, default = _in_words(hints[argument]), signature[argument].default
         else:
-            annotation = tyro.conf.arg(help=text)
-        hint = hints[argument] if known else VarianceSection.model_fields[option].annotation
-        default = signature[argument].default if known else VarianceSection.model_fields[option].default
-        hint = _in_words(hint)
+            assert of_section is not None, option
+            hint, default = _in_words(of_section.annotation), of_section.default
+        about: Any = tyro.conf.arg(help=text)
+        if of_section is not None and (argument == "rng" or not text or text.startswith("as ")):
+            about = described_by(VarianceSection, option)
         if hint is Several:
-            annotation = tyro.conf.arg(
-                help=text, metavar="[ESTIMATOR ...]", help_behavior_hint="(default: those of the run)"
-            )
-        if hint in (Several, str) and default is inspect.Parameter.empty:
-            hint = Positional[hint]
-        if hint == Positional[str]:  # the word stands alone on the help screen and where it is missing
-            annotation = tyro.conf.arg(help=text, metavar=option.upper())
-        if isinstance(hint, type) and issubclass(hint, Several):  # which has a default
+            of_run = "(default: those of the run)"
+            about = tyro.conf.arg(help=text, metavar="[ESTIMATOR ...]", help_behavior_hint=of_run)
+        elif hint is str and default is inspect.Parameter.empty:
+            # The word stands alone on the help screen and where it is missing.
+            about = tyro.conf.arg(help=text, metavar=option.upper())
+        if default is inspect.Parameter.empty:
+            hint = Positional[hint] if hint in (Several, str) else hint
+        elif isinstance(hint, type) and issubclass(hint, Several):
             words: Any = default or ()
             default = hint(words)
-        if place >= _FIRST or (of_section and option not in VarianceSection.fields_that("often set")):
+        if place >= _FIRST or (of_section is not None and option not in VarianceSection.fields_that("often set")):
             hint = Advanced[hint]
-        found[option] = (Annotated[hint, annotation], default, argument)
-    return found
+        yield option, Annotated[hint, about], default
 
 
 def _in_words(hint: Any) -> Any:
@@ -247,10 +191,13 @@ def _in_words(hint: Any) -> Any:
     # Bounds of settings, as of a count, are checked where these are used.
     members = tuple(typing.get_args(one)[0] if typing.get_origin(one) is Annotated else one for one in members)
     optional = type(None) in members
+    sequences = [one for one in members if getattr(typing.get_origin(one), "__name__", "") == "Sequence"]
+    if int in members and Sequence[int] in sequences:
+        return Union[None, Count, list[Count]]  # noqa: UP007 - None first, which tyro knows without typeguard
     for one in (float,) if float in members else members:
         if one in (int, float, str, bool) or typing.get_origin(one) is Literal:
             return _or_none(one) if optional else one
-        if typing.get_origin(one) is Sequence or getattr(typing.get_origin(one), "__name__", "") == "Sequence":
+        if one in sequences:
             (inner,) = typing.get_args(one)
             return SEVERAL[_in_words(inner)]
     return _or_none(str) if optional else str  # an array: the name of a column of the rollouts
@@ -261,59 +208,118 @@ def _or_none(hint: Any) -> Any:
     return Optional[hint]  # noqa: UP045
 
 
-def _answer(analysis: Analysis, label: str, asked: Mapping[str, tuple[Any, Any, str]], given: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {}
-    for option, (_, default, argument) in asked.items():
-        value = given[option]
-        if value == () and default is inspect.Parameter.empty and argument != "estimators":
-            raise ValueError(f"name one or more {argument}: gradstats ask {label} --help says which there are")
-        arguments[argument] = None if value == () else value
-    level, as_json, out, overwrite = (given[name] for name in ("confidence_level", "as_json", "out", "overwrite"))
-    if analysis.asked_at_level:
-        arguments["confidence_level"] = level
-    analysis.estimators_in(arguments)  # unknown labels are refused before the imports
-    from gradstats.measurement.measurement import metric_label
-    from gradstats.report.saved_results import claim_addition
-    from gradstats.runs.analysis import claim_table, folder_of_results
+def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+    """Answer a question, print the answer, and write it where it belongs.
 
-    options = {option: given[option] for option in asked}
-    name = analysis.file_name(options)
-    if not analysis.kept:
-        claim_table(out, analysis.known_by)
-    keeping = folder_of_results(given["source"], out, partial=given["partial"]) if analysis.kept else nullcontext()
-    with keeping as folder:
-        if folder is not None:
-            claim_addition(folder, name, analysis.known_by)
-        asked_of = analysis.source(given["source"], partial=given["partial"])
-        if arguments.get("estimators", ()) is None:
-            arguments["estimators"] = _estimators_of(given["source"], asked_of)
+    Args:
+        analysis: the question.
+        label: what it was called.
+        given: all options.
+        named: those that stand in the words; for the others a run has settings of its own.
+    """
+    source: Path | None = given["source"]
+    settings = {
+        option: list(value) if isinstance(value, tuple) else value
+        for option, value in named.items()
+        if option in analysis.settings and value != ()
+    }
+    for option, argument in analysis.settings.items():
+        if named.get(option) == () and argument != "estimators":
+            raise ValueError(f"name one or more {argument}: gradstats ask {label} --help says which there are")
+    analysis.estimators_in(settings)  # unknown labels are refused before the imports
+    experiment = _experiment_of(source)
+    of_run = experiment.analyses.get(label)
+    if isinstance(of_run, Mapping) and analysis.file_name({**of_run, **settings}) == analysis.file_name(of_run):
+        settings = {name: value for name, value in of_run.items() if _INSTEAD.get(name) not in settings} | settings
+    with _saving(analysis, analysis.file_name(settings), given) as save:
+        asked_of = analysis.source(*filter(None, [source]), partial=given["partial"])
+        measured = asked_of.get("measured") if isinstance(asked_of, Mapping) else asked_of
+        arguments = analysis.arguments_in_run(measured, experiment, settings)
+        if "confidence_level" in named:
+            arguments["confidence_level"] = named["confidence_level"]
         with warnings.catch_warnings():  # its notes say the same, and more
             warnings.simplefilter("ignore")
-            found = analysis.of_source(asked_of, **_with_columns(analysis, asked_of, arguments))
-        usual = analysis.not_usual({option: None if value == () else value for option, value in options.items()})
-        metric = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
-        answer = replace(analysis.answer_of(found, level, usual, metric), question=label)
-        _show(analysis, asked_of, answer, found, given)
-        if folder is not None:
-            named = analysis.estimators_in(arguments | {"estimator": getattr(found, "estimator", None)})
-            without = replace(asked_of, values=None, fitted_values=None)
-            uses_values = any("values" in one.needs for one in named) or bool(analysis.lacking(without))
-            save_result(answer, folder, name, overwrite, uses_values, quiet=as_json)
-    if not analysis.kept:
-        save_table(out, answer.frame, overwrite, quiet=as_json)
+            found, answer = analysis.answered(
+                asked_of, _with_columns(analysis, measured, arguments), settings, experiment.variance.estimators
+            )
+        if given.get("dry_run"):
+            found = found.at_speed(_cost_of(source))
+            answer = replace(analysis.answer_of(found, arguments["confidence_level"]), about=answer.about)
+        # What qualifies the first sentence is read with the notes.
+        said = [one for one in (found.sentences() if hasattr(found, "sentences") else ()) if one != answer.sentence]
+        answer = replace(answer, question=label, notes=tuple(dict.fromkeys([*said, *answer.notes])))
+        if given["as_json"]:
+            terminal.print_answer(answer, analysis)
+        else:
+            _show(analysis, answer, found, measured, given)
+        paths = save(answer, _uses_values(analysis, found, measured, arguments))
+    if paths and not given["as_json"]:
+        drawn = next((path for path in paths if path.suffix not in (".csv", ".json")), paths[0])
+        terminal.show([f"  → {drawn}"])
 
 
-def _estimators_of(source: Path, measured: Measurement) -> list[Weighting]:
-    """Return the estimators of a run, or the usual ones for a bare measurement, that stay within their group."""
-    from gradstats.analyses.declaration import within_groups
+def _experiment_of(source: Path | None) -> Experiment:
+    """Return the settings of a run; of anything else those that an experiment has by default."""
+    from gradstats.config.experiment import Experiment
     from gradstats.report.saved_results import is_run_directory, read_recorded_experiment
 
-    in_run = is_run_directory(source)
-    section = read_recorded_experiment(source / "experiment.yaml").variance if in_run else VarianceSection()
-    return within_groups(measured, section)
+    if source is not None and is_run_directory(source):
+        return read_recorded_experiment(source / "experiment.yaml")
+    return Experiment.model_validate({"name": "none", "policy": {"name": "none"}, "prompts": {"source": "none"}})
 
 
-def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+@contextmanager
+def _saving(analysis: Analysis, name: str, given: Mapping[str, Any]) -> Iterator[Callable[[Answer, bool], list[Path]]]:
+    """Yield what writes an answer to where it belongs, if anywhere, and refuse a place of others before the work.
+
+    ``--out NAME.csv`` is a file, with NAME.json beside it; any other path is a folder of tables and figures. What a
+    command adds to a run goes there by default.
+    """
+    source, out, overwrite = given["source"], given["out"], given["overwrite"]
+    if out is None and not analysis.kept:
+        yield lambda answer, uses_values: []
+        return
+    from gradstats.answers.answer import claim_answer
+    from gradstats.report.added_results import save_addition
+    from gradstats.report.saved_results import claim_addition, refuse_inside_run, writing_into
+    from gradstats.runs.analysis import folder_of_results
+
+    if out is not None and (out.suffix == ".csv" or not analysis.kept):
+        refuse_inside_run(out)
+    if out is not None and out.suffix == ".csv":
+        claim_answer(out.with_suffix(""), analysis.known_by)
+        with writing_into(out):
+            yield lambda answer, _: replace(answer, further={}).save(out.with_suffix(""), overwrite=overwrite)
+        return
+    with folder_of_results(source or Path(), out, partial=given["partial"]) as folder:
+        if folder is None:
+            yield lambda answer, uses_values: []
+            return
+        claim_addition(folder, name, analysis.known_by)
+        yield lambda answer, uses_values: save_addition(
+            answer, folder, name, overwrite=overwrite, uses_values=uses_values
+        )
+
+
+def _uses_values(analysis: Analysis, found: Any, measured: Any, arguments: Mapping[str, Any]) -> bool:
+    """Return whether an answer rests on state values: where estimators need them, or the question does."""
+    named = analysis.estimators_in({**arguments, "estimator": getattr(found, "estimator", None)})
+    if any("values" in one.needs for one in named):
+        return True
+    return hasattr(measured, "values") and bool(analysis.lacking(replace(measured, values=None, fitted_values=None)))
+
+
+def _cost_of(run: Path | None) -> Any:
+    """Return what a dry run of a pilot takes, for the hours of a plan."""
+    from gradstats.config.experiment import load_experiment
+    from gradstats.runs.cost import estimate_cost
+
+    if run is None or not (run / "experiment.yaml").exists():
+        raise ValueError(f"--dry-run needs a run directory with an experiment.yaml, and {run} is not one")
+    return estimate_cost(load_experiment(str(run / "experiment.yaml")))
+
+
+def _with_columns(analysis: Analysis, asked_of: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments with the columns of the rollouts that some of them name."""
     hints = analysis.hints
     filled = dict(arguments)
@@ -327,45 +333,33 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: dict[str, Any]) 
     return filled
 
 
-def _show(analysis: Analysis, asked_of: Any, answer: Answer, found: Any, given: Mapping[str, Any]) -> None:
-    """Print the sentence that answers and a short table, with the rest on request, or all of it as JSON.
-
-    What a command of its own answers is shown as that command does.
-    """
+def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: Mapping[str, Any]) -> None:
+    """Print what answers: verdicts on α or on estimators, or else a sentence and a short table; the rest on request."""
     from gradstats.analyses.declaration import SETTLED
-    from gradstats.cli.answers import answer_screen
-    from gradstats.report.analysis_tables import short_table, table_of
-    from gradstats.report.verdict import headline_of
+    from gradstats.cli.answers import answer_screen, first_screen
+    from gradstats.report.analysis_tables import short_table
+    from gradstats.report.verdict import alpha_verdicts, headline, headline_of, verdicts, with_plans
 
-    tables = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
-    said = list(filter(None, [answer.sentence])) + (found.sentences() if hasattr(found, "sentences") else [])
-    if given["as_json"]:
-        rows = {"rows" if name == analysis.name else name: one.to_dict("records") for name, one in tables.items()}
-        if analysis.kept and said:
-            print(to_json(dict(answer.about) | {"sentence": answer.sentence, "notes": list(answer.notes)} | rows))
-        else:
-            print(to_json({**rows, "notes": [*said, *answer.notes]}))
-        return
-    # What qualifies the first sentence is read with the notes.
-    first, *others = dict.fromkeys(said or [analysis.question])
-    notes = [*others, *answer.notes]
     everything, with_notes, source = given["everything"], given["notes"], str(given["source"])
+    frames = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
+    tables = [one for one in analysis.tables if one.shown_in("terminal") and len(frames.get(one.name, ()))]
+    level = answer.about["confidence_level"]
+    closing = terminal.more(len(answer.notes), with_notes, everything or not tables, [level])
     if analysis.section == "length_scaling":
-        terminal.show_alpha(found, source, everything, with_notes)
-        return
-    if analysis.section == "variance":
-        headline = headline_of(source, asked_of.rollouts)
-        terminal.show_comparison(found, answer.frame, headline, notes, everything, with_notes)
-        return
-    declared, leading = [one for one in analysis.tables if one.shown_in("terminal")], analysis.leading_of(answer)
-    closing = terminal.more(len(notes), with_notes, everything or not declared)
-    answers = None if leading is None else tables.get(leading.name)
-    settled = everything or answer.about.get(SETTLED) or answers is None or not len(answers)
-    short = None if settled or leading is None or answers is None else short_table(leading, answers)
-    terminal.show(answer_screen(first, short, closing))
-    for one in declared if everything else ():
-        if one.name in tables and len(tables[one.name]):
-            terminal.show_table(table_of(one, tables[one.name], "terminal", in_words=False))
+        opening = headline(source, found.fit.n_prompts, found.fit.n, lengths=found.fit.lengths)
+        lines = first_screen(opening, alpha_verdicts(answer.about), closing=closing)
+    elif analysis.section == "variance":
+        compared = with_plans(answer, found)
+        lines = first_screen(headline_of(source, measured.rollouts), verdicts(None, compared), compared, closing)
+    else:
+        leading, settled = analysis.leading_of(answer), everything or answer.about.get(SETTLED)
+        short = None
+        if leading is not None and leading in tables and not settled:
+            short = short_table(leading, frames[leading.name])
+        lines = answer_screen(answer.sentence or analysis.question, short, closing)
+    terminal.show(lines)
+    for one in tables if everything else ():
+        terminal.show_answer_table(one, frames[one.name])
     if with_notes:
-        terminal.show_notes(notes)
+        terminal.show_notes(answer.notes)
     sys.stdout.flush()

@@ -8,15 +8,16 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
+from gradstats.analyses import registry
 from gradstats.cli import terminal
-from gradstats.cli.asking import ask, plan
+from gradstats.cli.asking import ask, ask_question
 from gradstats.cli.installation import check, list_things
 from gradstats.cli.options import run_command
 from gradstats.cli.reporting import export, report
 from gradstats.cli.running import init, measure, regrade, run, sample
-from gradstats.cli.statistics import alpha, profile, variance
 
 # RuntimeError covers the self-check and torch's out-of-memory error, whose messages state the remedy.
 EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
@@ -33,11 +34,11 @@ def unexpected(error: Exception) -> str:
 
 
 _STDOUT = 1  # file descriptor
-#: Commands that read words themselves, since their options are those of a question.
-_OF_QUESTIONS = ("ask", "plan")
 _VERSION = "--version"
 _SUMMARY = "gradstats: the variance of policy gradients of reasoning language models"
 
+#: Commands whose options are those of a question; but for the first, each is a question with its name filled in.
+OF_QUESTIONS = ("ask", "alpha", "variance", "plan")
 #: What each group of commands is for → its commands: name → function and the question that it answers.
 GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "make": {
@@ -48,17 +49,16 @@ GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "regrade": (regrade, "what changes with another reward?"),
     },
     "ask": {
-        "alpha": (alpha, "how do gradients grow with length?"),
-        "variance": (variance, "which estimator takes the fewest samples?"),
+        "alpha": (partial(ask_question, "alpha"), "how do gradients grow with length?"),
+        "variance": (partial(ask_question, "variance"), "which estimator takes the fewest samples?"),
         "ask": (ask, "every other question: gradstats ask lists them"),
-        "plan": (plan, "how many prompts are needed?"),
+        "plan": (partial(ask_question, "plan"), "how many prompts are needed?"),
     },
     "show": {
         "report": (report, "one page on a run; on several with --gallery"),
         "export": (export, "figures and LaTeX tables for a paper, several runs together"),
     },
     "look": {
-        "profile": (profile, "what are completions like? runs or policies side by side"),
         "list": (list_things, "experiments, estimators, data, rewards, terms, quantities"),
         "check": (check, "is this installation sound? are the gradients right?"),
     },
@@ -90,13 +90,15 @@ def dispatch(words: Sequence[str]) -> None:
     """
     if not words or words[0] in ("-h", "--help"):
         terminal.show(overview())
-    elif words[0] in _OF_QUESTIONS:
+    elif words[0] in OF_QUESTIONS:
         COMMANDS[words[0]](words[1:])
     elif words[0] in COMMANDS:
         run_command(COMMANDS[words[0]], f"gradstats {words[0]}", words[1:])
     else:
         nearest = get_close_matches(words[0], COMMANDS, 1, 0.5)
         proposed = f"did you mean {nearest[0]}? " if nearest else ""
+        if words[0] in registry.names():
+            proposed = f"it is a question, gradstats ask RUN {words[0]}; "
         raise KeyError(f"there is no command {words[0]!r}: {proposed}`gradstats --help` lists them all")
 
 

@@ -60,7 +60,7 @@ def check(
     sequences = None if rollouts is None else read_rollouts(rollouts, partial=partial)
     frame = check_engines(loaded, sequences, dtypes=dtypes, params=params)
     if as_json:
-        terminal.print_json(frame, passed=frame.attrs["passed"])
+        terminal.print_json({"rows": frame.to_dict("records"), "passed": frame.attrs["passed"]})
     else:
         terminal.show_check(frame, loaded)
     if not frame.attrs["passed"]:
@@ -106,7 +106,7 @@ def list_things(
     if as_json:
         import pandas as pd
 
-        terminal.print_json(pd.DataFrame(columns))
+        terminal.print_json({"rows": pd.DataFrame(columns).to_dict("records")})
     elif everything and name is None:
         _show_all(what, columns)
     elif name is None or name in columns.get("table", ()):  # the columns of one table have a line each

@@ -7,8 +7,10 @@ import re
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import filterfalse, takewhile
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_type_hints
 
@@ -37,6 +39,7 @@ from gradstats.config.options import (
 from gradstats.config.sections import ExecutionSection, PolicySection, PromptsSection, VarianceSection
 from gradstats.config.validation import Section
 from gradstats.system.files import refuse_missing_model
+from gradstats.system.user_code import MissingModuleError, UserCodeError, code_beside
 
 Positional = tyro.conf.Positional
 
@@ -116,7 +119,9 @@ PolicyDevice = Annotated[str | None, described_by(PolicySection, "device")]
 PolicyTemperature = Annotated[float | None, described_by(PolicySection, "temperature")]
 PromptSource = Annotated[str, described_by(PromptsSection, "source")]
 PromptCount = Annotated[int | None, described_by(PromptsSection, "n")]
-AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON.")]
+AsJson = Annotated[
+    bool, tyro.conf.arg(name="json", help="print JSON, with null for what is not known, and inf and -inf as texts.")
+]
 All = Annotated[
     bool, tyro.conf.arg(name="all", help="print every row and column, folded to the width of the terminal.")
 ]
@@ -210,8 +215,46 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
     return PolicySection(**fields)
 
 
-def run_command(command: Callable[..., None], prog: str, words: Sequence[str]) -> None:
-    """Run a command with the words of its options; what help says of it is folded to the width of a screen.
+class QuestionOptions:
+    """The options of a question: the base of dataclasses whose fields are made from its declaration."""
+
+
+@contextmanager
+def code_of_run(source: Path | None, trust: bool) -> Iterator[None]:
+    """Search the folder of a run's experiment file for modules as well, while the context is open.
+
+    The run records where that folder is. A run may come from someone else, who may have recorded any folder: it is
+    searched only with permission.
+
+    Args:
+        source: a run directory; for anything else nothing is added.
+        trust: search the recorded folder.
+
+    Raises:
+        UserCodeError: for a module that is not found, with the recorded folder where there is one.
+    """
+    with code_beside(_recorded_folder(source)) if trust else nullcontext():
+        try:
+            yield
+        except MissingModuleError as error:
+            folder = None if trust else _recorded_folder(source)
+            if folder is None:
+                raise
+            raise UserCodeError(
+                f"{error}; the experiment file of {source} was in {folder}: add --trust to search there as well"
+            ) from error
+
+
+def _recorded_folder(source: Path | None) -> Path | None:
+    from gradstats.runs.directory import experiment_folder
+
+    return None if source is None else experiment_folder(source)
+
+
+def run_command(command: Callable[..., Any], prog: str, words: Sequence[str]) -> Any:
+    """Run a command with the words of its options, or return the options of a question.
+
+    What help says of it is folded to the width of a screen.
 
     Raises:
         ValueError: for settings of an experiment that do not follow --set.
@@ -223,7 +266,7 @@ def run_command(command: Callable[..., None], prog: str, words: Sequence[str]) -
     paragraphs = (parse(command.__doc__ or "").description or "").split("\n\n")
     # tyro joins lines, but for those that begin with a space.
     about = "\n\n".join(textwrap.fill(without_markup(one), 80, subsequent_indent="  ") for one in paragraphs)
-    tyro.cli(command, prog=prog, description=about, args=words, registry=REGISTRY)
+    return tyro.cli(command, prog=prog, description=about, args=words, registry=REGISTRY)
 
 
 def without_markup(text: str) -> str:
@@ -243,11 +286,11 @@ class _Group(dict[str, Any]):
 
 @REGISTRY.struct_rule
 def _in_two_groups(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Return the options of a command or section, with a group of the advanced ones that help shows at its end."""
+    """Return the options of a command, question or section, with the advanced ones in a group at the end of help."""
     target: Any = info.type
     if inspect.isclass(target) and issubclass(target, _Group):
         return StructConstructorSpec(target, target.options)
-    if inspect.isfunction(target):
+    if inspect.isfunction(target) or (inspect.isclass(target) and issubclass(target, QuestionOptions)):
         options = list(_options_of_command(target))
     elif inspect.isclass(target) and issubclass(target, Section):
         options = list(_options_of_section(target))
@@ -268,7 +311,7 @@ def _is_advanced(option: StructFieldSpec) -> bool:
     return _ADVANCED in getattr(option.type, "__metadata__", ())
 
 
-def _options_of_command(command: Callable[..., None]) -> Iterator[StructFieldSpec]:
+def _options_of_command(command: Callable[..., Any]) -> Iterator[StructFieldSpec]:
     hints = get_type_hints(command, include_extras=True)
     helps = {one.arg_name: without_markup(one.description or "") for one in parse(command.__doc__ or "").params}
     for name, parameter in inspect.signature(command).parameters.items():

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Advanced, Positional, SettingWords, Trust, described_by, one_or_more
-from gradstats.cli.statistics import code_of_run
+from gradstats.cli.options import Advanced, Positional, SettingWords, Trust, code_of_run, described_by, one_or_more
 from gradstats.config.options import read_display_names
 from gradstats.config.sections import FiguresSection
 

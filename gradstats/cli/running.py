@@ -34,17 +34,16 @@ from gradstats.cli.options import (
     PromptSettings,
     PromptSource,
     SettingWords,
+    code_of_run,
     described_by,
     policy_section,
     prompts_section,
     with_execution,
 )
-from gradstats.cli.statistics import code_of_run, with_code_of_run
 from gradstats.config.experiment import with_settings
 from gradstats.config.options import RewardNames
 from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
 from gradstats.config.validation import Section
-from gradstats.system.files import to_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +96,7 @@ def run(
     with code_of_run(Path(experiment).parent, trust):
         result = _run(experiment, out, dry_run, overrides, trust, progress, part)
     if result is not None and as_json:
-        print(to_json(terminal.run_as_json(result)))
+        terminal.print_json(terminal.run_as_json(result))
     elif result is not None:
         terminal.show_run(result, everything, notes)
 
@@ -207,7 +206,6 @@ def sample(
     terminal.show_rollouts(rollouts, out)
 
 
-@with_code_of_run
 def regrade(
     run: Positional[Path],
     reward: Annotated[RewardNames, described_by(SamplingSection, "reward", by_default="that of the run")] = None,
@@ -228,7 +226,8 @@ def regrade(
     from gradstats.runs.pipeline import regrade_run
 
     single = reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
-    result = regrade_run(run, single, trust=trust, progress=progress)
+    with code_of_run(run, trust):
+        result = regrade_run(run, single, trust=trust, progress=progress)
     terminal.show_regrading(run)
     if result is not None:
         terminal.show_run(result, everything, notes)
@@ -341,8 +340,9 @@ def _run_sweep(
         return
     result = run_sweep(experiment, overrides, out=out, trust=trust, progress=progress)
     if as_json:
-        differences = result.differences().to_dict("records")
-        terminal.print_json(result.to_frame(), missing=list(result.missing), differences=differences)
+        tables = {"rows": result.to_frame(), "differences": result.differences()}
+        entries = {name: frame.to_dict("records") for name, frame in tables.items()}
+        terminal.print_json(entries | {"missing": list(result.missing)})
     else:
         show_sweep(result)
 

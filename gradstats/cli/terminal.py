@@ -11,7 +11,7 @@ import sys
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -28,8 +28,8 @@ from gradstats.system.files import to_json
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gradstats.analyses.alpha import AlphaReport
-    from gradstats.analyses.variance import VarianceComparison
+    from gradstats.analyses.declaration import Analysis, FurtherTable
+    from gradstats.answers import Answer
     from gradstats.config.experiment import Experiment
     from gradstats.policy.policy import Policy
     from gradstats.report.tables import Table as PaperTable
@@ -167,11 +167,15 @@ def show_notes(notes: Iterable[str]) -> None:
             console.print(escape(line))
 
 
-def more(n_notes: int, notes: bool, everything: bool) -> list[str]:
-    """Return a line on what the first screen leaves out, unless it was asked for."""
-    left_out = [] if notes or not n_notes else [f"{n_notes} {'note' if n_notes == 1 else 'notes'}: --notes"]
-    left_out += [] if everything else ["all rows and columns: --all"]
-    return [f"  {'    '.join(left_out)}"] if left_out else []
+def more(n_notes: int, notes: bool, everything: bool, levels: Iterable[float]) -> list[str]:
+    """Return a line on intervals that are not of the usual level, and on what the first screen leaves out."""
+    from gradstats.analyses.numbers import percent
+
+    of_level = " and ".join(percent(level) for level in dict.fromkeys(levels))
+    said = [] if of_level in ("", percent(CONFIDENCE_LEVEL)) else [f"{of_level} intervals"]
+    said += [] if notes or not n_notes else [f"{n_notes} {'note' if n_notes == 1 else 'notes'}: --notes"]
+    said += [] if everything else ["all rows and columns: --all"]
+    return [f"  {'    '.join(said)}"] if said else []
 
 
 def show_run(result: RunResult, everything: bool = False, notes: bool = False) -> None:
@@ -179,9 +183,10 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
 
     Args:
         result: the run.
-        everything: print all columns of the comparison, what qualifies α, and all paths.
+        everything: print the fit of α, all columns of the comparison, and all paths.
         notes: print the notes.
     """
+    from gradstats.analyses import registry
     from gradstats.cli.answers import first_screen
     from gradstats.report.saved_results import read_results
     from gradstats.report.verdict import headline_of, verdicts
@@ -194,12 +199,12 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
     answer = verdicts(answers.get("alpha"), comparison, batch_sizes=answers.get("batch_size"))
-    show(first_screen(headline, answer, comparison, [*closing, *more(len(said), notes, everything)]))
+    shown = [answers[name] for name in ("alpha", "variance") if name in answers]
+    levels = [float(one.about["confidence_level"]) for one in shown]
+    show(first_screen(headline, answer, comparison, [*closing, *more(len(said), notes, everything, levels)]))
     if everything:
-        if result.alpha is not None:
-            show_alpha_report(result.alpha)
-        if comparison is not None:
-            show_variance(comparison.frame)
+        for one in shown:
+            show_answer_table(registry.get(one.question), one.frame)
         show_paths(result.paths)
     if notes:
         show_notes(said)
@@ -238,102 +243,46 @@ def show_paths(paths: Sequence[Path]) -> None:
         console.print(escape(f"start with {pages[-1]}"))
 
 
-def show_alpha(report: AlphaReport, source: str, everything: bool = False, notes: bool = False) -> None:
-    """Print α with its interval and verdicts, and on request what qualifies it.
-
-    Args:
-        report: the fit with its diagnostics.
-        source: what was fitted.
-        everything: print the fit in full, and α of each block of parameters.
-        notes: print what qualifies α.
-    """
-    from gradstats.cli.answers import first_screen
-    from gradstats.report.verdict import alpha_verdicts, headline
-
-    fit, said = report.fit, report.sentences()
-    opening = headline(source, fit.n_prompts, fit.n, lengths=fit.lengths)
-    show(first_screen(opening, alpha_verdicts(report.summary()), closing=more(len(said), notes, everything)))
-    if everything:
-        show_alpha_report(report)
-    elif notes:
-        show_notes(said)
+def print_json(entries: Mapping[str, Any]) -> None:
+    """Print entries as JSON: what is not known is null, and infinities are the texts "inf" and "-inf"."""
+    print(to_json(_with_infinities(dict(entries))))
 
 
-def show_comparison(
-    comparison: VarianceComparison,
-    frame: pd.DataFrame,
-    opening: str,
-    notes: Sequence[str],
-    everything: bool = False,
-    with_notes: bool = False,
-) -> None:
-    """Print the verdicts of a comparison and its relative noise, and on request all of its columns.
-
-    Args:
-        comparison: the estimators.
-        frame: of the comparison.
-        opening: the line on what was measured.
-        notes: what qualifies the numbers.
-        everything: print all rows and columns.
-        with_notes: print the notes.
-    """
-    from gradstats.analyses.variance import ANALYSIS
-    from gradstats.cli.answers import first_screen
-    from gradstats.report.verdict import verdicts, with_plans
-
-    answer = with_plans(ANALYSIS.answer_of(comparison, frame.attrs["confidence_level"]), comparison)
-    show(first_screen(opening, verdicts(None, answer), answer, more(len(notes), with_notes, everything)))
-    if everything:
-        show_variance(frame)
-    if with_notes:
-        show_notes(notes)
+def print_answer(answer: Answer, declared: Analysis) -> None:
+    """Print what the files of an answer hold as JSON, with the tables beside it that ``--all`` shows."""
+    shown = [one.name for one in declared.further if one.shown_in("terminal") and one.name in answer.further]
+    print_json(_entries(answer) | {"further": {name: _entries(answer.further[name]) for name in shown}})
 
 
-def show_alpha_report(report: AlphaReport) -> None:
-    """Print the fit of α in full, what qualifies it and α of each block of parameters."""
-    fit = report.fit
-    show_sentence(
-        f"α = {fit.alpha:.4f}, standard error {report.stderr:.3f}, {report.confidence_level:.0%} interval "
-        f"[{report.low:.3f}, {report.high:.3f}] ({report.interval}) by {fit.method}; slope 2α = {fit.slope:.4f}, R² = "
-        f"{fit.r_squared:.2f}, n = {fit.n}"
-    )
-    show_notes([*report.beside(), *report.sentences()])
-    if report.by_block is not None:
-        table = Table("block", title="α of each block's share of ‖S‖²", title_justify="left")
-        for column in ("share", "α"):
-            table.add_column(column, justify="right")
-        for row in report.by_block.to_dict("records"):
-            table.add_row(escape(row["block"]), f"{row['share_of_sq_norm']:.1%}", with_interval(row, "alpha"))
-        console.print(table)
+def _entries(answer: Answer) -> dict[str, Any]:
+    said = {"question": answer.question, "sentence": answer.sentence, "notes": list(answer.notes)}
+    return {**said, **answer.about, "rows": answer.frame.to_dict("records")}
 
 
-def print_json(frame: pd.DataFrame, notes: Iterable[str] = (), **further: object) -> None:
-    """Print the rows of a table and its notes as JSON."""
-    print(to_json({"rows": frame.to_dict("records"), "notes": list(notes), **further}))
+def _with_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_infinities(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_with_infinities(entry) for entry in value]
+    return repr(value) if isinstance(value, float) and math.isinf(value) else value
 
 
-def show_variance(frame: pd.DataFrame) -> None:
-    """Show the variance table, and what its columns mean."""
+def show_answer_table(declared: Analysis | FurtherTable, frame: pd.DataFrame) -> None:
+    """Print a table of an answer with its caption, and what a reader has to know of its columns."""
     from gradstats.analyses.numbers import UNRESOLVED
-    from gradstats.analyses.variance import ANALYSIS, TOGETHER
     from gradstats.report.analysis_tables import table_of
-    from gradstats.stats.variance.quantities import TARGETS
+    from gradstats.stats.variance.quantities import JUDGED
 
-    attrs = frame.attrs
-    level = attrs.get("confidence_level", CONFIDENCE_LEVEL)
-    console.print(f"variance of one group's gradient; {level:.0%} intervals over {attrs.get('n_prompts', '?')} prompts")
-    table = table_of(ANALYSIS, frame, "terminal", in_words=False)
+    table = table_of(declared, frame, "terminal", in_words=False)
+    if caption := declared.caption(frame):
+        show([""])
+        show_sentence(caption)
     show_table(table)
-    console.print("what the words mean: gradstats list terms")
     if any(cell.startswith(UNRESOLVED) for row in table.cells("plain")[1] for cell in row):
-        console.print(f"{UNRESOLVED}: not resolved or not defined on these data; see the notes")
-    for name, heading in table.names.items():
-        if name.endswith("_simultaneous"):
-            console.print(f"{heading}: {TOGETHER}")
-    if attrs.get("target") == "importance":
-        size, low, high = (attrs[f"effective_sample_size{end}"] for end in ("", "_low", "_high"))
-        known = "is not known" if math.isnan(size) else f"{size:.0f} [{low:.0f}, {high:.0f}]"
-        console.print(f"cosine and bias against the {TARGETS['importance']} gradient; effective sample size {known}")
+        show_sentence(f"{UNRESOLVED}: not resolved or not defined on these data; see the notes")
+    for heading, sentence in table.about.items():
+        if heading != JUDGED.heading:  # whose sentence is about bold rows
+            show_sentence(sentence)
 
 
 def show_table(table: PaperTable) -> None:

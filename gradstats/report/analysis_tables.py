@@ -274,12 +274,6 @@ class ShortTable:
         return [self.heading, *self.headings], [[row.name(width), *row.cells] for row in self.rows]
 
 
-def plain_short_table(table: Table) -> ShortTable:
-    """Return a table with its rows and columns as they are."""
-    (heading, *headings), rows = table.cells("plain")
-    return ShortTable(heading, tuple(headings), tuple(ShortRow((row[0],), 1.0, "", tuple(row[1:])) for row in rows))
-
-
 # The estimator that others are compared with, where a table does not say.
 _REFERENCE = "rloo"
 

@@ -13,13 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-import pandas as pd
-
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SETTLED, Analysis, FurtherTable
 from gradstats.analyses.numbers import Triple
 from gradstats.answers import Answer
-from gradstats.answers.answer import ASKED
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import distinct_names
 from gradstats.plots.names import LABELS
@@ -383,15 +380,13 @@ def _command(run: SavedResults, analysis: Analysis, answer: Answer | None) -> st
     if words is None:
         return ""
     level = CONFIDENCE_LEVEL if answer is None else level_of(answer)
-    words += [] if level == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
-    if not analysis.section:
-        label = analysis.name if answer is None else answer.question
-        return shlex.join(["gradstats", "ask", as_given(run.path), label, *words])
-    # The estimators, reference and target of the run are those that the command takes.
-    section = {name: run.settings.get(f"{analysis.section}.{name}") for name in analysis.settings}
-    asked = analysis.not_usual(section, without=("estimators", "reference", "target"))
-    of_section = analysis.words(Answer(analysis.name, pd.DataFrame(), {ASKED: asked})) or []
-    return shlex.join(["gradstats", analysis.name, as_given(run.path), *of_section, *words])
+    of_run = run.level_of_alpha if analysis.section == "length_scaling" else run.confidence_level
+    # A run's own settings and level are what is not given.
+    at_level = [] if level == of_run == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
+    if analysis.section:
+        return shlex.join(["gradstats", analysis.name, as_given(run.path), *at_level])
+    label = analysis.name if answer is None else answer.question
+    return shlex.join(["gradstats", "ask", as_given(run.path), label, *words, *at_level])
 
 
 def as_given(path: Path) -> str:

@@ -12,9 +12,7 @@ from typing import Any
 import pandas as pd
 
 from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten
-from gradstats.analyses.profile import ANALYSIS as PROFILE
-from gradstats.analyses.profile import PolicyProfile
-from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
+from gradstats.config.options import EUCLIDEAN
 from gradstats.report.latex import (
     LatexColumn,
     Layout,
@@ -206,28 +204,6 @@ def claim_tables(path_stem: str | os.PathLike[str], **replacing: Any) -> None:
     for path in (tex, markdown):
         claim(path, TABLE)
     claim(csv, Kind(TABLE.what, lambda _: is_marked(tex)), **replacing)
-
-
-def profile_table(profiles: Mapping[str, PolicyProfile], *, confidence_level: float = CONFIDENCE_LEVEL) -> Table:
-    """Return profiles of policies side by side: one row per quantity, one column per policy."""
-    if not profiles:
-        raise ValueError("profiles is empty: give at least one name and its profile")
-    frames = {name: profile.to_frame(confidence_level) for name, profile in profiles.items()}
-    first = next(iter(frames.values()))
-    return Table(
-        caption=PROFILE.caption(first),
-        heading="quantity",
-        rows=tuple(first["heading"]),
-        columns={
-            name: [
-                (float(value), float(low), float(high))
-                for value, low, high in zip(frame["value"], frame["low"], frame["high"], strict=True)
-            ]
-            for name, frame in frames.items()
-        },
-        source=pd.concat([frame.assign(policy=name) for name, frame in frames.items()], ignore_index=True),
-        label="tab:profile",
-    )
 
 
 def markdown_escape(text: str) -> str:

@@ -25,7 +25,7 @@ from gradstats.report.saved_results import (
 from gradstats.runs.directory import ANALYSIS, RunDirectory, listed_results
 from gradstats.system.files import csv_text
 from gradstats.system.lock import only_writer
-from gradstats.system.outputs import REPORT, TABLE, claim, csv_with, is_marked, other_numbers, refuse_links
+from gradstats.system.outputs import REPORT, TABLE, claim, is_marked, other_numbers, refuse_links
 from gradstats.system.progress import ProgressReport, progress_bar
 
 if TYPE_CHECKING:
@@ -294,13 +294,6 @@ def attempt(run: RunDirectory, what: str, action: Callable[[], Result]) -> Resul
     except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0 or a number out of range
         run.remarks.append(f"{what}: {error}")
         return None
-
-
-def claim_table(out: Path | None, columns: Sequence[str]) -> None:
-    """Refuse to write a table where a file without its columns lies, or a file of a run."""
-    if out is not None:
-        claim(out, csv_with(columns, f"a table with the columns {', '.join(columns)}"))
-        refuse_inside_run(out)
 
 
 @contextmanager

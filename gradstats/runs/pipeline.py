@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
-from gradstats.config.sections import PolicySection, PromptsSection, SamplingSection
-from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
@@ -182,46 +180,3 @@ def _regrade(path: Path, experiment: Experiment, reward: RewardSetting, progress
         make_room(run, {}, {"rewards": None})
         return None
     return analyse(run, progress)
-
-
-def measured_source(source: str) -> bool:
-    """Return whether a source is a run directory or a measurement folder, and not a policy."""
-    path = Path(source)
-    return (path / "measurement").is_dir() or bool(
-        list(path.glob("measurement.json")) + list(path.glob("*/measurement.json"))
-    )
-
-
-def refuse_missing_run(source: str) -> None:
-    """Refuse a path where nothing lies, in a folder of runs: no repository on the hub is meant.
-
-    Raises:
-        FileNotFoundError: with the path.
-    """
-    path = Path(source)
-    if not path.exists() and path.parent != Path() and any(measured_source(str(run)) for run in path.parent.glob("*")):
-        raise FileNotFoundError(f"there is no run {source}: name a run directory or a policy")
-
-
-def measurement_for_profile(
-    source: str,
-    policy: PolicySection,
-    prompts: PromptsSection,
-    sampling: SamplingSection,
-    *,
-    partial: bool = False,
-    progress: bool = True,
-) -> Measurement:
-    """Return the measurement of a run, or draw completions from a policy and measure them in all parameters."""
-    if measured_source(source):
-        return read_measurement(Path(source), partial=partial)
-    # torch and transformers are imported here: profiles of measured runs need neither.
-    from gradstats.gradients import measure
-    from gradstats.policy import load_policy
-    from gradstats.prompts import load_prompts
-    from gradstats.sampling import sample
-
-    problems = load_prompts(prompts.source, prompts.n, rng=prompts.seed, **prompts.settings)
-    loaded = load_policy(policy.name, **policy.arguments(), progress=progress)
-    rollouts = sample(loaded, problems, **sampling.arguments(), progress=progress)
-    return measure(loaded, rollouts, progress=progress)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
@@ -34,6 +36,10 @@ class UserCodeError(ImportError):
 
 class MissingModuleError(UserCodeError):
     """There is no module of a name where modules are searched for."""
+
+
+class UserFunctionError(ValueError):
+    """A function of the user's raises an error."""
 
 
 class UserLabelError(ValueError):
@@ -73,6 +79,27 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
             f"{what} {name!r} is a {type(function).__name__}, not a function: give the name of a function"
         )
     return function
+
+
+@contextmanager
+def errors_of_own_code(function: Callable[..., Any], what: str) -> Iterator[None]:
+    """Say of an error in the file of a function that is the user's where it happened, while the context is open.
+
+    A ``ValueError`` says itself what is wrong.
+    """
+    try:
+        yield
+    except (ValueError, UserCodeError):
+        raise
+    except Exception as error:
+        file = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+        if not lines or function.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        raise UserFunctionError(
+            f"{what} fails in its own code, {file}, line {lines[-1]}: {type(error).__name__}: {error}; "
+            "GRADSTATS_TRACEBACK=1 shows the whole traceback"
+        ) from error
 
 
 def look_in(folders: Sequence[Path]) -> None:

@@ -15,10 +15,10 @@ import gradstats as gs
 import numpy as np
 import pytest
 from gradstats.analyses import registry
-from gradstats.cli.terminal import show_variance
+from gradstats.cli.terminal import show_answer_table
 from gradstats.report.analysis_tables import table_of, variance_table
 from gradstats.report.columns import INDEX
-from gradstats.report.page import variance_on_page
+from gradstats.report.page import _defined, table_on_page
 
 rng = np.random.default_rng(0)
 batch = gs.estimators.Batch(rng.integers(0, 2, 240), np.full(240, 9), np.repeat(np.arange(60), 4))
@@ -29,12 +29,12 @@ assert frame.columns.get_loc("noise_low") < frame.columns.get_loc("in_best_set")
 assert comparison.rows[0].noise.value == frame["noise"][0]
 assert "noise" in variance_table(frame).columns
 assert "& noise" in variance_table(frame).to_latex()
-page = variance_on_page(analysis.answer_of(comparison, 0.95))
-assert {"name": "noise", "heading": "noise", "meaning": "Root of tr Cov.",
-        "file": "gradstats/stats/variance/quantities.py"} in page["columns"]
+page = table_on_page(table_of(analysis, frame, "page"), lambda name: _defined(analysis, analysis, name), ["rloo", "reinforce"])
+noise = next(column for column in page["columns"] if column["heading"] == "noise")
+assert (noise["meaning"], noise["file"]) == ("Root of tr Cov.", "gradstats/stats/variance/quantities.py")
 assert ("noise", "root of tr Cov") in [(one.name, one.meaning) for one in INDEX["variance"]]
 assert gs.plot_variance(frame, value="noise").get_xlabel() == "noise of a group's gradient"
-show_variance(frame)
+show_answer_table(analysis, frame)
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -145,13 +144,20 @@ def test_the_first_screen_of_every_question_is_short(question, measured, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("command", ["variance", "alpha"])
-def test_a_question_that_has_a_command_is_answered_as_that_does(command, measured, monkeypatch, capsys):
-    asked, commanded = (run(monkeypatch, capsys, *words, measured, *rest)[1] for words, rest in (
-        (["ask"], [command]), ([command], [])
-    ))  # fmt: skip
-    assert asked == commanded
-    assert "\n  best " in asked or "\n  α " in asked
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_screen_states_the_level_of_its_intervals_and_means_no_other(question, measured, monkeypatch, capsys):
+    words = ("ask", measured, question, *QUESTIONS[question], "--confidence-level", 0.5)
+    # Notes on a comparison are made before a level is chosen, and name their own.
+    more = (
+        ["--all"]
+        if question in ("variance", "group_sizes", "batch_size", "curve", "optimal_baselines")
+        else ["--all", "--notes"]
+    )
+    code, out, err = run(monkeypatch, capsys, *words, *more)
+    assert code == 0, err
+    assert "\n  50% intervals" in out
+    assert "95%" not in out
+    assert "significant" not in out
 
 
 #: The questions whose rows are of estimators.
@@ -184,15 +190,6 @@ def test_equal_estimators_share_rows_and_the_best_comes_first(question, measured
         assert values == sorted(values, reverse=declared.ranking.most_first)
     _, out, _ = run(monkeypatch, capsys, "ask", measured, question, *QUESTIONS[question])
     assert "  rloo = dr_grpo" in out
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_first_screen_of_several_profiles_is_short(measured, tmp_path, monkeypatch, capsys):
-    other = shutil.copytree(measured, tmp_path / "other")
-    code, out, err = run(monkeypatch, capsys, "profile", measured, other)
-    assert code == 0, err
-    assert_is_a_screen(out)
-    assert "other" in out
 
 
 def test_only_what_needs_more_than_a_measurement_is_not_walked():

@@ -100,6 +100,7 @@ def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypat
     assert code == 1
     assert "there is no command 'varaince': did you mean variance?" in err
     assert "did you mean" not in run(monkeypatch, capsys, "zzz")[2]
+    assert "it is a question, gradstats ask RUN profile; " in run(monkeypatch, capsys, "profile", "x")[2]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,6 @@ def test_help_shows_the_commands_in_groups_and_the_nearest_is_proposed(monkeypat
         ("sample", "--group-size", "--top-p"),
         ("measure", "--metric", "--token-probes"),
         ("variance", "--estimators", "--n-resamples"),
-        ("profile", "--max-new-tokens", "--min-p"),
         ("plan", "--critical-batch", "--quantity"),
         ("export", "--venue", "--siunitx"),
         ("ask curve", "--reference", "--n-resamples"),
@@ -155,9 +155,6 @@ def test_every_public_name_can_be_had():
         (["alpha", __file__], "and sq_norm, a run directory or a measurement folder"),
         (["run", "embeded"], "did you mean embedded? `gradstats list` and `gradstats list sweeps` show those that do"),
         (["run", "embedded", "--set", "prompts.n=null"], "prompts: n is missing: 'embedded' generates its problems"),
-        (["profile", "embedded"], "n is missing: 'embedded' generates its problems"),
-        (["profile", "a/b/absent"], "the model folder a/b/absent does not exist"),
-        (["profile", __file__], "is a file: name the folder of a model, a .gguf file or a hub id"),
         (["check", "absent.gguf"], "the GGUF file absent.gguf does not exist"),
         (["measure", "embedded", "--rollouts", "absent", "--out", "m"], "rollouts file absent does not exist"),
         (
@@ -189,7 +186,7 @@ def test_missing_things_end_in_one_sentence(monkeypatch, capsys, tmp_path, words
         ["ask", "runs/embeded", "variance"],
         ["alpha", "runs/embeded"],
         ["report", "runs/embeded/"],
-        ["profile", "runs/embeded"],
+        ["variance", "runs/embeded"],
     ],
 )
 def test_of_a_folder_that_is_missing_the_nearest_is_proposed(monkeypatch, capsys, tmp_path, words):

@@ -20,12 +20,11 @@ from command_line import run
 from rich.console import Console
 from rich.table import Table
 
-from gradstats.analyses import alpha_report
+from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.cli import terminal
-from gradstats.cli.commands import COMMANDS
+from gradstats.cli.commands import COMMANDS, OF_QUESTIONS
 from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
-from gradstats.data import load
 from gradstats.report.tables import Table as PaperTable
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.cost import CostEstimate
@@ -108,8 +107,10 @@ def variance_frame(group_sizes=(4, 4)):
 
 
 def test_the_variance_table_has_a_column_for_each_quantity_of_the_terminal(printed):
-    text = printed(terminal.show_variance, variance_frame())
-    assert "variance of one group's gradient; 90% intervals over 30 prompts" in text
+    text = printed(terminal.show_answer_table, VARIANCE, variance_frame())
+    assert "Variance of one prompt group's gradient, 90% intervals over n = 30 prompts; ratios to rloo are" in " ".join(
+        text.split()
+    )
     for place, name in enumerate(shown_in("terminal")):
         assert QUANTITIES[name].heading.format(reference="rloo") in text
         centre = 0.3 + place / 10
@@ -120,7 +121,7 @@ def test_the_variance_table_has_a_column_for_each_quantity_of_the_terminal(print
 
 
 def test_the_variance_table_names_group_sizes(printed):
-    assert "rloo, N = 2" in printed(terminal.show_variance, variance_frame((2, 4)))
+    assert "rloo, N = 2" in printed(terminal.show_answer_table, VARIANCE, variance_frame((2, 4)))
 
 
 def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
@@ -128,7 +129,7 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     for name, (low, high) in {"ratio": (0.61, 0.92), "matched_ratio": (0.73, 0.84)}.items():
         frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = [1.0, low], [1.0, high]
     frame["in_best_set"] = [None, True]
-    text = printed(terminal.show_variance, frame, width=240)
+    text = printed(terminal.show_answer_table, VARIANCE, frame, width=240)
     lines = [line.strip() for line in text.splitlines()]
     headings = next(line for line in lines if line.startswith("estimator"))
     assert headings.endswith("best set")
@@ -137,28 +138,25 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     assert cells.index("[0.61, 0.92]") < cells.index("[0.730, 0.840]")
     assert cells.endswith("yes")
     assert next(line for line in lines if line.startswith("rloo")).endswith("–")
-    assert "ratios of all rows: between these ends all rows lie at once" in text
+    assert "Ratios of all rows: between these ends all rows lie at once." in text
     assert "\n–: not resolved or not defined on these data; see the notes\n" in text
-    narrow = printed(terminal.show_variance, frame, width=80).splitlines()
+    narrow = printed(terminal.show_answer_table, VARIANCE, frame, width=80).splitlines()
     assert max(map(len, narrow)) <= 80
     assert sum(line.split()[:1] == ["estimator"] for line in narrow) == 5
 
 
-def test_alpha_with_its_sentences(printed):
-    points = load("gloeckle2026")
-    keywords = {"lengths": points["length"], "sq_norms": points["sq_norm"]}
-    report = alpha_report(**keywords, interval="t")
-    first = printed(terminal.show_alpha, report, "points").splitlines()
-    assert first[0] == "points   29 completions of 29 prompts · 562–1,492 tokens, median 1,092"
-    assert first[2] == "  α      0.79 [0.48, 1.10]; ½ possible, 1 possible"
-    topics = [line.split()[0] for line in first[3:-2]]
-    assert topics in (["also", "policy"], ["policy"])
-    assert first[-1] == f"  {len(report.sentences())} notes: --notes    all rows and columns: --all"
-    text = " ".join(printed(terminal.show_alpha_report, report).split())
-    fit = (
-        "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t) by ols; slope 2α = 1.5775, R² = 0.50, n = 29"
-    )
-    assert text == " ".join([fit, *(f"note: {one}" for one in report.sentences())])
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ([0.95, 0.95], "  1 note: --notes"),
+        ([], "  1 note: --notes"),
+        ([0.5, 0.8], "  50% and 80% intervals    1 note: --notes"),
+        ([0.995, 0.995], "  99.5% intervals    1 note: --notes"),
+        ([0.95, 0.8], "  95% and 80% intervals    1 note: --notes"),
+    ],
+)
+def test_levels_that_are_not_the_usual_one_stand_on_the_first_screen(levels, said):
+    assert terminal.more(1, notes=False, everything=True, levels=levels) == [said]
 
 
 def test_rollouts_in_one_line(printed, tmp_path):
@@ -289,7 +287,7 @@ def test_what_was_written_is_one_line_for_each_folder_and_where_to_start(printed
 
 
 #: Commands whose answer is a file or a folder, or which print JSON in any case.
-WITHOUT = {"init", "sample", "measure", "regrade", "export", "report", "ask", "plan"}
+WITHOUT = {"init", "sample", "measure", "regrade", "export", "report", *OF_QUESTIONS}
 
 
 def test_every_command_that_answers_has_the_option():

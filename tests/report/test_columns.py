@@ -25,7 +25,6 @@ from gradstats.report.analysis_tables import alpha_table
 from gradstats.report.columns import INDEX
 from gradstats.report.saved_results import SavedResults
 from gradstats.report.sweeps import SweepResult, paired_differences
-from gradstats.report.tables import profile_table
 from gradstats.stats.intervals import FiellerRatio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate
 from gradstats.stats.variance.alignment import CriticalBatch
@@ -120,7 +119,7 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
     assert report.within_between is not None
     on_policy, gaps = report.on_policy.to_frame(), gap.to_frame()
     profiles = tokens["token_profiles"].frame
-    rows = profile_table({"mine": profile}).source
+    rows = profile.to_frame()
     found |= {
         "plan": {column for plan in plans for column in plan.to_frame()},
         "variance": set(comparison.to_frame().columns),

@@ -10,11 +10,8 @@ import pytest
 from compared_frames import compared as frame
 
 from gradstats.analyses.numbers import number_with_interval
-from gradstats.analyses.profile import PROFILE_QUANTITIES, PolicyProfile
-from gradstats.analyses.variance import compare
-from gradstats.estimators import Batch
 from gradstats.report.analysis_tables import alpha_table, variance_table
-from gradstats.report.tables import latex_escape, profile_table
+from gradstats.report.tables import latex_escape
 from gradstats.stats import fit_length_scaling
 
 
@@ -107,42 +104,3 @@ def test_alpha_within_prompts_stands_beside_the_pooled_one():
     table = alpha_table({"mine": fit}, confidence_level=0.9)
     assert table.columns["α within prompts"] == [(within.alpha, *within.confidence_interval(0.9))]
     assert table.source["alpha_within"].item() == within.alpha
-
-
-def profile(seed=0, **changes):
-    """A profile with the numbers 1, 2, 3, … except for those given."""
-    rng = np.random.default_rng(seed)
-    lengths = np.exp(rng.normal(5, 0.5, 40))
-    fit = fit_length_scaling(lengths=lengths, sq_norms=lengths**1.6 * np.exp(rng.normal(0, 0.3, 40)))
-    batch = Batch(rewards=rng.normal(5.0, 1.0, 40), lengths=np.full(40, 10), groups=np.repeat(np.arange(10), 4))
-    with pytest.warns(UserWarning, match="not resolved"):
-        comparison = compare(batch, ["reinforce"], scores=rng.normal(size=(40, 6)))
-    named = [name for name in PROFILE_QUANTITIES if not name.startswith("alpha")]
-    numbers = {name: float(at) if at > 2 else at for at, name in enumerate(named, 1)}
-    numbers |= {"n_long": 10, "median_length": 4.0, "mean_reward": 3.0} | changes
-    return PolicyProfile(**numbers, pooled=fit, within=fit, comparison=comparison)
-
-
-def test_profiles_stand_side_by_side_with_their_intervals(tmp_path):
-    one, other = profile(0), profile(1, mean_entropy=0.25, top16_share=float("nan"))
-    table = profile_table({"base": one, "tuned_model": other}, confidence_level=0.8)
-    headings, rows = table.cells("plain")
-    assert headings == ["quantity", "base", "tuned_model"]
-    cells = {row[0]: row[1:] for row in rows}
-    assert cells["entropy per token, nats"] == ["5", "0.25"]
-    assert cells[PROFILE_QUANTITIES["top16_share"]] == ["11", "–"]
-    for column, shown in enumerate((one, other)):
-        low, high = shown.pooled.confidence_interval(0.8)
-        assert cells["α, all completions"][column] == number_with_interval(shown.alpha_pooled, low, high)
-        row = shown.comparison.to_frame(0.8).set_index("estimator").loc["reinforce"]
-        expected = number_with_interval(*(float(row[f"matched_ratio{end}"]) for end in ("", "_low", "_high")))
-        assert cells["relative noise of reinforce"][column] == expected
-    assert "with 80% intervals" in table.caption
-    assert r"tuned\_model" in table.to_latex()
-    frame = pd.read_csv(table.save(tmp_path / "profile")[-1])
-    assert frame.groupby("policy").size().to_dict() == {"base": len(rows), "tuned_model": len(rows)}
-
-
-def test_a_table_of_profiles_needs_one():
-    with pytest.raises(ValueError, match="profiles is empty: give at least one name and its profile"):
-        profile_table({})

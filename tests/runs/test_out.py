@@ -22,21 +22,21 @@ CASES = {
     "sample": ["sample", "POLICY", *_DRAWN],
     "measure": ["measure", "POLICY", "--rollouts", "RUN", "--sketch-dim", "16"],
     "variance": ["variance", "RUN", "--estimators", "rloo", "--n-resamples", "20"],
+    "alpha": ["alpha", "RUN"],
+    "plan": ["plan", "RUN"],
     "curve": ["ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0"],
     "success_bins": ["ask", "RUN", "success_bins", "rloo", "--bins", "2"],
-    "profile": ["profile", "RUN"],
     "figures": ["export", "RUN", "--only", "figures", "--formats", "svg"],
     "report": ["report", "RUN"],
     "tables": ["export", "RUN", "--only", "tables"],
 }
 GIVEN = {"POLICY": "policy", "PROBLEMS": "problems.jsonl", "SWEEP": "sweep.yaml"}
 #: Commands that write to a folder of the user's, in which only files of the same names are in their way.
-INTO_FOLDERS = {"figures", "tables", "curve"}
+INTO_FOLDERS = {"figures", "tables", "curve", "variance", "success_bins", "alpha", "plan"}
 #: Those among them whose folder may be the run itself.
-INTO_THEIR_RUN = INTO_FOLDERS - {"figures", "tables"}
+INTO_THEIR_RUN = {"curve"}
 #: What computes: nothing of it is called where the target is refused.
 WORK = (
-    "gradstats.runs.pipeline.read_measurement",
     "gradstats.measurement.measurement.read_measurement",
     "gradstats.rollouts.table.read_rollouts",
     "gradstats.runs.pipeline.sample_shards",
@@ -78,14 +78,12 @@ def few_figures(monkeypatch):
 def test_every_command_that_has_an_out_is_tried():
     with_out = {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
     asked = {words[2] for words in CASES.values() if words[0] == "ask"}
-    assert {words[0] for words in CASES.values()} - {"ask"} == with_out
+    assert {words[0] for words in CASES.values()} == {*with_out, *commands.OF_QUESTIONS}
     assert {registry.get(name).kept for name in asked} == {True, False}  # all others go the same ways
 
 
 def is_allowed(command, target):
     """Whether a command may write to a target, since it adds files beside those that are there."""
-    if command == "profile":  # profile.tex and others beside the target
-        return target not in ("notes", "/dev/null")
     own = target == "run" and command in INTO_THEIR_RUN
     # length_scaling.svg of the user's is in the way of a figure.
     return own or (command in INTO_FOLDERS and target in (("model",) if command == "figures" else (".", "model")))
@@ -130,7 +128,6 @@ EARLIER = {
     "variance": ("v.csv", ["--confidence-level", "0.5"]),
     "curve": ("c", ["--confidence-level", "0.5"]),
     "success_bins": ("b.csv", ["--confidence-level", "0.5"]),
-    "profile": ("p", ["--confidence-level", "0.5"]),
     "figures": ("f", None),
     "report": ("r.html", None),
     "tables": ("t", None),
@@ -173,8 +170,8 @@ INTO_THE_RUN = {
     "tables": (["export", "RUN", "--only", "tables"], "tables/variance.tex"),
 }
 #: Commands that write nothing, or only where --out says.
-WRITE_ELSEWHERE = {"init", "sample", "measure", "variance", "profile"}
-READ = {"alpha", "plan", "check", "list"}
+WRITE_ELSEWHERE = {"init", "sample", "measure", "variance", "alpha", "plan"}
+READ = {"check", "list"}
 
 
 def test_every_command_is_known_to_write_or_not_to():
@@ -193,7 +190,7 @@ def test_a_run_on_which_another_process_works_is_not_written_into(place, monkeyp
         assert contents(place) == before
 
 
-@pytest.mark.parametrize("command", ["variance", "profile", "report"])
+@pytest.mark.parametrize("command", ["variance", "report"])
 def test_a_new_file_in_a_run_on_which_another_process_works_is_refused(place, monkeypatch, capsys, command):
     with only_writer(place / "run"):
         before = contents(place)

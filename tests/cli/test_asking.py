@@ -1,4 +1,4 @@
-"""The statistics commands: fits, plans and further questions."""
+"""Questions as commands ask them: α, comparisons, plans and all others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,20 +15,21 @@ import pytest
 from command_line import run
 from comparison_batches import quiet_compare
 from saved_runs import save_run, saved_answer
-from small_runs import only_two_figures, sampled_and_measured, small_experiment
+from small_runs import only_two_figures
 
 import gradstats
 import gradstats as gs
 from gradstats import data
-from gradstats.analyses import profile_policy
+from gradstats.analyses import registry
 from gradstats.analyses.curve import parameter_values
+from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.ratios import ANALYSIS as RATIOS
 from gradstats.analyses.ratios import CLIPPING
-from gradstats.cli.statistics import with_those_of_run
-from gradstats.config.experiment import load_experiment
-from gradstats.config.sections import DEFAULT_ESTIMATORS, VarianceSection
+from gradstats.answers import Answer
+from gradstats.config.experiment import Experiment, load_experiment
+from gradstats.config.sections import DEFAULT_ESTIMATORS
 from gradstats.report.analysis_tables import table_of
-from gradstats.report.saved_results import write_recorded_experiment
+from gradstats.report.saved_results import read_recorded_experiment, write_recorded_experiment
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
 
@@ -80,7 +80,7 @@ def test_allocate(monkeypatch, capsys, measured, tmp_path):
 @pytest.mark.usefixtures("elsewhere")
 def test_without_estimators_those_of_the_run_answer(own_run, measured, monkeypatch, capsys):
     """A bare measurement is asked about the usual ones that stay within their group."""
-    questions = {"batch_size": (), "success_bins": (), "length_bins": (), "allocation": ("--tokens", 5000)}
+    questions = {"batch_size": (), "group_sizes": (), "length_bins": (), "allocation": ()}
     within = {label for label in DEFAULT_ESTIMATORS if not gs.estimators.get(label).across_groups}
     for name, options in questions.items():
         code, out, err = run(monkeypatch, capsys, "ask", measured, name, *options, "--json")
@@ -253,29 +253,6 @@ def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(own_ru
     assert code == 0, err
 
 
-@pytest.fixture
-def valued(measured, tmp_path):
-    """A measurement with both kinds of state values."""
-    found, rng = gs.read_measurement(measured), np.random.default_rng(0)
-    n_tokens = [len(mask) for mask in found.rollouts.masks]
-    of_prefixes = [rng.integers(0, 5, n) / 4 for n in n_tokens]
-    replace(found, values=of_prefixes, fitted_values=[rng.random(n) for n in n_tokens]).save(tmp_path / "valued")
-    return tmp_path / "valued"
-
-
-def test_bias_and_explained_variance_are_printed_and_written(monkeypatch, capsys, valued, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "ask", valued, "critic", "--last-step", "1", "--out", tmp_path / "found")
-    assert code == 0, err
-    assert "after a wrong step, recovered" in " ".join(out.split())
-    table = pd.read_csv(tmp_path / "found" / "tables" / "critic.csv")
-    expected = gs.analyses.critic_quality(gs.read_measurement(valued), last_step=1).to_frame()
-    np.testing.assert_allclose(table["bias"], expected["bias"])
-    assert (tmp_path / "found" / "figures" / "critic.pdf").is_file()
-    code, out, _ = run(monkeypatch, capsys, "ask", valued, "critic", "--json")
-    assert code == 0
-    assert json.loads(out)["rows"][0]["states"] == "all"
-
-
 def test_a_run_without_values_is_refused(monkeypatch, capsys, measured):
     code, _, err = run(monkeypatch, capsys, "ask", measured, "critic")
     assert code == 1
@@ -334,19 +311,6 @@ def test_an_unknown_parameter_is_refused(monkeypatch, capsys, measured):
     assert "has no parameter 'alfa': known are alpha" in err
 
 
-def test_learned_baselines_are_written_and_printed(monkeypatch, capsys, measured, tmp_path):
-    code, out, err = run(
-        monkeypatch, capsys, "ask", measured, "optimal_baselines", "--n-resamples", "8", "--out", tmp_path / "found"
-    )
-    assert code == 0, err
-    assert "learned shift: delta " in out
-    assert "the oracle has " in out
-    table = pd.read_csv(tmp_path / "found" / "tables" / "optimal_baselines.csv")
-    expected = gs.optimal_baselines(gs.read_measurement(measured), n_resamples=8).to_frame()
-    np.testing.assert_allclose(table["ratio_to_learned"], expected["ratio_to_learned"])
-    assert (tmp_path / "found" / "figures" / "optimal_baselines.pdf").is_file()
-
-
 @pytest.fixture
 def incomplete(measured, tmp_path):
     """A run directory of which one of two shards was measured."""
@@ -372,84 +336,6 @@ def test_an_incomplete_run_is_told_of_and_keeps_no_results(monkeypatch, capsys, 
     assert "1 of 2 shards are missing" in err.replace("\n", " ")
     assert list((tmp_path / "found" / "tables").glob("*.csv"))
     assert sorted(incomplete.rglob("*")) == before
-
-
-SAMPLING = ("--group-size", 4, "--max-new-tokens", 30, "--reward", "small_runs:vowels", "--seed", 3, "--no-progress")
-
-
-@pytest.fixture(scope="module")
-def runs(policy_folder, tmp_path_factory):
-    """Two run directories of the same name in different folders, measured and not analysed."""
-    folder = tmp_path_factory.mktemp("profiled")
-    paths = [folder / "one" / "run", folder / "two" / "run"]
-    for seed, path in enumerate(paths):
-        path.parent.mkdir()
-        sampling = {"group_size": 4, "max_new_tokens": 30, "seed": seed}
-        experiment = small_experiment(policy_folder, path.with_name("p.jsonl"), prompts={"n": 8}, sampling=sampling)
-        sampled_and_measured(experiment, path)
-    return paths
-
-
-def profile_of(path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of completions that are too few and too short
-        return profile_policy(gs.read_measurement(path / "measurement"))
-
-
-def values(rows, policy):
-    return {row["quantity"]: row["value"] for row in rows if row["policy"] == policy}
-
-
-def test_a_run_is_profiled_without_its_model(monkeypatch, capsys, runs):
-    monkeypatch.setattr("gradstats.policy.load_policy", lambda *_, **__: pytest.fail("the policy was loaded"))
-    code, out, err = run(monkeypatch, capsys, "profile", runs[0])
-    assert code == 0, err
-    assert "quantity" in out
-    assert f"{profile_of(runs[0]).mean_entropy:.3g}" in out
-    assert "α, within prompts" in out
-
-
-def test_two_runs_stand_side_by_side(monkeypatch, capsys, runs, tmp_path):
-    words = ("profile", *runs, "--json", "--confidence-level", 0.8)
-    code, out, err = run(monkeypatch, capsys, *words)
-    assert code == 0, err
-    rows = json.loads(out)["rows"]
-    assert len({row["policy"] for row in rows}) == 2
-    for path in runs:
-        profile = profile_of(path)
-        name = next(row["policy"] for row in rows if row["policy"].endswith(f"{path.parent.name}/run"))
-        shown = values(rows, name)
-        assert shown["n_sequences"] == 32
-        assert shown["mean_entropy"] == pytest.approx(profile.mean_entropy)
-        low, high = profile.pooled.confidence_interval(0.8)
-        (alpha,) = [row for row in rows if (row["policy"], row["quantity"]) == (name, "alpha_pooled")]
-        assert (alpha["low"], alpha["high"]) == pytest.approx((low, high))
-
-
-def test_the_table_is_written_in_three_formats(monkeypatch, capsys, runs, tmp_path):
-    code, out, err = run(monkeypatch, capsys, "profile", runs[0], "--out", tmp_path / "profile")
-    assert code == 0, err
-    assert {path.name for path in tmp_path.iterdir()} == {"profile.tex", "profile.md", "profile.csv"}
-    assert all(f"→ {path}" in out for path in tmp_path.iterdir())
-    frame = pd.read_csv(tmp_path / "profile.csv")
-    assert set(frame["policy"]) == {"run"}
-    assert len(frame) == len(profile_of(runs[0]).to_frame())
-
-
-def test_a_policy_is_sampled_and_measured_first(monkeypatch, capsys, policy_folder, runs):
-    words = ("profile", policy_folder, "--prompts", runs[0].with_name("p.jsonl"), "--n", 5, *SAMPLING)
-    code, out, err = run(monkeypatch, capsys, *words, "--json")
-    assert code == 0, err
-    (name,) = {row["policy"] for row in json.loads(out)["rows"]}
-    assert policy_folder.endswith(name)
-    assert values(json.loads(out)["rows"], name)["n_sequences"] == 20
-
-
-def test_a_profile_needs_a_source(monkeypatch, capsys):
-    code, out, err = run(monkeypatch, capsys, "profile")
-    assert code == 1
-    assert "name at least one run directory or policy: gradstats profile RUN_OR_POLICY" in err
-    assert "Traceback" not in out + err
 
 
 @pytest.fixture
@@ -497,13 +383,13 @@ def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, po
     assert code == 0
     assert "  α      0.79 [0.47, 1.10]; ½ possible, 1 possible" in out
     assert "for length weights use α = 0.83 [0.45, 1.21]" in out
-    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all")
-    assert "α = 0.7887, standard error 0.139, 95% interval [0.474, 1.103] (cluster) by ols; slope" in " ".join(
-        out.split()
-    )
-    assert "For length weights use α = 0.829 [0.448, 1.211] (fit to the mean). " in " ".join(out.split())
+    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all", "--notes")
+    assert "Length exponent α with 95% intervals (ols, cluster interval)" in joined(out)
+    assert "α R² n standard error slope 2α" in joined(out)
+    assert " ols 0.79 [0.47, 1.10] 0.497 29 0.139 1.58" in joined(out)
+    assert "For length weights use α = 0.829 [0.448, 1.211] (fit to the mean). " in joined(out)
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t", "--all")
-    assert "α = 0.7887, standard error 0.153, 95% interval [0.475, 1.102] (t) by ols; " in " ".join(out.split())
+    assert " ols 0.79 [0.48, 1.10] 0.497 29 0.153 1.58" in joined(out)
 
 
 def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
@@ -545,13 +431,11 @@ def test_bad_points_end_in_one_sentence(monkeypatch, capsys, tmp_path, content, 
 @pytest.mark.parametrize("method", ["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"])
 def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
-    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method, "--all")
+    code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method, "--all", "--notes")
     assert code == 0
-    assert f"α = {fit.alpha:.4f}" in out
-    assert "Consistent with on-policy sampling" in out
-    assert "12 of 240 completions were cut off at the cap; without them: α =" in " ".join(out.split())
-    assert "mlp" in out
-    assert "75.0%" in out
+    assert f" {method} {number_with_interval(fit.alpha, *fit.confidence_interval())} " in joined(out)
+    assert "Consistent with on-policy sampling" in joined(out)
+    assert "12 of 240 completions were cut off at the cap; without them: α =" in joined(out)
 
 
 def test_alpha_by_another_interval(monkeypatch, capsys, points):
@@ -591,12 +475,11 @@ def test_plan(monkeypatch, capsys, points):
     )
     assert "takes 870 prompts" not in out
     assert out.endswith("  1 note: --notes\n")
-    for option in ("--all", "--notes"):
-        _, out, _ = run(monkeypatch, capsys, "plan", points, option)
-        assert "note: α ± 0.05 (95% interval) takes 870 prompts [" in joined(out)
-        assert joined(out).count("in 80% of studies.") == 1
+    _, out, _ = run(monkeypatch, capsys, "plan", points, "--notes")
+    assert "note: α ± 0.05 (95% interval) takes 870 prompts [" in joined(out)
+    assert joined(out).count("in 80% of studies.") == 1
     _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
-    assert json.loads(out)["n"] == 387
+    assert json.loads(out)["rows"][0]["n"] == 387
     code, _, err = run(monkeypatch, capsys, "plan")
     assert code == 1
     assert "give either a pilot (a fit; of the command a run" in err
@@ -637,18 +520,6 @@ def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch
     code, _, err = run(monkeypatch, capsys, *words, "--confidence-level", 0.8)
     assert code == 1
     assert "replace it with --overwrite" in joined(err)
-
-
-def test_of_a_run_its_own_estimators_are_compared_where_none_are_named(measured, tmp_path):
-    own = "variance: {estimators: [rloo, max_rl], reference: max_rl, target: on_policy, group_size: 4}"
-    write_recorded_experiment(tmp_path / "experiment.yaml", f"policy: {{name: a}}\nprompts: {{source: b}}\n{own}\n")
-    found = with_those_of_run(tmp_path, VarianceSection())
-    assert (found.estimators, found.reference, found.target) == (["rloo", "max_rl"], "max_rl", "on_policy")
-    assert found.group_size is None
-    assert with_those_of_run(tmp_path, VarianceSection(target="importance")).target == "importance"
-    named = VarianceSection(estimators=["grpo", "rloo"])
-    assert with_those_of_run(tmp_path, named) == named  # the reference of others is not theirs
-    assert with_those_of_run(Path(measured), VarianceSection()) == VarianceSection()
 
 
 def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
@@ -747,7 +618,7 @@ def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
     code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "ratio", "--ratio", 1.5)
     assert code == 0
     assert " distinguish reinforce from rloo at a ratio of 1.5 in 80% of studies." in joined(out)
-    code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5, "--all")
+    code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5, "--notes")
     assert code == 0
     assert "distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, " in " ".join(out.split())
     code, out, _ = run(monkeypatch, capsys, "plan", measured, "--estimator", "length_weighted(alpha=0.05, loo=True)")
@@ -792,3 +663,135 @@ def test_an_estimator_of_ones_own_uses_a_saved_column(monkeypatch, capsys, measu
     np.add.at(gradients, batch.group_index, weights[:, None] * known.sketches)
     signal = (np.sum(gradients.sum(axis=0) ** 2) - np.sum(gradients**2)) / (30 * 29)
     assert frame["signal_sq"][1] == pytest.approx(signal, rel=1e-5)
+
+
+OF_RUN = """
+policy: {name: a}
+prompts: {source: b}
+length_scaling: {confidence_level: 0.5}
+variance: {estimators: [rloo, grpo, reinforce], reference: reinforce, group_size: 4, confidence_level: 0.8}
+analyses: {group_sizes: {group_sizes: [2, 4]}, curve: {estimator: asymmetric(loo=True), values: "delta=-0.5,0,0.5"}}
+"""
+#: Questions of a run as they are asked: words → their name in the run.
+ASKED_OF_RUN = {
+    ("variance", "RUN"): "variance",
+    ("ask", "RUN", "variance"): "variance",
+    ("alpha", "RUN"): "alpha",
+    ("ask", "RUN", "alpha"): "alpha",
+    **{("ask", "RUN", name): name for name in ("alpha_by_block", "group_sizes", "batch_size", "success_bins")},
+    ("ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0,0.5"): "curve",
+}
+
+
+@pytest.fixture
+def run_of_others(measured, tmp_path):
+    """A run whose experiment says other than the defaults of reference, estimators, group size and levels."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "measurement").symlink_to(measured)
+    write_recorded_experiment(tmp_path / "run" / "experiment.yaml", OF_RUN)
+    return tmp_path / "run"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("words", ASKED_OF_RUN)
+def test_a_question_has_the_answer_that_the_run_gives(words, run_of_others, monkeypatch, capsys, tmp_path):
+    name, experiment = ASKED_OF_RUN[words], read_recorded_experiment(run_of_others / "experiment.yaml")
+    _, expected = registry.get(name).answer_in_run(
+        gs.read_measurement(run_of_others), experiment, experiment.analyses.get(name, {})
+    )
+    words = [run_of_others if word == "RUN" else word for word in words]
+    code, out, err = run(monkeypatch, capsys, *words, "--json", "--out", tmp_path / "found.csv")
+    assert code == 0, err
+    saved = Answer.read(tmp_path / "found")
+    assert replace(saved, notes=()) == replace(expected, notes=(), further={})
+    told = json.loads(out)
+    assert (told["question"], told["sentence"], told["notes"]) == (name, saved.sentence, list(saved.notes))
+    assert told["confidence_level"] == (0.5 if name.startswith("alpha") else 0.8)
+    assert told.get("reference", "reinforce") == "reinforce"
+    assert len(told["rows"]) == len(expected.frame)
+
+
+@pytest.mark.parametrize("name", ["variance", "batch_size"])
+def test_what_is_given_wins_over_what_the_run_says(name, run_of_others, monkeypatch, capsys):
+    words = ("ask", run_of_others, name, "--reference", "rloo", "--confidence-level", 0.95)
+    words += ("--estimators", "grpo") if name == "variance" else ()
+    code, out, err = run(monkeypatch, capsys, *words, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert (told["reference"], told["confidence_level"]) == ("rloo", 0.95)
+    labels = [row["estimator"] for row in told["rows"]]
+    assert labels == (["grpo"] if name == "variance" else ["rloo", "grpo", "reinforce"])
+    assert {row["group_size"] for row in told["rows"]} == {4 if name == "variance" else 8}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_infinities_are_texts_in_json_and_what_is_not_known_is_null(run_of_others, monkeypatch, capsys):
+    code, out, err = run(monkeypatch, capsys, "ask", run_of_others, "batch_size", "--json")
+    assert code == 0, err
+    answer = registry.get("batch_size").answer_in_run(
+        gs.read_measurement(run_of_others), read_recorded_experiment(run_of_others / "experiment.yaml"), {}
+    )[1]
+    ends = answer.frame[["critical_batch_low", "critical_batch_high"]].to_numpy()
+    assert np.isinf(ends).any()
+    for row, wanted in zip(json.loads(out)["rows"], ends, strict=True):
+        for text, number in zip((row["critical_batch_low"], row["critical_batch_high"]), wanted, strict=True):
+            assert text == (None if np.isnan(number) else repr(float(number)) if np.isinf(number) else number)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "words",
+    [("variance",), ("alpha",), ("ask", "success_bins", "rloo"), ("ask", "curve", "rloo", "group_size=2,4"), ("plan",)],
+)
+def test_a_path_that_ends_in_csv_is_a_file_and_any_other_a_folder(words, measured, tmp_path, monkeypatch, capsys):
+    command, *rest = words
+    for out in (tmp_path / "x.csv", tmp_path / "found"):
+        code, _, err = run(monkeypatch, capsys, command, measured, *rest, "--out", out)
+        assert code == 0, err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found", "x.csv", "x.json"]
+    tables = [path for path in (tmp_path / "found" / "tables").glob("*.csv") if path.stem != "length_scaling"]
+    (stem,) = [path.with_suffix("") for path in tables]
+    pd.testing.assert_frame_equal(Answer.read(stem).frame, Answer.read(tmp_path / "x").frame)
+    assert (tmp_path / "found" / "figures").is_dir() == (words not in (("plan",), ("ask", "success_bins", "rloo")))
+
+
+OWN_QUESTION = """
+from dataclasses import dataclass
+
+from gradstats.analyses import Analysis, Result, Row, column
+
+
+@dataclass(frozen=True)
+class Length(Row):
+    length: float = column("mean tokens", "mean length")
+
+
+@dataclass(frozen=True, repr=False)
+class Lengths(Result):
+    row = Length
+    rows: tuple[Length, ...]
+
+
+def lengths(measured, *, of: str = "all"):
+    return Lengths((Length(float(measured.lengths.mean() / {"all": 1}[of])),))
+
+
+question = Analysis(name="lengths", ask=lengths, options=["of"], columns=Length.columns())
+"""
+
+
+def test_an_error_in_a_question_of_ones_own_is_shown_as_that(measured, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_question.py").write_text(OWN_QUESTION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_question", raising=False)
+    words = ("ask", measured, "own_question:question")
+    code, out, err = run(monkeypatch, capsys, *words, "--json")
+    assert (code, len(json.loads(out)["rows"])) == (0, 1), err
+    code, _, err = run(monkeypatch, capsys, *words, "--of", "some")
+    assert code == 1
+    line = next(at for at, text in enumerate(OWN_QUESTION.splitlines(), 1) if "mean() /" in text)
+    assert f"fails in its own code, {tmp_path / 'own_question.py'}, line {line}: KeyError: 'some'; " in joined(err)
+    assert "damaged" not in err
+    experiment = Experiment(name="e", policy={"name": "a"}, prompts={"source": "b"})
+    with pytest.raises(ValueError, match="'lengths' fails in its own code, .*: KeyError: 'some'"):  # a remark of a run
+        registry.get("own_question:question").answer_in_run(gs.read_measurement(measured), experiment, {"of": "some"})
