@@ -29,7 +29,8 @@ assert frame.columns.get_loc("noise_low") < frame.columns.get_loc("in_best_set")
 assert comparison.rows[0].noise.value == frame["noise"][0]
 assert "noise" in variance_table(frame).columns
 assert "& noise" in variance_table(frame).to_latex()
-page = table_on_page(table_of(analysis, frame, "page"), lambda name: _defined(analysis, analysis, name), ["rloo", "reinforce"])
+table, labels = table_of(analysis, frame, "page"), ["rloo", "reinforce"]
+page = table_on_page(table, lambda name: _defined(analysis, analysis, name), labels)
 noise = next(column for column in page["columns"] if column["heading"] == "noise")
 assert (noise["meaning"], noise["file"]) == ("Root of tr Cov.", "gradstats/stats/variance/quantities.py")
 assert ("noise", "root of tr Cov") in [(one.name, one.meaning) for one in INDEX["variance"]]
