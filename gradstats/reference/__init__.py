@@ -1,4 +1,4 @@
-"""A policy whose gradients, variances and optima are known exactly, since all its completions are enumerated."""
+"""A policy of which all completions are enumerated, so that gradients and their variances are known exactly."""
 
 from gradstats.reference.enumerated import EnumeratedPolicy, GradientMoments
 

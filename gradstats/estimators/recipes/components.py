@@ -15,7 +15,6 @@ from gradstats.estimators.estimator import (
     FINITE,
     SEQUENCE_SUM,
     SWITCH,
-    Level,
     NamedFunction,
     Parameters,
     Parametrised,
@@ -43,18 +42,18 @@ class ComponentDefinition(NamedFunction):
 
     kind: Kind
     # How many leading arguments of the function are data.
-    skip: int
-    needs: tuple[str, ...]
+    skip: int = 1
+    needs: tuple[str, ...] = ()
     # Whether it has no effect where every ratio is 1.
-    of_ratios: bool
+    of_ratios: bool = False
     # Whether what a ratio multiplies advantages by depends on their sign.
-    signed: bool
+    signed: bool = True
     # Whether what it gives is a multiple of the advantage, for each sign.
-    proportional: bool
+    proportional: bool = True
     # Whether its effect on a completion is the same in every batch, given its parameters.
-    fixed: Callable[[Parameters], bool]
+    fixed: Callable[[Parameters], bool] = lambda parameters: True
     # What its parameters accept, where that differs from other estimators' parameters of the name.
-    rules: Mapping[str, Rule] = field(compare=False)  # a dict has no hash
+    rules: Mapping[str, Rule] = field(default_factory=dict, compare=False)  # a dict has no hash
 
 
 class Component(Parametrised[ComponentDefinition]):
@@ -68,39 +67,12 @@ class Component(Parametrised[ComponentDefinition]):
 COMPONENTS: dict[Kind, dict[str, ComponentDefinition]] = {kind: {} for kind in get_args(Kind)}
 
 
-def component(
-    kind: Kind,
-    name: str,
-    *,
-    skip: int = 1,
-    level: Level = "sequence",
-    needs: tuple[str, ...] = (),
-    across_groups: Callable[[Parameters], bool] = lambda parameters: False,
-    unit: Callable[[Parameters], str] | None = None,
-    of_ratios: bool = False,
-    signed: bool = True,
-    proportional: bool = True,
-    fixed: Callable[[Parameters], bool] = lambda parameters: True,
-    rules: Mapping[str, Rule] | None = None,
-) -> Callable[[Callable[..., object]], Callable[..., Component]]:
-    """Register a component and turn its function into the factory of that name."""
+def component(kind: Kind, name: str, **properties: Any) -> Callable[[Callable[..., object]], Callable[..., Component]]:
+    """Register a component, with fields of its definition, and turn its function into the factory of that name."""
 
     def decorate(function: Callable[..., object]) -> Callable[..., Component]:
-        definition = ComponentDefinition(
-            name=name,
-            function=function,
-            level=level,
-            across_groups=across_groups,
-            unit=unit or (lambda parameters: name),
-            kind=kind,
-            skip=skip,
-            needs=needs,
-            of_ratios=of_ratios,
-            signed=signed,
-            proportional=proportional,
-            fixed=fixed,
-            rules=rules or {},
-        )
+        own: dict[str, Any] = {"unit": lambda parameters: name} | properties
+        definition = ComponentDefinition(kind=kind, name=name, function=function, **own)
         COMPONENTS[kind][name] = definition
         return as_factory(definition, _make)
 
