@@ -153,27 +153,36 @@ def make_room(run: RunDirectory, answers: Mapping[str, Answer], computed_with: M
                 part.unlink(missing_ok=True)
 
 
-def remove_stale(held: SavedResults, style: FiguresSection) -> None:
-    """Remove the tables for papers and the figures that a run has of answers that it no longer holds.
+def remove_stale(held: SavedResults, style: FiguresSection, exported: Mapping[str, Path] | None = None) -> None:
+    """Remove the tables for papers and the figures of answers that a run no longer holds.
 
-    Those of an answer that has other numbers now are among them. What others wrote stays, and so does what a user drew
-    under names of their own.
+    In the run, those of an answer that has other numbers now are among them. What others wrote stays, and so does what
+    a user drew under names of their own.
+
+    Args:
+        held: the answers of the run.
+        style: of its figures.
+        exported: folders of tables and figures to remove them from, by kind, where these are not those of the run.
     """
     from gradstats.report.figures import figures_of
     from gradstats.report.saved_results import answer_stems
 
     run = held.path
     listed = listed_results(run)
-    names = {path.stem for path in (*answer_stems(run), *listed)}
-    names |= {figure.name for analysis in registry.every() for figure in analysis.figures}
+    names = {stem.name for stem in answer_stems(run)}
+    if exported is None:
+        names |= {path.stem for path in listed}
+        names |= {figure.name for analysis in registry.every() for figure in analysis.figures}
+    folders = exported or {kind: run / kind for kind in ("tables", "figures")}
     answers = {name: answer.csv for name, answer in held.answers.items()}
     figures = {one.name: lambda one=one: csv_text(one.table) for one in figures_of(held, style)}
-    for folder, suffixes, now in (("tables", ("tex", "md"), answers), ("figures", FORMATS, figures)):
-        for stem in sorted(names):
-            made = [path for path in (run / folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
-            alone = folder == "tables" and stem in registry.OF_EVERY_RUN
-            numbers = run / ("" if alone else folder) / f"{stem}.csv"
-            if folder == "figures" and (made or numbers in listed):
+    for kind, folder in folders.items():
+        suffixes, now = (("tex", "md"), answers) if kind == "tables" else (FORMATS, figures)
+        for stem in sorted(names if exported is None else names - set(now)):
+            made = [path for path in (folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
+            alone = kind == "tables" and stem in registry.OF_EVERY_RUN
+            numbers = (run if alone else folder) / f"{stem}.csv"
+            if kind == "figures" and (made or numbers in listed):
                 made.insert(0, numbers)
             if made and not (stem in now and numbers.exists() and other_numbers(numbers, now[stem]()) is None):
                 for path in made:
