@@ -133,20 +133,19 @@ def make_room(run: RunDirectory, answers: Mapping[str, Answer], computed_with: M
     from gradstats.report.figures import claim_figures
     from gradstats.report.saved_results import SavedResults, answer_stems, flat_settings, read_answers
 
-    tables, figures = run.path / "tables", run.path / "figures"
     listed = listed_results(run.path)
     if COMPUTED_WITH not in run.read_manifest():  # of an earlier version, whose answers nothing reads
         for path in listed:
             path.unlink(missing_ok=True)
     for name, answer in answers.items():
-        answer.claim(_stem(run, name), further_in=tables)
+        answer.claim(_stem(run, name), further_in=run.path / "tables")
     made = {**answers} | {name: one for answer in answers.values() for name, one in answer.further.items()}
     added = [stem for stem in answer_stems(run.path) if stem.name not in made and answer_paths(stem)[1] not in listed]
     manifest: Any = {"computed_with": computed_with}
     kept, _ = read_answers(added, manifest, run.experiment.analyses)
     held = SavedResults(run.path, run.experiment.name, flat_settings(run.experiment), manifest, made | kept)
-    claim_figures(held, figures, run.experiment.figures)
-    remove_stale(held, run.experiment.figures)
+    attempt(run, "figures", lambda: claim_figures(held, run.path / "figures", run.experiment.figures))
+    attempt(run, "figures", lambda: remove_stale(held, run.experiment.figures))
     for path in listed:
         if path.suffix == ".json" and path.stem not in made and is_marked(path):
             for part in answer_paths(path.with_suffix("")):
