@@ -96,6 +96,11 @@ def export(
         _show_written(_draw(runs, list(results.values()), style, folders["figures"]), "figures")
     if tables is not None:
         _write_tables(*tables)
+    first = next(iter(results.values()), None)
+    if out is not None and first is not None and runs == (first.path,):
+        from gradstats.runs.analysis import remove_stale
+
+        remove_stale(first, style, {kind: folder for kind, folder in folders.items() if folder is not None})
 
 
 def _show_written(paths: list[Path], what: str) -> None:

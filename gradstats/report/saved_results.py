@@ -163,10 +163,6 @@ class SavedResults:
         """Return the table of an answer, by the name of its file."""
         return self.answers[name].frame if name in self.answers else None
 
-    def of_question(self, question: str) -> list[str]:
-        """Return the names of the files of the answers to a question."""
-        return [name for name, answer in self.answers.items() if answer.question == question]
-
     @cached_property
     def fit(self) -> LengthScalingFit | None:
         """The length-scaling fit of the saved points."""

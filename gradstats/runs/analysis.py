@@ -133,47 +133,55 @@ def make_room(run: RunDirectory, answers: Mapping[str, Answer], computed_with: M
     from gradstats.report.figures import claim_figures
     from gradstats.report.saved_results import SavedResults, answer_stems, flat_settings, read_answers
 
-    tables, figures = run.path / "tables", run.path / "figures"
     listed = listed_results(run.path)
     if COMPUTED_WITH not in run.read_manifest():  # of an earlier version, whose answers nothing reads
         for path in listed:
             path.unlink(missing_ok=True)
     for name, answer in answers.items():
-        answer.claim(_stem(run, name), further_in=tables)
+        answer.claim(_stem(run, name), further_in=run.path / "tables")
     made = {**answers} | {name: one for answer in answers.values() for name, one in answer.further.items()}
     added = [stem for stem in answer_stems(run.path) if stem.name not in made and answer_paths(stem)[1] not in listed]
     manifest: Any = {"computed_with": computed_with}
     kept, _ = read_answers(added, manifest, run.experiment.analyses)
     held = SavedResults(run.path, run.experiment.name, flat_settings(run.experiment), manifest, made | kept)
-    claim_figures(held, figures, run.experiment.figures)
-    remove_stale(held, run.experiment.figures)
+    attempt(run, "figures", lambda: claim_figures(held, run.path / "figures", run.experiment.figures))
+    attempt(run, "figures", lambda: remove_stale(held, run.experiment.figures))
     for path in listed:
         if path.suffix == ".json" and path.stem not in made and is_marked(path):
             for part in answer_paths(path.with_suffix("")):
                 part.unlink(missing_ok=True)
 
 
-def remove_stale(held: SavedResults, style: FiguresSection) -> None:
-    """Remove the tables for papers and the figures that a run has of answers that it no longer holds.
+def remove_stale(held: SavedResults, style: FiguresSection, exported: Mapping[str, Path] | None = None) -> None:
+    """Remove the tables for papers and the figures of answers that a run no longer holds.
 
-    Those of an answer that has other numbers now are among them. What others wrote stays, and so does what a user drew
-    under names of their own.
+    In the run, those of an answer that has other numbers now are among them. What others wrote stays, and so does what
+    a user drew under names of their own.
+
+    Args:
+        held: the answers of the run.
+        style: of its figures.
+        exported: folders of tables and figures to remove them from, by kind, where these are not those of the run.
     """
     from gradstats.report.figures import figures_of
     from gradstats.report.saved_results import answer_stems
 
     run = held.path
     listed = listed_results(run)
-    names = {path.stem for path in (*answer_stems(run), *listed)}
-    names |= {figure.name for analysis in registry.every() for figure in analysis.figures}
+    names = {stem.name for stem in answer_stems(run)}
+    if exported is None:
+        names |= {path.stem for path in listed}
+        names |= {figure.name for analysis in registry.every() for figure in analysis.figures}
+    folders = exported or {kind: run / kind for kind in ("tables", "figures")}
     answers = {name: answer.csv for name, answer in held.answers.items()}
     figures = {one.name: lambda one=one: csv_text(one.table) for one in figures_of(held, style)}
-    for folder, suffixes, now in (("tables", ("tex", "md"), answers), ("figures", FORMATS, figures)):
-        for stem in sorted(names):
-            made = [path for path in (run / folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
-            alone = folder == "tables" and stem in registry.OF_EVERY_RUN
-            numbers = run / ("" if alone else folder) / f"{stem}.csv"
-            if folder == "figures" and (made or numbers in listed):
+    for kind, folder in folders.items():
+        suffixes, now = (("tex", "md"), answers) if kind == "tables" else (FORMATS, figures)
+        for stem in sorted(names if exported is None else names - set(now)):
+            made = [path for path in (folder / f"{stem}.{suffix}" for suffix in suffixes) if is_marked(path)]
+            alone = kind == "tables" and stem in registry.OF_EVERY_RUN
+            numbers = (run if alone else folder) / f"{stem}.csv"
+            if kind == "figures" and (made or numbers in listed):
                 made.insert(0, numbers)
             if made and not (stem in now and numbers.exists() and other_numbers(numbers, now[stem]()) is None):
                 for path in made:

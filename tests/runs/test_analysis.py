@@ -163,9 +163,12 @@ def test_a_run_that_an_earlier_version_analysed_is_analysed_again(finished, copi
 
 def test_what_was_exported_of_answers_that_changed_or_are_left_out_goes(with_curve, monkeypatch, capsys):
     """A table or figure of other numbers than the run holds would be taken for its own."""
-    words = ("export", with_curve, "--formats", "svg")
-    code, _, err = run(monkeypatch, capsys, *words)
-    assert code == 0, err
+    words, out = ("export", with_curve, "--formats", "svg"), with_curve.parent / "out"
+    for where in ((), ("--out", out)):
+        code, _, err = run(monkeypatch, capsys, *words, *where)
+        assert code == 0, err
+    (out / "tables" / f"{CURVE}.md").write_text("years of work")
+    assert {f"tables/{CURVE}.tex", f"figures/{CURVE}.svg"} <= files_of(out)
     mine = [with_curve / name for name in (f"tables/{CURVE}.txt", "tables/mine.tex", "figures/a.svg")]
     for path in mine:
         path.write_text("years of work")
@@ -182,6 +185,14 @@ def test_what_was_exported_of_answers_that_changed_or_are_left_out_goes(with_cur
     assert [name for name in [*exported, *CURVE_FILES[2:]] if (with_curve / name).exists()] == []
     assert all((with_curve / name).exists() for name in [*CURVE_FILES[:2], "figures/variance.png"])
     assert all(path.exists() for path in mine)
+    code, _, err = run(monkeypatch, capsys, *words, "--out", out)
+    assert code == 0, err
+    assert {name for name in files_of(out) if CURVE in name} == {f"tables/{CURVE}.md"}
+    assert "tables/group_sizes.tex" in files_of(out)
+
+
+def files_of(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_damaged_addition_is_named_and_costs_nothing_else(with_curve, experiment):

@@ -399,7 +399,7 @@ class TestBadInput:
         (tmp_path / "watch" / "step-000000").mkdir(parents=True)
         (tmp_path / "watch" / "step-000000" / "mine.txt").write_text("mine")
         trainer, monitor = watched("GRPO", tmp_path, max_steps=1)
-        with pytest.warns(RuntimeWarning, match="is not a run directory: choose another folder"):
+        with pytest.warns(RuntimeWarning, match="is not a run directory that gradstats wrote"):
             trainer.train()
         assert monitor.n_skipped == 1
         assert (tmp_path / "watch" / "step-000000" / "mine.txt").read_text() == "mine"
