@@ -508,7 +508,7 @@ ANALYSIS = Analysis(
     columns=chosen(
         (
             *FIT_COLUMNS,
-            Column("run", "name of the run", file="report/tables.py"),
+            Column("run", "name of the run", file="report/analysis_tables.py"),
             Column("alpha_within", "α within prompts, that of a group baseline", estimated=True),
         ),
         {"alpha": "α", "alpha_within": "α within prompts", "r_squared": "R²", "n": "n"},
