@@ -23,11 +23,9 @@ from gradstats.answers import Answer
 from gradstats.report.analysis_tables import joined_name, short_table
 from gradstats.stats.variance.best_set import EQUAL
 from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, limits_of
-from gradstats.system.late import np, npt
+from gradstats.system.late import np, npt, pd
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from gradstats.rollouts.table import Rollouts
 
 #: An estimator is one to avoid where it takes at least this many times the samples of the reference, beyond doubt.
@@ -359,6 +357,9 @@ def _batch(batch_sizes: Answer, naming: Naming) -> Verdict | None:
 def what_is_open(comparison: Answer, naming: Naming = as_labelled) -> list[str]:
     """Name the estimators that have no row, and what would give them one."""
     frame, _ = of_first_size(comparison)
+    # The reference first.
+    of_reference = frame["estimator"] == comparison.about.get("reference")
+    frame = pd.concat([frame.loc[of_reference], frame.loc[~of_reference]])
     shown, has_gradient = triples_of(frame, JUDGED.name, JUDGED.limits), frame["trace_cov"].notna()
     without = [
         (naming(str(label)), known)
