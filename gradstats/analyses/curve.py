@@ -182,10 +182,10 @@ class VarianceCurve(Result):
         text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
         if self.lowest is not None and self.lowest.is_at_an_end:
             return f"{text}, an end of the range: it may be less beyond."
-        costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()
-        if not len(costs):
+        costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna().tolist()
+        if not costs:
             return f"{text}."
-        return f"{text}; a fitted α takes up to {percentage_at_most(costs.max() - 1.0, 1)} more samples."
+        return f"{text}; a fitted α takes up to {percentage_at_most(max(costs) - 1.0, 1)} more samples."
 
 
 def variance_curve(

@@ -270,7 +270,7 @@ def plan_ratio(
         raise ValueError(
             f"estimator={estimator!r} has {len(rows)} rows in the pilot and one is needed: compare it at one group size"
         )
-    row, about = rows.iloc[0], frame.attrs
+    row, about = rows.to_dict("records")[0], frame.attrs
     name = JUDGED.heading if quantity == JUDGED.name else quantity
     value, low, high = (float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high"))
     wanted = (1.0 if equivalent is not None else value) if ratio is None else ratio
@@ -334,7 +334,7 @@ def plan_ratio(
 
 
 def _precision(
-    frame: pd.DataFrame, row: pd.Series, pilot: Result | pd.DataFrame | None, quantity: str
+    frame: pd.DataFrame, row: Mapping[Any, Any], pilot: Result | pd.DataFrame | None, quantity: str
 ) -> dict[str, Any]:
     """Return of the logarithm of a ratio the standard error times √M, its degrees of freedom, and the fewest prompts.
 
@@ -389,7 +389,7 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
     """
     found: dict[str, int | None] = {}
     level = float(frame.attrs["confidence_level"])
-    for _, row in frame.iterrows():
+    for row in frame.to_dict("records"):
         value, low, high = (float(row[f"{JUDGED.name}{end}"]) for end in ("", "_low", "_high"))
         if not (low < high and low <= 1.0 <= high and value > 0 and abs(math.log(value)) > math.log1p(EQUAL_WITHIN)):
             continue
@@ -404,7 +404,7 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
     return found
 
 
-def _completions_per_prompt(about: dict[Any, Any], row: pd.Series) -> float:
+def _completions_per_prompt(about: dict[Any, Any], row: Mapping[Any, Any]) -> float:
     if "completions_per_prompt" in about:
         return float(about["completions_per_prompt"])
     if "n_completions" in about:

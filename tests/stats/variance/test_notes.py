@@ -14,7 +14,7 @@ def test_unresolved_signal_is_reported_with_the_plan_of_the_most_demanding_row()
     plan = max((plan_signal(result, name) for name in ("rloo", "grpo")), key=lambda plan: plan.n_prompts)
     if np.isfinite(plan.n_prompts):
         size = f"takes an estimated {plan.n_prompts:,} prompts like these 30, and at least {plan.n_prompts_low:,}"
-        assert f"Resolving that of {plan.estimator} {size}" in result.notes[0]
+        assert f"Resolving that of {plan.asked['estimator']} {size}" in result.notes[0]
     else:
         assert f"at the upper end of its interval, {plan.n_prompts_low:,} like these 30" in result.notes[0]
     frame = result.to_frame()
