@@ -30,8 +30,8 @@ import tyro
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from gradstats.gradients import ENGINES, CountSketch, select_parameters
-from gradstats.gradients.memory import is_out_of_memory
 from gradstats.gradients.objective import make_chunk, plan_chunks
+from gradstats.policy.memory import is_out_of_memory
 from gradstats.policy.policy import Policy, load_policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import write_json

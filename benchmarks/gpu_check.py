@@ -48,6 +48,7 @@ import tyro
 from engines import SKETCH_DIM, shape_of
 
 import gradstats as gs
+from gradstats.config.sections import SamplingSection
 from gradstats.gradients import ENGINES, CountSketch, select_parameters
 from gradstats.gradients.memory import SELF_CHECK, activation_size, peak_memory
 from gradstats.gradients.objective import Chunk, Objective, make_chunk, plan_chunks
@@ -403,7 +404,7 @@ def sampling(part: Part) -> None:
     prompts = [embedded.encode_prompt(problem.prompt) for problem in problems for _ in range(4)]
 
     def drawn(policy: Policy, sampler: str, prompts: list[list[int]], cap: int) -> Values:
-        opened, seeds = open_sampler(sampler, policy), [0] * len(prompts)
+        opened, seeds = open_sampler(policy, SamplingSection(sampler=sampler)), [0] * len(prompts)
         start = time.perf_counter()
         first, second = (opened.draw(prompts, SamplerSettings(cap), seeds, lambda count: None) for _ in range(2))
         part.wait()

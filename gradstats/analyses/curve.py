@@ -182,7 +182,7 @@ class VarianceCurve(Result):
         text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
         if self.lowest is not None and self.lowest.is_at_an_end:
             return f"{text}, an end of the range: it may be less beyond."
-        costs = self.fits_frame(confidence_level)["ratio_to_lowest"].dropna().tolist()
+        costs = [float(cost) for cost in self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()]
         if not costs:
             return f"{text}."
         return f"{text}; a fitted α takes up to {percentage_at_most(max(costs) - 1.0, 1)} more samples."
