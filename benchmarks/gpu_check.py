@@ -374,7 +374,8 @@ def memory(part: Part) -> None:
     rule = RecomputeRule.of(policy, "auto", None, "ghost")
 
     def compared(rollouts: Rollouts, time_: int) -> Values:
-        n_sequences = max(map(len, plan_chunks(rollouts, policy, selection, gradients_held=0)))
+        chunks = plan_chunks(rollouts, policy, selection, rule.token_budget, gradients_held=0)
+        n_sequences = max(map(len, chunks))
         again = rule(n_sequences, time_)
         estimate = max(
             peak_memory(policy, name, selection, n, time_, SKETCH_DIM, activations, again).total
@@ -404,7 +405,7 @@ def sampling(part: Part) -> None:
     prompts = [embedded.encode_prompt(problem.prompt) for problem in problems for _ in range(4)]
 
     def drawn(policy: Policy, sampler: str, prompts: list[list[int]], cap: int) -> Values:
-        opened, seeds = open_sampler(policy, SamplingSection(sampler=sampler)), [0] * len(prompts)
+        opened, seeds = open_sampler(policy, SamplingSection.model_validate({"sampler": sampler})), [0] * len(prompts)
         start = time.perf_counter()
         first, second = (opened.draw(prompts, SamplerSettings(cap), seeds, lambda count: None) for _ in range(2))
         part.wait()
