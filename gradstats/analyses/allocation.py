@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -55,7 +58,7 @@ from gradstats.stats.variance.inputs import (
 )
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
 from gradstats.stats.variance.quantities import FEW_PROMPTS, NOT_NEGATIVE, NoiseToSignal, OfEstimatedScale, in_metric
-from gradstats.system.late import np, npt, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -399,6 +402,8 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     columns = ["estimator", "group_size", "n_prompts", "extrapolated", *with_ends("relative_noise")]
     require_columns(frame, columns, "draw what allocate() gives")
@@ -409,7 +414,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     labels = [shown[label] for label in lines]
     keys = interval_keys(frame, ["relative_noise"])
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         height += 0.25 + legend_height(labels, keys) + sentence_height(short.sentence)
         _, ax = plt.subplots(figsize=(width, height))
     ax.set_xscale("log", base=2)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, chosen
 from gradstats.analyses.numbers import number_alone, number_with_interval, percent
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
@@ -29,7 +32,7 @@ from gradstats.stats.length_scaling.regression import RegressionLine
 from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
 from gradstats.stats.variance.quantities import in_metric
-from gradstats.system.late import np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
 MOST_REFITS = 200

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen
 from gradstats.analyses.numbers import number_with_interval
@@ -35,7 +37,7 @@ from gradstats.plots.variance import (
 )
 from gradstats.stats.measured import MeasuredBlocks
 from gradstats.stats.variance.quantities import in_metric
-from gradstats.system.late import np, pd, plt, sns
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,13 +123,15 @@ def plot_alpha_by_block(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["block", *with_ends("alpha")], "draw what length_scaling_by_block() gives")
     labels = [wrap_label(_SHORT.sub("", str(name))) for name in frame["block"]]
     places, height = rows_of_own_height(labels)
     estimates, keys = estimates_of(frame, "alpha"), interval_keys(frame, ["alpha"], forest=True)
     if ax is None:
-        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height + legend_height([], keys)))
+        _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height + legend_height([], keys)))
     ax.set_xlim(*forest_limits(np.append(estimates.ravel(), 1.0), False, 0.5))
     for at in (0.5, 1.0) if len(frame) else ():
         draw_landmark(ax, at)
@@ -160,15 +164,18 @@ def plot_block_heatmap(
     Raises:
         ValueError: for a frame without its columns, or an unknown value.
     """
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
     frame = as_frame(table)
     if value not in VALUES:
         raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(VALUES)}")
     require_columns(frame, ["block", value], "draw what length_scaling_by_block() gives")
     attrs, frame = frame.attrs, frame.loc[[name != "total" for name in frame["block"]]]
-    width, height = plt.rcParams["figure.figsize"]
+    width, height = mpl.rcParams["figure.figsize"]
     grid = _layers_by_kinds(frame, value)
     if ax is None:
-        scale = plt.rcParams["font.size"] / 8.0
+        scale = mpl.rcParams["font.size"] / 8.0
         _, ax = plt.subplots(figsize=(width, max(0.6 * height, (0.17 * len(grid) + 0.7) * scale)))
     if grid.empty:
         draw_nothing(ax, "no blocks")
@@ -181,15 +188,15 @@ def plot_block_heatmap(
         grid,
         ax=ax,
         cmap=sns.color_palette("crest", as_cmap=True),
-        annot=bool(column_inches > 0.36 * plt.rcParams["font.size"] / 8.0),
+        annot=bool(column_inches > 0.36 * mpl.rcParams["font.size"] / 8.0),
         fmt=".2g",
-        annot_kws={"fontsize": plt.rcParams["font.size"] * 0.75},
+        annot_kws={"fontsize": mpl.rcParams["font.size"] * 0.75},
         linewidths=0.4,
         linecolor=ax.get_facecolor(),
         cbar_kws={"label": in_metric(VALUES[value], attrs), "aspect": 15},
     )
     # Blocks whose gradient vanishes somewhere have no exponent: grey, not white, which reads as a small value.
-    ax.set_facecolor(plt.rcParams["grid.color"])
+    ax.set_facecolor(mpl.rcParams["grid.color"])
     ax.tick_params(length=0, labelrotation=0)
     every = max(1, round(0.18 / column_inches)) if any(name.isdigit() for name in grid.columns) else 1
     ax.set_xticks(

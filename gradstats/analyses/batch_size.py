@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Ranking, level_of, within_groups, without_sketches
 from gradstats.analyses.numbers import number_with_interval, percentage, percentage_at_most
@@ -47,7 +50,7 @@ from gradstats.stats.variance.moments import (
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, KeptShare
 from gradstats.stats.variance.sketch_error import rotated_once
-from gradstats.system.late import np, npt, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -388,6 +391,8 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     columns = ["estimator", "prompts", "tokens", *with_ends("critical_batch"), *with_ends("alignment_limit")]
     require_columns(frame, columns, "draw what batch_size() gives")
@@ -395,7 +400,7 @@ def plot_batch_size(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     lines, shown = _lines(frame), names_in(frame)
     labels = [" = ".join(shown[name] for name in names) for names, _, _ in lines]
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + 0.35 + legend_height(labels)))
     ax.set_xscale("log")
     ax.set_ylim(0.0, 1.0)

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool, Float
+
 from gradstats.analyses.declaration import Analysis, AnalysisFigure
 from gradstats.analyses.numbers import number_with_interval, percentage
 from gradstats.analyses.results import Result, Row, column, estimate
@@ -28,7 +32,7 @@ from gradstats.plots.style import ink, paper
 from gradstats.plots.variance import draw_landmark
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.system.late import Bool, Float, np, npt, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -288,10 +292,12 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     columns = ["states", *(column for name in _PANELS for column in with_ends(name))]
     require_columns(frame, columns, "draw what critic_quality() gives")
-    width, height = plt.rcParams["figure.figsize"]
+    width, height = mpl.rcParams["figure.figsize"]
     keys = interval_keys(frame, list(_PANELS))
     _, both = plt.subplots(2, 1, figsize=(width, 1.55 * height + (0.2 if keys else 0.0)), sharex=True)
     axes = [ax for ax in np.ravel(both) if isinstance(ax, plt.Axes)]

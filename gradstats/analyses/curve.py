@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
 from gradstats.analyses.numbers import minimiser_with_interval, percentage_at_most
@@ -51,7 +55,7 @@ from gradstats.stats.variance.quantities import (
     in_metric,
     simultaneous,
 )
-from gradstats.system.late import Float, np, npt, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -337,12 +341,14 @@ def plot_variance_curve(table: WithFrame | pd.DataFrame, *, ax: Axes | None = No
     Raises:
         ValueError: for an unknown value, or a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
     require_columns(frame, ["value", *with_ends(value)], "draw what variance_curve() gives")
     own, keys = ax is None, interval_keys(frame, [value])
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + legend_height(list(_labels(frame).values()), keys)))
     _draw(ax, frame, quantity)
     _draw_parameters(ax, frame)
@@ -365,9 +371,11 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     Raises:
         ValueError: as :func:`plot_variance_curve`.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
-    width = plt.rcParams["figure.figsize"][0]
-    height = (_PANEL * sum(CURVE_PANELS.values()) + _AXIS) * plt.rcParams["font.size"] / 8.0
+    width = mpl.rcParams["figure.figsize"][0]
+    height = (_PANEL * sum(CURVE_PANELS.values()) + _AXIS) * mpl.rcParams["font.size"] / 8.0
     keys = interval_keys(frame, list(CURVE_PANELS))
     height += legend_height(list(_labels(frame).values()), keys)
     _, grid = plt.subplots(

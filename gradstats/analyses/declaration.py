@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
@@ -23,7 +24,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_SKETCHES, metric_label
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits, Place, filled_in, limits_of
-from gradstats.system.late import np, pd
+from gradstats.system.lazy_imports import pd
 from gradstats.system.user_code import errors_of_own_code
 
 if TYPE_CHECKING:

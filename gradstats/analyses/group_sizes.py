@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -50,7 +53,7 @@ from gradstats.stats.variance.inputs import (
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
 from gradstats.stats.variance.quantities import JUDGED, VARIANCE_COMPONENTS
-from gradstats.system.late import np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Int
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     Analysis,
@@ -48,7 +52,7 @@ from gradstats.stats.variance.shares import (
     gradient_shares,
     inside_bins,
 )
-from gradstats.system.late import Int, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import scipy
+from jaxtyping import Bool, Float, Int
+
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.results import Result
@@ -18,7 +23,7 @@ from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
 from gradstats.stats.measured import Completions, MeasuredRollouts, prompt_numbers
-from gradstats.system.late import Bool, Float, Int, np, npt, pd, plt, special
+from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +53,7 @@ class LengthRewardCorrelation(Result):
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval, symmetric on Fisher's scale."""
         level = require_level(confidence_level)
-        margin = float(special.stdtrit(max(self.n_prompts - 1, 1), 0.5 + level / 2.0)) * self.stderr
+        margin = float(scipy.special.stdtrit(max(self.n_prompts - 1, 1), 0.5 + level / 2.0)) * self.stderr
         centre = np.arctanh(self.correlation)
         return float(np.tanh(centre - margin)), float(np.tanh(centre + margin))
 
@@ -197,6 +202,8 @@ def plot_length_reward(
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["prompt_id", "length", "reward"], "give one row per completion")
     if ax is None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -23,7 +25,7 @@ from gradstats.stats.on_policy import (
 )
 from gradstats.stats.token_profiles import excess_of, surprise
 from gradstats.stats.variance.quantities import NO_LIMITS
-from gradstats.system.late import np, pd
+from gradstats.system.lazy_imports import pd
 
 FEWEST_ENERGY_PROMPTS = 10.0
 # On-policy samples are called off-policy in at most one of a hundred studies.

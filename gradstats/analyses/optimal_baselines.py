@@ -8,6 +8,11 @@ from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import scipy
+from jaxtyping import Float, Int
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
 from gradstats.analyses.numbers import minimiser_with_interval, number_with_interval, percentage, percentage_at_most
@@ -28,7 +33,7 @@ from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions
-from gradstats.system.late import Float, Int, interpolate, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
 EXPONENTS = tuple(0.1 * step - 1.0 for step in range(31))
@@ -115,7 +120,7 @@ def learned_exponent(pool: PooledCompletions) -> LearnedBaseline:
         variance_with(pool, families.length_weighted(alpha=one, loo=True).weights(pool.batch)) for one in EXPONENTS
     ]
     points = np.linspace(EXPONENTS[0], EXPONENTS[-1], _STEPS_OF_LEARNED_BASELINES * (len(EXPONENTS) - 1) + 1)
-    curve = interpolate.CubicSpline(EXPONENTS, np.stack([one.replicates for one in variances]))
+    curve = scipy.interpolate.CubicSpline(EXPONENTS, np.stack([one.replicates for one in variances]))
     chosen = points[np.argmin(curve(points), axis=0)]
     by_row = chosen[_prompts(pool)]
     # The exponents are given, so that norms, from which they would be fitted, do not matter.

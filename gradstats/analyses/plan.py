@@ -9,6 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+import scipy
+
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
@@ -27,7 +31,7 @@ from gradstats.stats.prompt_plan import (
 )
 from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED, OfKnownScale
-from gradstats.system.late import np, npt, pd, special
+from gradstats.system.lazy_imports import pd
 
 #: A ratio within this share of 1 counts as equal, where a pilot does not tell it from 1.
 EQUAL_WITHIN = 0.05
@@ -349,7 +353,7 @@ def _precision(
         stderr = found.stderr if isinstance(found, Estimate) and found.scale == "log" else math.nan
     if not stderr > 0:
         width = (math.log(row[f"{quantity}_high"]) - math.log(row[f"{quantity}_low"])) / 2.0
-        stderr = width / float(special.stdtrit(n_prompts - 1, 0.5 + frame.attrs["confidence_level"] / 2.0))
+        stderr = width / float(scipy.special.stdtrit(n_prompts - 1, 0.5 + frame.attrs["confidence_level"] / 2.0))
     effective = min(float(row.get("n_effective_prompts", n_prompts)), n_prompts)
     return {
         "stderr_of_one": stderr * math.sqrt(n_prompts),
@@ -447,7 +451,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         )
     signal = row.signal_sq.value
     low, high = row.signal_sq.confidence_interval(level)
-    assured = signal - float(special.stdtrit(row.signal_sq.degrees, ASSURANCE)) * row.signal_sq.stderr
+    assured = signal - float(scipy.special.stdtrit(row.signal_sq.degrees, ASSURANCE)) * row.signal_sq.stderr
 
     def needed(of: float) -> int | float:
         return parts.prompts_to_resolve(of, signal, level)

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradstats import data
 from gradstats.measurement.measurement import read_measurement
 from gradstats.system.files import read_csv, read_json_lines
-from gradstats.system.late import np, pd
+from gradstats.system.lazy_imports import pd
 
 #: The path that stands for standard input.
 STDIN = Path("-")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gradstats.analyses.numbers import UNRESOLVED, Triple, number_with_interval, readable
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits
-from gradstats.system.late import pd
+from gradstats.system.lazy_imports import pd
 
 _MOST_ROWS = 20
 _WIDTH = 100

@@ -6,6 +6,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.analyses.declaration import Analysis, Column, without_sketches
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.results import Result
@@ -17,7 +20,7 @@ from gradstats.plots.marks import with_ends
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.measured import effective_sample_size
 from gradstats.stats.variance.quantities import JUDGED
-from gradstats.system.late import Float, np, pd
+from gradstats.system.lazy_imports import pd
 
 # The names share_above_half_nat and top16_share, which saved tables hold, state the first two.
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice

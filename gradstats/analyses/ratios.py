@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from jaxtyping import Int
+
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
 from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.analyses.results import Result, Row, column, estimate
@@ -19,7 +22,7 @@ from gradstats.estimators.recipes.named import RECIPES
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.ratios import RatioSpread, ratio_spread
-from gradstats.system.late import Int, np, pd
+from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment

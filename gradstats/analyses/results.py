@@ -12,7 +12,7 @@ from gradstats.analyses.printed import Printed
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits
-from gradstats.system.late import pd
+from gradstats.system.lazy_imports import pd
 from gradstats.system.outputs import write_table
 
 _KEY = "column"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Float
+
 from gradstats.analyses.numbers import number_alone
 from gradstats.analyses.printed import Printed, records
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredSampler, effective_sample_size
 from gradstats.stats.on_policy import NEUTRAL, departures_of, other_policy_of, truncating
-from gradstats.system.late import Float, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 # Rounding in float32 changes a token's log-probability by less, other kernels and quantised weights by more.

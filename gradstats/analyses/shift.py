@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis
 from gradstats.analyses.numbers import number_with_interval
@@ -13,7 +16,6 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
 from gradstats.stats.measured import MeasuredRollouts
-from gradstats.system.late import Float, np
 
 
 @dataclass(frozen=True, repr=False)

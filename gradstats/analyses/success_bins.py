@@ -6,6 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool, Float, Int
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     LEFT_OUT,
@@ -50,7 +54,7 @@ from gradstats.stats.variance.pools import PooledCompletions, Weighted, multiple
 from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.quantities import KeptShare, share_kept
 from gradstats.stats.variance.shares import ResolvedRatio, binned, gradient_shares
-from gradstats.system.late import Bool, Float, Int, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment

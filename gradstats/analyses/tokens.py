@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import scipy
+from jaxtyping import Int
+
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, level_of
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.analyses.results import Result, Row, column, estimate
@@ -33,7 +37,7 @@ from gradstats.stats.token_profiles import (
     tokens_of,
 )
 from gradstats.stats.variance.quantities import limits_of
-from gradstats.system.late import Int, np, pd, special
+from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
@@ -195,7 +199,7 @@ class ProxyQuality(Result):
     def traces_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the tokens of completions of typical lengths, with the intervals of their energies."""
         traces = sorted((rows for _, rows in self.tokens.groupby(["prompt_id", "sample_id"], sort=False)), key=len)
-        quantile = special.ndtri(0.5 + confidence_level / 2.0)
+        quantile = scipy.special.ndtri(0.5 + confidence_level / 2.0)
         drawn = []
         for place in sorted({round(share * (len(traces) - 1)) for share in _TRACES_AT}):
             rows = traces[place]

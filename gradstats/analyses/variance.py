@@ -10,6 +10,10 @@ from itertools import chain
 from operator import index
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool
+
 from gradstats import estimators as families
 from gradstats.analyses.declaration import (
     ORDER,
@@ -66,7 +70,7 @@ from gradstats.stats.variance.quantities import (
 )
 from gradstats.stats.variance.row import EstimatorVariance, silent_row
 from gradstats.stats.variance.sketch_error import rotated_once
-from gradstats.system.late import Bool, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 #: What becomes of a row that cannot be computed.
 Unavailable = Literal["refuse", "nan", "leave_out"]

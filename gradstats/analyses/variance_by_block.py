@@ -9,7 +9,7 @@ from gradstats.analyses.declaration import Analysis, Column, chosen, level_of
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare, row_name, with_sizes_in_names
 from gradstats.estimators.estimator import Weighting
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement
-from gradstats.system.late import pd
+from gradstats.system.lazy_imports import pd
 
 
 def variance_by_block(

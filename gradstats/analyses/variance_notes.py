@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+import numpy as np
+
 from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -20,7 +22,6 @@ from gradstats.stats.variance.moments import PromptMoments
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED
 from gradstats.stats.variance.row import EstimatorVariance
-from gradstats.system.late import np
 
 # What a target decides.
 _AGAINST_TARGET = f"cosine, shares of bias and the {JUDGED.heading}"

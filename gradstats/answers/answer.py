@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from gradstats.system.files import atomic_path, changed_sentence, csv_text, file_digest, read_json, write_json
-from gradstats.system.late import np, pd
+from gradstats.system.lazy_imports import pd
 from gradstats.system.outputs import Kind, claim, csv_with, differing_entry, is_marked, other_numbers
 
 # Entries of the JSON file that are not of `about`.

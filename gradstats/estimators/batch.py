@@ -10,8 +10,12 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool, Float, Int
+
 from gradstats.rollouts.schema import LARGEST_REWARD, SCHEMA, refuse_unclear_labels
-from gradstats.system.late import Bool, Float, Int, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 #: Fields with one value per token.
 BATCH_TOKEN_FIELDS = (

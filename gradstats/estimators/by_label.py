@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterable
 from typing import TypeVar, overload
 
+import numpy as np
+
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import read_label
 from gradstats.config.validation import naming
@@ -14,7 +16,6 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Weighting, nearest
 from gradstats.estimators.recipes import named
 from gradstats.estimators.recipes.recipe import PREFIX, Recipe
-from gradstats.system.late import np
 
 W = TypeVar("W", bound=Weighting)
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
-from gradstats.system.late import Float, np
 
 #: Values by name; a user's own estimator may take values of any type.
 Parameters = Mapping[str, Any]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Level, Weighting, Wrapped
-from gradstats.system.late import Float, Int, np
 
 
 def log_ratios(batch: Batch, name: str = "the importance ratio") -> Float[np.ndarray, "n t"]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
+import numpy as np
+
 from gradstats.config.options import read_label
 from gradstats.estimators.batch import COLUMN, HOW_TO_GET, Batch
 from gradstats.estimators.estimator import (
@@ -20,7 +22,7 @@ from gradstats.estimators.estimator import (
     check_parameters,
     suggest,
 )
-from gradstats.system.late import np, pd
+from gradstats.system.lazy_imports import pd
 from gradstats.system.user_code import import_function
 
 P = ParamSpec("P")

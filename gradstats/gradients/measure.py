@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gradstats.config.options import TOKEN_BUDGET
@@ -28,7 +29,6 @@ from gradstats.policy.model import uncompiled
 from gradstats.policy.policy import Policy, as_policy, suitable_threads
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest
-from gradstats.system.late import Float, Int
 from gradstats.system.progress import ProgressReport, progress_bar
 from gradstats.system.shards import Shards
 

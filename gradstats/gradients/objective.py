@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
@@ -22,7 +23,6 @@ from gradstats.policy.memory import is_accelerator, total_memory_gib
 from gradstats.policy.model import CausalModel, n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
-from gradstats.system.late import Float, Int
 
 #: Largest share of a chunk's tokens that may be padding.
 MOST_PADDING = 0.1

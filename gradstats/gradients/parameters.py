@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -22,7 +23,6 @@ from gradstats.config.sections import MeasurementSection
 from gradstats.measurement.measurement import split_layer
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import reshard
-from gradstats.system.late import Float
 from gradstats.system.patterns import matches
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gradstats import estimators as families
@@ -17,7 +18,6 @@ from gradstats.estimators.batch import Batch, checked_groups, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.integrations.training_record import Complaints
-from gradstats.system.late import Bool, Float
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

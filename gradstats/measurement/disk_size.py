@@ -6,9 +6,10 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from gradstats.config.experiment import MeasurementSection
 from gradstats.rollouts.table import Rollouts
-from gradstats.system.late import np
 
 GIB = 1024**3
 _MIB = 1024**2

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from gradstats.config.options import EUCLIDEAN, written
@@ -28,7 +29,7 @@ from gradstats.system.files import (
     refuse_newer_format,
     write_json,
 )
-from gradstats.system.late import np, pd
+from gradstats.system.lazy_imports import pd
 from gradstats.system.outputs import Kind, claim, differing_entry
 from gradstats.system.shards import OF_THE_CALL, ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradstats.rollouts.schema import read_checked, write_checked
 from gradstats.rollouts.table import Rollouts
 from gradstats.system.files import digest, file_digest
-from gradstats.system.late import np, pa, pd
+from gradstats.system.lazy_imports import pa, pd
 from gradstats.system.shards import (
     PLAN,
     IncompleteRunError,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradstats.system.late import Bool, Float, Int, np
+import numpy as np
+from jaxtyping import Bool, Float, Int
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -44,7 +46,7 @@ from gradstats.stats.variance.quantities import (
     axis_label,
     in_metric,
 )
-from gradstats.system.late import np, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,6 +85,8 @@ def plot_group_size(
     Raises:
         ValueError: for an unknown value, or missing columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     quantity = quantity_to_draw(value, DRAWN)
     require_columns(frame, ["estimator", "group_size", *with_ends(value)], "draw what compare() gives")
@@ -94,7 +98,7 @@ def plot_group_size(
     known = frame.loc[frame["estimator"].isin(labels)]
     keys = interval_keys(known, [value])
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         height += legend_height([shown[label] for label in labels], keys) + sentence_height(sentence)
         _, ax = plt.subplots(figsize=(width, height))
     scaled = per_completion and quantity.has_unit
@@ -125,6 +129,8 @@ def plot_group_size(
 
 
 def _ticks(ax: Axes, frame: pd.DataFrame, group_size_of_run: int | None) -> None:
+    import matplotlib.pyplot as plt
+
     sizes = {float(size) for size in frame["group_size"].dropna()}
     if sizes:
         marked = sizes if group_size_of_run is None else sizes | {float(group_size_of_run)}
@@ -152,6 +158,8 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     names = [component.name for component in VARIANCE_COMPONENTS]
     columns = [column for name in names for column in with_ends(name)]
@@ -165,7 +173,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     keys = [component.panel_label.replace("\n", " ") for component in VARIANCE_COMPONENTS]
     if ax is None:
         height = 1.15 * rows_height + sentence_height(sentence) + legend_height(keys, signs)
-        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
+        _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height))
     ax.set_xlim(*forest_limits(frame[columns].to_numpy(dtype=float).ravel(), False, 0.0))
     if len(frame):
         draw_landmark(ax, 0.0)
@@ -183,7 +191,7 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     if frame.empty:
         draw_nothing(ax, "no estimators")
         return ax
-    ink = plt.rcParams["text.color"]
+    ink = mpl.rcParams["text.color"]
     drawn = [
         plt.Line2D([], [], color=ink, marker="o", linestyle="none", label=label, markerfacecolor=face)
         for label, face in zip(keys, (ink, "none"), strict=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gradstats import data
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.plots.marks import (
@@ -24,7 +26,7 @@ from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.variance.quantities import in_metric
-from gradstats.system.late import np, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,6 +80,8 @@ def plot_length_scaling(
         >>> ax.get_xscale(), ax.get_legend_handles_labels()[1]
         ('log', ['$\\alpha$ = 0.79 [0.47, 1.10]'])
     """
+    import matplotlib.pyplot as plt
+
     if ax is None:
         _, ax = plt.subplots()
     if published is not None:
@@ -174,7 +178,7 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
     plain_ticks(inset, logarithmic=True, most=2)
     inset.set_yticks([], minor=False)
     inset.set_yticks([], minor=True)
-    inset.tick_params(labelsize=0.75 * plt.rcParams["font.size"], pad=1.5)
+    inset.tick_params(labelsize=0.75 * mpl.rcParams["font.size"], pad=1.5)
     inset.patch.set_alpha(0.0)
     key = {"marker": "D", "markersize": 2.5, "markerfacecolor": "none", "linewidth": stroke(0.9)}
     ax.plot([], [], color=grey, gid="published", label=name, **key)
@@ -197,13 +201,15 @@ def plot_length_bins(
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["length_low", "length_high", *with_ends(value)], "give one row per bin")
     by_estimator = frame.groupby("estimator", sort=False) if "estimator" in frame else [("", frame)]
     lines = [(str(name), rows) for name, rows in by_estimator]
     names, keys = names_in(frame), interval_keys(frame, [value])
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + legend_height(list(names.values()), keys)))
     ax.set_xscale("log")
     ax.set_yscale("log")

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+from jaxtyping import Bool, Float
+
 from gradstats.plots.names import Appearance, Variant, in_mathematics, widening, wrapped
 from gradstats.plots.style import REMARK, edge, ink, muted, stroke
 from gradstats.stats.variance.quantities import Quantity
-from gradstats.system.late import Bool, Float, np, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,8 +99,10 @@ def outside(
     return np.isfinite(centre) & ((centre < low - slack) | (centre > high + slack))
 
 
-def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = False) -> list[plt.Line2D]:
+def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = False) -> list[Line2D]:
     """Return the entries of a legend for the signs that occur among those quantities that a frame has."""
+    import matplotlib.pyplot as plt
+
     color = ink()
     signs = [(without_interval, plt.Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
     if forest:
@@ -163,7 +168,7 @@ def points_look(count: int) -> dict[str, Any]:
     """Return how so many points are scattered: smaller and fainter where they are many."""
     few = count <= _FEW_POINTS
     return {
-        "s": (9 if few else 4) * (plt.rcParams["font.size"] / 8.0) ** 2,
+        "s": (9 if few else 4) * (mpl.rcParams["font.size"] / 8.0) ** 2,
         "alpha": 0.7 if few else max(0.08, 0.7 * (_FEW_POINTS / count) ** 0.5),
         "linewidths": 0,
         "rasterized": count > 2000,
@@ -178,7 +183,7 @@ SPACE = 0.1
 
 def legend_size() -> float:
     """Return the size of the text below axes, in points."""
-    return plt.rcParams["font.size"] * 7.0 / 8.0
+    return mpl.rcParams["font.size"] * 7.0 / 8.0
 
 
 def legend_text(label: str, width: float, font_size: float) -> str:
@@ -198,16 +203,16 @@ def legend_columns(labels: Sequence[str], width: float, font_size: float) -> int
     return max(1, min(len(labels), int(width / (scale * (longest * _CHARACTER * widening() + _HANDLE)))))
 
 
-def legend_height(labels: Sequence[str], keys: Sequence[plt.Line2D] = (), *, font_size: float | None = None) -> float:
+def legend_height(labels: Sequence[str], keys: Sequence[Line2D] = (), *, font_size: float | None = None) -> float:
     """Return inches that a legend of labels and keys takes below the axes of a figure of the current width."""
-    font_size, width = legend_size() if font_size is None else font_size, plt.rcParams["figure.figsize"][0]
+    font_size, width = legend_size() if font_size is None else font_size, mpl.rcParams["figure.figsize"][0]
     entries = [*labels, *(str(key.get_label()) for key in keys)]
     rows = -(-len(entries) // legend_columns(entries, width, font_size))
     broken = sum(legend_text(label, width, font_size).count("\n") for label in entries)
     return ((rows + broken) * ROW + (SPACE if entries else 0.0)) * font_size / 7.0
 
 
-def legend_below(ax: Axes, keys: Sequence[plt.Line2D] = (), *, font_size: float | None = None) -> None:
+def legend_below(ax: Axes, keys: Sequence[Line2D] = (), *, font_size: float | None = None) -> None:
     """Put the legend of what was labelled, and of more keys, under the axes, in as many columns as fit the figure."""
     font_size = legend_size() if font_size is None else font_size
     handles, labels = ax.get_legend_handles_labels()

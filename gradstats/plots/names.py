@@ -14,7 +14,7 @@ from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.recipes.named import unit_of_label
 from gradstats.plots.style import palette
 from gradstats.stats.variance.quantities import Quantity
-from gradstats.system.late import pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,12 +75,12 @@ def wrapped(text: str, longest: int) -> list[str]:
 
 def widening() -> float:
     """Return how much wider letters of the current font are than those of the serif font of papers."""
-    return 1.0 if plt.rcParams["font.family"][0] == _SERIF else _WIDER
+    return 1.0 if mpl.rcParams["font.family"][0] == _SERIF else _WIDER
 
 
 def figure_inches() -> float:
     """Return the width of figures in inches, as if their text were 8-point in the serif font of papers."""
-    return plt.rcParams["figure.figsize"][0] * 8.0 / plt.rcParams["font.size"] / widening()
+    return mpl.rcParams["figure.figsize"][0] * 8.0 / mpl.rcParams["font.size"] / widening()
 
 
 def longest_title(n_panels: int) -> int:
@@ -212,7 +212,7 @@ _CHARACTER, _LINE = 0.064, 0.135
 
 def sentence_height(sentence: str) -> float:
     """Return inches that a sentence above a figure of the current width takes."""
-    return _LINE * len(_lines(sentence)) * plt.rcParams["font.size"] / 8.0
+    return _LINE * len(_lines(sentence)) * mpl.rcParams["font.size"] / 8.0
 
 
 def write_sentence(ax: Axes, sentence: str) -> None:

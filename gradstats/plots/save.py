@@ -12,7 +12,7 @@ from gradstats.plots.marks import WithFrame, as_frame
 from gradstats.plots.names import CHARACTER, widening, wrapped
 from gradstats.plots.style import pgf_picture
 from gradstats.system.files import atomic_path, write_csv
-from gradstats.system.late import mpl, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 from gradstats.system.outputs import MARK, Kind, claim, csv_with, is_marked
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def write_sample_size(figure: Figure, text: str) -> None:
     """
     if not text:
         return
-    font_size = plt.rcParams["font.size"] * 7.0 / 8.0
+    font_size = mpl.rcParams["font.size"] * 7.0 / 8.0
     width, height = figure.get_size_inches()
     lines = wrapped(text, int(0.95 * width / CHARACTER * 8.0 / font_size / widening()))
     figure.set_size_inches(width, height + (_LINE * len(lines) + _SPACE) * font_size / 7.0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -19,7 +21,7 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, variants
 from gradstats.plots.style import muted, stroke
 from gradstats.stats.variance.quantities import in_metric
-from gradstats.system.late import np, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +48,8 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     Raises:
         ValueError: for an unknown value, or a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     if value not in SHARES:
         raise ValueError(f"value={value!r} cannot be drawn: choose from {', '.join(SHARES)}")
@@ -57,7 +61,7 @@ def plot_shares(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None, valu
     labels = [names[name] + ("" if np.isfinite(numbers[:, 0]).any() else " (not resolved)") for name, numbers in lines]
     keys = interval_keys(frame, [value])
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + 0.15 + legend_height(labels, keys)))
     bins = frame[edges].drop_duplicates().to_numpy(dtype=float)
     kinds = variants([name for name, _ in lines])

@@ -6,7 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from gradstats.system.late import colors, mpl, plt, sns
+from gradstats.system.lazy_imports import mpl
 
 if TYPE_CHECKING:
     from matplotlib.backends.backend_pgf import RendererPgf
@@ -143,12 +143,16 @@ class Edge(TypedDict):
 
 def ink() -> Color:
     """Return the colour of text."""
-    return colors.to_rgb(plt.rcParams["text.color"])
+    from matplotlib import colors
+
+    return colors.to_rgb(mpl.rcParams["text.color"])
 
 
 def paper() -> Color:
     """Return the colour behind what is drawn."""
-    return colors.to_rgb(plt.rcParams["axes.facecolor"])
+    from matplotlib import colors
+
+    return colors.to_rgb(mpl.rcParams["axes.facecolor"])
 
 
 def muted(share: float = LINE) -> Color:
@@ -163,11 +167,13 @@ def edge() -> Edge:
 
 def stroke(points: float) -> float:
     """Return the width of a line that has so many points beside 8-point text."""
-    return points * plt.rcParams["font.size"] / 8.0
+    return points * mpl.rcParams["font.size"] / 8.0
 
 
 def palette() -> list[Color]:
     """Return seaborn's colour-blind palette, each colour readable on the paper."""
+    import seaborn as sns
+
     return [readable(color) for color in sns.color_palette("colorblind")]
 
 
@@ -176,6 +182,8 @@ def readable(color: ColorType) -> Color:
 
     Colours that have enough are returned as they are.
     """
+    from matplotlib import colors
+
     behind, seen = paper(), colors.to_rgb(color)
     light = _luminance(behind) > 0.5
     least = LEAST_CONTRAST["light" if light else "dark"]

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Bool, Float
+
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -29,7 +32,7 @@ from gradstats.plots.names import (
 from gradstats.plots.style import edge, ink, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.variance.quantities import JUDGED, QUANTITIES, filled_in
-from gradstats.system.late import Bool, Float, np, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,6 +124,8 @@ def plot_sweep(
     Raises:
         ValueError: for a frame without its columns, or an estimator without a row.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["cell", setting, "alpha", "estimator"], "draw what gradstats.read_sweep() gives")
     drawn = _drawn(frame, estimators)
@@ -143,8 +148,8 @@ def plot_sweep(
     if any(_unresolved(estimates_of(frame, name)).any() for name in panels if name in OF_ESTIMATORS):
         numbered.append(f"not drawn: not known within a factor of {_FARTHEST:,.0f}")
     labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label), *numbered]
-    height = rows * _ROW_INCHES * plt.rcParams["font.size"] / 8.0 + legend_height(labels, keys)
-    _, grid = plt.subplots(rows, 2, figsize=(plt.rcParams["figure.figsize"][0], height), squeeze=False)
+    height = rows * _ROW_INCHES * mpl.rcParams["font.size"] / 8.0 + legend_height(labels, keys)
+    _, grid = plt.subplots(rows, 2, figsize=(mpl.rcParams["figure.figsize"][0], height), squeeze=False)
     axes = list(grid.ravel())
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
@@ -245,7 +250,7 @@ def _looks(labels: Sequence[str]) -> list[dict[str, Any]]:
     looks = []
     for label, kind in zip(labels, variants(labels), strict=True):
         appearance = estimator_appearance(label) if label else Appearance(ink(), "o")
-        filling = {"fillstyle": kind.fillstyle, "markerfacecoloralt": plt.rcParams["axes.facecolor"]}
+        filling = {"fillstyle": kind.fillstyle, "markerfacecoloralt": mpl.rcParams["axes.facecolor"]}
         looks.append(appearance._asdict() | filling)
     return looks
 
@@ -289,6 +294,8 @@ def _axis_of(frame: pd.DataFrame, setting: str, *, training: bool) -> _Axis:
 
 def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     """Set the scales, ticks and labels of a panel."""
+    import matplotlib.pyplot as plt
+
     logarithmic = name not in OF_CELLS  # ratios and variances
     if logarithmic:
         ax.set_yscale("log")

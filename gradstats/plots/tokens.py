@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gradstats.plots.marks import (
     WithFrame,
     as_frame,
@@ -22,7 +24,7 @@ from gradstats.plots.names import CHARACTER, figure_inches, wrapped
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.variance.quantities import in_metric
-from gradstats.system.late import np, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,12 +50,14 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["position", "energy"], "give one row per token")
     traces = _traces(frame)
     named = 1 < len(traces) <= _MOST_NAMED
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + legend_height([name for name, _ in traces] if named else [])))
     energies = frame["energy"].to_numpy(dtype=float)
     positive = energies[energies > 0]
@@ -67,7 +71,7 @@ def plot_token_energy(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
         rows = rows.sort_values("position")
         at, energy = rows["position"].to_numpy(dtype=float), rows["energy"].to_numpy(dtype=float)
         shade = 1.0 if len(traces) <= _MOST_NAMED else max(0.08, _MOST_NAMED / len(traces))
-        size = plt.rcParams["lines.markersize"] * 0.55
+        size = mpl.rcParams["lines.markersize"] * 0.55
         look = {"color": color, "marker": "o", "markersize": size, "markeredgewidth": 0.0}
         ax.plot(at, energy, alpha=shade, linewidth=stroke(0.7), label=name if named else None, **look)
         if {"energy_low", "energy_high"} <= set(rows.columns):
@@ -99,23 +103,25 @@ def plot_token_energy_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
     Raises:
         ValueError: as :func:`plot_token_energy`.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["position", "energy"], "give one row per token")
     traces = _traces(frame)[:_MOST_NAMED]
-    width = plt.rcParams["figure.figsize"][0]
-    height = (_PANEL * max(len(traces), 1) + _AXIS) * plt.rcParams["font.size"] / 8.0
+    width = mpl.rcParams["figure.figsize"][0]
+    height = (_PANEL * max(len(traces), 1) + _AXIS) * mpl.rcParams["font.size"] / 8.0
     _, grid = plt.subplots(max(len(traces), 1), 1, figsize=(width, height), sharex=True, sharey=True, squeeze=False)
     axes = [ax for ax in grid[:, 0] if isinstance(ax, plt.Axes)]
     for ax, (name, rows) in zip(axes, traces or [("", frame)], strict=True):
         rows.attrs = frame.attrs
         plot_token_energy(rows.drop(columns="sequence", errors="ignore"), ax=ax)
-        ax.set_title(legend_text(name, width, plt.rcParams["font.size"]), loc="left", fontsize="small")
+        ax.set_title(legend_text(name, width, mpl.rcParams["font.size"]), loc="left", fontsize="small")
         ax.label_outer()
         ax.set_ylabel("")
         plain_ticks(ax, ax.get_yscale() == "log", most=3, vertical=True)
     figure = axes[0].get_figure()
     assert figure is not None
-    figure.supylabel(in_metric(_ENERGY, frame.attrs), fontsize=plt.rcParams["axes.labelsize"])
+    figure.supylabel(in_metric(_ENERGY, frame.attrs), fontsize=mpl.rcParams["axes.labelsize"])
     return axes
 
 
@@ -137,10 +143,12 @@ def plot_proxy(
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, [proxy, truth], "give one row per token or completion")
     if ax is None:
-        width = plt.rcParams["figure.figsize"][0]
+        width = mpl.rcParams["figure.figsize"][0]
         _, ax = plt.subplots(figsize=(width, width * 0.8))
     shown = frame[(frame[proxy] > 0) & (frame[truth] > 0)]
     if shown.empty:
@@ -174,6 +182,8 @@ def plot_concentration(table: WithFrame | pd.DataFrame, *, ax: Axes | None = Non
     Raises:
         ValueError: for a frame without its columns.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["tokens_first", *with_ends("share")], "draw what concentration() gives")
     ax = _profile(frame, "tokens", "share", ax)
@@ -208,9 +218,11 @@ def plot_token_correlation(table: WithFrame | pd.DataFrame, *, ax: Axes | None =
 
 
 def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> Axes:
+    import matplotlib.pyplot as plt
+
     keys = interval_keys(frame, [quantity])
     if ax is None:
-        width, height = plt.rcParams["figure.figsize"]
+        width, height = mpl.rcParams["figure.figsize"]
         _, ax = plt.subplots(figsize=(width, height + (0.2 if keys else 0.0)))
     known = frame.loc[np.isfinite(frame[quantity].to_numpy(dtype=float))]
     if known.empty:
@@ -221,7 +233,7 @@ def _profile(frame: pd.DataFrame, axis: str, quantity: str, ax: Axes | None) -> 
     value, low, high = estimates_of(known, quantity).T
     color = palette()[0]
     ax.plot(at, value, color=color, linewidth=stroke(0.9), zorder=2)
-    size = plt.rcParams["lines.markersize"] * 0.8
+    size = mpl.rcParams["lines.markersize"] * 0.8
     ax.plot(at, value, color=color, marker="o", linestyle="none", markersize=size, zorder=3)
     draw_intervals(ax, at, value, low, high, color)
     ax.set_xscale("log", base=2)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.plots.marks import (
     CROSS,
     CROSS_SIZE,
@@ -42,7 +45,7 @@ from gradstats.plots.names import (
 from gradstats.plots.style import REMARK, edge, muted, stroke
 from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.quantities import COMPARED, JUDGED, Quantity, axis_label, filled_in, in_metric, shown_in
-from gradstats.system.late import Float, np, pd, plt
+from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +77,7 @@ def forest_height(labels: Sequence[str], rows_each: int = 1) -> float:
     line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT
     tallest = max([ROW_HEIGHT, *(ROW_HEIGHT + line * label.count("\n") for label in labels)])
     row = max(tallest / rows_each, ROW_HEIGHT if rows_each == 1 else 1.5 * line)
-    return (row * rows_each * max(len(labels), 1) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
+    return (row * rows_each * max(len(labels), 1) + AXIS_HEIGHT) * mpl.rcParams["font.size"] / 8.0
 
 
 def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"], float]:
@@ -86,7 +89,7 @@ def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"
     line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_LINE
     heights = np.array([1.0 + line * label.count("\n") / row for label in labels])
     centres = np.cumsum(heights) - heights / 2.0
-    height = (row * max(heights.sum(), 1.0) + AXIS_HEIGHT) * plt.rcParams["font.size"] / 8.0
+    height = (row * max(heights.sum(), 1.0) + AXIS_HEIGHT) * mpl.rcParams["font.size"] / 8.0
     return centres - (centres[0] if len(centres) else 0.0), height
 
 
@@ -136,7 +139,7 @@ def set_shared_rows(ax: Axes, labels: Sequence[str], letters: Sequence[Sequence[
     ax.set_yticks(centres, labels=list(map(in_mathematics, labels)), linespacing=1.05)
     ax.set_ylim(sum(sizes) - 0.4, -0.6)
     _without_ticks(ax)
-    ax.tick_params(axis="y", which="major", pad=2.0 * plt.rcParams["font.size"])
+    ax.tick_params(axis="y", which="major", pad=2.0 * mpl.rcParams["font.size"])
 
 
 def _without_ticks(ax: Axes) -> None:
@@ -190,7 +193,7 @@ def draw_row(
         box = {"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 1.0}
         ax.annotate(unknown, (0.5, row), color=muted(REMARK), style="italic", fontsize="small", bbox=box, **place)
         return
-    size = plt.rcParams["lines.markersize"]
+    size = mpl.rcParams["lines.markersize"]
     if np.isfinite(centre) and np.isnan(low) and np.isnan(high):
         look = {"color": color, "markersize": CROSS_SIZE * size, "linestyle": "none"}
         ax.plot([centre], [row], marker=CROSS, markeredgewidth=stroke(1.2), zorder=4, **look)
@@ -202,7 +205,7 @@ def draw_row(
         ax.plot([left], [row], marker="<", color=color, clip_on=False, zorder=3)
     if not np.isfinite(high):
         ax.plot([right], [row], marker=">", color=color, clip_on=False, zorder=3)
-    dashes, width = "-" if np.isfinite(centre) else DASHES, 1.17 * plt.rcParams["lines.linewidth"]
+    dashes, width = "-" if np.isfinite(centre) else DASHES, 1.17 * mpl.rcParams["lines.linewidth"]
     bar = {"color": color, "linestyle": dashes, "linewidth": width, "solid_capstyle": "butt"}
     ax.plot([start, stop], [row, row], zorder=2, **bar)
     if not np.isfinite(centre):
@@ -223,6 +226,8 @@ def draw_row(
 
 def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = False) -> None:
     """Label ticks with plain numbers, at most about ``most``; on a log axis of about a decade, at 1, 2, 5 or finer."""
+    import matplotlib.pyplot as plt
+
     axis = ax.yaxis if vertical else ax.xaxis
     left, right = ax.get_ylim() if vertical else ax.get_xlim()
     if not logarithmic:
@@ -314,6 +319,8 @@ def plot_variance(
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['RLOO', 'REINFORCE']
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
     require_columns(frame, ["estimator", *with_ends(value)], "draw what compare() gives")
@@ -327,7 +334,7 @@ def plot_variance(
     keys = interval_keys(frame, [value], forest=True)
     if ax is None:
         height = _rows(frame)[1] + sentence_height(sentence) + legend_height([], keys)
-        _, ax = plt.subplots(figsize=(plt.rcParams["figure.figsize"][0], height))
+        _, ax = plt.subplots(figsize=(mpl.rcParams["figure.figsize"][0], height))
     _draw_named(ax, frame, quantity, reference)
     write_sentence(ax, sentence)
     legend_below(ax, keys)
@@ -361,6 +368,8 @@ def plot_variance_panels(
     Raises:
         ValueError: as :func:`plot_variance`, or when ``axes`` and ``values`` differ in number.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     require_columns(frame, ["estimator"], "draw what compare() gives")
     quantities = [quantity_to_draw(value, COMPARED) for value in values]
@@ -370,7 +379,7 @@ def plot_variance_panels(
     keys, longest = interval_keys(frame, values, forest=True), int(NARROW_LINE / widening())
     if axes is None:
         height = _rows(frame, longest)[1] + 0.25 + sentence_height(sentence) + legend_height([], keys)
-        size, ratios = (plt.rcParams["figure.figsize"][0], height), [1.6, *[1.0] * (len(values) - 1)]
+        size, ratios = (mpl.rcParams["figure.figsize"][0], height), [1.6, *[1.0] * (len(values) - 1)]
         axes = list(plt.subplots(1, len(values), figsize=size, squeeze=False, width_ratios=ratios)[1][0])
     if len(axes) != len(values):
         raise ValueError(f"axes holds {len(axes)} axes for {len(values)} values: give one for each")
@@ -380,7 +389,7 @@ def plot_variance_panels(
         _draw_named(ax, frame, quantity, reference, longest)
         name = "\n".join(wrapped(reference_name(frame, reference), int(NARROW_AXIS / widening())))
         label = in_mathematics(filled_in(quantity.panel_label, frame.attrs, name))
-        size = plt.rcParams["axes.labelsize"] if inches >= SMALL_NAMES else "x-small"
+        size = mpl.rcParams["axes.labelsize"] if inches >= SMALL_NAMES else "x-small"
         ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label, fontsize=size)
         # The first panel is the widest.
         plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2 if inches >= ONE_TICK else 1)
@@ -424,6 +433,8 @@ def plot_variance_of_runs(
     Raises:
         ValueError: as :func:`plot_variance`, without a column ``run``, or when ``axes`` and runs differ in number.
     """
+    import matplotlib.pyplot as plt
+
     frame = as_frame(table)
     quantity = quantity_to_draw(value, COMPARED)
     require_columns(
@@ -442,8 +453,8 @@ def plot_variance_of_runs(
     if axes is None:
         lines = max((title.count("\n") for title in titles), default=0)
         lines += name.count("\n")
-        height += 0.25 + LINE * lines * plt.rcParams["font.size"] / 8.0
-        size = (plt.rcParams["figure.figsize"][0], height + sentence_height(sentence) + legend_height([], keys))
+        height += 0.25 + LINE * lines * mpl.rcParams["font.size"] / 8.0
+        size = (mpl.rcParams["figure.figsize"][0], height + sentence_height(sentence) + legend_height([], keys))
         axes = list(plt.subplots(1, len(runs), figsize=size, squeeze=False)[1][0])
     if len(axes) != len(runs):
         raise ValueError(f"axes holds {len(axes)} axes for {len(runs)} runs: give one for each")

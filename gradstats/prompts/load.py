@@ -14,7 +14,7 @@ from gradstats.prompts.embedded import generate_problems
 from gradstats.prompts.problem import ColumnMapping, Problem, Settings, problems_from_rows
 from gradstats.system.environment import hub_problem
 from gradstats.system.files import read_json_lines
-from gradstats.system.late import pa, pd, pq
+from gradstats.system.lazy_imports import pa, pd
 from gradstats.system.user_code import import_function
 from gradstats.system.worker import PROCESS, IsolatedError
 
@@ -23,6 +23,8 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed: int = 0) -> list[Problem]:
     """Read the problems of a file, in its order."""
+    import pyarrow.parquet as pq
+
     if not path.exists():
         raise FileNotFoundError(f"the prompt file {path} does not exist")
     if path.suffix == ".jsonl":

@@ -8,11 +8,11 @@ from itertools import combinations_with_replacement
 from math import comb
 
 import numpy as np
+from jaxtyping import Float, Int
 from scipy.special import gammaln, log_softmax
 
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting
-from gradstats.system.late import Float, Int
 
 
 def _share(bias_sq: float, variance: float) -> float:

@@ -8,12 +8,12 @@ from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from gradstats.analyses.numbers import number_with_interval
 from gradstats.report.saved_results import SavedResults, completion_means
 from gradstats.rollouts.table import read_rollout_shards
-from gradstats.system.late import np
 
 # Line ends and tabs are shown as such.
 _KEPT = "\n\t"

@@ -13,7 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from gradstats.analyses import registry
 from gradstats.analyses.alpha import fit_of_points
@@ -26,7 +28,6 @@ from gradstats.rollouts.table import Rollouts
 from gradstats.stats import LengthScalingFit
 from gradstats.stats.jackknife import mean_statistic
 from gradstats.system.files import atomic_path, changed_sentence, digest, read_json
-from gradstats.system.late import Float, np
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import refuse_links
 from gradstats.system.shards import PLAN

@@ -10,6 +10,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 
 from gradstats import plots
@@ -31,7 +32,6 @@ from gradstats.stats.jackknife import Interval, mean_statistic
 from gradstats.stats.length_scaling.diagnostics import alpha_difference
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.files import read_json, write_csv, write_json
-from gradstats.system.late import np
 from gradstats.system.outputs import claim, csv_with
 
 COLUMNS = ("cell", "minus", "quantity", "difference", "difference_low", "difference_high", "n_prompts")

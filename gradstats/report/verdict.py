@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gradstats.analyses.alpha import CURVED_BELOW
 from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval
 from gradstats.analyses.plan import prompts_to_distinguish
@@ -23,7 +26,7 @@ from gradstats.answers import Answer
 from gradstats.report.analysis_tables import joined_name, short_table
 from gradstats.stats.variance.best_set import EQUAL
 from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, limits_of
-from gradstats.system.late import np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
     from gradstats.rollouts.table import Rollouts

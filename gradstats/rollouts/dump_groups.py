@@ -10,8 +10,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from gradstats.rollouts.schema import refuse_unclear_labels
-from gradstats.system.late import np
 
 #: Columns that may name groups, the surer first. Some trainers write one value for each completion instead.
 GROUP_COLUMNS = ("uid", "request_id")

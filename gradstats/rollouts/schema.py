@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradstats.system.files import FORMAT, atomic_path, changed_sentence, refuse_newer_format
-from gradstats.system.late import np, pa, pc, pd, pq
+from gradstats.system.lazy_imports import pa, pd
 
 #: Column name → the name of its Arrow type in files, and whether the column is required.
 SCHEMA: dict[str, tuple[str, bool]] = {
@@ -194,6 +196,8 @@ class CheckedTable:
 
 def write_checked(table: pa.Table, metadata: Mapping[str, Any], path: Path) -> None:
     """Write one Parquet file, whole or not at all; metadata, format version and checksum are in its schema."""
+    import pyarrow.parquet as pq
+
     packed = json.dumps(metadata).encode()
     about = {METADATA_KEY: packed, _FORMAT_KEY: b"%d" % FORMAT, _CHECKSUM_KEY: table_digest(table, packed)}
     with atomic_path(path) as partial:
@@ -202,6 +206,8 @@ def write_checked(table: pa.Table, metadata: Mapping[str, Any], path: Path) -> N
 
 def read_checked(path: Path, what: str) -> CheckedTable:
     """Read a Parquet file and compare it with the checksum that it states."""
+    import pyarrow.parquet as pq
+
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table = file.read()
@@ -239,6 +245,8 @@ def table_digest(table: pa.Table, packed_metadata: bytes) -> str:
 
 def _add(sha: Any, column: pa.ChunkedArray) -> None:
     """Add a column: which entries are missing, how long each is, and the values."""
+    import pyarrow.compute as pc
+
     sha.update(column.is_valid().to_numpy().tobytes())
     if pa.types.is_list(column.type):
         sha.update(pc.fill_null(pc.call_function("list_value_length", [column]), -1).to_numpy().tobytes())

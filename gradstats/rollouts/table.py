@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from gradstats.rollouts.schema import (
     METADATA_KEY,
     SCHEMA,
@@ -20,7 +22,7 @@ from gradstats.rollouts.schema import (
     write_checked,
 )
 from gradstats.system.files import remark_on_missing_checksums
-from gradstats.system.late import np, pa, pd, pq
+from gradstats.system.lazy_imports import pa, pd
 from gradstats.system.outputs import Kind, claim, differing_entry
 from gradstats.system.shards import OF_THE_CALL, ORIGIN, planned_shards, refuse_foreign_shard
 
@@ -369,6 +371,8 @@ def claim_rollouts(
 
 def is_rollouts_file(path: Path) -> bool:
     """Return whether a file is a table of rollouts that this program wrote."""
+    import pyarrow.parquet as pq
+
     try:
         return path.is_file() and METADATA_KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError, ValueError):

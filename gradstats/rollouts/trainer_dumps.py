@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradstats.rollouts.dump_groups import GROUP_COLUMNS, number_groups
 from gradstats.rollouts.restored import ChatTokenizer
 from gradstats.rollouts.table import Rollouts, retokenised_sentence
 from gradstats.rollouts.turns import Completion, CompletionReader, Message, OtherTurns, plain_messages
 from gradstats.system.chat_template import refuse_endless_template, shown_content
 from gradstats.system.files import read_json_lines
-from gradstats.system.late import np, pa, pd, pq
+from gradstats.system.lazy_imports import pa, pd
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,8 @@ def read_trl_completions(
         >>> rollouts.rewards.tolist(), len(set(rollouts.prompt_id))
         ([1.0, 0.0], 1)
     """
+    import pyarrow.parquet as pq
+
     files = dump_files(Path(path), "*.parquet", "TRL's completions (completions_*.parquet)")
     frames, texts = [], {"prompt": [], "completion": []}
     for file in files:

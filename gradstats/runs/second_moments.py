@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from jaxtyping import Bool
 
 from gradstats import estimators
 from gradstats.config.options import adam_section, estimate_section, refuse_correction
@@ -25,7 +26,6 @@ from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan
 from gradstats.runs.sampling_step import experiment_policy
 from gradstats.runs.weightings import ScoredTokens
-from gradstats.system.late import Bool
 from gradstats.system.progress import progress_bar
 
 

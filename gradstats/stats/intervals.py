@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+import scipy
+from jaxtyping import Float, Integer
+
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import (
     Estimate,
@@ -18,7 +22,6 @@ from gradstats.stats.jackknife import (
     require_level,
     satterthwaite_degrees,
 )
-from gradstats.system.late import Float, Integer, np, special
 
 N_RESAMPLES = 1999
 #: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
@@ -47,7 +50,8 @@ class StudentisedEstimate(Estimate):
         if self.stderr <= EXACT:
             return self.value, self.value
         student, of_error = (
-            float(special.stdtrit(degrees, 0.5 + level / 2.0)) for degrees in (self.degrees, self.degrees_of_error)
+            float(scipy.special.stdtrit(degrees, 0.5 + level / 2.0))
+            for degrees in (self.degrees, self.degrees_of_error)
         )
         margin = max(quantile, self._deviation(level), student) * max(of_error / student, 1.0) * self.stderr
         with np.errstate(over="ignore"):
@@ -251,7 +255,7 @@ class FiellerRatio:
         return (pieces[0][0], pieces[-1][1]) if pieces else (np.nan, np.nan)
 
     def _t_sq(self, confidence_level: float) -> float:
-        return float(special.stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0)) ** 2
+        return float(scipy.special.stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0)) ** 2
 
 
 def fieller_ratio(numerator: Statistic, denominator: Statistic) -> FiellerRatio:

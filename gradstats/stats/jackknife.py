@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+import scipy
+from jaxtyping import Float
+
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.system.late import Float, np, npt, pd, special
+from gradstats.system.lazy_imports import pd
 
 #: An estimate with its interval: value, low, high.
 Interval = tuple[float, float, float]
@@ -84,7 +89,7 @@ class Estimate:
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval ``(low, high)``; NaN where the standard error is."""
         level = require_level(confidence_level)
-        margin = float(special.stdtrit(self.degrees, 0.5 + level / 2.0)) * self.stderr
+        margin = float(scipy.special.stdtrit(self.degrees, 0.5 + level / 2.0)) * self.stderr
         if self.scale == "raw":
             return self.value - margin, self.value + margin
         if not self.value > 0:
@@ -97,7 +102,7 @@ class Estimate:
         if self.stderr == 0.0:
             return float(np.isclose(self.value, expected))
         t = (self.value - expected) / self.stderr
-        return min(2.0 * float(special.stdtr(self.degrees, -(t if only_above else abs(t)))), 1.0)
+        return min(2.0 * float(scipy.special.stdtr(self.degrees, -(t if only_above else abs(t)))), 1.0)
 
     def with_interval(self, confidence_level: float) -> Interval:
         """Return ``(value, low, high)``."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Int
+
 from gradstats.estimators.batch import CompletionTable, MeasuredCompletions, checked_groups
 from gradstats.stats.jackknife import Statistic
-from gradstats.system.late import Int, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 
 @runtime_checkable

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import scipy
+from jaxtyping import Float, Int
+
 from gradstats.config.sections import SamplingSection
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
 from gradstats.stats.measured import MeasuredPolicy, effective_sample_size
@@ -14,7 +18,6 @@ from gradstats.stats.token_profiles import has_token_energies, prompt_mean, summ
 from gradstats.stats.variance.moments import prompt_moments, shuffled_prompts, split_into_groups
 from gradstats.stats.variance.products import ScoreProducts, WithinPrompts, pays
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Float, Int, np, special
 
 #: Settings of a sampler that change the distribution of tokens, with the values that leave it as it is: for all but the
 #: temperature their defaults, and what servers and trainers write instead.
@@ -152,7 +155,7 @@ class TemperatureTest:
 
         0 and infinity where nothing is excluded between 0.5 and 2; NaN where all of them are, or no token is uncertain.
         """
-        quantile = float(special.stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0))
+        quantile = float(scipy.special.stdtrit(self.degrees, 0.5 + require_level(confidence_level) / 2.0))
         if not np.all(self.stderrs > 0):
             return np.nan, np.nan
         at = np.log(self.temperatures)

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import scipy
+
 from gradstats.stats.jackknife import Interval
-from gradstats.system.late import np, npt, optimize, special
 
 #: The share of studies in which the planned size is enough.
 ASSURANCE = 0.8
@@ -44,7 +47,7 @@ def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
 
 
 def _chi_squared_quantile(probability: npt.ArrayLike, degrees: float) -> Any:
-    return 2.0 * special.gammaincinv(degrees / 2.0, probability)
+    return 2.0 * scipy.special.gammaincinv(degrees / 2.0, probability)
 
 
 def prompts_for_slope(
@@ -61,14 +64,14 @@ def prompts_for_slope(
     """
 
     def enough(n_prompts: int, factor: float) -> bool:
-        quantile = float(special.stdtrit(n_prompts - 2, 0.5 + level / 2.0))
+        quantile = float(scipy.special.stdtrit(n_prompts - 2, 0.5 + level / 2.0))
         return quantile * stderr_of_one * math.sqrt(factor / n_prompts) <= half_width
 
     def quotient(n_prompts: int) -> float:
         """Return the quantile of (study's variance)/(pilot's variance)."""
         ahead = n_prompts * degrees_of_one
         if np.isfinite(degrees):
-            return float(special.fdtri(ahead, degrees, ASSURANCE))
+            return float(scipy.special.fdtri(ahead, degrees, ASSURANCE))
         return float(_chi_squared_quantile(ASSURANCE, ahead) / ahead)
 
     low, high = (
@@ -98,11 +101,11 @@ def prompts_for_logarithm(
     """
 
     def enough(n: int, factor: float) -> bool:
-        wide = float(special.stdtrit(n - 1, 0.5 + level / 2.0) - special.ndtri(0.5 + level / 2.0))
+        wide = float(scipy.special.stdtrit(n - 1, 0.5 + level / 2.0) - scipy.special.ndtri(0.5 + level / 2.0))
         return (factor + wide) * stderr_of_one / math.sqrt(n) <= distance
 
-    z = float(special.ndtri(0.5 + level / 2.0))
-    at_power = z + (float(special.ndtri(power)) if power else 0.0)
+    z = float(scipy.special.ndtri(0.5 + level / 2.0))
+    at_power = z + (float(scipy.special.ndtri(power)) if power else 0.0)
     shrink, grow = (
         math.sqrt(degrees / _chi_squared_quantile(0.5 + side * level / 2.0, degrees)) for side in (1.0, -1.0)
     )
@@ -111,7 +114,7 @@ def prompts_for_logarithm(
     else:
         # The study's squared standard error over the pilot's: the pilot's has as many degrees of freedom, the study's
         # at least so many.
-        assured = z * math.sqrt(max(float(special.fdtri(degrees, degrees, ASSURANCE)), 1.0))
+        assured = z * math.sqrt(max(float(scipy.special.fdtri(degrees, degrees, ASSURANCE)), 1.0))
     factors = (at_power, at_power * shrink, at_power * grow, assured)
     return PlannedPrompts(*(smallest(partial(enough, factor=factor), fewest) for factor in factors))
 
@@ -123,8 +126,8 @@ def _standard_errors_apart(level: float, degrees: float, power: float) -> float:
     """
     at = (np.arange(_NODES) + 0.5) / _NODES
     spread = np.sqrt(_chi_squared_quantile(at, degrees) / degrees)
-    z = float(special.ndtri(0.5 + level / 2.0))
-    root = optimize.brentq(lambda c: float(special.ndtr(c * spread - z).mean()) - power, 0.0, 1e3)
+    z = float(scipy.special.ndtri(0.5 + level / 2.0))
+    root = scipy.optimize.brentq(lambda c: float(scipy.special.ndtr(c * spread - z).mean()) - power, 0.0, 1e3)
     return float(root)  # pyright: ignore[reportArgumentType]  # a pair only with full_output
 
 
@@ -156,5 +159,5 @@ def prompts_for_factor(
         at = signal + deviation * stderr
         return smallest(partial(enough, at=at)) if at > 0.0 else math.inf
 
-    z, z_80 = (float(special.stdtrit(degrees, at)) for at in (0.5 + level / 2.0, ASSURANCE))
+    z, z_80 = (float(scipy.special.stdtrit(degrees, at)) for at in (0.5 + level / 2.0, ASSURANCE))
     return PlannedPrompts(needed(0.0), needed(z), needed(-z), needed(-z_80))

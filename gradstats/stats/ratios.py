@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
 from gradstats.stats.measured import effective_sample_size_of_means
-from gradstats.system.late import Float, Int, np
 
 
 @dataclass(frozen=True)

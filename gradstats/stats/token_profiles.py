@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
 from gradstats.stats.measured import MeasuredEntropies, MeasuredRollouts
 from gradstats.stats.variance.sketch_error import probed_statistic
-from gradstats.system.late import Float, Int, np, pd
+from gradstats.system.lazy_imports import pd
 
 
 def prompt_mean(

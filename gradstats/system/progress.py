@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from gradstats.system.late import np
 
 # The time left is extrapolated from this many seconds: shards may take minutes each.
 _SPEED_OVER = 1800.0

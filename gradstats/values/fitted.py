@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import nn
 
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -17,7 +18,6 @@ from gradstats.policy.model import CausalModel
 from gradstats.policy.policy import Policy, as_policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.stats.jackknife import Estimate, mean_statistic
-from gradstats.system.late import Float
 from gradstats.system.progress import progress_bar
 
 

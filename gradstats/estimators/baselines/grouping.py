@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Parameters
 from gradstats.estimators.ratios import sequence_log_ratios
-from gradstats.system.late import Bool, Float, Int, np
 
 
 def reference_sets(batch: Batch, scope: str) -> tuple[Int[np.ndarray, "n"], int]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.estimators.baselines.grouping import (
     MEAN_BIAS,
     TRUE_GRADIENT,
@@ -14,7 +17,6 @@ from gradstats.estimators.baselines.grouping import (
 )
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.registry import estimator
-from gradstats.system.late import Float, np
 
 
 @estimator(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
 from gradstats.estimators.baselines.grouping import (
     WEIGHTED_BIAS,
     apply_singleton,
@@ -18,7 +21,6 @@ from gradstats.estimators.baselines.grouping import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
-from gradstats.system.late import Bool, Float, Int, np
 
 
 def standard_deviation(

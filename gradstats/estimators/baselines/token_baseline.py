@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from jaxtyping import Bool, Float
+
 from gradstats.estimators.baselines.grouping import (
     TRUE_GRADIENT,
     WEIGHTED_BIAS,
@@ -17,7 +20,6 @@ from gradstats.estimators.baselines.grouping import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Parameters
 from gradstats.estimators.registry import estimator, get_estimator
-from gradstats.system.late import Bool, Float, np
 
 
 def _inner(parameters: Parameters) -> Estimator:

@@ -2,12 +2,14 @@ r"""State values as baselines: generalised advantage estimation, and VinePPO's M
 
 from __future__ import annotations
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.estimators.baselines.grouping import discounted_sums, pack, packed_rewards, unpack
 from gradstats.estimators.baselines.scaled import whiten as whiten_tokens
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
-from gradstats.system.late import Float, np
 
 
 @estimator(

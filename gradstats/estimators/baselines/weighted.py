@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from gradstats.estimators.baselines.grouping import (
     WEIGHTED_BIAS,
     is_batch_level,
@@ -16,7 +19,6 @@ from gradstats.estimators.baselines.grouping import (
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Weighting, Wrapped
 from gradstats.estimators.registry import estimator
-from gradstats.system.late import Float, Int, np
 
 #: The value of ``alpha`` that stands for the exponent within prompts, fitted on the other groups.
 WITHIN_PROMPT = "within_prompt"

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+import numpy as np
+from jaxtyping import Bool, Float
+
 from gradstats.config.options import read_label
 from gradstats.estimators.baselines.grouping import is_batch_level, packed_rewards, reduce_by_group, unpack
 from gradstats.estimators.baselines.scaled import divide_by_deviation, group_mean_scale, standard_deviation
@@ -25,7 +28,6 @@ from gradstats.estimators.estimator import (
     suggest,
 )
 from gradstats.estimators.ratios import exponential, log_mismatch, log_ratios, log_staleness
-from gradstats.system.late import Bool, Float, np
 
 Kind = Literal["scale", "ratio", "correction", "aggregation", "kl", "filter", "reward", "mask"]
 

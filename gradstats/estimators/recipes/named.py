@@ -22,7 +22,7 @@ from gradstats.estimators.recipes.components import (
     parameter_names,
 )
 from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
-from gradstats.system.late import pd
+from gradstats.system.lazy_imports import pd
 
 RECIPES: dict[str, dict[str, str]] = {
     "reinforce": {

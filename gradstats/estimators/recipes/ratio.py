@@ -10,12 +10,14 @@ recipe with a correction is π/π_prox, the staleness alone.
 
 from __future__ import annotations
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import AT_LEAST_1, AT_MOST_1
 from gradstats.estimators.ratios import exponential
 from gradstats.estimators.recipes.components import LARGEST_LOG_WEIGHT, component
-from gradstats.system.late import Float, np
 
 
 @component("ratio", "token_clip", skip=3, level="token")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from jaxtyping import Bool, Float
+
 from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
@@ -11,7 +14,6 @@ from gradstats.estimators.ratios import in_blocks_of_groups, log_mismatch, log_r
 from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401  # registers its components
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, TOKENS, Component, Kind, get_component
 from gradstats.estimators.registry import get_estimator
-from gradstats.system.late import Bool, Float, np
 
 #: Prefix of a recipe's label.
 PREFIX = "recipe:"

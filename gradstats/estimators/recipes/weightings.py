@@ -22,13 +22,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.config.options import read_label
 from gradstats.estimators.batch import Batch, CompletionTable, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Estimator, Level, Weighting, Wrapped
 from gradstats.estimators.recipes.components import COMPONENTS, Kind, kind_of
 from gradstats.estimators.recipes.recipe import BESIDE, SIGNS, Recipe
-from gradstats.system.late import Float, np
 
 
 def _measurable(recipe: Recipe) -> bool:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -29,7 +30,6 @@ from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded
 from gradstats.rollouts.table import Rollouts
-from gradstats.system.late import Float
 
 # Number of logits, or of a gradient's coordinates, processed at a time.
 _ELEMENTS = 2**20

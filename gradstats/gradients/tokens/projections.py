@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 from torch.utils.hooks import RemovableHandle
@@ -40,7 +41,6 @@ from gradstats.measurement.disk_size import GIB
 from gradstats.policy.memory import is_out_of_memory
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
-from gradstats.system.late import Float
 
 #: Rank of a matrix's direction.
 RANK = 16

@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool, Float, Int
+
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.measurement.measurement import metric_label
 from gradstats.stats.jackknife import Framed, require_level
@@ -21,7 +25,7 @@ from gradstats.stats.length_scaling.regression import (
     within_prompt_line,
 )
 from gradstats.stats.measured import MeasuredNorms, prompt_numbers
-from gradstats.system.late import Bool, Float, Int, np, npt, pd
+from gradstats.system.lazy_imports import pd
 
 Line = RegressionLine | TheilSenLine
 METHODS: dict[str, Callable[..., Line]] = {

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
+import scipy
+
 from gradstats.measurement.measurement import metric_label
 from gradstats.stats.jackknife import Estimate, Framed
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.regression import RegressionLine, least_squares
 from gradstats.stats.measured import MeasuredNorms
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
-from gradstats.system.late import linalg, np, pd
+from gradstats.system.lazy_imports import pd
 
 
 @dataclass(frozen=True, repr=False)
@@ -252,7 +255,9 @@ def alpha_difference(one: pd.DataFrame, other: pd.DataFrame) -> AlphaDifference:
     # As text, since a reader of CSV may take the ids of one sample for numbers.
     prompts = [frame["prompt_id"].astype(str).to_numpy() for frame in (one, other)]
     clusters = np.unique(np.concatenate(prompts), return_inverse=True)[1]
-    design = np.asarray(linalg.block_diag(*(np.column_stack([np.ones(fit.n), np.log(fit.lengths)]) for fit in fits)))
+    design = np.asarray(
+        scipy.linalg.block_diag(*(np.column_stack([np.ones(fit.n), np.log(fit.lengths)]) for fit in fits))
+    )
     regression = least_squares(design, np.log(np.concatenate([fit.sq_norms for fit in fits])))
     found = regression.contrast(np.array([0.0, 0.5, 0.0, -0.5]), clusters)
     if max(abs(found.value), found.stderr) < _ROUNDING:  # the same completions twice

@@ -5,8 +5,11 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float, Int
+
 from gradstats.stats.jackknife import Estimate
-from gradstats.system.late import Bool, Float, Int, np, optimize, special
 
 
 def r_squared(residuals: Float[np.ndarray, " n"], deviations: Float[np.ndarray, " n"]) -> float:
@@ -258,7 +261,7 @@ class RegressionLine:
         if method == "bootstrap":
             return self._bootstrap(level, n_resamples, rng)
         stderr, degrees = self._errors(self._slope_contrast(), method)
-        margin = float(special.stdtrit(degrees[0], 0.5 + level / 2.0) * stderr[0])
+        margin = float(scipy.special.stdtrit(degrees[0], 0.5 + level / 2.0) * stderr[0])
         return self.slope - margin, self.slope + margin
 
     def band(
@@ -270,7 +273,7 @@ class RegressionLine:
             contrasts = np.column_stack([np.ones(len(x)), contrasts])
         stderr, degrees = self._errors(contrasts, method)
         value = self.intercept + self.slope * x
-        margin = special.stdtrit(degrees, 0.5 + level / 2.0) * stderr
+        margin = scipy.special.stdtrit(degrees, 0.5 + level / 2.0) * stderr
         return value, value - margin, value + margin
 
     def _slope_contrast(self) -> Float[np.ndarray, "1 k"]:
@@ -407,7 +410,7 @@ class TheilSenLine:
     def slope_stderr(self, method: str) -> float:
         """Return the half-width of a method's 95 % interval in units of a normal distribution's 1.96."""
         low, high = self.slope_interval(0.95, method, 0, np.random.default_rng(0))
-        return (high - low) / (2.0 * float(special.ndtri(0.975)))
+        return (high - low) / (2.0 * float(scipy.special.ndtri(0.975)))
 
     def degrees(self) -> float:
         """Return the degrees of freedom of the standard error by the default interval method."""
@@ -452,7 +455,7 @@ class TheilSenLine:
         slopes = np.sort(dy[later] / dx[later])
         if variance == 0.0 and by_sequence.any():  # signs cancel within each prompt, and leave no error to estimate
             return _unknown(n_clusters, "rank")
-        half_width = float(special.stdtrit(n_clusters - 1, 0.5 + level / 2.0) * np.sqrt(variance))
+        half_width = float(scipy.special.stdtrit(n_clusters - 1, 0.5 + level / 2.0) * np.sqrt(variance))
         low = int(np.floor((len(slopes) - half_width) / 2.0))
         high = int(np.ceil((len(slopes) + half_width) / 2.0))
         if low < 0 or high >= len(slopes):
@@ -617,7 +620,7 @@ def variance_ratio(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clust
 
     if sizes.max() == 1 or residual(products) <= 1e-12 * products[2, 2]:
         return 0.0
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         deviance, bounds=(0.0, 1.0 - LEAST_WITHIN), method="bounded", options={"xatol": 1e-10}
     )
     share = float(found.x) if found.fun < deviance(0.0) else 0.0

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import scipy
+
 from gradstats.stats.intervals import Derived, FiellerRatio, SkewedMeanEstimate, fieller_ratio
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
 from gradstats.stats.variance.moments import SignalComponents
 from gradstats.stats.variance.quantities import BoundedQuotient, cosine, trace_cov
 from gradstats.stats.variance.row import EstimatorVariance
-from gradstats.system.late import np, optimize, special
 
 # A skewness below which a quantile is that of a normal.
 _NORMAL = 0.01
@@ -53,7 +55,7 @@ class CriticalBatch:
         if self.only_low or not np.isfinite(high):
             return np.nan, 0.0 if np.isnan(low) else low, np.inf
         # The standard error is that of log tr Cov.
-        margin = float(special.stdtrit(self.noise.degrees, 0.5 + confidence_level / 2.0)) * self.noise.stderr
+        margin = float(scipy.special.stdtrit(self.noise.degrees, 0.5 + confidence_level / 2.0)) * self.noise.stderr
         raised = self.noise.confidence_interval(confidence_level)[1] / (self.noise.value * (1.0 + margin))
         high = high_of_shown(self.quotient, high, confidence_level, self.skewness)
         return self.quotient.value, low, high * raised if raised > 1.0 else high
@@ -67,7 +69,7 @@ class CriticalBatch:
         found, m = self.at_estimate, self.at_estimate.degrees + 1.0
         quadratic = max(self.quadratic, 0.0)
         linear = max(found.denominator_variance - 4.0 * quadratic / m**2, 0.0) * m * signal / found.denominator
-        low = signal - float(special.ndtri(share)) * np.sqrt(linear / n_prompts + 2.0 * quadratic / n_prompts**2)
+        low = signal - float(scipy.special.ndtri(share)) * np.sqrt(linear / n_prompts + 2.0 * quadratic / n_prompts**2)
         low = max(low, 0.0)
         of_low = linear * low / signal / n_prompts + 4.0 * quadratic / n_prompts**2
         r = float(np.divide(found.value * found.denominator, low)) if low else np.nan
@@ -131,7 +133,7 @@ def high_of_shown(found: FiellerRatio, high: float, confidence_level: float, ske
         skewness: of the estimate of a D of 0.
     """
     missed = 1.0 - confidence_level
-    noise, usual = found.value * found.denominator, float(special.stdtrit(found.degrees, 1.0 - missed / 2.0))
+    noise, usual = found.value * found.denominator, float(scipy.special.stdtrit(found.degrees, 1.0 - missed / 2.0))
     resolved_from = usual * np.sqrt(found.denominator_variance)
 
     def excluded(inverse: float) -> float:
@@ -143,13 +145,13 @@ def high_of_shown(found: FiellerRatio, high: float, confidence_level: float, ske
             + apart**2 * found.denominator_variance
         )
         stderr = np.sqrt(max(variance, np.finfo(float).tiny))
-        shown = float(special.ndtr((noise * inverse - resolved_from) / stderr))
-        allowed = float(special.stdtrit(found.degrees, 1.0 - missed * min(shown, 0.5)))
+        shown = float(scipy.special.ndtr((noise * inverse - resolved_from) / stderr))
+        allowed = float(scipy.special.stdtrit(found.degrees, 1.0 - missed * min(shown, 0.5)))
         # The part of the error that is there for a D of 0 is skewed, the other normal.
         skewed = skewness * (found.denominator_variance / max(variance, found.denominator_variance)) ** 1.5
         if skewed > _NORMAL:
             degrees = 8.0 / skewed**2
-            quantile = 2.0 * float(special.gammainccinv(degrees / 2.0, missed * min(shown, 0.5)))
+            quantile = 2.0 * float(scipy.special.gammainccinv(degrees / 2.0, missed * min(shown, 0.5)))
             allowed = max(allowed, (quantile - degrees) / np.sqrt(2.0 * degrees))
         return (found.denominator - noise * inverse) / stderr - allowed
 
@@ -157,7 +159,7 @@ def high_of_shown(found: FiellerRatio, high: float, confidence_level: float, ske
         return high
     if excluded(0.0) <= 0.0:
         return np.inf
-    return 1.0 / float(optimize.brentq(excluded, 0.0, 1.0 / high))  # pyright: ignore[reportArgumentType]
+    return 1.0 / float(scipy.optimize.brentq(excluded, 0.0, 1.0 / high))  # pyright: ignore[reportArgumentType]
 
 
 def _of_numerator(found: FiellerRatio) -> tuple[float, float]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+from jaxtyping import Bool, Float
+
 from gradstats.stats.intervals import N_RESAMPLES, studentised_means
 from gradstats.stats.jackknife import Statistic, require_level
-from gradstats.system.late import Bool, Float, np
 
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.

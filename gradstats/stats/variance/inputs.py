@@ -10,6 +10,10 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal, cast
 
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Bool, Float, Int
+
 from gradstats import estimators as families
 from gradstats.config.options import EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
@@ -70,7 +74,6 @@ from gradstats.stats.variance.sketch_error import (
     shared_coordinates,
     with_directions,
 )
-from gradstats.system.late import Bool, Float, Int, np, npt
 
 #: Below this effective number of completions nothing is judged against an importance-weighted target.
 FEWEST_EFFECTIVE_COMPLETIONS = 50.0

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float
+
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import (
     UNKNOWN,
@@ -17,7 +21,6 @@ from gradstats.stats.jackknife import (
     satterthwaite_degrees,
 )
 from gradstats.stats.variance.best_set import pairwise_differences
-from gradstats.system.late import Bool, Float, interpolate, np, optimize, special
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
 FEWEST_OF_A_CURVE = 5
@@ -64,7 +67,7 @@ class Minimiser:
         before, after = points[at - 1], points[at + 1]
         if not slope(before) < 0.0 < slope(after):
             return float(points[at])
-        return float(optimize.root_scalar(slope, bracket=(before, after)).root)
+        return float(scipy.optimize.root_scalar(slope, bracket=(before, after)).root)
 
     @property
     def is_at_an_end(self) -> bool:
@@ -130,7 +133,7 @@ class Minimiser:
 
     def _spline(self, points: Float[np.ndarray, " points"], derivative: int = 0) -> Float[np.ndarray, "points k"]:
         """Return the matrix that takes variances at the values to the spline, or its slope, at other points."""
-        return interpolate.CubicSpline(self.values, np.eye(len(self.values)))(points, derivative)
+        return scipy.interpolate.CubicSpline(self.values, np.eye(len(self.values)))(points, derivative)
 
     def _compatible(self, points: Float[np.ndarray, " points"], level: float) -> Bool[np.ndarray, " points"] | None:
         """Return at which points the slope may be 0; None where its error is not known."""
@@ -154,14 +157,14 @@ class Minimiser:
 
         if not excess(outside) > 0.0 > excess(inside):  # a curve without noise: its lowest point
             return float(inside)
-        return float(optimize.root_scalar(excess, bracket=(outside, inside)).root)
+        return float(scipy.optimize.root_scalar(excess, bracket=(outside, inside)).root)
 
     def _margin(self, coefficients: Float[np.ndarray, "p k"], level: float) -> Float[np.ndarray, " p"]:
         """Return Student's quantile times the standard error of combinations of the variances at the values."""
         variance = np.einsum("pk,kl,pl->p", coefficients, self._covariance, coefficients)
         m = self._replicates.shape[1]
         of_error = satterthwaite_degrees(influential_prompts(coefficients @ self._replicates), m)
-        quantile = np.asarray(special.stdtrit(np.minimum(of_error, m - 1.0), 0.5 + level / 2.0))
+        quantile = np.asarray(scipy.special.stdtrit(np.minimum(of_error, m - 1.0), 0.5 + level / 2.0))
         return quantile * np.sqrt(np.maximum(variance, 0.0))
 
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float, Int
+
 from gradstats.stats.jackknife import SharedError, Statistic, mean_statistic, require_level
 from gradstats.stats.prompt_plan import ASSURANCE, smallest
 from gradstats.stats.variance.products import PooledProducts, WeightedSums
 from gradstats.stats.variance.scores import CombinedScores, Scores
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Float, Int, np, sparse, special
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ def prompt_moments(
     n_groups, n_prompts = groups.n_groups, groups.n_prompts
     per_prompt = groups.groups_per_prompt
     # g_k = Σ_i w_i S_i over the completions of group k.
-    gather = sparse.csr_array((weights, (groups.group, np.arange(len(weights)))), shape=(n_groups, len(weights)))
+    gather = scipy.sparse.csr_array((weights, (groups.group, np.arange(len(weights)))), shape=(n_groups, len(weights)))
     gradients = gather @ contributions
     # ‖g_k‖² = Σ_{i≠j} w_i w_j ⟨S_i, S_j⟩ + Σ_i w_i²‖S_i‖², the last with exact norms.
     squares = inner_products(gradients, gradients, signs)
@@ -197,7 +200,7 @@ def prompt_moments(
     if n_groups == n_prompts:
         means = gradients
     else:
-        average = sparse.csr_array((share, (groups.prompt, np.arange(n_groups))), shape=(n_prompts, n_groups))
+        average = scipy.sparse.csr_array((share, (groups.prompt, np.arange(n_groups))), shape=(n_prompts, n_groups))
         means = average @ gradients
 
     slope = None
@@ -376,7 +379,7 @@ class SignalComponents:
         """
         if not of > 0:
             return math.inf
-        z, z_80 = (float(special.ndtri(at)) for at in (0.5 + require_level(confidence_level) / 2.0, ASSURANCE))
+        z, z_80 = (float(scipy.special.ndtri(at)) for at in (0.5 + require_level(confidence_level) / 2.0, ASSURANCE))
         first = 4.0 * max(self.linear, 0.0) * (of / estimate if estimate > 0 else 1.0)
         second = 2.0 * max(self.quadratic, 0.0)
 
@@ -618,13 +621,15 @@ def of_rows(weights: np.ndarray, rows: Int[np.ndarray, " rows"]) -> np.ndarray:
     return weights[:, rows] if weights.ndim == 3 else weights[rows]
 
 
-def _average_over_batches(prompts: Int[np.ndarray, "k drawn"], prompts_per_batch: int, m: int) -> sparse.csr_array:
+def _average_over_batches(
+    prompts: Int[np.ndarray, "k drawn"], prompts_per_batch: int, m: int
+) -> scipy.sparse.csr_array:
     """Return the matrix that takes (M, D) means of prompts to the mean over the prompts of each batch."""
     # H_j = (1/B) Σ_{m in batch j} h̄_m.
     n_batches = prompts.size // prompts_per_batch
     entries = np.full(prompts.size, 1.0 / prompts_per_batch)
     places = (np.repeat(np.arange(n_batches), prompts_per_batch), prompts.ravel())
-    return sparse.csr_array((entries, places), shape=(n_batches, m))
+    return scipy.sparse.csr_array((entries, places), shape=(n_batches, m))
 
 
 def _mean_without_each(values: Float[np.ndarray, "k j"]) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k j"]]:

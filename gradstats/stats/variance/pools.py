@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+import numpy as np
+from jaxtyping import Bool, Int
+
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators import Batch
 from gradstats.estimators.estimator import Weighting, Wrapped
@@ -28,7 +31,6 @@ from gradstats.stats.variance.quantities import GradientStatistics
 from gradstats.stats.variance.row import EstimatorVariance, row_of, share_of_deals, silent_row
 from gradstats.stats.variance.scores import CombinedScores, Contributions, Scores
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Int, np
 
 #: Deals of prompts into batches, where their number is chosen: from so many, doubled until the error that they leave
 #: is at most this share of the squared standard error, up to so many.

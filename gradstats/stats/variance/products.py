@@ -19,9 +19,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float, Int
+
 from gradstats.stats.jackknife import SharedError, Statistic
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Float, Int, np, sparse
 
 #: Bytes of scores that are multiplied together: few enough for a cache, or many where the product is large.
 FEW_BYTES, MANY_BYTES = 2**24, 2**27
@@ -205,7 +208,7 @@ class ScoreProducts:
     ) -> Float[np.ndarray, "units r"]:
         """Return the weighted sums of each unit along the random directions."""
         places = (unit, np.arange(len(unit)))
-        return sparse.csr_array((weights, places), shape=(n_units, len(unit))) @ self.along_directions
+        return scipy.sparse.csr_array((weights, places), shape=(n_units, len(unit))) @ self.along_directions
 
     def form(self, coefficients: Float[np.ndarray, "n r"], traces: Float[np.ndarray, " folds"]) -> SharedError:
         r"""Return the error of a quadratic form with matrix K, by fold :math:`K Z = \sum_i S_i c_i^T` and tr K."""
@@ -271,7 +274,9 @@ class ScoreProducts:
         for _, block, x in self.blocks(np.float64, self.prompt < m):
             first, last = self.prompt[block[[0, -1]]]
             places = (self.prompt[block] - first, np.arange(len(block)))
-            found[first : last + 1] += sparse.csr_array((weights[block], places), shape=(last - first + 1, len(x))) @ x
+            found[first : last + 1] += (
+                scipy.sparse.csr_array((weights[block], places), shape=(last - first + 1, len(x))) @ x
+            )
         return found
 
 
@@ -447,7 +452,7 @@ class PooledProducts:
         if self.surplus_sq is not None:
             surplus = np.bincount(which, entries**2 * self.surplus_sq[flat], len(rows))
         products = self.products
-        gather = sparse.csr_array((entries, (which, self.places[flat])), shape=(len(rows), len(products.rows)))
+        gather = scipy.sparse.csr_array((entries, (which, self.places[flat])), shape=(len(rows), len(products.rows)))
         found = np.zeros((len(rows), products.scores.shape[1]))
         for _, block, x in products.blocks(np.float64):
             found += gather[:, block] @ x

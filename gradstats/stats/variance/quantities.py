@@ -11,6 +11,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+import numpy as np
+import scipy
+from jaxtyping import Float
+
 from gradstats.config.options import EUCLIDEAN
 from gradstats.stats.intervals import (
     EXACT,
@@ -24,7 +28,6 @@ from gradstats.stats.intervals import (
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.measured import effective_sample_size
 from gradstats.stats.variance.moments import PromptMoments
-from gradstats.system.late import Float, np, special
 
 #: The least and the greatest value that a quantity can have.
 Limits = tuple[float, float]
@@ -472,7 +475,7 @@ class KeptShare:
             return UNKNOWN
         if self.share.stderr > 0:
             n = p * (1.0 - p) / self.share.stderr**2
-        z_sq = special.ndtri(0.5 + confidence_level / 2.0) ** 2
+        z_sq = scipy.special.ndtri(0.5 + confidence_level / 2.0) ** 2
         centre = (p + z_sq / (2.0 * n)) / (1.0 + z_sq / n)
         margin = np.sqrt(z_sq * (p * (1.0 - p) / n + z_sq / (4.0 * n**2))) / (1.0 + z_sq / n)
         return p, float(max(centre - margin, 0.0)), float(min(centre + margin, 1.0))

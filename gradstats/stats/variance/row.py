@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Statistic
 from gradstats.stats.variance.moments import ComponentsOf, SignalComponents
@@ -19,7 +22,6 @@ from gradstats.stats.variance.quantities import (
     n_effective_prompts,
     share_kept,
 )
-from gradstats.system.late import Float, np
 
 
 @dataclass(frozen=True)

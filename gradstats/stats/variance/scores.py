@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import scipy
+from jaxtyping import Bool, Float, Int
+
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import logit_energy
 from gradstats.measurement.measurement import Measurement
-from gradstats.system.late import Bool, Float, Int, np, sparse
 
 # Weights that were estimated from probes need three disjoint thirds of them: one for each side of a product, and one
 # for the product itself. The influence of a probe on them follows from leaving out one block of a third at a time.
@@ -137,14 +140,16 @@ class ProbedTokens:
         known, along_known, along = [], [], []
         for third, c, beyond_c in zip(weights, common, excess, strict=True):
             # Z = c S + Σ_heavy (w_h − c) s_h, and its projections P^Z; then P = ⟨Σ_t w_t s_t, v_k⟩.
-            whole = sparse.csr_array((c, (which, rows)), shape=(n_sums, len(self.whole)))
+            whole = scipy.sparse.csr_array((c, (which, rows)), shape=(n_sums, len(self.whole)))
             # In the type of the sketches, which would otherwise be copied to a wider one.
-            single = sparse.csr_array(
+            single = scipy.sparse.csr_array(
                 (beyond_c.astype(self.heavy.dtype), (which[owner], heavy)), shape=(n_sums, len(self.heavy))
             )
             known.append(whole @ self.whole + single @ self.heavy)
             along_known.append(whole @ self._along_whole + single @ self._along_heavy)
-            into = sparse.csr_array((np.ones(len(rows)), (which, np.arange(len(rows)))), shape=(n_sums, len(rows)))
+            into = scipy.sparse.csr_array(
+                (np.ones(len(rows)), (which, np.arange(len(rows)))), shape=(n_sums, len(rows))
+            )
             along.append(into @ np.einsum("nt,ntk->nk", third, self.projections[rows]))
         scale = 1.0 / np.sqrt(self.n_probes)
         features = self._features(np.stack(known), scale * np.stack(along), scale * np.stack(along_known))
@@ -332,7 +337,7 @@ class Scores:
             surplus = np.zeros(len(rows))
             if self.surplus_sq is not None:
                 surplus = np.bincount(which, entries**2 * self.surplus_sq[flat], len(rows))
-            gather = sparse.csr_array((entries, (which, flat)), shape=(len(rows), len(self.vectors)))
+            gather = scipy.sparse.csr_array((entries, (which, flat)), shape=(len(rows), len(self.vectors)))
             return gather @ self.vectors, surplus
         if self.probed is not None:
             return self.probed.sums(np.concatenate(weights, axis=-2), flat, which, len(rows))
@@ -382,7 +387,7 @@ def _sums(
     positions = (flat[:, None] * width + np.arange(width)).ravel()
     entries = np.concatenate([weight.ravel() for weight in weights])
     places = (np.repeat(which, width), positions)
-    gather = sparse.csr_array((entries, places), shape=(len(rows), vectors.shape[0] * width))
+    gather = scipy.sparse.csr_array((entries, places), shape=(len(rows), vectors.shape[0] * width))
     surplus = np.zeros(len(rows))
     if surplus_sq is not None:
         each = np.concatenate(weights) ** 2 * surplus_sq[flat]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from jaxtyping import Bool, Real
+
 from gradstats.estimators.estimator import Weighting
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval
 from gradstats.stats.variance.moments import PromptMoments, cross_signal
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
 from gradstats.stats.variance.sketch_error import SketchError
-from gradstats.system.late import Bool, Real, np
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 
+import numpy as np
+import scipy
+from jaxtyping import Float, Int
+
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.scores import Scores, probe_blocks
-from gradstats.system.late import Float, Int, linalg, np
 
 N_DIRECTIONS = 16
 N_FOLDS = 4
@@ -205,17 +208,17 @@ class SpannedCoordinates:
         """Factor scores of n ≤ D completions, whose array may be overwritten."""
         # LAPACK's own form: Q is never built, and R is as large as the completions are many.
         # SciPy's types do not follow ``mode``: "raw" returns (reflectors, factors) and the triangle.
-        raw = linalg.qr(values.T, mode="raw", overwrite_a=True, check_finite=False)
+        raw = scipy.linalg.qr(values.T, mode="raw", overwrite_a=True, check_finite=False)
         (reflectors, factors), triangle = cast("tuple[tuple[np.ndarray, np.ndarray], np.ndarray]", raw)
         return cls(np.ascontiguousarray(triangle[: len(values)].T), reflectors, factors)
 
     def turned(self, directions: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "e r"]:
         """Return directions in n + r coordinates: those along the scores, then what is left of them outside."""
         n = len(self.coordinates)
-        (multiply,) = linalg.lapack.get_lapack_funcs(("ormqr",), (self.reflectors,))
+        (multiply,) = scipy.linalg.lapack.get_lapack_funcs(("ormqr",), (self.reflectors,))
         work = int(multiply("L", "T", self.reflectors, self.factors, directions, -1)[1][0])
         along = multiply("L", "T", self.reflectors, self.factors, directions, work)[0]
-        outside = linalg.qr(along[n:], mode="r", overwrite_a=True, check_finite=False)[0]
+        outside = scipy.linalg.qr(along[n:], mode="r", overwrite_a=True, check_finite=False)[0]
         return np.concatenate([along[:n], outside[: directions.shape[1]]])
 
 
