@@ -149,7 +149,6 @@ class MeasuringSession:
         ``in_training`` is not compared with itself in float32, whose memory belongs to the trainer.
         """
         policy = as_policy(policy)
-        refuse_unusable(str(policy.device))
         ranks = Ranks.of(policy.model)
         ranks.require_same(rollouts)
         tokens = TokenSettings.of(section)
@@ -162,6 +161,7 @@ class MeasuringSession:
         if section.sketch_dim is not None:
             sketch = CountSketch(section.sketch_dim, section.sketch_seed, sketch_version, section.block_sketches)
         refuse_dispatched(policy.model)
+        refuse_unusable(str(policy.device))
         _check_vocabulary(policy, rollouts)
         refuse_long_sequences(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)

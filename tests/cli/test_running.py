@@ -40,7 +40,7 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     assert max(map(len, out.splitlines())) <= max(80, len(str(run_directory)) + 40)
     assert len(out.splitlines()) <= 25
     code, out, _ = run(monkeypatch, capsys, *words, "--all", "--notes")
-    assert "slope 2α = " in out
+    assert "slope 2α" in out
     assert "ratios of all rows" in out
     assert "note: " in out
     for name in ("alpha.json", "variance.csv", "figures/length_scaling.pdf", "figures/variance.pdf", "manifest.json"):

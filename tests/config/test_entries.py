@@ -186,8 +186,8 @@ def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path)
 COMMANDS = {
     "sample": (SamplingSection, "gradstats.sample", ("embedded", "--prompts", "embedded", "--n", 2, "--out", "o")),
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
-    "alpha": (LengthScalingSection, "gradstats.alpha_report", ("m",)),
-    "variance": (VarianceSection, "gradstats.analyses.declaration.Analysis.__call__", ("m",)),
+    "alpha": (LengthScalingSection, "gradstats.analyses.declaration.Analysis.of_source", ("gloeckle2026",)),
+    "variance": (VarianceSection, "gradstats.analyses.declaration.Analysis.of_source", ("m",)),
 }
 
 
@@ -233,7 +233,6 @@ def called(imported, monkeypatch, tmp_path, unchecked):
     monkeypatch.setattr("gradstats.load_prompts", lambda *_, **__: [])
     monkeypatch.setattr("gradstats.rollouts.table.read_rollouts", lambda path, **_: path)
     monkeypatch.setattr("gradstats.measurement.measurement.read_measurement", lambda path, **_: None)
-    monkeypatch.setattr("gradstats.analyses.points.load_points", lambda path, **_: {})
     monkeypatch.setattr("gradstats.measurement.disk_size.measured_bytes", lambda *_: 0)
     monkeypatch.setattr("gradstats.gradients.parameters.n_block_sketches", lambda *_: 0)
 

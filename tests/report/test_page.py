@@ -23,7 +23,7 @@ from gradstats.analyses.numbers import number_with_interval
 from gradstats.answers import Answer
 from gradstats.estimators.display_names import in_words
 from gradstats.report.figures import figures_of
-from gradstats.report.glossary import TERMS
+from gradstats.report.glossary import TERMS, meaning_of
 from gradstats.report.page import (
     MOST_OPEN_ROWS,
     breakable,

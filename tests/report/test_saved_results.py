@@ -330,7 +330,7 @@ def test_the_command_prints_and_writes_nothing_into_the_run(monkeypatch, capsys,
     assert code == 0, err
     told = json.loads(out)
     assert [row["proxy"] for row in told["rows"]] == ["logit", "last_layer", "entropy", "surprisal"]
-    assert sum(row["profile"] == "concentration" for row in told["token_profiles"]) == 6
+    assert sum(row["profile"] == "concentration" for row in told["further"]["token_profiles"]["rows"]) == 6
     assert sorted(folder.rglob("*")) == before
 
 
