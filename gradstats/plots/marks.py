@@ -15,6 +15,7 @@ from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from matplotlib.typing import ColorType
 
 #: Entries of the legend.
