@@ -784,6 +784,7 @@ def test_an_error_in_a_question_of_ones_own_is_shown_as_that(measured, tmp_path,
     (tmp_path / "own_question.py").write_text(OWN_QUESTION)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_question", raising=False)
+    monkeypatch.setattr(registry, "_own", {})  # without what is asked here for later tests
     words = ("ask", measured, "own_question:question")
     code, out, err = run(monkeypatch, capsys, *words, "--json")
     assert (code, len(json.loads(out)["rows"])) == (0, 1), err

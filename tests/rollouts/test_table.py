@@ -270,7 +270,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         where.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gradstats.rollouts.table.pq.write_table", full_disk)
+    monkeypatch.setattr("pyarrow.parquet.write_table", full_disk)
     with pytest.raises(
         OSError, match=r"no space is left to write .*rollouts\.parquet: free some and repeat the command"
     ):
