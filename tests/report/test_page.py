@@ -23,7 +23,7 @@ from gradstats.analyses.numbers import number_with_interval
 from gradstats.answers import Answer
 from gradstats.estimators.display_names import in_words
 from gradstats.report.figures import figures_of
-from gradstats.report.glossary import TERMS
+from gradstats.report.glossary import TERMS, meaning_of
 from gradstats.report.page import (
     MOST_OPEN_ROWS,
     breakable,
@@ -373,6 +373,17 @@ def test_commands_are_complete_or_left_out():
     # What was asked more than once states of what, in words.
     assert curve["question"].endswith("? (length-weighted, leave-one-out alpha=0:2:41)")
     assert sections["group_sizes"]["question"].endswith("?")
+
+
+def test_a_heading_states_what_was_asked_and_leaves_options_to_the_command(tmp_path):
+    name = "curve_length_weighted_loo_true_alpha"
+    folder = shutil.copytree(FOLDER_OF_FIGURES / "embedded", tmp_path / "run")
+    curve = Answer.read(folder / "tables" / name)
+    curve.about["asked"]["reference"] = "reinforce"
+    curve.save(folder / "tables" / name, overwrite=True)
+    section = next(one for one in questions_on_page(read_results(folder)) if one["id"] == name)
+    assert section["question"].endswith("? (length-weighted, leave-one-out alpha=0:2:41)")
+    assert section["command"].endswith(" alpha=0:2:41 --reference reinforce")
 
 
 def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
