@@ -386,10 +386,10 @@ def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, po
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all", "--notes")
     assert "Length exponent α with 95% intervals (ols, cluster interval)" in joined(out)
     assert "α R² n standard error slope 2α" in joined(out)
-    assert " ols 0.79 [0.47, 1.10] 0.497 29 0.139 1.58" in joined(out)
+    assert " ols 0.79 [0.47, 1.10] 0.5 29 0.139 1.58" in joined(out)
     assert "For length weights use α = 0.829 [0.448, 1.211] (fit to the mean). " in joined(out)
     _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t", "--all")
-    assert " ols 0.79 [0.48, 1.10] 0.497 29 0.153 1.58" in joined(out)
+    assert " ols 0.79 [0.48, 1.10] 0.5 29 0.153 1.58" in joined(out)
 
 
 def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
