@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, chosen
-from gradstats.analyses.numbers import number_alone, number_with_interval, percent
+from gradstats.analyses.numbers import number_alone, number_with_interval
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import records
@@ -213,11 +213,10 @@ def within_and_between(found: MundlakTest, confidence_level: float = CONFIDENCE_
         f"({confidence_level:.0%} interval) is"
     )
     test = f"(Mundlak's test, p = {number_alone(found.pvalue, 2)})"
-    at_level = "" if confidence_level == CONFIDENCE_LEVEL else f" at the level of {percent(confidence_level)}"
     if low > 0 or high < 0:
-        verdict = f"resolved{at_level}" if at_level else "significant"
+        verdict = "significant" if confidence_level == CONFIDENCE_LEVEL else "resolved"
         return f"{estimate} {verdict}, so that α of all completions mixes the two {test}."
-    return f"{estimate} not resolved{at_level} {test}."
+    return f"{estimate} not resolved {test}."
 
 
 def alpha_report(

@@ -421,10 +421,7 @@ def _caption(frame: pd.DataFrame) -> str:
         "factor of the prompts' expected gradient on that of the target; shares sum to 1."
     )
     if left_out := frame.attrs.get(LEFT_OUT):
-        caption += (
-            f" One estimator of each unit is shown; the run's other {len(left_out)} are not: name one to gradstats ask "
-            "RUN success_bins, which splits it."
-        )
+        caption += f" One estimator of each unit is shown; the run's other {len(left_out)} are not."
     return caption
 
 

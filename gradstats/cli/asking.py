@@ -336,6 +336,7 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: Mapping[str, Any
 def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: Mapping[str, Any]) -> None:
     """Print what answers: verdicts on α or on estimators, or else a sentence and a short table; the rest on request."""
     from gradstats.analyses.declaration import SETTLED
+    from gradstats.analyses.numbers import percent
     from gradstats.cli.answers import answer_screen, first_screen
     from gradstats.report.analysis_tables import short_table
     from gradstats.report.verdict import alpha_verdicts, headline, headline_of, verdicts, with_plans
@@ -344,7 +345,10 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
     frames = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
     tables = [one for one in analysis.tables if one.shown_in("terminal") and len(frames.get(one.name, ()))]
     level = answer.about["confidence_level"]
-    closing = terminal.more(len(answer.notes), with_notes, everything or not tables, [level])
+    said = [one.caption(frames[one.name]) for one in tables] if everything else []
+    said += [] if analysis.section else [answer.sentence]
+    levels = [] if any(f"{percent(level)} interval" in text for text in said) else [level]
+    closing = terminal.more(len(answer.notes), with_notes, everything or not tables, levels)
     if analysis.section == "length_scaling":
         opening = headline(source, found.fit.n_prompts, found.fit.n, lengths=found.fit.lengths)
         lines = first_screen(opening, alpha_verdicts(answer.about), closing=closing)

@@ -10,6 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -331,7 +332,8 @@ def _question(
     said = in_words_of(sentence_of(answer, lambda label: names.get(label, label)), names)
     is_long = len(said) > _LONGEST_ANSWER
     found["answer"] = "" if is_long else said
-    found["asked"] = in_words_of(" ".join(analysis.words(answer) or []), names)
+    of_what = takewhile(lambda word: not word.startswith("--"), analysis.words(answer) or [])
+    found["asked"] = in_words_of(" ".join(of_what), names)
     notes = [*answer.about.get("sentences", ()), *answer.notes]
     found["notes"] = ([said] if is_long else []) + [in_words_of(one, names) for one in notes]
     declared = analysis.leading_of(answer)

@@ -153,9 +153,14 @@ def test_a_screen_states_the_level_of_its_intervals_and_means_no_other(question,
         if question in ("variance", "group_sizes", "batch_size", "curve", "optimal_baselines")
         else ["--all", "--notes"]
     )
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == 0, err
+    assert " ".join(out.split()).count("50% interval") == 1
     code, out, err = run(monkeypatch, capsys, *words, *more)
     assert code == 0, err
-    assert "\n  50% intervals" in out
+    # Below its tables and sentences alone where none of them has a level, as that of a plan.
+    assert ("\n  50% intervals" in out) == (question == "plan")
+    assert "50% interval" in " ".join(out.split())
     assert "95%" not in out
     assert "significant" not in out
 

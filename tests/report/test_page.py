@@ -375,6 +375,17 @@ def test_commands_are_complete_or_left_out():
     assert sections["group_sizes"]["question"].endswith("?")
 
 
+def test_a_heading_states_what_was_asked_and_leaves_options_to_the_command(tmp_path):
+    name = "curve_length_weighted_loo_true_alpha"
+    folder = shutil.copytree(FOLDER_OF_FIGURES / "embedded", tmp_path / "run")
+    curve = Answer.read(folder / "tables" / name)
+    curve.about["asked"]["reference"] = "reinforce"
+    curve.save(folder / "tables" / name, overwrite=True)
+    section = next(one for one in questions_on_page(read_results(folder)) if one["id"] == name)
+    assert section["question"].endswith("? (length-weighted, leave-one-out alpha=0:2:41)")
+    assert section["command"].endswith(" alpha=0:2:41 --reference reinforce")
+
+
 def test_a_long_answer_is_read_with_the_notes(run_directory, tmp_path):
     folder = shutil.copytree(run_directory, tmp_path / "run")
     long = "One row after the other. " * 20

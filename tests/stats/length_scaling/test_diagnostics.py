@@ -219,6 +219,7 @@ def test_it_finds_a_difference_and_says_so_only_then():
         test = mundlak_test(fit_length_scaling(lengths=lengths, sq_norms=sq_norms, groups=groups))
         said.append((test.pvalue, within_and_between(test)))
         assert "] (80% interval) is" in within_and_between(test, 0.8)
+        assert within_and_between(test, 0.8).count("80%") == 1
         assert test.to_frame()["difference_low"].item() == test.confidence_interval()[0]
     assert said[0][0] < 1e-6
     assert said[0][1].startswith("Longer answers to the same prompt give α = 0.4")
