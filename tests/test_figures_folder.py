@@ -31,6 +31,14 @@ def test_what_is_committed_is_as_new_as_its_numbers(figures):
     assert figures.complaints(FIGURES) == []
 
 
+def test_committed_profiles_state_the_level_of_their_intervals():
+    levels = [
+        Answer.read(path.with_suffix("")).about["confidence_level"]
+        for path in FIGURES.glob("*/tables/token_profiles.json")
+    ]
+    assert levels == [0.95] * 5
+
+
 def test_taken_redrawn_and_checked(figures, run_directory, tmp_path):
     folder = figures.take(run_directory, tmp_path)
     taken = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}

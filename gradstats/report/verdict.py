@@ -227,7 +227,7 @@ def verdicts(
 
 def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     rows, about = noise_of(comparison), comparison.about
-    planned = about.get(PLANNED) or {}
+    planned = about[PLANNED] if PLANNED in about else with_plans(comparison).about[PLANNED]
     found = (_best(rows, naming(str(about.get("reference", ""))), naming), _avoid(rows, naming))
     found = (*found, _bias(rows, about.get("prompts_per_batch"), naming), _open(planned, naming))
     return [one for one in found if one is not None]

@@ -375,6 +375,11 @@ def test_commands_are_complete_or_left_out():
     assert sections["group_sizes"]["question"].endswith("?")
 
 
+def test_a_comparison_without_plans_is_planned_by_its_own_rows():
+    said = [one.text for one in verdicts(None, Answer.read(FOLDER_OF_FIGURES / "embedded_tokens" / "variance"))]
+    assert "length_weighted(alpha=0.8, loo=True); about 556 prompts resolve it (plan --estimator)" in said
+
+
 def test_a_heading_states_what_was_asked_and_leaves_options_to_the_command(tmp_path):
     name = "curve_length_weighted_loo_true_alpha"
     folder = shutil.copytree(FOLDER_OF_FIGURES / "embedded", tmp_path / "run")
