@@ -101,7 +101,7 @@ def _measuring(name: str, n: int) -> dict[str, float]:
     seconds = _timed_checks()
     section = MeasurementSection(engine="ghost")
     opened = MeasuringSession.open(policy, rollouts, section)
-    opened.expect(rollouts.select(some))
+    opened.schedule_recheck(rollouts.select(some))
     start = time.process_time()
     measured = opened.measure(rollouts.select(some))
     opening, later = seconds
@@ -109,7 +109,7 @@ def _measuring(name: str, n: int) -> dict[str, float]:
     measuring *= float((lengths + PROMPT_LENGTH).sum() / (lengths[some] + PROMPT_LENGTH).sum())
     rest = rollouts.select(some[: len(some) // 5])
     resumed = MeasuringSession.open(policy, rollouts, section, earlier=measured.metadata)
-    resumed.expect(rest)
+    resumed.schedule_recheck(rest)
     resumed.measure(rest)
     return {
         "n_measured": len(some),

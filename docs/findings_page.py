@@ -52,7 +52,7 @@ from findings_runs import (
 from findings_tokens import section_concentration, section_proxy
 
 from gradstats import data
-from gradstats.analyses.numbers import minimiser_with_interval, number_alone
+from gradstats.analyses.numbers import format_number, minimiser_with_interval
 from gradstats.config.options import PROMPTS_PER_BATCH
 from gradstats.estimators.display_names import in_words
 from gradstats.report.saved_results import completion_means, read_results
@@ -292,7 +292,7 @@ def section_exponent() -> str:
         if curve is not None:
             exponent, ratio = surest(curve[1])
             if is_below(ratio):
-                lower.append(f"{shown(ratio)} at α = {number_alone(exponent)} in {run.name}")
+                lower.append(f"{shown(ratio)} at α = {format_number(exponent)} in {run.name}")
                 least = min(least, ratio[0])
     said = "Not measurably"
     if lower:
@@ -322,10 +322,10 @@ def section_centre() -> str:
             continue
         found, points = curve
         shift, ratio = surest(points)
-        gain = ("—", "—") if shift == 0.0 else (number_alone(shift), shown(ratio))
+        gain = ("—", "—") if shift == 0.0 else (format_number(shift), shown(ratio))
         rows.append((run.name, lowest(found, points), *gain))
         off += [run.name] if excludes(with_interval(found, "minimiser"), 0.0) else []
-        gains += [f"{shown(ratio)} at δ = {number_alone(shift)} in {run.name}"] if is_below(ratio) else []
+        gains += [f"{shown(ratio)} at δ = {format_number(shift)} in {run.name}"] if is_below(ratio) else []
     return answer(
         (
             (

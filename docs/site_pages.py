@@ -169,7 +169,7 @@ def cell(text: str) -> str:
 
 def gallery_page() -> str:
     """Return the page with every committed figure and the command that makes it."""
-    declared = {figure.name: figure.caption for one in registry.every() for figure in one.figures}
+    declared = {figure.name: figure.caption for one in registry.all_analyses() for figure in one.figures}
     parts = [
         "# Figure gallery\n\nEvery figure of the repository, and the command that makes it. `make figures` redraws "
         "them from the numbers beside them, which are linked below each.\n"

@@ -13,7 +13,7 @@ import gradstats as gs
 from gradstats.analyses.length_reward import length_reward_correlation
 from gradstats.analyses.profile import LONG, PolicyProfile, profile_policy
 from gradstats.prompts.embedded import extract_answer, generate_problems, parse_problem
-from gradstats.stats.measured import effective_sample_size
+from gradstats.stats.protocols import effective_sample_size
 
 COST = "One thread took 47 processor minutes, half a second a step."
 BEYOND = 5  # steps: the first number outside the standard mix

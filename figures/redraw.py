@@ -23,7 +23,7 @@ import pandas as pd
 import tyro
 
 from gradstats.analyses.alpha_by_block import plot_alpha_by_block
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.answers.answer import answer_paths, is_answer
 from gradstats.config.sections import FiguresSection
 from gradstats.plots import save_figure
@@ -227,7 +227,7 @@ def zoo_rows(frame: pd.DataFrame) -> str:
     ]
     for row in frame.to_dict("records"):
         if not math.isfinite(row["matched_ratio_high"]):
-            known = number_with_interval(math.nan, row["matched_ratio_low"], math.inf)
+            known = format_estimate(math.nan, row["matched_ratio_low"], math.inf)
             why = row["note"] or "‖E ĝ‖² is not resolved above 0, or the scale of E[ĝ] is not"
             lines.append(f"| `{row['estimator']}` | {row['run']} | {known} | {markdown_escape(why)} |")
     lines += ["", "## Left out", "", "| estimator | why |", "| --- | --- |"]

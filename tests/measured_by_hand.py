@@ -77,7 +77,7 @@ def breakdowns(measured, section):
         | {"variance": section.model_dump()}
     )
     found = {}
-    for analysis in registry.every():
+    for analysis in registry.all_analyses():
         if analysis.in_run is None or analysis.section:
             continue
         try:

@@ -51,7 +51,7 @@ def leave_out_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def only_two_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw two figures of each run, beside those that commands add; all of them are drawn in tests/report."""
-    all_figures, of_runs = figures.figures_of, {one.name for one in registry.every() if one.in_run is not None}
+    all_figures, of_runs = figures.figures_of, {one.name for one in registry.all_analyses() if one.in_run is not None}
 
     def two(run, style=None):
         listed = all_figures(run, style)

@@ -15,13 +15,13 @@ from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
     Ranking,
+    group_level_estimators,
     level_of,
     measured_group_sizes,
     powers_of_two,
-    within_groups,
     without_groups,
 )
-from gradstats.analyses.numbers import UNRESOLVED, number_with_interval
+from gradstats.analyses.numbers import UNRESOLVED, format_estimate
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -44,9 +44,9 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, sentence_height, variants, write_sentence
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
-from gradstats.stats.intervals import Derived, fieller_ratio, share_saved, studentised_ratio
+from gradstats.stats.intervals import MonotoneFunction, fieller_ratio, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.best_set import EQUAL
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Allocated(Row):
+class AllocationRow(Row):
     """One estimator in groups of one size, at a number of tokens."""
 
     estimator: str = column("label of the estimator", short=True, file="estimators/by_label.py")
@@ -107,11 +107,11 @@ class Allocation(Result):
 
     question: ClassVar[str] = "allocation"
 
-    row: ClassVar = Allocated
+    row: ClassVar = AllocationRow
     stated: ClassVar = ("tokens", "mean_length", "reference", "reference_size")
     reference: ClassVar = "rloo"
 
-    rows: tuple[Allocated, ...]
+    rows: tuple[AllocationRow, ...]
     tokens: float
     mean_length: float
     reference_size: int
@@ -128,7 +128,7 @@ class Allocation(Result):
         """Return the remarks, and the best size of ``rloo`` with its interval."""
         if self.best_size is None:
             return self.remarks
-        size = number_with_interval(*self.best_size.with_interval(confidence_level), limits=(2.0, math.inf))
+        size = format_estimate(*self.best_size.with_interval(confidence_level), limits=(2.0, math.inf))
         best = f"is {size} completions per prompt ({confidence_level:.0%} interval)"
         if size == UNRESOLVED:
             best = f"is not resolved at {confidence_level:.0%}: measure more prompts"
@@ -146,7 +146,7 @@ class Allocation(Result):
         (ratio, low, high), best = min(equal, key=lambda one: one[1].estimator != "rloo")
         split = f"{best.estimator}, {best.group_size} completions of {best.n_prompts:.3g} prompts"
         split += ", extrapolated" if best.extrapolated else ""
-        reference, noise = f"rloo with {self.reference_size}", number_with_interval(ratio, low, high)
+        reference, noise = f"rloo with {self.reference_size}", format_estimate(ratio, low, high)
         if (best.estimator, best.group_size) == ("rloo", self.reference_size):
             return f"Of these splits of {self.tokens:,.0f} tokens, none has less noise than {reference}."
         if not (high < 1.0 or low > 1.0):
@@ -244,7 +244,7 @@ def allocate(
     sizes = [size for size in sizes if size * mean_length <= tokens]
     reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
     judge = target_of(by_size[most], judged).moments
-    rows: list[Allocated] = []
+    rows: list[AllocationRow] = []
     notes = list(filter(None, [why_not_judged(judged), about_target(judged)]))
     if pools.n_prompts < FEW_PROMPTS:
         notes.append(
@@ -257,7 +257,7 @@ def allocate(
             noise = parts.total.scaled(size * mean_length / tokens)
             relative = parts.over(reference, size)
             rows.append(
-                Allocated(
+                AllocationRow(
                     estimator=label,
                     unit=unit_of(one),
                     group_size=size,
@@ -375,13 +375,13 @@ def _parts_of_rloo(found: dict[int, _Parts | None], most: int) -> tuple[Statisti
     return pairs.within.scaled(2.0) - cost, cost, anchor.between
 
 
-def _best_size(of_rloo: tuple[Statistic, Statistic, Statistic] | None) -> Derived | None:
+def _best_size(of_rloo: tuple[Statistic, Statistic, Statistic] | None) -> MonotoneFunction | None:
     r"""Return the N at which :math:`v_1 + v_2/(N-1) + N b` is least, at least 2."""
     if of_rloo is None:
         return None
     _, cost, between = of_rloo
     quotient = NoiseToSignal(fieller_ratio(cost, between))
-    return Derived(lambda one: float(np.maximum(1.0 + np.sqrt(np.maximum(one, 0.0)), 2.0)), (quotient,))
+    return MonotoneFunction(lambda one: float(np.maximum(1.0 + np.sqrt(np.maximum(one, 0.0)), 2.0)), (quotient,))
 
 
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -439,7 +439,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     prompts = dict(zip(frame["group_size"], frame["n_prompts"], strict=True))
     if prompts:
         ax.set_xlim(min(prompts) / 1.4, max(prompts) * 1.4)
-    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({n_prompts_label(n)})" for size, n in prompts.items()])
+    ax.set_xticks(list(prompts), labels=[f"{size:g}\n({_n_prompts_label(n)})" for size, n in prompts.items()])
     ax.xaxis.set_minor_locator(plt.NullLocator())
     plain_ticks(ax, logarithmic=True, vertical=True)
     ax.set_xlabel("completions per prompt (prompts)")
@@ -449,7 +449,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     return ax
 
 
-def n_prompts_label(n: float) -> str:
+def _n_prompts_label(n: float) -> str:
     """Return how many prompts the tokens pay for, thousands in full."""
     return f"{n:,.0f}" if n >= 1000 else f"{n:.3g}"
 
@@ -460,7 +460,7 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
         return None
     section = experiment.variance
     return {
-        "estimators": within_groups(measured, section),
+        "estimators": group_level_estimators(measured, section),
         "tokens": float(np.sum(measured.rollouts.lengths)),
         "target": section.target,
         "rng": section.seed,
@@ -469,7 +469,7 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
 
 def _row_name(row: dict[str, Any]) -> str:
     size = f"{row['group_size']:g}{'*' if row['extrapolated'] else ''}"
-    return f"{row['estimator']}, {size} × {n_prompts_label(row['n_prompts'])}"
+    return f"{row['estimator']}, {size} × {_n_prompts_label(row['n_prompts'])}"
 
 
 def _row_heading(frame: pd.DataFrame) -> str:
@@ -489,9 +489,9 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="allocation",
     ask=allocate,
-    lacking=without_groups,
+    unavailable_because=without_groups,
     options=("estimators", "tokens", "group_sizes", "target", "rng"),
-    columns=Allocated.columns(),
+    columns=AllocationRow.columns(),
     ranking=Ranking("relative_noise"),
     row_heading=_row_heading,
     row_name=_row_name,

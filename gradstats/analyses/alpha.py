@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, chosen
-from gradstats.analyses.numbers import number_alone, number_with_interval
+from gradstats.analyses.numbers import format_estimate, format_number
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import records
@@ -29,16 +29,16 @@ from gradstats.stats.length_scaling.diagnostics import (
     mundlak_test,
 )
 from gradstats.stats.length_scaling.regression import RegressionLine
-from gradstats.stats.measured import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
+from gradstats.stats.protocols import MeasuredBlocks, MeasuredNorms, MeasuredPolicy
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
 from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.lazy_imports import pd
 
 # Regressions have the fit without each prompt in closed form; other methods refit, up to this many sequences.
-MOST_REFITS = 200
+_MOST_REFITS = 200
 CURVED_BELOW = 0.01
 # How much wider the interval that allows for unequal and shared noise has to be before a report mentions it.
-NOTICEABLY_WIDER = 1.2
+_NOTICEABLY_WIDER = 1.2
 
 Diagnosis = TypeVar("Diagnosis")
 
@@ -162,7 +162,7 @@ class AlphaReport(Result):
             sentences.append(f"α is the exponent of norms in the metric {self.fit.metric}, not of Euclidean ones.")
         if self.interval != "cluster":
             low, high = self.fit.confidence_interval(self.confidence_level, "cluster")
-            if high - low > NOTICEABLY_WIDER * (self.high - self.low):
+            if high - low > _NOTICEABLY_WIDER * (self.high - self.low):
                 sentences.append(
                     f"The noise changes with length or is shared by answers to a prompt, which the {self.interval} "
                     f"interval does not allow for: use the cluster interval, [{low:.3f}, {high:.3f}]."
@@ -188,13 +188,13 @@ class AlphaReport(Result):
             trend = "steepens" if self.curvature.curvature > 0 else "flattens"
             sentences.append(
                 f"One power law does not fit: the line {trend} with length (p = "
-                f"{number_alone(self.curvature.pvalue, 1)}), so α is an average over these lengths."
+                f"{format_number(self.curvature.pvalue, 1)}), so α is an average over these lengths."
             )
         if self.influence is not None:
             prompt, without, change = (self.influence[name].iloc[0] for name in ("prompt", "alpha", "change"))
             inside = self.low <= without <= self.high
             sentences.append(
-                f"Leaving out one prompt moves α by at most {number_alone(abs(change), 2)} (prompt {prompt}, to "
+                f"Leaving out one prompt moves α by at most {format_number(abs(change), 2)} (prompt {prompt}, to "
                 f"{without:.3f}){'' if inside else ', outside the interval'}."
             )
         return sentences
@@ -209,10 +209,10 @@ def within_and_between(found: MundlakTest, confidence_level: float = CONFIDENCE_
     low, high = found.confidence_interval(confidence_level)
     estimate = (
         f"Longer answers to the same prompt give α = {found.alpha_within:.3f}, prompts with longer answers "
-        f"α = {found.alpha_between:.3f}; the difference {number_with_interval(found.difference, low, high)} "
+        f"α = {found.alpha_between:.3f}; the difference {format_estimate(found.difference, low, high)} "
         f"({confidence_level:.0%} interval) is"
     )
-    test = f"(Mundlak's test, p = {number_alone(found.pvalue, 2)})"
+    test = f"(Mundlak's test, p = {format_number(found.pvalue, 2)})"
     if low > 0 or high < 0:
         verdict = "significant" if confidence_level == CONFIDENCE_LEVEL else "resolved"
         return f"{estimate} {verdict}, so that α of all completions mixes the two {test}."
@@ -286,7 +286,7 @@ def alpha_report(
         uncut_fit=_or_none(fit.without_truncated) if fit.n_truncated else None,
         curvature=_or_none(lambda: curvature_test(fit)),
         within_between=_or_none(lambda: mundlak_test(fit)),
-        influence=_named_influence(fit, measured, groups) if closed_form or fit.n <= MOST_REFITS else None,
+        influence=_named_influence(fit, measured, groups) if closed_form or fit.n <= _MOST_REFITS else None,
         by_block=_by_block(measured, method, confidence_level),
         energy_fit=None
         if measured is None or not has_token_energies(measured)
@@ -462,7 +462,7 @@ FIT_COLUMNS = (
 
 
 _TABLE = "rollouts/schema.py"
-POINT_COLUMNS = (
+_POINT_COLUMNS = (
     Column("prompt_id", "prompt of a completion", file=_TABLE),
     Column("sample_id", "its number among those of the prompt", file=_TABLE),
     Column("reward", "reward", file=_TABLE),
@@ -523,14 +523,14 @@ ANALYSIS = Analysis(
             {"alpha": "α", "alpha_within": "α within prompts", "r_squared": "R²", "n": "n"},
         )
     ),
-    shown=_shown,
+    display_frame=_shown,
     row_name=lambda row: row.get("run", row["method"]),
     row_heading=lambda frame: "run" if "run" in frame else "method",
     caption=_caption,
     source=load_points,
     section="length_scaling",
     in_run=lambda measured, experiment: experiment.length_scaling.arguments(),
-    further=(FurtherTable(POINTS, AlphaReport.points_frame, POINT_COLUMNS),),
+    further=(FurtherTable(POINTS, AlphaReport.points_frame, _POINT_COLUMNS),),
     figures=(
         AnalysisFigure(
             "length_scaling",

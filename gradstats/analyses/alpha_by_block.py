@@ -10,7 +10,7 @@ import numpy as np
 
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
@@ -35,7 +35,7 @@ from gradstats.plots.variance import (
     set_rows,
     wrap_label,
 )
-from gradstats.stats.measured import MeasuredBlocks
+from gradstats.stats.protocols import MeasuredBlocks
 from gradstats.stats.variance.quantities import in_metric
 from gradstats.system.lazy_imports import mpl, pd
 
@@ -80,7 +80,7 @@ class AlphaByBlock(Result):
         if known.empty:
             return "No block has a fit of α."
         ends = [
-            f"{number_with_interval(row['alpha'], row['alpha_low'], row['alpha_high'])} ({row['block']})"
+            f"{format_estimate(row['alpha'], row['alpha_low'], row['alpha_high'])} ({row['block']})"
             for _, row in known.iloc[[0, -1]].iterrows()
         ]
         largest = blocks.loc[blocks["share_of_sq_norm"].idxmax()]
@@ -261,7 +261,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="alpha_by_block",
     ask=alpha_by_block,
-    lacking=_without_blocks,
+    unavailable_because=_without_blocks,
     options=("method",),
     columns=(
         Column("block", "block of parameters", file="analyses/alpha.py"),

@@ -11,8 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Ranking, level_of, within_groups, without_sketches
-from gradstats.analyses.numbers import number_with_interval, percentage, percentage_at_most
+from gradstats.analyses.declaration import (
+    Analysis,
+    AnalysisFigure,
+    Ranking,
+    group_level_estimators,
+    level_of,
+    missing_sketches,
+)
+from gradstats.analyses.numbers import format_estimate, percentage, percentage_at_most
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -35,7 +42,7 @@ from gradstats.plots.style import stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import share_saved
 from gradstats.stats.jackknife import Estimated, Interval, Statistic, mean_statistic
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.alignment import Alignment, alignment_at, alignment_of
 from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, target_of
@@ -161,7 +168,7 @@ class BatchSizes(Result):
         ]
         # With the digits of the table.
         needed = [
-            f"{number_with_interval(*half).partition(' ')[0]} ({name})" for name, half in halves if np.isfinite(half[0])
+            f"{format_estimate(*half).partition(' ')[0]} ({name})" for name, half in halves if np.isfinite(half[0])
         ]
         named = [f"{',' if at else '; half takes'} {one}" for at, one in enumerate(needed)]
         parts = ["", *named]
@@ -221,9 +228,9 @@ def batch_size(
     **Intervals.** That of B* is a Fieller set over prompts whose variance is that under the value in question
     (:func:`gradstats.stats.variance.alignment.critical_batch`). Where ‖G‖² is not resolved there are bounds and no
     values; where it is so only just, a value may have no upper end, since values are shown of those data sets alone
-    that find enough signal (:func:`gradstats.stats.variance.alignment.high_of_shown`). Everything else is a monotone
-    function of B* and, for a biased estimator, of the interval of its cosine. The mean length and the share of groups
-    with a weight are taken as known.
+    that find enough signal (:func:`gradstats.stats.variance.alignment.selection_adjusted_upper`). Everything else is a
+    monotone function of B* and, for a biased estimator, of the interval of its cosine. The mean length and the share
+    of groups with a weight are taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -456,7 +463,7 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
     asked = experiment.analyses.get("batch_size")
     by_tokens = isinstance(asked, Mapping) and "tokens" in asked
     return {
-        "estimators": within_groups(measured, section),
+        "estimators": group_level_estimators(measured, section),
         "reference": section.reference,
         "target": section.target,
         "rng": section.seed,
@@ -482,13 +489,13 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="batch_size",
     ask=batch_size,
-    lacking=without_sketches,
+    unavailable_because=missing_sketches,
     options=("estimators", "prompts", "tokens", "group_size", "reference", "target", "n_resamples", "rng"),
     columns=BatchRow.columns(),
     ranking=Ranking("relative_prompts"),
     row_heading="estimator",
     caption=_caption,
-    shown=_sorted,
+    display_frame=_sorted,
     in_run=_in_run,
     figures=(
         AnalysisFigure(

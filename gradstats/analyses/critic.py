@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure
-from gradstats.analyses.numbers import number_with_interval, percentage
+from gradstats.analyses.numbers import format_estimate, percentage
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
@@ -42,7 +42,7 @@ RECOVERED, FAILED = "after a wrong step, recovered", "after a wrong step, not re
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedVariance:
     """The share of the variance of the true values that the head explains: 1 less what it leaves."""
 
     unexplained: FiellerRatio | None  # None where it is not defined
@@ -66,7 +66,7 @@ class CriticRow(Row):
     value: Estimate = estimate("mean value of the head", "mean value of the head")
     monte_carlo: Estimate = estimate("mean Monte-Carlo value", "mean Monte-Carlo value")
     bias: Estimate = estimate("bias", "bias")
-    explained_variance: Explained = estimate("explained variance", "explained variance")
+    explained_variance: ExplainedVariance = estimate("explained variance", "explained variance")
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,7 +116,7 @@ class CriticQuality(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the bias of the head over all states, and the share of the variance of the values that it explains."""
         every = self.rows[0]
-        off = number_with_interval(*every.bias.with_interval(confidence_level))
+        off = format_estimate(*every.bias.with_interval(confidence_level))
         bias = f"The values of the head are off by {off} on average"
         share = every.explained_variance.with_interval(confidence_level)
         if not np.isfinite(share[0]):
@@ -203,7 +203,7 @@ def critic_quality(
     if isinstance(measured_or_batch, Batch):
         batch = measured_or_batch.with_fields(**given) if given else measured_or_batch  # pyright: ignore[reportArgumentType]
     else:
-        batch = Batch.from_measurement(measured_or_batch, **_both(measured_or_batch, given))  # pyright: ignore[reportArgumentType]
+        batch = Batch.from_measurement(measured_or_batch, **_with_measured_values(measured_or_batch, given))  # pyright: ignore[reportArgumentType]
     if why := _without_values(batch):
         raise ValueError(why)
     if batch.token_rewards is not None:
@@ -225,7 +225,7 @@ def critic_quality(
     return CriticQuality(tuple(rows), low)
 
 
-def _both(measured: MeasuredCompletions, given: dict[str, object]) -> dict[str, object]:
+def _with_measured_values(measured: MeasuredCompletions, given: dict[str, object]) -> dict[str, object]:
     """Return both kinds of values: given Monte-Carlo values leave those of the measured head as they are."""
     head = getattr(measured, "fitted_values", None)
     kept = {"fitted_values": head} if head is not None else {}
@@ -255,7 +255,9 @@ def _row(
     prompts = np.unique(batch.group_index[row], return_inverse=True)[1]
     n_prompts = len(set(prompts.tolist()))
     if n_prompts < 3:
-        return CriticRow(name, len(row), n_prompts, NOT_ESTIMATED, NOT_ESTIMATED, NOT_ESTIMATED, Explained(None))
+        return CriticRow(
+            name, len(row), n_prompts, NOT_ESTIMATED, NOT_ESTIMATED, NOT_ESTIMATED, ExplainedVariance(None)
+        )
     v, m, r = fitted[row, place], monte_carlo[row, place], batch.rewards[row]
     count = mean_statistic(np.bincount(prompts).astype(np.float64))
 
@@ -272,7 +274,7 @@ def _row(
         mean(v).estimate(),
         mean(m).estimate(),
         mean(v - m).estimate(),
-        Explained(unexplained),
+        ExplainedVariance(unexplained),
     )
 
 
@@ -343,7 +345,7 @@ def _row_name(row: dict[str, Any]) -> str:
 ANALYSIS = Analysis(
     name="critic",
     ask=critic_quality,
-    lacking=_without_values,
+    unavailable_because=_without_values,
     options=("last_step", "low"),
     columns=CriticRow.columns(),
     row_heading="states",

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jaxtyping import Float
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
 from gradstats.analyses.numbers import minimiser_with_interval, percentage_at_most
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
@@ -40,10 +40,9 @@ from gradstats.plots.names import LABELS, in_mathematics, reference_name
 from gradstats.plots.style import edge, ink, muted, paper, stroke
 from gradstats.plots.variance import plain_ticks
 from gradstats.stats.intervals import studentised_ratio
-from gradstats.stats.jackknife import UNKNOWN, Estimate
-from gradstats.stats.jackknife import with_ends as columns_of_intervals
+from gradstats.stats.jackknife import UNKNOWN, Estimate, interval_columns
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
 from gradstats.stats.variance.quantities import (
     COMPARED,
@@ -65,9 +64,9 @@ if TYPE_CHECKING:
 #: The parameter that is not an estimator's: completions per group. Along it an equal total of completions is judged.
 GROUP_SIZE, PER_COMPLETION = "group_size", "per_completion"
 #: Quantities whose simultaneous intervals a curve has beside those of a comparison.
-JUDGED_TOGETHER = ("cosine", "matched_bias_share")
+_JUDGED_TOGETHER = ("cosine", "matched_bias_share")
 #: Fits whose exponents are marked on a curve of length weights, and what each is called.
-FITTED_EXPONENTS = {"ols": "pooled", "within_prompt": "within prompts", "gamma": "of the mean"}
+_FITTED_EXPONENTS = {"ols": "pooled", "within_prompt": "within prompts", "gamma": "of the mean"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,13 +145,13 @@ class VarianceCurve(Result):
         if self.per_completion:
             intervals = [one.with_interval(confidence_level) for one in self.per_completion]
             frame[with_ends(PER_COMPLETION)] = np.array(intervals)
-        for name in JUDGED_TOGETHER:
+        for name in _JUDGED_TOGETHER:
             ends = simultaneous([row.quantities[name] for row in self.comparison.rows], confidence_level)
             frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(ends).T
         frame.attrs |= {
             "curve": self.estimator,
             "parameter": self.parameter,
-            **columns_of_intervals({"minimiser": (self.minimiser, *self.confidence_interval(confidence_level))}),
+            **interval_columns({"minimiser": (self.minimiser, *self.confidence_interval(confidence_level))}),
             "fits": self.fits_frame(confidence_level).to_dict("records"),
             "notes": list(self.notes),
         }
@@ -293,7 +292,7 @@ def _counts(chosen: Sequence[Weighting], parameter: str) -> bool:
 def _fitted_exponents(
     measured_or_batch: Batch | MeasuredGradients, scores: npt.ArrayLike | None
 ) -> dict[str, LengthScalingFit]:
-    """Return the exponents of :data:`FITTED_EXPONENTS` that these completions allow, by name."""
+    """Return the exponents of :data:`_FITTED_EXPONENTS` that these completions allow, by name."""
     batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)
     sq_norms = batch.sq_norms
     if sq_norms is None:
@@ -301,7 +300,7 @@ def _fitted_exponents(
         whole = values if values.ndim == 2 else np.where(batch.mask[:, :, None], values, 0.0).sum(axis=1)
         sq_norms = np.einsum("nd,nd->n", whole, whole)
     fits = {}
-    for method, name in FITTED_EXPONENTS.items():
+    for method, name in _FITTED_EXPONENTS.items():
         try:
             fits[name] = fit_length_scaling(
                 lengths=batch.lengths, sq_norms=sq_norms, groups=batch.groups, method=method
@@ -312,9 +311,9 @@ def _fitted_exponents(
 
 
 #: Quantities below each other in the figure of a run, and the share of its height that each takes.
-CURVE_PANELS = {JUDGED.name: 2.0, "cosine": 1.0, "matched_bias_share": 1.0}
+_CURVE_PANELS = {JUDGED.name: 2.0, "cosine": 1.0, "matched_bias_share": 1.0}
 # The raw variance, which stands beside the matched one.
-RAW = "ratio"
+_RAW = "ratio"
 # Lines are told apart in grey: by dashes, and by markers where they end.
 _DASHES = ((0, (4, 1.5)), (0, (1, 1)), (0, (4, 1.5, 1, 1.5)))
 # Shares of the height of axes: where the minimiser stands, and what is kept free for it.
@@ -375,13 +374,13 @@ def plot_variance_curve_panels(table: WithFrame | pd.DataFrame) -> list[Axes]:
 
     frame = as_frame(table)
     width = mpl.rcParams["figure.figsize"][0]
-    height = (_PANEL * sum(CURVE_PANELS.values()) + _AXIS) * mpl.rcParams["font.size"] / 8.0
-    keys = interval_keys(frame, list(CURVE_PANELS))
+    height = (_PANEL * sum(_CURVE_PANELS.values()) + _AXIS) * mpl.rcParams["font.size"] / 8.0
+    keys = interval_keys(frame, list(_CURVE_PANELS))
     height += legend_height(list(_labels(frame).values()), keys)
     _, grid = plt.subplots(
-        len(CURVE_PANELS), 1, figsize=(width, height), sharex=True, height_ratios=list(CURVE_PANELS.values())
+        len(_CURVE_PANELS), 1, figsize=(width, height), sharex=True, height_ratios=list(_CURVE_PANELS.values())
     )
-    for ax, name in zip(grid, CURVE_PANELS, strict=True):
+    for ax, name in zip(grid, _CURVE_PANELS, strict=True):
         plot_variance_curve(frame, ax=ax, value=name)
         label = filled_in(quantity_to_draw(name, COMPARED).panel_label, frame.attrs, reference_name(frame))
         ax.set_ylabel(in_mathematics(in_metric(label, frame.attrs) if ax is grid[0] else label))
@@ -407,8 +406,8 @@ def _draw(ax: Axes, frame: pd.DataFrame, quantity: Quantity) -> None:
     if set(together) <= set(frame):
         for end in together:
             ax.plot(at, frame[end].to_numpy(dtype=float), color=ink(), linewidth=stroke(0.5), zorder=3)
-    if name == JUDGED.name and RAW in frame and not np.allclose(frame[RAW], centre, rtol=1e-9, equal_nan=True):
-        ax.plot(at, frame[RAW].to_numpy(dtype=float), color=muted(0.75), linestyle=":", label=labels["raw"], zorder=3)
+    if name == JUDGED.name and _RAW in frame and not np.allclose(frame[_RAW], centre, rtol=1e-9, equal_nan=True):
+        ax.plot(at, frame[_RAW].to_numpy(dtype=float), color=muted(0.75), linestyle=":", label=labels["raw"], zorder=3)
     logarithmic = quantity.logarithmic and bool((centre > 0).any())
     if logarithmic:
         ax.set_yscale("log")
@@ -537,7 +536,7 @@ def parameter_values(text: str) -> tuple[str, np.ndarray]:
     return name, values
 
 
-def ask_curve(measured: Measurement, estimator: str, values: str, **options: Any) -> VarianceCurve:
+def _ask_curve(measured: Measurement, estimator: str, values: str, **options: Any) -> VarianceCurve:
     """Follow an estimator along a parameter, as :func:`gradstats.variance_curve` does.
 
     Args:
@@ -550,11 +549,11 @@ def ask_curve(measured: Measurement, estimator: str, values: str, **options: Any
     return variance_curve(measured, estimator, parameter, numbers, **options)
 
 
-_SHOWN = {name: QUANTITIES[name].heading for name in (RAW, *CURVE_PANELS)}
+_SHOWN = {name: QUANTITIES[name].heading for name in (_RAW, *_CURVE_PANELS)}
 ANALYSIS = Analysis(
     name="curve",
-    ask=ask_curve,
-    lacking=without_sketches,
+    ask=_ask_curve,
+    unavailable_because=missing_sketches,
     options=(
         "estimator", "values", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
     from gradstats.config.sections import VarianceSection
     from gradstats.measurement.measurement import Measurement
-    from gradstats.stats.measured import MeasuredGradients
+    from gradstats.stats.protocols import MeasuredGradients
 
 #: The table of the completions of a run, a row each: prompt_id, length, sq_norm and, where known, reward, truncated.
 POINTS = "length_scaling"
@@ -110,7 +110,7 @@ class Tabulated:
     #: How a short table orders its rows; without it they are those of the whole table, in their order.
     ranking: Ranking | None = None
     #: Changes the numbers that tables show, where they are not those of the files.
-    shown: Callable[[pd.DataFrame], pd.DataFrame]
+    display_frame: Callable[[pd.DataFrame], pd.DataFrame]
 
     def shown_in(self, place: Place) -> dict[str, str]:
         """Return the columns of a table in a place: name → heading, in which ``{reference}`` is not yet filled in."""
@@ -127,7 +127,7 @@ class Tabulated:
         declared = self.shown_in(place).items()
         return {name: filled_in(heading, frame.attrs) for name, heading in declared if name in known}
 
-    def first_shown(self, frame: pd.DataFrame) -> list[str]:
+    def summary_columns(self, frame: pd.DataFrame) -> list[str]:
         """Return the headings of the columns of a first screen: the short ones, or all where none is short."""
         headings, short = self.headings_of(frame), {one.name for one in self.columns if one.short}
         return [heading for name, heading in headings.items() if name in short] or list(headings.values())
@@ -155,7 +155,7 @@ class FurtherTable(Tabulated):
     row_heading: str | Callable[[pd.DataFrame], str] = ""
     caption: Callable[[pd.DataFrame], str] = lambda frame: ""
     ranking: Ranking | None = None
-    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+    display_frame: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,10 @@ class Analysis(Tabulated):
     #: returns holds several arguments of ``ask``. The first paragraph of its docstring is the help of that path.
     source: Callable[..., Any] = measurement
     #: Why a measurement cannot be asked, with the remedy, as far as what it holds tells; "" where nothing is missing.
-    lacking: Callable[[Measurement], str] = lambda measured: ""
+    unavailable_because: Callable[[Measurement], str] = lambda measured: ""
     figures: tuple[AnalysisFigure, ...] = ()
     ranking: Ranking | None = None
-    shown: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
+    display_frame: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
     further: tuple[FurtherTable, ...] = ()
     #: The arguments with which every run asks it, of a measurement and an experiment; None where the data are too few.
     #: A question without it is asked by a command, which adds the answer to the run where it has a figure.
@@ -195,7 +195,7 @@ class Analysis(Tabulated):
         """Ask."""
         return self.ask(*arguments, **options)
 
-    def of_source(self, asked_of: Any, **options: Any) -> Any:
+    def call_with_source(self, asked_of: Any, **options: Any) -> Any:
         """Ask of what ``source`` has read."""
         return self.ask(**asked_of, **options) if isinstance(asked_of, Mapping) else self.ask(asked_of, **options)
 
@@ -258,7 +258,7 @@ class Analysis(Tabulated):
         return (sys.modules[self.ask.__module__].__doc__ or self.name).strip().partition("\n")[0]
 
     @property
-    def kept(self) -> bool:
+    def saved_by_command(self) -> bool:
         """Whether the command adds the answer to the run: one that no run has by itself, and that is drawn."""
         return self.in_run is None and any(not one.table for one in self.figures)
 
@@ -340,7 +340,7 @@ class Analysis(Tabulated):
         else:
             given = dict(self.in_run(measured, experiment) or {})
         if "estimators" in self.required and not {"estimators"} & {*given, *settings}:
-            given["estimators"] = within_groups(measured, section)
+            given["estimators"] = group_level_estimators(measured, section)
         given.setdefault("confidence_level", getattr(experiment, self.section or "variance").confidence_level)
         return given | {self.settings[name]: value for name, value in settings.items()}
 
@@ -357,7 +357,7 @@ class Analysis(Tabulated):
         """
         taken = {name: value for name, value in arguments.items() if self.asked_at_level or name != "confidence_level"}
         with errors_of_own_code(self.ask, f"the question {self.name!r}"):
-            found = self.of_source(asked_of, **taken)
+            found = self.call_with_source(asked_of, **taken)
         options = {option: taken[argument] for option, argument in self.settings.items() if argument in taken}
         asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
         asked |= {name: as_text(value) for name, value in settings.items() if value is not None}
@@ -383,12 +383,12 @@ class Analysis(Tabulated):
         found = {}
         for option, value in options.items():
             argument = self.settings.get(option, option)
-            usual = parameters[argument].default if argument in parameters else section_default(option)
+            usual = parameters[argument].default if argument in parameters else _section_default(option)
             if option not in without and value is not None and not _equal(value, usual):
                 found[option] = as_text(value)
         return found
 
-    def words(self, answer: Answer) -> list[str] | None:
+    def command_line(self, answer: Answer) -> list[str] | None:
         """Return the words by which the command line asks it again; None where the answer does not say them all."""
         asked = dict(answer.about.get(ASKED, {}))
         words: list[str] = []
@@ -449,7 +449,7 @@ def _without_notes(frame: pd.DataFrame) -> dict[str, Any]:
     return {str(name): value for name, value in frame.attrs.items() if name != "notes"}
 
 
-def section_default(option: str) -> object:
+def _section_default(option: str) -> object:
     """Return the default of an option of the section ``variance``."""
     from gradstats.config.sections import VarianceSection
 
@@ -503,7 +503,7 @@ def level_of(frame: pd.DataFrame) -> str:
     return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
 
 
-def within_groups(
+def group_level_estimators(
     measured: Measurement, section: VarianceSection, labels: Iterable[str] | None = None
 ) -> list[Weighting]:
     """Return the estimators, by default those of a run, that stay in their group and that the measurement allows."""
@@ -515,7 +515,7 @@ def within_groups(
     return [one for one, reason in pairs if reason is None and not one.across_groups]
 
 
-def without_sketches(measured: Measurement) -> str:
+def missing_sketches(measured: Measurement) -> str:
     """Return why inner products of gradients cannot be asked for; "" where they can."""
     return "" if measured.sketches is not None else NO_SKETCHES
 
@@ -523,7 +523,7 @@ def without_sketches(measured: Measurement) -> str:
 def without_groups(measured: Measurement) -> str:
     """Return why groups of completions cannot be asked about; "" where they can."""
     single = "" if most_completions(measured) > 1 else "a prompt has a single completion: sample more, in groups"
-    return without_sketches(measured) or single
+    return missing_sketches(measured) or single
 
 
 def measured_group_sizes(measured: Measurement | MeasuredGradients) -> list[int]:

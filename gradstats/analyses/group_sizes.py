@@ -17,11 +17,11 @@ from gradstats.analyses.declaration import (
     Column,
     FurtherTable,
     Ranking,
+    group_level_estimators,
     powers_of_two,
-    within_groups,
     without_groups,
 )
-from gradstats.analyses.numbers import ROUNDING, number_with_interval
+from gradstats.analyses.numbers import ROUNDING, format_estimate
 from gradstats.analyses.results import Result, ScalarResult, column, estimate
 from gradstats.analyses.variance import (
     COLUMNS,
@@ -39,9 +39,9 @@ from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
 from gradstats.plots.names import reference_name
-from gradstats.stats.intervals import Derived, share_saved, studentised_ratio
+from gradstats.stats.intervals import MonotoneFunction, share_saved, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
     TargetChoice,
@@ -76,7 +76,7 @@ class EquivalentGroupSize(ScalarResult):
 
     estimator: str = column("label of the estimator", file="estimators/by_label.py")
     group_size: int = column("completions per group")
-    equivalent_group_size: Derived = estimate("group size at which RLOO is as noisy", "equivalent group size")
+    equivalent_group_size: MonotoneFunction = estimate("group size at which RLOO is as noisy", "equivalent group size")
     n_prompts: int = column("prompts")
     same_prompts_group_size: Estimate = estimate("group size at which RLOO is as noisy at the same number of prompts")
     tokens_saved: Estimated = estimate(
@@ -103,9 +103,9 @@ class EquivalentGroupSize(ScalarResult):
         if max(abs(saved), abs(low), abs(high)) < ROUNDING:
             share = "as many tokens"
         elif saved < 0:
-            share = f"{number_with_interval(-saved, -high, -low)} % more tokens"
+            share = f"{format_estimate(-saved, -high, -low)} % more tokens"
         else:
-            share = f"{number_with_interval(saved, low, high)} % fewer tokens"
+            share = f"{format_estimate(saved, low, high)} % fewer tokens"
         return f"{text} and takes {share} for the same noise."
 
     def size_in_words(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
@@ -119,7 +119,7 @@ def _size_in_words(size: float, low: float, high: float) -> str:
     >>> _size_in_words(4.0, 4.0, 4.0), _size_in_words(4.2, 3.1, 5.4), _size_in_words(np.inf, 9.0, np.inf)
     ('N = 4', 'N = 4.2 [3.1, 5.4]', 'N ≥ 9')
     """
-    number = number_with_interval(size if np.isfinite(size) else np.nan, low, high)
+    number = format_estimate(size if np.isfinite(size) else np.nan, low, high)
     return f"N {number}" if number[0] in "≥≤" else f"N = {number}"
 
 
@@ -261,7 +261,7 @@ def _equivalents(
             inverse = ((matched - perfect) / cost).estimate()
             same_prompts = _same_prompts(matched.scaled(1.0 / group_size), perfect, cost)
             relative_noise = studentised_ratio(at_scale(moments.trace_cov), of_rloo.trace_cov)
-        equivalent = Derived(_size, (inverse,))
+        equivalent = MonotoneFunction(_size, (inverse,))
         answers.append(
             EquivalentGroupSize(
                 label, group_size, equivalent, pools.n_prompts, same_prompts, share_saved(relative_noise)
@@ -458,7 +458,7 @@ def _completions_per_prompt(measured_or_batch: Batch | MeasuredGradients) -> np.
 def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any]:
     """Ask of the estimators that stay within their group, in groups of all measured sizes."""
     section = experiment.variance
-    return section.arguments(estimators=within_groups(measured, section), group_size=None)
+    return section.arguments(estimators=group_level_estimators(measured, section), group_size=None)
 
 
 def _with_components(sizes: pd.DataFrame) -> pd.DataFrame | None:
@@ -476,7 +476,7 @@ def _of_several_sizes(sizes: pd.DataFrame) -> pd.DataFrame | None:
     return sizes if len(set(sizes["group_size"])) > 1 and JUDGED.name in sizes else None
 
 
-def draw_group_sizes(frame: pd.DataFrame) -> object:
+def _draw_group_sizes(frame: pd.DataFrame) -> object:
     """Draw the relative noise in groups of each size."""
     return plot_group_size(frame, group_size_of_run=frame.attrs.get("group_size_of_run"))
 
@@ -496,7 +496,7 @@ def _caption_of_equivalents(frame: pd.DataFrame) -> str:
     )
 
 
-EQUIVALENTS = FurtherTable(
+_EQUIVALENTS = FurtherTable(
     name="equivalent_group_size",
     frame=GroupSizes.equivalents_frame,
     columns=EquivalentGroupSize.columns(),
@@ -509,7 +509,7 @@ EQUIVALENTS = FurtherTable(
 ANALYSIS = Analysis(
     name="group_sizes",
     ask=variance_by_group_size,
-    lacking=without_groups,
+    unavailable_because=without_groups,
     options=(
         "estimators", "group_sizes", "group_size", "reference", "target", "prompts_per_batch", "n_resamples",
         "max_grad_norm", "rng",
@@ -523,9 +523,9 @@ ANALYSIS = Analysis(
     ),
     row_heading="estimator",
     row_name=row_name,
-    shown=with_sizes_in_names,
+    display_frame=with_sizes_in_names,
     caption=caption_of_comparison,
-    further=(EQUIVALENTS,),
+    further=(_EQUIVALENTS,),
     in_run=_in_run,
     figures=(
         AnalysisFigure(
@@ -535,7 +535,7 @@ ANALYSIS = Analysis(
                 "same size needs 1; the upright line is the group size of the run. Broken lines, half-filled markers: "
                 "the baseline includes the completion itself."
             ).replace("\u00a0", " "),
-            draw_group_sizes,
+            _draw_group_sizes,
             rows=_of_several_sizes,
         ),
         AnalysisFigure(

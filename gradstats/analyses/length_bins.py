@@ -17,12 +17,12 @@ from gradstats.analyses.declaration import (
     Column,
     Ranking,
     chosen,
-    within_groups,
-    without_sketches,
+    group_level_estimators,
+    missing_sketches,
 )
 from gradstats.analyses.numbers import percentage
 from gradstats.analyses.results import Result
-from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
+from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
 from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -32,8 +32,8 @@ from gradstats.estimators.estimator import Weighting, Wrapped
 from gradstats.plots.length_scaling import plot_length_bins
 from gradstats.plots.shares import SHARES, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, with_ends
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.jackknife import NOT_ESTIMATED, interval_columns
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.best_set import pairwise_differences
 from gradstats.stats.variance.inputs import (
     expect_parts,
@@ -69,9 +69,9 @@ SHARE_MEANINGS = {
 }
 
 
-def share_columns(shares: GradientShares, confidence_level: float) -> dict[str, float]:
+def _share_columns(shares: GradientShares, confidence_level: float) -> dict[str, float]:
     """Return both shares with their ``_low`` and ``_high``."""
-    return with_ends(dict(zip(SHARES, shares.with_intervals(confidence_level), strict=True)))
+    return interval_columns(dict(zip(SHARES, shares.with_intervals(confidence_level), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,15 @@ class LengthBins(Result):
             ValueError: for a level outside (0, 1).
         """
         frame = self.comparison.to_frame(confidence_level)
-        scales = [with_ends({"scale": ResolvedRatio(scale).with_interval(confidence_level)}) for scale in self.scales]
+        scales = [
+            interval_columns({"scale": ResolvedRatio(scale).with_interval(confidence_level)}) for scale in self.scales
+        ]
         columns = {
             "length_low": np.tile(self.bins[:, 0], len(self.estimators)),
             "length_high": np.tile(self.bins[:, 1], len(self.estimators)),
             "n_completions": np.tile(self.n_completions, len(self.estimators)),
             **pd.DataFrame(scales),
-            **pd.DataFrame([share_columns(one, confidence_level) for one in self.shares]),
+            **pd.DataFrame([_share_columns(one, confidence_level) for one in self.shares]),
         }
         for place, (name, column) in enumerate(columns.items(), start=1):
             frame.insert(place, str(name), column)
@@ -158,7 +160,7 @@ class LengthBins(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State which lengths make up most of the variance of the reference, and how much of its gradient."""
         first = len(self.bins) * self.estimators.index(self.reference)
-        shares = [share_columns(one, confidence_level) for one in self.shares[first : first + len(self.bins)]]
+        shares = [_share_columns(one, confidence_level) for one in self.shares[first : first + len(self.bins)]]
         known = [at for at, one in enumerate(shares) if np.isfinite(one["share_of_variance"])]
         if not known:
             return f"No share of the variance of {self.reference} could be estimated."
@@ -256,7 +258,7 @@ def variance_by_length(
     rows, notes, scales, shares = [], [], [], []
     for label, whole in zip(labels, prepared, strict=True):
         parts = _parts(whole, bins)
-        comparison, _ = compared(inputs, pool, parts, whole, judged)
+        comparison, _ = compare_at_group_size(inputs, pool, parts, whole, judged)
         rows += [
             replace(row, quantities={**row.quantities, JUDGED.name: NOT_ESTIMATED}, signal_parts=None)
             for row in comparison.rows
@@ -304,7 +306,7 @@ def _scale(
 def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | None:
     """Ask of the reference, which comes first, and of each estimator that is split by length."""
     section = experiment.variance
-    chosen = within_groups(measured, section, dict.fromkeys([section.reference, *section.estimators]))
+    chosen = group_level_estimators(measured, section, dict.fromkeys([section.reference, *section.estimators]))
     asked = {"estimators": chosen, "reference": section.reference, "target": section.target, "rng": section.seed}
     return asked if chosen else None
 
@@ -337,7 +339,7 @@ def _row_name(row: dict[str, Any]) -> str:
 ANALYSIS = Analysis(
     name="length_bins",
     ask=variance_by_length,
-    lacking=without_sketches,
+    unavailable_because=missing_sketches,
     options=("estimators", "n_bins", "group_size", "reference", "target", "rng"),
     columns=(
         Column("n_completions", "completions of these lengths"),

@@ -14,7 +14,7 @@ import scipy
 from jaxtyping import Bool, Float, Int
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
@@ -22,7 +22,7 @@ from gradstats.plots.marks import WithFrame, as_frame, draw_nothing, points_look
 from gradstats.plots.names import wrapped_to_axis
 from gradstats.plots.style import muted, palette, stroke
 from gradstats.stats.jackknife import require_level
-from gradstats.stats.measured import Completions, MeasuredRollouts, prompt_numbers
+from gradstats.stats.protocols import Completions, MeasuredRollouts, prompt_numbers
 from gradstats.system.lazy_imports import pd
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class LengthRewardCorrelation(Result):
                 f"The correlation of length and reward within prompts cannot be estimated: only {prompts} completions "
                 "that differ in both."
             )
-        estimate = number_with_interval(self.correlation, low, high, limits=(-1.0, 1.0))
+        estimate = format_estimate(self.correlation, low, high, limits=(-1.0, 1.0))
         basis = f"{confidence_level:.0%} interval, {self.n_prompts} prompts that vary in both"
         if low > 0 or high < 0:
             often = "more" if low > 0 else "less"

@@ -17,7 +17,7 @@ from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 
 Triple = tuple[float, float, float]
 UNRESOLVED = "–"
-NOT_BOUNDED = "not bounded"
+_NOT_BOUNDED = "not bounded"
 
 #: Share of a value below which an interval, or one side of it, holds nothing but the rounding of float32.
 ROUNDING = 1e-7
@@ -36,7 +36,7 @@ _AS_GOOD_AS_NOTHING = 1e-4
 _DECADE = 10.0
 
 
-def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) -> Triple:
+def displayable_interval(value: float, low: float, high: float, limits: Limits = NO_LIMITS) -> Triple:
     """Return what readers see of an estimate and of its interval: NaN for what says nothing.
 
     A value outside of its interval, or outside of what is possible, is left out. Without a value, an end at the limit
@@ -75,7 +75,7 @@ def readable(value: float, low: float, high: float, limits: Limits = NO_LIMITS) 
     return value, low, high
 
 
-def number_with_interval(
+def format_estimate(
     value: float,
     low: float,
     high: float,
@@ -96,7 +96,7 @@ def number_with_interval(
         value: the estimate; NaN for an interval alone.
         low: lower end; NaN or infinite where there is none.
         high: upper end; likewise.
-        limits: the least and the greatest value that are possible, see :func:`readable`.
+        limits: the least and the greatest value that are possible, see :func:`displayable_interval`.
         exponent: power of ten, written in the heading, in which the number is given.
         markup: ``"plain"`` (text and Markdown), ``"html"`` or ``"latex"``.
         narrow: put an error behind ± below the line, in LaTeX.
@@ -106,7 +106,9 @@ def number_with_interval(
     """
     ends = [end for end in (max(low, limits[0]), min(high, limits[1])) if math.isfinite(end)]
     margin = (ends[1] - ends[0]) / 2.0 if len(ends) == 2 else 0.0  # of a bound, whose other end is not shown
-    value, low, high, margin = (one / 10.0**exponent for one in (*readable(value, low, high, limits), margin))
+    value, low, high, margin = (
+        one / 10.0**exponent for one in (*displayable_interval(value, low, high, limits), margin)
+    )
     if markup == "latex":
         return _in_latex(value, low, high, margin, own_power=exponent == 0, narrow=narrow)
     sizes = [abs(number) for number in (value, low, high) if math.isfinite(number)]
@@ -137,7 +139,7 @@ def _in_brackets(value: float, low: float, high: float, margin: float, power: st
     ends = [end for end in (low, high) if math.isfinite(end)]
     # What is known exactly has an interval of rounding errors, which is left out.
     if all(abs(value - end) <= ROUNDING * abs(value) for end in ends):
-        return (number_alone(value) if not power else written(value, 2)), ""
+        return (format_number(value) if not power else written(value, 2)), ""
     if len(ends) == 1:
         digits = _digits_for(abs(value - ends[0]))
         sign = "≥" if ends[0] == low else "≤"
@@ -187,7 +189,7 @@ def _formula(value: float, low: float, high: float, margin: float, narrow: bool)
             return None
         return _in_mathematics(rf"{number}\ {interval}" if number else interval)
     if all(abs(value - end) <= ROUNDING * abs(value) for end in known):
-        return _in_mathematics(number_alone(value))
+        return _in_mathematics(format_number(value))
     below, above = value - low, high - value
     # Sides that differ by less than a tenth are written as one.
     if abs(above - below) <= 0.1 * max(above, below):
@@ -218,7 +220,7 @@ def _in_power(formula: str, exponent: int) -> str:
 
 
 def _in_mathematics(text: str) -> str:
-    for sign, command in (("−", "-"), ("≥", r"\geq"), ("≤", r"\leq"), (NOT_BOUNDED, r"\infty")):
+    for sign, command in (("−", "-"), ("≥", r"\geq"), ("≤", r"\leq"), (_NOT_BOUNDED, r"\infty")):
         text = text.replace(sign, command)
     return re.sub(r"(?<=\d),(?=\d)", "{,}", text)  # a comma between digits would be followed by a space
 
@@ -282,7 +284,7 @@ def power_of_ten(exponent: int) -> str:
     return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
-def number_alone(number: float, digits: int = 3) -> str:
+def format_number(number: float, digits: int = 3) -> str:
     """Return a number without interval: a count in full, others to so many significant digits.
 
     >>> number_alone(0.87123), number_alone(12345.6), number_alone(96.0), number_alone(2.31e-11)
@@ -291,7 +293,7 @@ def number_alone(number: float, digits: int = 3) -> str:
     if math.isnan(number):
         return UNRESOLVED
     if math.isinf(number):
-        return NOT_BOUNDED
+        return _NOT_BOUNDED
     nearest = round(number)
     if abs(number - nearest) <= ROUNDING * abs(nearest) and abs(number) < _LARGE:
         return _fixed(float(nearest), 0)

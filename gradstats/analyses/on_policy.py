@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradstats.analyses.numbers import number_with_interval
-from gradstats.analyses.printed import Printed
+from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.printed import ReprMixin
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, require_level
-from gradstats.stats.measured import MeasuredPolicy
 from gradstats.stats.on_policy import (
     NEUTRAL,
     TemperatureTest,
@@ -23,13 +22,14 @@ from gradstats.stats.on_policy import (
     other_policy_of,
     temperature_test,
 )
+from gradstats.stats.protocols import MeasuredPolicy
 from gradstats.stats.token_profiles import excess_of, surprise
 from gradstats.stats.variance.quantities import NO_LIMITS
 from gradstats.system.lazy_imports import pd
 
-FEWEST_ENERGY_PROMPTS = 10.0
+_FEWEST_ENERGY_PROMPTS = 10.0
 # On-policy samples are called off-policy in at most one of a hundred studies.
-VERDICT_LEVEL = 0.99
+_VERDICT_LEVEL = 0.99
 # The samples say that they are on-policy only if they exclude temperatures outside these, relative to the scored one.
 EQUIVALENT = (0.8, 1.25)
 WORDS = {
@@ -44,7 +44,7 @@ _UNITS = {"surprise": " nats per completion"}
 
 
 @dataclass(frozen=True, repr=False)
-class OnPolicyCheck(Printed):
+class OnPolicyCheck(ReprMixin):
     r"""Three consequences of drawing tokens from the scored distribution, each NaN where it could not be estimated.
 
     Attributes:
@@ -86,12 +86,12 @@ class OnPolicyCheck(Printed):
             name: getattr(self, name)
             for name in EXPECTED
             if np.isfinite(getattr(self, name).stderr)
-            and (name != "energy_ratio" or self.energy_prompts >= FEWEST_ENERGY_PROMPTS)
+            and (name != "energy_ratio" or self.energy_prompts >= _FEWEST_ENERGY_PROMPTS)
         }
         raw = [estimate.pvalue(EXPECTED[name], only_above=name == "mean_score_sq") for name, estimate in tested.items()]
         return dict(zip(tested, holm(raw).tolist(), strict=True))
 
-    def failures(self, confidence_level: float = VERDICT_LEVEL) -> list[str]:
+    def failures(self, confidence_level: float = _VERDICT_LEVEL) -> list[str]:
         """Return the names of the quantities that on-policy sampling does not explain.
 
         On-policy samples have any with a probability of at most 1 − ``confidence_level`` (Holm over the tests).
@@ -99,7 +99,7 @@ class OnPolicyCheck(Printed):
         level = 1.0 - require_level(confidence_level)
         return [name for name, pvalue in self.pvalues().items() if pvalue < level]
 
-    def compatible_temperatures(self, confidence_level: float = VERDICT_LEVEL) -> tuple[float, float]:
+    def compatible_temperatures(self, confidence_level: float = _VERDICT_LEVEL) -> tuple[float, float]:
         """Return the temperatures of the sampler that its surprises do not exclude; see :class:`TemperatureTest`.
 
         Relative to the scored temperature where that was not recorded. The tests share the level (Bonferroni), so that
@@ -110,7 +110,7 @@ class OnPolicyCheck(Printed):
         scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
         return scale * low, scale * high
 
-    def holds(self, confidence_level: float = VERDICT_LEVEL) -> bool | None:
+    def holds(self, confidence_level: float = _VERDICT_LEVEL) -> bool | None:
         """Whether the samples are on-policy, as :meth:`verdict` puts it in words; None where it is not resolved."""
         if self.departures or self.other_policy or self.failures(confidence_level):
             return False
@@ -118,7 +118,7 @@ class OnPolicyCheck(Printed):
         scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
         return True if EQUIVALENT[0] * scale <= low <= scale <= high <= EQUIVALENT[1] * scale else None
 
-    def verdict(self, confidence_level: float = VERDICT_LEVEL) -> str:
+    def verdict(self, confidence_level: float = _VERDICT_LEVEL) -> str:
         """Whether the samples are on-policy: by the recorded settings, which overrule a test, and by the samples.
 
         They are called consistent with on-policy sampling only where they exclude every temperature below 0.8 and above
@@ -167,11 +167,11 @@ class OnPolicyCheck(Printed):
 
     def _evidence(self, estimates: Mapping[str, Estimate], confidence_level: float) -> str:
         evidence = "; ".join(
-            f"{WORDS[name]} {number_with_interval(*estimate.with_interval(confidence_level), limits=_LIMITS[name])}"
+            f"{WORDS[name]} {format_estimate(*estimate.with_interval(confidence_level), limits=_LIMITS[name])}"
             f"{_UNITS.get(name, '')}, expected {EXPECTED[name]:g}"
             for name, estimate in estimates.items()
         )
-        if "energy_ratio" in estimates and self.energy_prompts < FEWEST_ENERGY_PROMPTS:
+        if "energy_ratio" in estimates and self.energy_prompts < _FEWEST_ENERGY_PROMPTS:
             evidence += f", the last not counted since it rests on effectively {self.energy_prompts:.1f} prompts"
         return f"{evidence}; {confidence_level:.0%} intervals"
 

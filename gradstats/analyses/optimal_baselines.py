@@ -14,10 +14,10 @@ import scipy
 from jaxtyping import Float, Int
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, without_sketches
-from gradstats.analyses.numbers import minimiser_with_interval, number_with_interval, percentage, percentage_at_most
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
+from gradstats.analyses.numbers import format_estimate, minimiser_with_interval, percentage, percentage_at_most
 from gradstats.analyses.results import Result
-from gradstats.analyses.variance import COLUMNS, VarianceComparison, compared
+from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
 from gradstats.analyses.variance_notes import why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -28,7 +28,7 @@ from gradstats.estimators.estimator import SEQUENCE_SUM, Level, Weighting
 from gradstats.plots.variance import plot_variance
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import Statistic, influential_prompts, require_level, satterthwaite_degrees
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.inputs import pooled, prepared_inputs
 from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
@@ -318,7 +318,7 @@ class OptimalBaselines(Result):
                 bound = percentage_at_most(max(most, 0.0))
                 answer = f"No learned baseline is shown to beat rloo: the {self.best} saves at most {bound}"
         if ORACLE in beside:
-            answer += f"; the oracle has {number_with_interval(*beside[ORACLE])} times its variance"
+            answer += f"; the oracle has {format_estimate(*beside[ORACLE])} times its variance"
         return f"{answer}."
 
 
@@ -386,7 +386,7 @@ def optimal_baselines(
     best = min(learned, key=lambda one: variance_with(pool, one.given).value)
     tables = []
     for reference in (chosen[-1], best):
-        table, warned = compared(inputs, pool, rows, reference, judged)
+        table, warned = compare_at_group_size(inputs, pool, rows, reference, judged)
         tables.append(replace(table, notes=(*warned, *table.notes)))
     return OptimalBaselines(tuple(learned), *tables)
 
@@ -416,7 +416,7 @@ def _for_all_rows(frame: pd.DataFrame) -> pd.DataFrame:
 ANALYSIS = Analysis(
     name="optimal_baselines",
     ask=optimal_baselines,
-    lacking=without_sketches,
+    unavailable_because=missing_sketches,
     options=("group_size", "target", "prompts_per_batch", "n_resamples", "rng"),
     columns=(
         Column("kind", "learned, published or oracle"),
@@ -425,7 +425,7 @@ ANALYSIS = Analysis(
         Column("ratio_to_learned", "variance over that of the best learned baseline", "over best learned", short=True),
         Column("ratio_to_learned_simultaneous", "its interval that holds for all rows at once"),
     ),
-    shown=_for_all_rows,
+    display_frame=_for_all_rows,
     row_heading="baseline",
     row_name=_row_name,
     caption=_caption,

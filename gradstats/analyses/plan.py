@@ -16,7 +16,7 @@ import scipy
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
 from gradstats.analyses.points import load_points
-from gradstats.analyses.printed import Printed
+from gradstats.analyses.printed import ReprMixin
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -30,17 +30,17 @@ from gradstats.stats.prompt_plan import (
     prompts_for_slope,
 )
 from gradstats.stats.variance.alignment import CriticalBatch
-from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED, OfKnownScale
+from gradstats.stats.variance.quantities import FEW_PROMPTS, JUDGED, ScaledRatio
 from gradstats.system.lazy_imports import pd
 
 #: A ratio within this share of 1 counts as equal, where a pilot does not tell it from 1.
-EQUAL_WITHIN = 0.05
+_EQUAL_WITHIN = 0.05
 #: What can be planned: the ratio of variances, and the relative noise.
 RATIOS = ("ratio", JUDGED.name)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class PromptPlan(Printed):
+class PromptPlan(ReprMixin):
     """The size that a question takes; whole numbers, infinite where no size is enough.
 
     Attributes:
@@ -55,7 +55,7 @@ class PromptPlan(Printed):
         completions_per_prompt: as in the pilot.
         tokens_per_completion: mean length in the pilot; NaN where it is not known.
         pilot_n_prompts: prompts of the pilot; None without one.
-        seconds_per_token: of sampling and measuring, see :meth:`at_speed`; NaN where it is not known.
+        seconds_per_token: of sampling and measuring, see :meth:`with_throughput`; NaN where it is not known.
         remarks: sentences on what else decides the size.
     """
 
@@ -93,7 +93,7 @@ class PromptPlan(Printed):
         """Hours that ``n_tokens`` take to sample and to measure, at the speed of a dry run."""
         return self.n_tokens * self.seconds_per_token / 3600.0
 
-    def at_speed(self, cost: Any) -> PromptPlan:
+    def with_throughput(self, cost: Any) -> PromptPlan:
         """Return the same plan with its hours, from the tokens and seconds of a dry run."""
         seconds = cost.sampling_seconds + cost.measuring_seconds
         return replace(self, seconds_per_token=seconds / cost.n_tokens)
@@ -349,7 +349,7 @@ def _precision(
     if isinstance(pilot, VarianceComparison):
         of_row = next(one for one in pilot.rows if one.label == row["estimator"])
         found = of_row.ratio if quantity == "ratio" else of_row.matched_ratio
-        found = found.ratio if isinstance(found, OfKnownScale) else found
+        found = found.ratio if isinstance(found, ScaledRatio) else found
         stderr = found.stderr if isinstance(found, Estimate) and found.scale == "log" else math.nan
     if not stderr > 0:
         width = (math.log(row[f"{quantity}_high"]) - math.log(row[f"{quantity}_low"])) / 2.0
@@ -395,7 +395,7 @@ def prompts_to_distinguish(frame: pd.DataFrame, pilot: VarianceComparison | None
     level = float(frame.attrs["confidence_level"])
     for row in frame.to_dict("records"):
         value, low, high = (float(row[f"{JUDGED.name}{end}"]) for end in ("", "_low", "_high"))
-        if not (low < high and low <= 1.0 <= high and value > 0 and abs(math.log(value)) > math.log1p(EQUAL_WITHIN)):
+        if not (low < high and low <= 1.0 <= high and value > 0 and abs(math.log(value)) > math.log1p(_EQUAL_WITHIN)):
             continue
         enough = math.inf
         if low > 0 and high < math.inf:
@@ -635,8 +635,8 @@ def plan(
         row = compared.to_frame(confidence_level).iloc[0]
         known = not row[f"{quantity}_low"] <= 1.0 <= row[f"{quantity}_high"]
         # To tell apart what is nearly equal takes any number.
-        if not known and abs(math.log(row[quantity])) < math.log1p(EQUAL_WITHIN):
-            equivalent = EQUAL_WITHIN
+        if not known and abs(math.log(row[quantity])) < math.log1p(_EQUAL_WITHIN):
+            equivalent = _EQUAL_WITHIN
     return plan_ratio(
         compared,
         label,

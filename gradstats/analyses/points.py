@@ -16,7 +16,7 @@ from gradstats.system.files import read_csv, read_json_lines
 from gradstats.system.lazy_imports import pd
 
 #: The path that stands for standard input.
-STDIN = Path("-")
+_STDIN = Path("-")
 
 
 def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def load_points(path: Path, *, partial: bool = False) -> dict[str, Any]:
 
 def _table(path: Path) -> pd.DataFrame:
     """Read a table by the ending of its name; a file of another ending is CSV."""
-    if path == STDIN:
+    if path == _STDIN:
         return _from_text(sys.stdin.read())
     if not path.exists():
         if str(path) in data.names():

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
-from gradstats.analyses.numbers import UNRESOLVED, Triple, number_with_interval, readable
+from gradstats.analyses.numbers import UNRESOLVED, Triple, displayable_interval, format_estimate
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 from gradstats.system.lazy_imports import pd
 
@@ -16,7 +16,7 @@ _WIDTH = 100
 _ESTIMATES = ("estimate", "value")
 
 
-class Printed:
+class ReprMixin:
     """A result that prints as a table of its main columns, with intervals, and its sentences.
 
     Python's prompt and ``print`` show text, notebooks a table. All columns and rows are those of ``to_frame()``.
@@ -83,7 +83,7 @@ def estimates_with_intervals(
     }
     return pd.DataFrame(
         {
-            name: [one if isinstance(one, str) else number_with_interval(*one) for one in of_column]
+            name: [one if isinstance(one, str) else format_estimate(*one) for one in of_column]
             for name, of_column in cells.items()
         }
     )
@@ -114,7 +114,7 @@ def triples_of(frame: pd.DataFrame, name: str, limits: Limits = NO_LIMITS) -> li
     """
     ends = ["low", "high"] if name in _ESTIMATES and "low" in frame else [f"{name}_low", f"{name}_high"]
     numbers = frame.reindex(columns=[name, *ends]).to_numpy(dtype=float).tolist()
-    return [readable(value, low, high, limits) for value, low, high in numbers]
+    return [displayable_interval(value, low, high, limits) for value, low, high in numbers]
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, object]]:

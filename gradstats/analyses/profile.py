@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from gradstats.analyses.declaration import Analysis, Column, without_sketches
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.declaration import Analysis, Column, missing_sketches
+from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -18,7 +18,7 @@ from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.measurement.measurement import Measurement
 from gradstats.plots.marks import with_ends
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
-from gradstats.stats.measured import effective_sample_size
+from gradstats.stats.protocols import effective_sample_size
 from gradstats.stats.variance.quantities import JUDGED
 from gradstats.system.lazy_imports import pd
 
@@ -120,7 +120,7 @@ class PolicyProfile(Result):
         ends = self.pooled.confidence_interval(confidence_level)
         return (
             f"reward {self.mean_reward:.2f}, median {self.median_length:,.0f} tokens, "
-            f"α = {number_with_interval(self.alpha_pooled, *ends)}."
+            f"α = {format_estimate(self.alpha_pooled, *ends)}."
         )
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -238,7 +238,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="profile",
     ask=profile_policy,
-    lacking=without_sketches,
+    unavailable_because=missing_sketches,
     options=(),
     columns=(
         Column("quantity", "name"),

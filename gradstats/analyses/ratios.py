@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
-from gradstats.analyses.numbers import number_alone, number_with_interval
+from gradstats.analyses.numbers import format_estimate, format_number
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
@@ -139,11 +139,11 @@ class RatioDiagnostics(Result):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State whether there is anything to correct, and what the completions are worth."""
-        difference = f"largest difference of a token's log-probability {number_alone(self.largest, 1)}"
+        difference = f"largest difference of a token's log-probability {format_number(self.largest, 1)}"
         if self.is_settled:
             return f"Sampler and scorer agree ({difference}): nothing to correct."
         size = self.product.effective_sample_size.value
-        worth = number_with_interval(size, *self.confidence_interval(confidence_level))
+        worth = format_estimate(size, *self.confidence_interval(confidence_level))
         return (
             f"Sampler and scorer differ ({difference}): weighted by their ratios, {self.product.n:,} completions are "
             f"worth {worth}."
@@ -196,7 +196,7 @@ class RatioDiagnostics(Result):
 
 
 #: Why ratios are not known.
-NO_LOGPROBS = (
+_NO_LOGPROBS = (
     "ratios need the log-probabilities of sampler and scorer at every counted token: sample with an engine that "
     "records them, such as transformers or vllm, and measure"
 )
@@ -245,7 +245,7 @@ def ratio_diagnostics(
         raise ValueError(f"n_bins={n_bins} must be at least 1")
     batch = measured_or_batch if isinstance(measured_or_batch, Batch) else Batch.from_measurement(measured_or_batch)
     if batch.old_logprobs is None or batch.logprobs is None:
-        raise ValueError(NO_LOGPROBS)
+        raise ValueError(_NO_LOGPROBS)
     overall = np.zeros(len(batch.lengths), dtype=np.int64)
     spreads = _spreads(batch, overall)
     clipped, notes = _clipped(batch, estimators)
@@ -347,7 +347,7 @@ def _effective_shares(ratios: pd.DataFrame) -> pd.DataFrame | None:
     return bins.assign(**{f"effective_share{end}": bins[size + end] / bins["n"] for end in ("", "_low", "_high")})
 
 
-def draw_effective_shares(frame: pd.DataFrame) -> object:
+def _draw_effective_shares(frame: pd.DataFrame) -> object:
     """Draw the effective share of each kind of ratio by length, of the table or of what is drawn of it."""
     shares = frame if "effective_share" in frame else _effective_shares(frame)
     if shares is None:
@@ -397,7 +397,7 @@ _SPREAD = "stats/ratios.py"
 ANALYSIS = Analysis(
     name="ratios",
     ask=ratio_diagnostics,
-    lacking=lambda measured: NO_LOGPROBS if measured.old_logprobs is None else "",
+    unavailable_because=lambda measured: _NO_LOGPROBS if measured.old_logprobs is None else "",
     options=("n_bins",),
     columns=(
         Column("ratio", "kind of importance ratio: of tokens, of completions, geometric mean", file=_SPREAD),
@@ -413,13 +413,13 @@ ANALYSIS = Analysis(
             "effective sample size",
             "effective sample size",
             estimated=True,
-            file="stats/measured.py",
+            file="stats/protocols.py",
         ),
     ),
     row_heading="ratio",
     row_name=_row_name,
     caption=_caption,
-    shown=_without_rounding,
+    display_frame=_without_rounding,
     further=(CLIPPING,),
     in_run=_in_run,
     figures=(
@@ -427,7 +427,7 @@ ANALYSIS = Analysis(
             "ratios",
             "Effective share of importance-weighted tokens and completions by length; 1 where the two policies are "
             "equal.",
-            draw_effective_shares,
+            _draw_effective_shares,
             rows=_effective_shares,
             columns=(
                 Column("effective_share", "effective sample size over n", estimated=True),

@@ -40,7 +40,7 @@ ANALYSES = (
     "plan",
 )
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
-ENTRY_POINTS = "gradstats.analyses"
+_ENTRY_POINTS = "gradstats.analyses"
 #: The questions whose answers lie in the folder of a run itself, those of all others in its ``tables``.
 OF_EVERY_RUN = ("variance", "alpha")
 #: A user's own that this process has imported: module:question → analysis.
@@ -58,7 +58,7 @@ def questions() -> dict[str, str]:
 
 def names() -> list[str]:
     """Return the names of all questions."""
-    return [*ANALYSES, *(one.name for one in entry_points(group=ENTRY_POINTS))]
+    return [*ANALYSES, *(one.name for one in entry_points(group=_ENTRY_POINTS))]
 
 
 def get(name: str) -> Analysis:
@@ -86,7 +86,7 @@ def get(name: str) -> Analysis:
     raise KeyError(f"there is no question {name!r}: {proposed}`gradstats ask` lists them all")
 
 
-def every() -> list[Analysis]:
+def all_analyses() -> list[Analysis]:
     """Return all analyses but a user's own, in order."""
     return [get(name) for name in names()]
 
@@ -101,7 +101,7 @@ def of_answer(question: str) -> Analysis | FurtherTable | None:
         return get(question)
     if ":" in question:
         return _own.get(question)
-    tables = (table for one in [*every(), *_own.values()] for table in one.further)
+    tables = (table for one in [*all_analyses(), *_own.values()] for table in one.further)
     return next((table for table in tables if table.name == question), None)
 
 
@@ -120,4 +120,4 @@ def check(experiment: Experiment) -> None:
 
 @cache
 def _installed() -> dict[str, Analysis]:
-    return {one.name: one.load() for one in entry_points(group=ENTRY_POINTS)}
+    return {one.name: one.load() for one in entry_points(group=_ENTRY_POINTS)}

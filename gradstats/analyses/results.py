@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Column
-from gradstats.analyses.printed import Printed
+from gradstats.analyses.printed import ReprMixin
 from gradstats.config.options import CONFIDENCE_LEVEL
-from gradstats.stats.jackknife import UNKNOWN, require_level, with_ends
+from gradstats.stats.jackknife import UNKNOWN, interval_columns, require_level
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 from gradstats.system.lazy_imports import pd
 from gradstats.system.outputs import write_table
@@ -99,13 +99,15 @@ class Row:
             if isinstance(value, tuple):
                 found |= dict(zip((f"{one.name}_low", f"{one.name}_high"), value, strict=True))
             elif one.estimated:
-                found |= with_ends({one.name: UNKNOWN if value is None else value.with_interval(confidence_level)})
+                found |= interval_columns(
+                    {one.name: UNKNOWN if value is None else value.with_interval(confidence_level)}
+                )
             else:
                 found[one.name] = value
         return found
 
 
-class Result(Printed):
+class Result(ReprMixin):
     """The answer to a question: ``to_frame``, and where there is one ``sentence``; printed, saved and drawn alike."""
 
     #: What its rows are; a result without it has a ``to_frame`` of its own.

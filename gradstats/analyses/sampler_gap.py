@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
 
-from gradstats.analyses.numbers import number_alone
-from gradstats.analyses.printed import Printed, records
+from gradstats.analyses.numbers import format_number
+from gradstats.analyses.printed import ReprMixin, records
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, mean_statistic
-from gradstats.stats.measured import MeasuredSampler, effective_sample_size
 from gradstats.stats.on_policy import NEUTRAL, departures_of, other_policy_of, truncating
+from gradstats.stats.protocols import MeasuredSampler, effective_sample_size
 from gradstats.system.lazy_imports import pd
 
-LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 # Rounding in float32 changes a token's log-probability by less, other kernels and quantised weights by more.
 _ROUNDING = 1e-3
 # A mean of rewards between 0 and 1 that may be off by more than this is worth a warning.
@@ -26,7 +26,7 @@ _ESTIMATED = ("mean_abs_gap", "token_kl", "token_distance", "mean_token_ratio", 
 
 
 @dataclass(frozen=True, repr=False)
-class SamplerGap(Printed):
+class SamplerGap(ReprMixin):
     r"""Log-ratios of the scored distribution π to the sampled one q, on tokens drawn from q.
 
     With :math:`ρ_t = π(y_t)/q(y_t)` and :math:`w = \prod_t ρ_t` over a completion, everything is an average over
@@ -81,13 +81,13 @@ class SamplerGap(Printed):
     def quantiles(self) -> pd.DataFrame:
         """Return one row per level: ``level, token_gap, token_ratio, sequence_log_ratio, sequence_ratio``."""
         tokens = np.concatenate(self.gaps)
-        tokens = np.quantile(tokens[np.isfinite(tokens)], LEVELS)
+        tokens = np.quantile(tokens[np.isfinite(tokens)], _LEVELS)
         sequences = self.sequence_log_ratios
-        whole = np.quantile(sequences, LEVELS) if sequences.size else np.full(len(LEVELS), np.nan)
+        whole = np.quantile(sequences, _LEVELS) if sequences.size else np.full(len(_LEVELS), np.nan)
         with np.errstate(over="ignore"):
             return pd.DataFrame(
                 {
-                    "level": LEVELS,
+                    "level": _LEVELS,
                     "token_gap": tokens,
                     "token_ratio": np.exp(tokens),
                     "sequence_log_ratio": whole,
@@ -125,18 +125,18 @@ class SamplerGap(Printed):
         tokens = np.abs(tokens[np.isfinite(tokens)])
         difference = (
             "the log-probabilities of sampler and scorer differ by a median "
-            f"{number_alone(float(np.median(tokens)), 2)} nats per token and "
-            f"{number_alone(float(np.quantile(tokens, 0.99)), 2)} at the 99th percentile"
+            f"{format_number(float(np.median(tokens)), 2)} nats per token and "
+            f"{format_number(float(np.quantile(tokens, 0.99)), 2)} at the 99th percentile"
         )
         if not self.off_policy:
             small = np.quantile(tokens, 0.99) < _ROUNDING
             cause = "rounding" if small else "other kernels or another precision"
             return f"Sampler and scorer agree: {difference}, as {cause} would explain."
-        drift = f"{difference}; KL(sampler‖scorer) is {number_alone(self.token_kl.value, 2)} nats per token"
+        drift = f"{difference}; KL(sampler‖scorer) is {format_number(self.token_kl.value, 2)} nats per token"
         if self.n_sequences:
             low, high = self.sequence_distance.confidence_interval(confidence_level)
             drift += (
-                f" and {number_alone(self.sequence_kl.value)} a completion, so that a success rate under the scored "
+                f" and {format_number(self.sequence_kl.value)} a completion, so that a success rate under the scored "
                 f"distribution may differ from the measured one by up to {self.sequence_distance.value:.2f} "
                 f"[{max(low, 0.0):.2f}, {min(high, 1.0):.2f}], and the effective sample size of "
                 f"{self.n_sequences} completions is {self.effective_sample_size:.1f}"

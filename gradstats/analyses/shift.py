@@ -10,12 +10,12 @@ from jaxtyping import Float
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.results import ScalarResult, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
 from gradstats.stats.jackknife import Estimate, mean_statistic
-from gradstats.stats.measured import MeasuredRollouts
+from gradstats.stats.protocols import MeasuredRollouts
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +49,7 @@ class ImpliedShift(ScalarResult):
             )
         low, high = self.confidence_interval(confidence_level)
         return (
-            f"The baseline of {self.estimator} lies {number_with_interval(self.delta.value, low, high)} from the group "
+            f"The baseline of {self.estimator} lies {format_estimate(self.delta.value, low, high)} from the group "
             f"mean, like asymmetric with this δ ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
         )
 

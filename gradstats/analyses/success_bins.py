@@ -16,9 +16,9 @@ from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
     Ranking,
+    group_level_estimators,
     level_of,
     most_completions,
-    within_groups,
     without_groups,
 )
 from gradstats.analyses.length_bins import SHARE_MEANINGS
@@ -33,7 +33,7 @@ from gradstats.estimators.estimator import Weighting, unit_of
 from gradstats.plots.shares import bin_label, lines_of_units, plot_shares
 from gradstats.stats.intervals import FiellerRatio, fieller_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimated, Interval, mean_statistic
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.inputs import (
     TargetChoice,
     expect_parts,
@@ -406,7 +406,7 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
     section = experiment.variance
     reference = families.get(section.reference)
     by_unit: dict[str, Weighting] = {unit_of(reference): reference}
-    for one in within_groups(measured, section):
+    for one in group_level_estimators(measured, section):
         by_unit.setdefault(unit_of(one), one)
     shared = {"reference": section.reference, "rng": section.seed, "target": section.target}
     return {"estimators": list(by_unit.values()), **shared}
@@ -432,7 +432,7 @@ def _row_name(row: dict[str, Any]) -> str:
 ANALYSIS = Analysis(
     name="success_bins",
     ask=variance_by_success,
-    lacking=without_groups,
+    unavailable_because=without_groups,
     options=("estimators", "success", "group_size", "bins", "reference", "target", "rng"),
     columns=SuccessBin.columns(),
     ranking=Ranking("share_of_variance", most_first=True, in_blocks=True, scale="scale"),

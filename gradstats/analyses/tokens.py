@@ -12,7 +12,7 @@ import scipy
 from jaxtyping import Int
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable, level_of
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance import compare
 from gradstats.answers.answer import DIGITS
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _OtbOf:
+class _OtbWithProxy:
     """The leave-one-out optimal token baseline with a proxy of energies, passed as the batch's ``values``."""
 
     name: str
@@ -83,7 +83,7 @@ def otb_ratio(
         warnings.simplefilter("ignore", UserWarning)
         comparison = compare(
             measured,
-            [_OtbOf(name)],
+            [_OtbWithProxy(name)],
             group_size=group_size,
             reference="otb(energy=exact, loo=True)",
             rng=rng,
@@ -220,7 +220,7 @@ class ProxyQuality(Result):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State what the heaviest token holds, and the proxy that orders tokens best."""
-        heaviest = number_with_interval(
+        heaviest = format_estimate(
             *self.concentration.estimates[0].with_interval(confidence_level), limits=limits_of("share")
         )
         known = [row for row in self.rows if np.isfinite(row.rank_correlation.value)]
@@ -229,7 +229,7 @@ class ProxyQuality(Result):
         if not known:
             return f"{first}; no proxy varies enough within completions to be judged; {measured}."
         best = max(known, key=lambda row: row.rank_correlation.value)
-        correlation = number_with_interval(
+        correlation = format_estimate(
             *best.rank_correlation.with_interval(confidence_level), limits=limits_of("rank_correlation")
         )
         proxy = f"of the proxies {best.proxy} orders tokens best, with the rank correlation {correlation}"
@@ -387,7 +387,7 @@ _TOKEN = (
 ANALYSIS = Analysis(
     name="tokens",
     ask=proxy_quality,
-    lacking=lambda measured: NO_PROBES if measured.token_projections is None else "",
+    unavailable_because=lambda measured: NO_PROBES if measured.token_projections is None else "",
     options=("group_size", "rng"),
     columns=ProxyRow.columns(),
     row_heading="proxy",

@@ -22,7 +22,7 @@ from gradstats.analyses.declaration import (
     Column,
     Ranking,
     level_of,
-    without_sketches,
+    missing_sketches,
 )
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance_notes import (
@@ -42,8 +42,8 @@ from gradstats.estimators.estimator import Weighting, composition_of, unit_of
 from gradstats.measurement.measurement import NO_BLOCK_SKETCHES, Measurement, WeightedGradients, metric_sentence
 from gradstats.plots.names import reference_name
 from gradstats.plots.variance import ShortRows, plot_variance, plot_variance_panels, rows_in_best_set, short_rows
-from gradstats.stats.jackknife import with_ends
-from gradstats.stats.measured import MeasuredGradients
+from gradstats.stats.jackknife import interval_columns
+from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.best_set import PairwiseDifferences, pairwise_differences
 from gradstats.stats.variance.inputs import (
     ON_POLICY,
@@ -68,7 +68,7 @@ from gradstats.stats.variance.quantities import (
     filled_in,
     simultaneous,
 )
-from gradstats.stats.variance.row import EstimatorVariance, silent_row
+from gradstats.stats.variance.row import EstimatorVariance, row_without_gradient
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.lazy_imports import pd
 
@@ -81,7 +81,7 @@ _HERE, _QUANTITIES = "analyses/variance.py", "stats/variance/quantities.py"
 COMPARED_ROWS = "n_compared"
 #: What a reader has to know about columns of intervals that hold together, and about the best set.
 TOGETHER = "between these ends all rows lie at once"
-BEST_SET = "best set"
+_BEST_SET = "best set"
 
 
 def _on_bold(frame: pd.DataFrame) -> str:
@@ -140,7 +140,7 @@ COLUMNS = (
     Column(
         "in_best_set",
         "whether it may have the lowest relative noise",
-        BEST_SET,
+        _BEST_SET,
         file=_HERE,
         places=("page", "terminal"),
     ),
@@ -274,7 +274,7 @@ class VarianceComparison(Result):
                 "components": row.components,
                 "target": self.target.kind,
             }
-            records.append(record | with_ends(intervals))
+            records.append(record | interval_columns(intervals))
         frame = pd.DataFrame(records)
         frame.attrs |= {
             "reference": self.reference,
@@ -570,7 +570,7 @@ def _compared_at_sizes(
             groups = split_into_groups(prompts, inputs.order, size)
             weighted, own = [*estimators, reference], deepcopy(stream)  # intervals do not depend on the other sizes
             pool = pooled(inputs, groups, weighted, own, judged, *dealt, shared=True)
-            of_size, warned_of_size = compared(inputs, pool, estimators, reference, judged)
+            of_size, warned_of_size = compare_at_group_size(inputs, pool, estimators, reference, judged)
             if isinstance(pool.scores, PooledProducts) and not pool.scores.shared:
                 pool.scores.products.forms.release()
             by_size.append(of_size)
@@ -589,7 +589,7 @@ def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
     return list(dict.fromkeys(sizes))
 
 
-def compared(
+def compare_at_group_size(
     inputs: ComparisonInputs,
     pool: PooledCompletions,
     estimators: Sequence[Weighting],
@@ -645,7 +645,7 @@ def _with_unknown_rows(
 
 
 def _unknown_row(estimator: Weighting, group_size: int | None) -> EstimatorVariance:
-    row = silent_row(estimator.label, np.array([np.nan]))
+    row = row_without_gradient(estimator.label, np.array([np.nan]))
     return replace(row, group_size=group_size, unit=unit_of(estimator), components=composition_of(estimator))
 
 
@@ -730,7 +730,7 @@ def _resolved(frame: pd.DataFrame) -> pd.DataFrame | None:
 ANALYSIS = Analysis(
     name="variance",
     ask=variance,
-    lacking=without_sketches,
+    unavailable_because=missing_sketches,
     options=(
         "estimators", "group_size", "reference", "target", "prompts_per_batch", "max_grad_norm", "n_resamples", "rng",
     ),
@@ -738,7 +738,7 @@ ANALYSIS = Analysis(
     ranking=Ranking(JUDGED.name, scale="ratio"),
     row_heading="estimator",
     row_name=row_name,
-    shown=with_sizes_in_names,
+    display_frame=with_sizes_in_names,
     caption=caption_of_comparison,
     section="variance",
     in_run=lambda measured, experiment: experiment.variance.arguments(),

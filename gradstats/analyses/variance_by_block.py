@@ -44,7 +44,7 @@ def _caption(frame: pd.DataFrame) -> str:
 ANALYSIS = Analysis(
     name="variance_by_block",
     ask=variance_by_block,
-    lacking=lambda measured: NO_BLOCK_SKETCHES if measured.sketches_by_block is None else "",
+    unavailable_because=lambda measured: NO_BLOCK_SKETCHES if measured.sketches_by_block is None else "",
     options=("estimators", "group_size", "reference", "target", "prompts_per_batch", "n_resamples", "rng"),
     columns=(
         Column("block", "block of parameters", short=True, file="analyses/variance.py"),
@@ -52,6 +52,6 @@ ANALYSIS = Analysis(
     ),
     row_heading="block, estimator",
     row_name=_row_name,
-    shown=with_sizes_in_names,
+    display_frame=with_sizes_in_names,
     caption=_caption,
 )

@@ -7,14 +7,14 @@ from itertools import chain
 
 import numpy as np
 
-from gradstats.analyses.numbers import number_alone, number_with_interval
+from gradstats.analyses.numbers import format_estimate, format_number
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
 from gradstats.estimators.estimator import Weighting, Wrapped, unit_of
 from gradstats.estimators.recipes.weightings import advantage_of_values
-from gradstats.stats.jackknife import with_ends
+from gradstats.stats.jackknife import interval_columns
 from gradstats.stats.on_policy import untruncated
 from gradstats.stats.ratios import RatioSpread
 from gradstats.stats.variance.inputs import FEWEST_EFFECTIVE_COMPLETIONS, TargetChoice
@@ -326,7 +326,7 @@ def target_attrs(target: TargetChoice, confidence_level: float) -> dict[str, obj
     """Return what the ``.attrs`` of a frame state of a target."""
     return {
         "target": target.kind,
-        **with_ends({"effective_sample_size": target.effective_sample_size(confidence_level)}),
+        **interval_columns({"effective_sample_size": target.effective_sample_size(confidence_level)}),
     }
 
 
@@ -345,7 +345,7 @@ def about_target(target: TargetChoice) -> str | None:
     if target.kind == "on_policy":
         return (
             f"the samples count as on-policy: importance ratios have χ² = {_short(ratios)}, which moves the gradient "
-            f"by at most {number_alone(float(np.sqrt(ratios.chi_squared.value)), 2)} of a completion's"
+            f"by at most {format_number(float(np.sqrt(ratios.chi_squared.value)), 2)} of a completion's"
         )
     low, high = ratios.effective_size_interval(0.95)
     reasons = [*([f"χ² of whole completions is {_short(ratios)}"] if target.far else []), *settings]
@@ -359,7 +359,7 @@ def about_target(target: TargetChoice) -> str | None:
 
 def _short(ratios: RatioSpread) -> str:
     low, high = ratios.chi_squared.confidence_interval(0.95)
-    return number_with_interval(ratios.chi_squared.value, low, high)
+    return format_estimate(ratios.chi_squared.value, low, high)
 
 
 def why_silent(pool: PooledCompletions) -> str:

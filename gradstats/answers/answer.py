@@ -14,7 +14,7 @@ import numpy as np
 
 from gradstats.system.files import atomic_path, changed_sentence, csv_text, file_digest, read_json, write_json
 from gradstats.system.lazy_imports import pd
-from gradstats.system.outputs import Kind, claim, csv_with, differing_entry, is_marked, other_numbers
+from gradstats.system.outputs import OutputType, claim, csv_with, differing_entry, is_marked, other_numbers
 
 # Entries of the JSON file that are not of `about`.
 _QUESTION, _SENTENCE, _NOTES, _FURTHER = "question", "sentence", "notes", "further"
@@ -235,7 +235,7 @@ def _asked_otherwise(then: Mapping[str, object], now: Mapping[str, object]) -> s
 def claim_answer(stem: Path, columns: Iterable[str], **replacing: Any) -> None:
     """Refuse to write an answer where something lies that is not an earlier one, as :func:`claim` does."""
     table, state = answer_paths(stem)
-    ours = Kind("an answer", lambda path: is_marked(state))
+    ours = OutputType("an answer", lambda path: is_marked(state))
     claim(table, ours if is_marked(state) else csv_with(list(columns), ours.what), **replacing)
     claim(state, ours)
 

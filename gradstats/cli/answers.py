@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from gradstats.analyses.numbers import UNRESOLVED
 from gradstats.report.analysis_tables import shortened
-from gradstats.report.verdict import NO_BREAK, Noise, Verdict, noise_of, of_first_size, what_is_open
+from gradstats.report.verdict import NO_BREAK, NoiseRow, Verdict, noise_of, of_first_size, what_is_open
 
 if TYPE_CHECKING:
     from gradstats.answers import Answer
@@ -199,7 +199,7 @@ def noise_table(comparison: Answer, most: int) -> list[str]:
     return [*lines, *said]
 
 
-def _outermost(rows: Sequence[Noise], most: int) -> tuple[list[Noise], int, int]:
+def _outermost(rows: Sequence[NoiseRow], most: int) -> tuple[list[NoiseRow], int, int]:
     """Return the rows with the least and the most noise, how many are left out between them, and where."""
     if len(rows) <= most:
         return list(rows), 0, 0
@@ -214,7 +214,7 @@ def _outermost(rows: Sequence[Noise], most: int) -> tuple[list[Noise], int, int]
 class _Axis:
     """A logarithmic axis in characters, that holds the intervals of all rows and 1."""
 
-    def __init__(self, rows: Sequence[Noise], width: int) -> None:
+    def __init__(self, rows: Sequence[NoiseRow], width: int) -> None:
         ends = [end for row in rows for end in row.shown if math.isfinite(end) and end > 0]
         low, high = min([*ends, 1.0]), max([*ends, 1.0])
         span = max(high / low, 1.02) ** 0.04
@@ -243,7 +243,7 @@ class _Axis:
                 taken |= set(cells)
         return "".join(letters).rstrip()
 
-    def drawn(self, row: Noise) -> str:
+    def drawn(self, row: NoiseRow) -> str:
         """Return an interval as a line, its estimate as a dot, and 1 as a stroke."""
         value, low, high = row.shown
         letters = [" "] * self.width

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gradstats.analyses import registry
 from gradstats.cli import terminal
-from gradstats.cli.asking import ask, ask_question
+from gradstats.cli.ask import ask, ask_question
 from gradstats.cli.installation import check, list_things
 from gradstats.cli.options import run_command
 from gradstats.cli.reporting import export, report
@@ -68,7 +68,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 
 
-def overview() -> list[str]:
+def _overview() -> list[str]:
     """Return the lines of the help screen: the commands in groups, each with the question that it answers."""
     width = max(len(name) for group in GROUPS.values() for name in group)
     lines = [_SUMMARY, "", "usage: gradstats COMMAND …    gradstats COMMAND --help shows its options", ""]
@@ -89,7 +89,7 @@ def dispatch(words: Sequence[str]) -> None:
         KeyError: for an unknown command, with the nearest one.
     """
     if not words or words[0] in ("-h", "--help"):
-        terminal.show(overview())
+        terminal.show(_overview())
     elif words[0] in OF_QUESTIONS:
         COMMANDS[words[0]](words[1:])
     elif words[0] in COMMANDS:

@@ -49,7 +49,7 @@ def check(
         dtypes: dtypes in which to check the model; deviations between dtypes are relative to the first, the widest.
     """
     if policy is None:
-        show_environment(as_json)
+        _show_environment(as_json)
         return
     import gradstats
     from gradstats.gradients import check_engines
@@ -115,7 +115,7 @@ def list_things(
         _show_entries(columns)
 
 
-def show_environment(as_json: bool) -> None:
+def _show_environment(as_json: bool) -> None:
     """Say what works here and what is missing, and print versions and hardware."""
     import torch
 

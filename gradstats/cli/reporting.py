@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gradstats.report.saved_results import SavedResults
 
 
-def find_own_questions(runs: Sequence[Path], trust: bool) -> None:
+def _find_own_questions(runs: Sequence[Path], trust: bool) -> None:
     """Import the user's own questions that runs were asked, with permission; without it say which are not shown."""
     from gradstats.analyses import registry
     from gradstats.report.saved_results import answer_stems
@@ -76,7 +76,7 @@ def export(
         "estimators": list(estimators),
         "order": order,
     }
-    find_own_questions(runs, trust)
+    _find_own_questions(runs, trust)
     results = _results_of(runs)
     own = next((one.figure_style for one in results.values()), FiguresSection())
     chosen = {name: value for name, value in given.items() if value}
@@ -187,7 +187,7 @@ def report(
     if len(runs) != 1:
         raise ValueError("name one run directory, or compare several on one page: gradstats report --gallery RUN RUN …")
     run = runs[0]
-    find_own_questions(runs, trust)
+    _find_own_questions(runs, trust)
     if is_sweep(run):
         cell = next(reversed(read_sweep_list(run).settings), "CELL")
         raise ValueError(

@@ -374,7 +374,7 @@ def show_sweep(result: SweepResult) -> None:
             )
         terminal.console.print(table)
     differences = result.differences()
-    show_differences(differences)
+    _show_differences(differences)
     for cell in result.missing:
         terminal.note(f"{cell} has no results yet: the same command runs it")
     tables = TABLE if differences.empty else f"{TABLE}, {DIFFERENCES}"
@@ -390,7 +390,7 @@ def _folded(name: object) -> str:
     return terminal.escape(str(name)).replace(",", ",\n", 1)
 
 
-def show_differences(differences: pd.DataFrame) -> None:
+def _show_differences(differences: pd.DataFrame) -> None:
     """Print how far cells with the same prompts lie apart; of many cells, only from the first one."""
     if differences.empty:
         return

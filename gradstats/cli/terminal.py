@@ -167,7 +167,7 @@ def show_notes(notes: Iterable[str]) -> None:
             console.print(escape(line))
 
 
-def more(n_notes: int, notes: bool, everything: bool, levels: Iterable[float]) -> list[str]:
+def hidden_content_hint(n_notes: int, notes: bool, everything: bool, levels: Iterable[float]) -> list[str]:
     """Return a line on intervals that are not of the usual level, and on what the first screen leaves out."""
     from gradstats.analyses.numbers import percent
 
@@ -194,14 +194,18 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     answers = read_results(result.run.path).answers
     comparison = answers.get("variance")
     page = next((path for path in reversed(result.paths) if path.suffix == ".html"), None)
-    said = notes_of_run(result)
+    said = _notes_of_run(result)
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
     answer = verdicts(answers.get("alpha"), comparison, batch_sizes=answers.get("batch_size"))
     shown = [answers[name] for name in ("alpha", "variance") if name in answers]
     levels = [float(one.about["confidence_level"]) for one in shown]
-    show(first_screen(headline, answer, comparison, [*closing, *more(len(said), notes, everything, levels)]))
+    show(
+        first_screen(
+            headline, answer, comparison, [*closing, *hidden_content_hint(len(said), notes, everything, levels)]
+        )
+    )
     if everything:
         for one in shown:
             show_answer_table(registry.get(one.question), one.frame)
@@ -217,12 +221,12 @@ def run_as_json(result: RunResult) -> dict[str, Any]:
     return {
         "alpha": None if result.alpha is None else result.alpha.summary(),
         "rows": [] if frame is None else frame.to_dict("records"),
-        "notes": notes_of_run(result),
+        "notes": _notes_of_run(result),
         "paths": [str(path) for path in result.paths],
     }
 
 
-def notes_of_run(result: RunResult) -> list[str]:
+def _notes_of_run(result: RunResult) -> list[str]:
     """Return what qualifies the numbers of a run, each sentence once."""
     said = [] if result.alpha is None else [*result.alpha.beside(), *result.alpha.sentences()]
     if result.gap is not None and not result.gap.off_policy:  # else it is a remark
@@ -383,13 +387,13 @@ def _by_workers(cost: CostEstimate, n_workers: int) -> list[tuple[str, str]]:
 
 def show_check(frame: pd.DataFrame, policy: Policy) -> None:
     """Show the check of the gradient engines: the verdict, one line per comparison, and remarks."""
-    from gradstats.analyses.numbers import number_alone
+    from gradstats.analyses.numbers import format_number
 
     judged = frame.loc[frame["tolerance"].notna() & frame["deviation"].notna()]
     wrong = ", ".join(dict.fromkeys(frame.loc[frame["verdict"] == "fails", "engine"]))
     if frame.attrs["passed"]:
         largest = judged.groupby("dtype", sort=False)["deviation"].max()
-        found = [f"{number_alone(float(deviation), 1)} in {dtype}" for dtype, deviation in largest.items()]
+        found = [f"{format_number(float(deviation), 1)} in {dtype}" for dtype, deviation in largest.items()]
         show_sentence(f"All engines agree with autograd: largest relative difference {', '.join(found)}.")
     elif wrong:
         fail(f"the check fails ({wrong}): measure with an engine that passes, or with dtype float32")
@@ -403,7 +407,7 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
         table.add_column(column, justify="right")
     colours = {"ok": "green", "fails": "bold red"}
     for row in frame.to_dict("records"):
-        numbers = (number_alone(float(row[name]), 2) for name in ("deviation", "tolerance"))
+        numbers = (format_number(float(row[name]), 2) for name in ("deviation", "tolerance"))
         verdict = f"[{colours.get(row['verdict'], 'yellow')}]{row['verdict']}[/]"
         table.add_row(row["dtype"], row["check"], row["engine"], *numbers, verdict)
     console.print(table)
@@ -414,10 +418,10 @@ def show_check(frame: pd.DataFrame, policy: Policy) -> None:
 
 def with_interval(row: dict[str, Any], name: str) -> str:
     """Format a number of a row with the ends of its interval."""
-    from gradstats.analyses.numbers import number_with_interval
+    from gradstats.analyses.numbers import format_estimate
     from gradstats.stats.variance.quantities import limits_of
 
-    return escape(number_with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
+    return escape(format_estimate(row[name], row[f"{name}_low"], row[f"{name}_high"], limits=limits_of(name)))
 
 
 def _duration(seconds: float) -> str:

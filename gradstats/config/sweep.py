@@ -29,9 +29,9 @@ from gradstats.config.experiment import (
 from gradstats.config.trust import refuse_untrusted
 
 #: Settings whose values may be patterns, such as ``checkpoints/step-*``.
-PATTERNS = ("policy.name", "policy.adapter")
+_PATTERNS = ("policy.name", "policy.adapter")
 #: More cells than anyone runs; a few lines of lists can stand for billions.
-MOST_CELLS = 10_000
+_MOST_CELLS = 10_000
 _LONGEST_NAME = 120
 _PATTERN = re.compile(r"[*?\[]")
 _NOT_IN_NAMES = re.compile(r"[^\w.=+,\-]+")
@@ -121,14 +121,14 @@ def _combinations(lists: Mapping[str, Any], expand: bool) -> Iterator[dict[str, 
         listed = values if isinstance(values, list) else [values]
         expanded = [one for value in listed for one in (_expanded(names[0], value) if expand else [value])]
         axes.append([dict.fromkeys(names, value) for value in expanded])
-    if math.prod(map(len, axes)) > MOST_CELLS:
-        raise ValueError(f"{VARY} stands for {math.prod(map(len, axes)):,} cells: give at most {MOST_CELLS:,}")
+    if math.prod(map(len, axes)) > _MOST_CELLS:
+        raise ValueError(f"{VARY} stands for {math.prod(map(len, axes)):,} cells: give at most {_MOST_CELLS:,}")
     for chosen in itertools.product(*axes):
         yield {name: value for settings in chosen for name, value in settings.items()}
 
 
 def _is_pattern(name: str, value: object) -> bool:
-    return name in PATTERNS and isinstance(value, str) and bool(_PATTERN.search(value))
+    return name in _PATTERNS and isinstance(value, str) and bool(_PATTERN.search(value))
 
 
 def _expanded(name: str, value: object) -> list[object]:
@@ -176,4 +176,4 @@ def _names(cells: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _shown(name: str, value: object) -> str:
-    return Path(value).name if name in PATTERNS and isinstance(value, str) else str(value)
+    return Path(value).name if name in _PATTERNS and isinstance(value, str) else str(value)

@@ -78,10 +78,10 @@ def refuse_untrusted(
         for code in dict.fromkeys(code_named_in(settings))
         if code not in allowed and code.setting not in ignored and (received or code.anywhere)
     ]
-    chosen = set(destinations_in(given))
+    chosen = set(_destinations_in(given))
     sent = [
         place
-        for place in dict.fromkeys(destinations_in(settings))
+        for place in dict.fromkeys(_destinations_in(settings))
         if received and place not in chosen and place.setting not in ignored
     ]
     why = "a run directory may come from someone else" if received else "the file may come from someone else"
@@ -100,7 +100,7 @@ def refuse_untrusted(
         )
 
 
-def destinations_in(settings: Mapping[str, object]) -> Iterator[Destination]:
+def _destinations_in(settings: Mapping[str, object]) -> Iterator[Destination]:
     """Return where settings of an experiment would send prompts, results or credentials."""
     options = _at(settings, "sampling", "sampler_options")
     own = os.environ.get(BASE_URL_ENV, "").rstrip("/")

@@ -18,7 +18,7 @@ from gradstats.rollouts.schema import LARGEST_REWARD, SCHEMA, refuse_unclear_lab
 from gradstats.system.lazy_imports import pd
 
 #: Fields with one value per token.
-BATCH_TOKEN_FIELDS = (
+_BATCH_TOKEN_FIELDS = (
     "token_rewards", "logprobs", "old_logprobs", "proximal_logprobs", "ref_logprobs", "entropy", "sum_pi_squared",
     "values", "fitted_values", "token_energy", "token_cross", "importance",
 )  # fmt: skip
@@ -91,7 +91,7 @@ class MeasuredCompletions(Protocol):
         ...
 
 
-def rewards_field(
+def _rewards_field(
     rewards: npt.ArrayLike, greedy_rewards: npt.ArrayLike | None
 ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"] | None]:
     """Return both, (N,), those that are equal up to rounding made equal: 0.1 + 0.2 and 0.3.
@@ -100,7 +100,7 @@ def rewards_field(
     themselves in the precision that they are given in, or of the largest in double precision (0.3 − 0.2 − 0.1 is 0).
     """
     given = [("rewards", rewards), *([] if greedy_rewards is None else [("greedy_rewards", greedy_rewards)])]
-    arrays = [sequence_field(name, value, None) for name, value in given]
+    arrays = [_sequence_field(name, value, None) for name, value in given]
     for (name, _), array in zip(given, arrays, strict=True):
         largest = np.abs(array).argmax()
         if abs(array[largest]) > LARGEST_REWARD:
@@ -125,7 +125,7 @@ def _precision(value: npt.ArrayLike) -> float:
     return float(np.finfo(dtype if np.issubdtype(dtype, np.floating) else np.float64).eps)
 
 
-def sequence_field(name: str, value: npt.ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
+def _sequence_field(name: str, value: npt.ArrayLike, n: int | None) -> Float[np.ndarray, "n"]:
     """Return one finite number per completion, (N,); N is not checked where it is None."""
     array = np.array(value, dtype=np.float64)
     if array.ndim != 1 or (n is not None and array.size != n):
@@ -140,7 +140,7 @@ def sequence_field(name: str, value: npt.ArrayLike, n: int | None) -> Float[np.n
     return array
 
 
-def checked_lengths(value: npt.ArrayLike, n: int, masked: bool) -> Int[np.ndarray, "n"]:
+def _checked_lengths(value: npt.ArrayLike, n: int, masked: bool) -> Int[np.ndarray, "n"]:
     """Return numbers of counted tokens, at least 1 each; 0 only where a mask says which tokens count."""
     array = np.asarray(value)
     if array.shape != (n,):
@@ -172,7 +172,7 @@ def width(per_token: Mapping[str, npt.ArrayLike | None], lengths: np.ndarray) ->
     return widths[0] if widths else max(int(lengths.max()), 1)
 
 
-def checked_mask(value: npt.ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
+def _checked_mask(value: npt.ArrayLike | None, lengths: np.ndarray, width: int) -> Bool[np.ndarray, "n t"]:
     """Return which tokens count; without a mask the first of each completion."""
     if value is None:
         if width < lengths.max():
@@ -211,7 +211,7 @@ REMEDIES = {
 }
 
 
-def token_field(name: str, value: npt.ArrayLike, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
+def _token_field(name: str, value: npt.ArrayLike, mask: np.ndarray) -> Float[np.ndarray, "n t"]:
     """Return one finite number per counted token, 0 elsewhere."""
     array = np.array(value, dtype=np.float64)
     if array.shape != mask.shape:
@@ -230,7 +230,7 @@ def token_field(name: str, value: npt.ArrayLike, mask: np.ndarray) -> Float[np.n
     return np.where(mask, array, 0.0)
 
 
-def checked_column(name: str, value: npt.ArrayLike, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
+def _checked_column(name: str, value: npt.ArrayLike, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
     """Return a user-defined column: one entry per completion, of any kind, or one number per token."""
     array = np.asarray(value)
     if array.shape == mask.shape:
@@ -348,11 +348,11 @@ class Batch:
             "sum_pi_squared": sum_pi_squared, "values": values, "fitted_values": fitted_values,
             "token_energy": token_energy, "token_cross": token_cross, "importance": importance,
         }  # fmt: skip
-        reward_array, greedy_array = rewards_field(rewards, greedy_rewards)
+        reward_array, greedy_array = _rewards_field(rewards, greedy_rewards)
         n = reward_array.size
-        length_array = checked_lengths(lengths, n, mask is not None)
+        length_array = _checked_lengths(lengths, n, mask is not None)
         group_array = checked_groups(groups, n)
-        mask_array = checked_mask(mask, length_array, width(per_token, length_array))
+        mask_array = _checked_mask(mask, length_array, width(per_token, length_array))
         labels, index = np.unique(group_array, return_inverse=True)
         checked: dict[str, np.ndarray | dict[str, np.ndarray] | None] = {
             "rewards": reward_array,
@@ -361,8 +361,8 @@ class Batch:
             "mask": mask_array,
             "group_labels": labels,
             "group_index": index.reshape(-1),
-            "truncated": None if truncated is None else sequence_field("truncated", truncated, n) != 0,
-            "columns": {name: checked_column(name, value, mask_array) for name, value in dict(columns or {}).items()},
+            "truncated": None if truncated is None else _sequence_field("truncated", truncated, n) != 0,
+            "columns": {name: _checked_column(name, value, mask_array) for name, value in dict(columns or {}).items()},
         }
         if proximal_logprobs is not None and old_logprobs is None:
             raise ValueError(
@@ -370,9 +370,9 @@ class Batch:
                 "sampler, the same where the trainer's policy drew the completions"
             )
         for name, value in per_token.items():
-            checked[name] = None if value is None else token_field(name, value, mask_array)
+            checked[name] = None if value is None else _token_field(name, value, mask_array)
         for name, value in (("greedy_rewards", greedy_array), ("sq_norms", sq_norms)):
-            checked[name] = None if value is None else sequence_field(name, value, n)
+            checked[name] = None if value is None else _sequence_field(name, value, n)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -413,7 +413,7 @@ class Batch:
         }
         if "token_rewards" in rollouts.frame:
             collected["token_rewards"] = _pad_ragged("token_rewards", rollouts.tokens("token_rewards"), masks)
-        for name in BATCH_TOKEN_FIELDS:
+        for name in _BATCH_TOKEN_FIELDS:
             rows = _measured_rows(measured, name)
             if rows is not None and (name != "old_logprobs" or _all_known(rows, masks)):
                 collected[name] = _pad_ragged(name, rows, masks)
@@ -436,7 +436,7 @@ class Batch:
                 raise TypeError(f"{name!r} is not a field of a Batch: choose from {', '.join(sorted(known))}")
             if name == "values":  # those given replace measured ones of either kind
                 collected.pop("fitted_values", None)
-            if name in BATCH_TOKEN_FIELDS and isinstance(value, Sequence) and np.ndim(value[0]) == 1:
+            if name in _BATCH_TOKEN_FIELDS and isinstance(value, Sequence) and np.ndim(value[0]) == 1:
                 value = _pad_ragged(name, [np.asarray(row) for row in value], masks)
             collected[name] = value
         return cls(**collected)  # pyright: ignore[reportArgumentType]  # the constructor checks every field
@@ -491,7 +491,7 @@ class Batch:
         chosen: dict[str, np.ndarray | None] = {
             entry.name: None if (value := getattr(self, entry.name)) is None else value[keep]
             for entry in fields(self)
-            if entry.init and entry.name != "columns" and entry.name not in BATCH_TOKEN_FIELDS
+            if entry.init and entry.name != "columns" and entry.name not in _BATCH_TOKEN_FIELDS
         }
         if not self.rewards[keep].size:
             raise ValueError("keep picks no completion: a batch needs at least one")
@@ -501,7 +501,7 @@ class Batch:
         for name, value in chosen.items():
             object.__setattr__(selected, name, value)
         object.__setattr__(selected, "columns", {name: value[keep] for name, value in self.columns.items()})
-        for name in BATCH_TOKEN_FIELDS:
+        for name in _BATCH_TOKEN_FIELDS:
             if self.__dict__.get(name, name) is None:
                 object.__setattr__(selected, name, None)
         object.__setattr__(selected, "_selected_from", (self, keep))
@@ -509,7 +509,7 @@ class Batch:
 
     def __getattr__(self, name: str) -> np.ndarray | None:
         """Return a token field of selected completions, which is kept from then on."""
-        if name not in BATCH_TOKEN_FIELDS or "_selected_from" not in self.__dict__:
+        if name not in _BATCH_TOKEN_FIELDS or "_selected_from" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         whole, keep = self.__dict__["_selected_from"]
         of_all = getattr(whole, name)

@@ -113,7 +113,7 @@ class AlongCompletions(Wrapped[Weighting]):
         return first
 
 
-def along_completions(estimator: Weighting, batch: Batch) -> Weighting:
+def as_sequence_level(estimator: Weighting, batch: Batch) -> Weighting:
     """Return the estimator at the level of completions where its weights on this batch allow it, else unchanged.
 
     ReMax with a terminal reward is an example: its baseline is one number per prompt.

@@ -26,7 +26,7 @@ from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded, reshard
 from gradstats.rollouts.table import Rollouts
 
-#: The name under which transformers knows :func:`eager_in_slices`.
+#: The name under which transformers knows :func:`_eager_in_slices`.
 EAGER_IN_SLICES = "gradstats_eager_in_slices"
 #: Up to this many scores of attention (queries × keys of all heads) are held at once.
 MOST_SCORES = 2**26
@@ -187,7 +187,7 @@ def attention_of(model: CausalModel) -> str:
     return model.config._attn_implementation or "eager"
 
 
-def eager_in_slices(
+def _eager_in_slices(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -219,7 +219,7 @@ def eager_in_slices(
 
 
 for _name, _most in ((EAGER_IN_SLICES, MOST_SCORES), (_ONE_BY_ONE, 1)):
-    ALL_ATTENTION_FUNCTIONS.register(_name, partial(eager_in_slices, most_scores=_most))
+    ALL_ATTENTION_FUNCTIONS.register(_name, partial(_eager_in_slices, most_scores=_most))
     ALL_MASK_ATTENTION_FUNCTIONS.register(_name, eager_mask)
 _known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
@@ -313,7 +313,7 @@ def forward_mode_attention(policy: Policy) -> Iterator[None]:
     """
     model = policy.model
     kept = attention_of(model)
-    chosen = forward_mode_implementation(policy)
+    chosen = _forward_mode_implementation(policy)
     model.set_attn_implementation(eager_of(model) if chosen == "eager" else chosen)
     try:
         kernel = sdpa_kernel(SDPBackend.MATH) if chosen == "sdpa" else nullcontext()
@@ -325,7 +325,7 @@ def forward_mode_attention(policy: Policy) -> Iterator[None]:
         model.set_attn_implementation(kept)
 
 
-def forward_mode_implementation(policy: Policy) -> str:
+def _forward_mode_implementation(policy: Policy) -> str:
     """Return the attention with which forward derivatives are computed."""
     model = policy.model
     capped = getattr(model.config, "attn_logit_softcapping", None) is not None
@@ -336,7 +336,7 @@ def forward_mode_implementation(policy: Policy) -> str:
 def warn_of_other_attention(policy: Policy) -> None:
     """Warn when forward derivatives are computed with another attention than the model's."""
     model = policy.model
-    kept, chosen = attention_of(model), forward_mode_implementation(policy)
+    kept, chosen = attention_of(model), _forward_mode_implementation(policy)
     if chosen != kept:
         warnings.warn(
             f"token scores are measured with {chosen} attention, since the model's own ({kept}) has no forward "

@@ -175,7 +175,7 @@ def _bias(head: nn.Module) -> Tensor | None:
 
 
 @runtime_checkable
-class HeadSum(Protocol):
+class HeadReducer(Protocol):
     """Takes the gradient of the output embedding of one sequence after the other.
 
     Attributes:
@@ -271,7 +271,7 @@ class HeadLogprobs(torch.autograd.Function):
         drawn: Tensor,
         temperature: float,
         of_products: HeadMap,
-        head_sum: HeadSum | None,
+        head_sum: HeadReducer | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and sums of squared probabilities."""
         head = Head(hidden, weight, bias, drawn, temperature, of_products)

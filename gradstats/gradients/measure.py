@@ -161,7 +161,7 @@ def measure_in_shards(
         finished = shards.finished(len(rows))
         missing = [int(row) for number, some in enumerate(rows) if number not in finished for row in some]
         if missing:
-            session.expect(rollouts.select(missing))
+            session.schedule_recheck(rollouts.select(missing))
         report.advance(sum(len(rows[number]) for number in finished))
         shards.make_missing(len(rows), measure_shard)
         return Measurement.concatenate(shards.read_all(len(rows)))

@@ -193,9 +193,9 @@ class AdamMetric:
         from safetensors.torch import save_file
 
         from gradstats.system.files import atomic_path
-        from gradstats.system.outputs import Kind, claim
+        from gradstats.system.outputs import OutputType, claim
 
-        claim(path, Kind("a file of second moments", _is_written))
+        claim(path, OutputType("a file of second moments", _is_written))
         about = {
             "format": _WRITTEN,
             "eps": repr(self.eps),

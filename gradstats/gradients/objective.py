@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 
 from gradstats.config.options import MOST_MEMORY_GIB, TOKEN_BUDGET
 from gradstats.gradients.attention import forget_lengths, length_classes, measuring_attention
-from gradstats.gradients.head import HeadLogprobs, HeadMap, HeadSum, head_map, replaced_forward, sliced_head
+from gradstats.gradients.head import HeadLogprobs, HeadMap, HeadReducer, head_map, replaced_forward, sliced_head
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError
 from gradstats.measurement.disk_size import GIB
 from gradstats.policy.memory import is_accelerator, total_memory_gib
@@ -222,7 +222,7 @@ class Objective:
         self._hidden = None
 
     def __call__(
-        self, call: Callable[..., ModelOutput], input_ids: Tensor, kept: int, head_sum: HeadSum | None = None
+        self, call: Callable[..., ModelOutput], input_ids: Tensor, kept: int, head_sum: HeadReducer | None = None
     ) -> tuple[Tensor, TokenStatistics]:
         """Log-probabilities and statistics of the last ``kept`` tokens; arguments as in the class.
 
@@ -257,7 +257,7 @@ class Objective:
         return logprobs, TokenStatistics(*(values.detach() for values in statistics))
 
     @contextmanager
-    def _in_slices(self, drawn: Tensor, of_products: HeadMap, head_sum: HeadSum | None) -> Iterator[list[Tensor]]:
+    def _in_slices(self, drawn: Tensor, of_products: HeadMap, head_sum: HeadReducer | None) -> Iterator[list[Tensor]]:
         """Let the output embedding return log-probabilities, (batch, kept, 1); yields them and their statistics."""
         found: list[Tensor] = []
 

@@ -72,7 +72,7 @@ from gradstats.system.environment import version_of
 from gradstats.system.outputs import differing_entry
 
 
-def as_reference(reference: object, policy: Policy) -> Policy:
+def _as_reference(reference: object, policy: Policy) -> Policy:
     """Return the reference as a policy; a bare model is scored at the measured policy's temperature."""
     other = as_policy(reference)
     if other is not reference:
@@ -165,7 +165,7 @@ class MeasuringSession:
         _check_vocabulary(policy, rollouts)
         refuse_long_sequences(policy, rollouts)
         refuse_weights_that_are_not_finite(policy.model, policy.name)
-        reference = None if reference_policy is None else as_reference(reference_policy, policy)
+        reference = None if reference_policy is None else _as_reference(reference_policy, policy)
         if reference is not None:
             refuse_dispatched(reference.model)
             refuse_unfit_forward(reference, rollouts.select([0]))
@@ -230,10 +230,10 @@ class MeasuringSession:
             deterministic=section.deterministic,
         )
         session.estimated_from = frozenset() if metric is None else metric.prompts
-        session.expect(rollouts)
+        session.schedule_recheck(rollouts)
         return session
 
-    def expect(self, rollouts: Rollouts) -> None:
+    def schedule_recheck(self, rollouts: Rollouts) -> None:
         """Choose one of the remaining sequences at random, to repeat the check on its chunk."""
         self.checked_later = sequence_to_check(rollouts)
 

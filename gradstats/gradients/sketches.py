@@ -65,7 +65,7 @@ class RandomSigns(ABC):
         """Return the signs ±1 of some coordinates, as integers of the same shape."""
 
 
-class KeptSigns(RandomSigns):
+class StoredSigns(RandomSigns):
     """Version 1: bits drawn by NumPy's default generator, eight to the byte, the first coordinate highest."""
 
     def __init__(self, seed: int, name: str, size: int, dim: int) -> None:
@@ -119,7 +119,7 @@ class HashedSigns(RandomSigns):
 @lru_cache(maxsize=4096)
 def random_signs(version: int, seed: int, name: str, size: int, dim: int) -> RandomSigns:
     """Return the signs and buckets of a parameter, the same on every machine."""
-    kinds = dict(zip(SKETCH_VERSIONS, (KeptSigns, HashedSigns), strict=True))
+    kinds = dict(zip(SKETCH_VERSIONS, (StoredSigns, HashedSigns), strict=True))
     if version not in kinds:
         raise ValueError(f"sketch_version is {version}: this release knows {' and '.join(map(str, kinds))}")
     return kinds[version](seed, name, size, dim)

@@ -14,7 +14,7 @@ from gradstats import estimators as families
 from gradstats.estimators.batch import Batch
 from gradstats.stats.intervals import fieller_ratio
 from gradstats.stats.jackknife import Interval, mean_statistic
-from gradstats.stats.variance.alignment import alignment_at, high_of_shown
+from gradstats.stats.variance.alignment import alignment_at, selection_adjusted_upper
 from gradstats.stats.variance.moments import weighted_rows
 
 #: Measured steps of the moving estimate.
@@ -59,7 +59,7 @@ class MovingBatch:
             low, high = quotient.within(level, 0.0, np.inf)
             value = np.nan
             if np.isfinite(high):
-                value, high = quotient.value, high_of_shown(quotient, high, level)
+                value, high = quotient.value, selection_adjusted_upper(quotient, high, level)
             found["over_steps"] = float(len(self._steps))
             found |= self._saving(own, level)
         aligned, least, most = (float(alignment_at(one, 1.0, n_prompts)) for one in (value, high, low))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Complaints:
+class WarnOnce:
     """The reasons that were warned of."""
 
     _said: set[str] = field(default_factory=set)

@@ -12,9 +12,9 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, register_adv_est
 from gradstats.integrations.verl_advantages import advantage_functions
 
 #: The names that were registered.
-REGISTERED: list[str] = []
+_REGISTERED: list[str] = []
 
 for _name, _function in advantage_functions().items():
     if _name not in ADV_ESTIMATOR_REGISTRY:
         register_adv_est(_name)(_function)
-    REGISTERED.append(_name)
+    _REGISTERED.append(_name)

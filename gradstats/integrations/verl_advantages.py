@@ -17,15 +17,15 @@ from gradstats.estimators import recipes, registry
 from gradstats.estimators.batch import Batch, checked_groups, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
-from gradstats.integrations.training_record import Complaints
+from gradstats.integrations.training_record import WarnOnce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What every registered name begins with, and the name of the estimator that :data:`VARIABLE` holds.
+#: What every registered name begins with, and the name of the estimator that :data:`_VARIABLE` holds.
 PREFIX = "gradstats"
 #: The environment variable that holds a label with parameters, which a configuration of verl cannot carry.
-VARIABLE = "GRADSTATS_ESTIMATOR"
+_VARIABLE = "GRADSTATS_ESTIMATOR"
 #: Fields of a batch that verl's rewards and mask give.
 GIVEN = ("token_rewards",)
 
@@ -47,7 +47,7 @@ class VerlAdvantages:
     n_computed: int = 0  # batches whose advantages it gave
     n_skipped: int = 0
     n_left_out: int = 0
-    _complaints: Complaints = field(default_factory=Complaints)
+    _complaints: WarnOnce = field(default_factory=WarnOnce)
 
     def __call__(
         self,
@@ -154,11 +154,11 @@ def advantage_functions(variables: Mapping[str, str] = os.environ) -> dict[str, 
     environment variable ``GRADSTATS_ESTIMATOR``. A label there that cannot be used gives a function that says so.
     """
     found: dict[str, AdvantageFunction] = {f"{PREFIX}/{label}": chosen(label) for label in known_labels()}
-    if label := variables.get(VARIABLE, "").strip():
+    if label := variables.get(_VARIABLE, "").strip():
         try:
             found[PREFIX] = chosen(label)
         except (KeyError, TypeError, ValueError) as error:
-            found[PREFIX] = _refusing(f"{VARIABLE} is {label!r}: {error.args[0] if error.args else error}")
+            found[PREFIX] = _refusing(f"{_VARIABLE} is {label!r}: {error.args[0] if error.args else error}")
     return found
 
 

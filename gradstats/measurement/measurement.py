@@ -30,7 +30,7 @@ from gradstats.system.files import (
     write_json,
 )
 from gradstats.system.lazy_imports import pd
-from gradstats.system.outputs import Kind, claim, differing_entry
+from gradstats.system.outputs import OutputType, claim, differing_entry
 from gradstats.system.shards import OF_THE_CALL, ORIGIN, PLAN, planned_shards, read_origin, refuse_foreign_shard
 
 T = TypeVar("T")
@@ -176,11 +176,11 @@ def sketched_gram(sketches: np.ndarray | None, sq_norms: np.ndarray) -> np.ndarr
 
 
 #: Fields with one value per token.
-TOKEN_FIELDS = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
+_TOKEN_FIELDS = ("logprobs", "entropy", "sum_pi_squared", "hidden_sq_norms")
 #: Fields with one row per token that a measurement may lack.
-OPTIONAL_TOKEN_FIELDS = ("ref_logprobs", "token_projections", "values", "fitted_values")
+_OPTIONAL_TOKEN_FIELDS = ("ref_logprobs", "token_projections", "values", "fitted_values")
 #: Fields with one row per exactly measured token, which a measurement may lack.
-HEAVY_FIELDS = ("heavy_positions", "heavy_sq_norms", "heavy_sketches")
+_HEAVY_FIELDS = ("heavy_positions", "heavy_sq_norms", "heavy_sketches")
 
 
 @dataclass(frozen=True)
@@ -401,11 +401,11 @@ class Measurement:
 
     def per_token_fields(self) -> dict[str, list[np.ndarray]]:
         """Return the fields with one row per token that this measurement has, by name."""
-        return self._present((*TOKEN_FIELDS, *OPTIONAL_TOKEN_FIELDS))
+        return self._present((*_TOKEN_FIELDS, *_OPTIONAL_TOKEN_FIELDS))
 
     def heavy_fields(self) -> dict[str, list[np.ndarray]]:
         """Return the fields with one row per exactly measured token that this measurement has, by name."""
-        return self._present(HEAVY_FIELDS)
+        return self._present(_HEAVY_FIELDS)
 
     def _present(self, names: Sequence[str]) -> dict[str, Any]:
         rows = {name: getattr(self, name) for name in names}
@@ -589,7 +589,7 @@ def claim_measurement(
 _FILES = {"rollouts.parquet", "tensors.safetensors", "measurement.json"}
 
 
-def is_measurement_folder(folder: Path) -> bool:
+def _is_measurement_folder(folder: Path) -> bool:
     """Return whether a folder holds the files of a measurement that this program wrote, and nothing else."""
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - _FILES:
         return False
@@ -600,7 +600,7 @@ def is_measurement_folder(folder: Path) -> bool:
     return isinstance(described.get("metadata"), dict) and "block_names" in described
 
 
-MEASUREMENT = Kind("a measurement", is_measurement_folder)
+MEASUREMENT = OutputType("a measurement", _is_measurement_folder)
 
 
 def read_measurement(folder: str | os.PathLike[str], *, partial: bool = False) -> Measurement:
@@ -719,9 +719,9 @@ def _measurement(described: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
         rollouts,
         measured.sq_norms_by_block,
         measured.sketches,
-        **_rows(tensors, TOKEN_FIELDS, lengths),
-        **_rows(tensors, [name for name in OPTIONAL_TOKEN_FIELDS if name in tensors], lengths),
-        **_rows(tensors, [name for name in HEAVY_FIELDS if name in tensors], tensors.get("heavy_counts", ())),
+        **_rows(tensors, _TOKEN_FIELDS, lengths),
+        **_rows(tensors, [name for name in _OPTIONAL_TOKEN_FIELDS if name in tensors], lengths),
+        **_rows(tensors, [name for name in _HEAVY_FIELDS if name in tensors], tensors.get("heavy_counts", ())),
         weighted={name: gradients(f"weighted/{name}/") for name in described.get("weighted", ())},
         metadata=described["metadata"],
         sketches_by_block=measured.sketches_by_block,

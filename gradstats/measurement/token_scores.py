@@ -108,7 +108,7 @@ def relative_error_of_total(scores: Sequence[TokenScores]) -> float:
 
 
 #: Relative standard error of cumulative energies above which a remedy is named.
-POOR_PRECISION = 0.1
+_POOR_PRECISION = 0.1
 
 
 def remark_on_precision(scores: Sequence[TokenScores]) -> str:
@@ -117,7 +117,7 @@ def remark_on_precision(scores: Sequence[TokenScores]) -> str:
     exact = int(np.median([len(one.heavy_positions) for one in scores]))
     precision = f"W_T has a median relative standard error of {error:.1%}, from {scores[0].n_probes} probes"
     precision += f" and {exact} exact tokens" if exact else ""
-    if error <= POOR_PRECISION:
+    if error <= _POOR_PRECISION:
         return precision
     remedy = (
         f"raise token_exact, for example to {max(16, 2 * exact)}, or token_probes, since the error decreases with its "

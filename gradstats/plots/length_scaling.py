@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import ColorType
 
-CURVE_POINTS = 200
-CUT_OFF = "cut off at the cap"
+_CURVE_POINTS = 200
+_CUT_OFF = "cut off at the cap"
 # Several fits on the same axes are told apart without colour.
 MARKERS, LINES = "o^sDv", ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 # Where published points stand, in shares of the axes: at the lower right, since norms increase with length.
-INSET = (0.6, 0.1, 0.39, 0.3)
+_INSET = (0.6, 0.1, 0.39, 0.3)
 # Share of the axes between the inset and what is drawn beside it.
 _GAP = 0.03
 
@@ -91,7 +91,7 @@ def plot_length_scaling(
     marker, dashes = MARKERS[place % len(MARKERS)], LINES[place % len(LINES)]
 
     _draw_points(ax, fit, color, marker)
-    curve = fit.predict(np.geomspace(fit.lengths.min(), fit.lengths.max(), CURVE_POINTS), confidence_level)
+    curve = fit.predict(np.geomspace(fit.lengths.min(), fit.lengths.max(), _CURVE_POINTS), confidence_level)
     low, high = fit.confidence_interval(confidence_level)
     text = rf"$\alpha$ = {fit.alpha:.2f} [{low:.2f}, {high:.2f}]"
     ax.plot(
@@ -132,7 +132,7 @@ def _draw_points(ax: Axes, fit: LengthScalingFit, color: ColorType, marker: str)
     )
     ax.scatter(fit.lengths[whole], fit.sq_norms[whole], color=color, **look)
     if fit.n_truncated:
-        label = None if CUT_OFF in ax.get_legend_handles_labels()[1] else CUT_OFF
+        label = None if _CUT_OFF in ax.get_legend_handles_labels()[1] else _CUT_OFF
         look |= {"facecolors": "none", "edgecolors": [color], "linewidths": stroke(0.5)}
         look["alpha"] = max(look["alpha"], 0.4)
         ax.scatter(fit.lengths[cut], fit.sq_norms[cut], label=label, **look)
@@ -148,8 +148,8 @@ def leave_room(ax: Axes, fit: LengthScalingFit, n_entries: int) -> None:
         points = [one.get_offsets() for one in ax.collections if one.get_gid() == "points"]
         lengths, sq_norms = np.concatenate([np.asarray(one, dtype=float).reshape(-1, 2) for one in points]).T
         start, end = np.log(ax.get_xlim())
-        over = np.log(lengths) > start + (INSET[0] - _GAP) * (end - start)
-        inset = INSET[1] + INSET[3] + _GAP
+        over = np.log(lengths) > start + (_INSET[0] - _GAP) * (end - start)
+        inset = _INSET[1] + _INSET[3] + _GAP
         above = np.log(sq_norms[over].min()) if over.any() else highest
         bottom = min(bottom, above - (highest - above) * inset / (1.0 - legend - inset))
     ax.set_ylim(np.exp(bottom), np.exp(bottom + (highest - bottom) / (1.0 - legend)))
@@ -160,7 +160,7 @@ def _draw_published(ax: Axes, points: pd.DataFrame, confidence_level: float) -> 
     if missing:
         raise ValueError(f"published lacks the column(s) {', '.join(sorted(missing))}: it needs length and sq_norm")
     name = str(points.attrs.get("label", "published"))
-    inset = ax.inset_axes(INSET)
+    inset = ax.inset_axes(_INSET)
     grey = muted()
     look = {"s": 5, "marker": "D", "facecolors": "none", "edgecolors": [grey], "linewidths": stroke(0.5)}
     inset.scatter(points["length"], points["sq_norm"], **look)

@@ -85,7 +85,7 @@ def without_interval(
     return np.isfinite(centre) & np.isnan(low) & np.isnan(high)
 
 
-def interval_alone(
+def _interval_alone(
     centre: Float[np.ndarray, " n"], low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"]
 ) -> Bool[np.ndarray, " n"]:
     """Return which rows have an end of an interval, or both, and no value."""
@@ -108,7 +108,7 @@ def interval_keys(frame: pd.DataFrame, names: Sequence[str], *, forest: bool = F
     signs = [(without_interval, plt.Line2D([], [], color=color, linestyle="none", marker=CROSS, label=NO_INTERVAL))]
     if forest:
         signs += [
-            (interval_alone, plt.Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)),
+            (_interval_alone, plt.Line2D([], [], color=color, linestyle=DASHES, marker="|", label=INTERVAL_ALONE)),
             (outside, plt.Line2D([], [], color=color, linestyle=":", linewidth=stroke(1.0), label=OUTSIDE)),
         ]
     drawn = [estimates_of(frame, name) for name in names if set(with_ends(name)) <= set(frame)]
@@ -182,7 +182,7 @@ _CHARACTER, _HANDLE, ROW = 0.058, 0.4, 0.145
 SPACE = 0.1
 
 
-def legend_size() -> float:
+def _legend_size() -> float:
     """Return the size of the text below axes, in points."""
     return mpl.rcParams["font.size"] * 7.0 / 8.0
 
@@ -206,7 +206,7 @@ def legend_columns(labels: Sequence[str], width: float, font_size: float) -> int
 
 def legend_height(labels: Sequence[str], keys: Sequence[Line2D] = (), *, font_size: float | None = None) -> float:
     """Return inches that a legend of labels and keys takes below the axes of a figure of the current width."""
-    font_size, width = legend_size() if font_size is None else font_size, mpl.rcParams["figure.figsize"][0]
+    font_size, width = _legend_size() if font_size is None else font_size, mpl.rcParams["figure.figsize"][0]
     entries = [*labels, *(str(key.get_label()) for key in keys)]
     rows = -(-len(entries) // legend_columns(entries, width, font_size))
     broken = sum(legend_text(label, width, font_size).count("\n") for label in entries)
@@ -215,7 +215,7 @@ def legend_height(labels: Sequence[str], keys: Sequence[Line2D] = (), *, font_si
 
 def legend_below(ax: Axes, keys: Sequence[Line2D] = (), *, font_size: float | None = None) -> None:
     """Put the legend of what was labelled, and of more keys, under the axes, in as many columns as fit the figure."""
-    font_size = legend_size() if font_size is None else font_size
+    font_size = _legend_size() if font_size is None else font_size
     handles, labels = ax.get_legend_handles_labels()
     labels = [*labels, *(str(key.get_label()) for key in keys)]
     if not labels:

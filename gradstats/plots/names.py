@@ -111,7 +111,7 @@ _RESERVED = 40
 _LINES = ("-", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
 _FILLS = ("full", "left", "top", "right")
 _OWN_LINES = ("--", (0, (1, 1)), (0, (4, 1, 4, 3)), (0, (2, 3)))
-OWN_FILL = "bottom"
+_OWN_FILL = "bottom"
 
 
 class Variant(NamedTuple):
@@ -159,13 +159,13 @@ def variants(labels: Sequence[str]) -> list[Variant]:
         own = uses_own_sample(label)
         at = seen[name, own] % len(_LINES)
         seen[name, own] += 1
-        found.append(Variant(_OWN_LINES[at], OWN_FILL) if own else Variant(_LINES[at], _FILLS[at]))
+        found.append(Variant(_OWN_LINES[at], _OWN_FILL) if own else Variant(_LINES[at], _FILLS[at]))
     return found
 
 
 def estimator_fill(label: str) -> str:
     """Return how the marker of an estimator is filled in a row of its own: half where it uses its own sample."""
-    return OWN_FILL if uses_own_sample(label) else _FILLS[0]
+    return _OWN_FILL if uses_own_sample(label) else _FILLS[0]
 
 
 def estimator_unit(label: str) -> str:

@@ -13,7 +13,7 @@ from gradstats.plots.names import CHARACTER, widening, wrapped
 from gradstats.plots.style import pgf_picture
 from gradstats.system.files import atomic_path, write_csv
 from gradstats.system.lazy_imports import mpl, pd
-from gradstats.system.outputs import MARK, Kind, claim, csv_with, is_marked
+from gradstats.system.outputs import MARK, OutputType, claim, csv_with, is_marked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,7 +149,7 @@ def save_figure(
         ) from error
     frame = None if source is None else as_frame(source)
     claim_figure(stem, formats, None if frame is None else list(map(str, frame)), overwrite=overwrite)
-    paths, table = figure_paths(stem, formats), stem.with_name(f"{stem.name}.csv")
+    paths, table = _figure_paths(stem, formats), stem.with_name(f"{stem.name}.csv")
     with mpl.rc_context(DETERMINISTIC), laid_out(fig):
         for name, path in zip(formats, paths, strict=True):
             with atomic_path(path) as partial:
@@ -193,8 +193,8 @@ def claim_figure(
 ) -> None:
     """Refuse to draw a figure where files lie that are not an earlier one, before anything is drawn."""
     stem = Path(path_stem)
-    paths = figure_paths(stem, formats)
-    kind = Kind("a figure", lambda path: path.is_file() and (overwrite or is_marked(path)))
+    paths = _figure_paths(stem, formats)
+    kind = OutputType("a figure", lambda path: path.is_file() and (overwrite or is_marked(path)))
     for path in paths:
         claim(path, kind)
     if columns is not None:
@@ -202,6 +202,6 @@ def claim_figure(
         claim(stem.with_name(f"{stem.name}.csv"), csv_with(needed, "the table of a figure"))
 
 
-def figure_paths(stem: Path, formats: Sequence[str]) -> list[Path]:
+def _figure_paths(stem: Path, formats: Sequence[str]) -> list[Path]:
     """Return where a figure lies in each format."""
     return [stem.with_name(f"{stem.name}.{name}") for name in formats]

@@ -36,7 +36,7 @@ VENUES = {
     "slide": Venue(half=6.0, full=12.0, columns=1, font_size=18.0, family="DejaVu Sans"),
 }
 
-ASPECT = {"half": 0.75, "full": 0.5}
+_ASPECT = {"half": 0.75, "full": 0.5}
 INK = {"light": ("#222222", "#ffffff", "#d9d9d9"), "dark": ("#e6e6e6", "#15181c", "#3a3f45")}
 
 
@@ -69,7 +69,7 @@ def style(
     if column is None:
         column = "half" if page.columns == 2 else "full"
     width = page.half if column == "half" else page.full
-    height = width * ASPECT[column] if height is None else height
+    height = width * _ASPECT[column] if height is None else height
     if not height > 0:
         raise ValueError(f"height={height} must be positive, in inches")
     size = page.font_size

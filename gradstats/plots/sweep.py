@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: What is drawn of a cell, and its axis label.
-OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
+_OF_CELLS = {"alpha": "α", "mean_length": "mean length (tokens)", "mean_reward": "mean reward"}
 #: What is drawn of the reference, along a training run; the second is the critical batch size.
-OF_REFERENCE = ("trace_cov", "noise_to_signal")
+_OF_REFERENCE = ("trace_cov", "noise_to_signal")
 #: What is drawn of each estimator, and is 1 for the reference.
-OF_ESTIMATORS = (JUDGED.name,)
+_OF_ESTIMATORS = (JUDGED.name,)
 #: The column that names the cells.
 CELL = "cell"
 _STYLES = ("-", "--", ":", "-.")
@@ -136,16 +136,16 @@ def plot_sweep(
     lines = _lines(frame, others)
     styles = _styles(lines) if setting != CELL else ["none"]  # unlike cells are joined by no line
     axis = _axis_of(frame, setting, training=steps is not None)
-    panels = [name for name in OF_CELLS if _is_found(frame, name)]
+    panels = [name for name in _OF_CELLS if _is_found(frame, name)]
     if steps is not None:
-        panels += [name for name in OF_REFERENCE if name in frame and np.isfinite(frame[f"{name}_low"]).any()]
-    panels += [name for name in OF_ESTIMATORS if drawn and name in frame]
+        panels += [name for name in _OF_REFERENCE if name in frame and np.isfinite(frame[f"{name}_low"]).any()]
+    panels += [name for name in _OF_ESTIMATORS if drawn and name in frame]
     rows = -(-len(panels) // 2)
     names, keys = names_in(frame), interval_keys(frame, panels)
     # The axis has no room for the names of cells.
     cells = enumerate(axis.values, start=1) if setting == CELL else ()
     numbered = [f"{at}: {str(cell).replace(',', ', ')}" for at, cell in cells]
-    if any(_unresolved(estimates_of(frame, name)).any() for name in panels if name in OF_ESTIMATORS):
+    if any(_unresolved(estimates_of(frame, name)).any() for name in panels if name in _OF_ESTIMATORS):
         numbered.append(f"not drawn: not known within a factor of {_FARTHEST:,.0f}")
     labels = [*(names[name] for name in drawn), *(label for label, _ in lines if label), *numbered]
     height = rows * _ROW_INCHES * mpl.rcParams["font.size"] / 8.0 + legend_height(labels, keys)
@@ -202,9 +202,9 @@ def training_steps(names: Sequence[str]) -> list[int] | None:
 
 def _series(cells: pd.DataFrame, name: str, drawn: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
     """Return what is drawn of some cells in a panel: estimator, or nothing, and its rows."""
-    if name in OF_CELLS:
+    if name in _OF_CELLS:
         return [("", cells.drop_duplicates("cell"))]
-    if name in OF_REFERENCE:
+    if name in _OF_REFERENCE:
         return [("", pd.DataFrame(cells.loc[cells["estimator"] == cells.attrs.get("reference")]))]
     return [(label, pd.DataFrame(cells.loc[cells["estimator"] == label])) for label in drawn]
 
@@ -262,11 +262,11 @@ def _draw(ax: Axes, rows: pd.DataFrame, axis: _Axis, name: str, look: dict[str, 
         rows = rows.sort_values(by=axis.setting)
     at = axis.places_of(rows) + 0.06 * np.ptp(axis.places) / max(len(axis.places) - 1, 1) * place
     estimates = estimates_of(rows, name)
-    if name in OF_ESTIMATORS:
+    if name in _OF_ESTIMATORS:
         estimates = np.where(_unresolved(estimates)[:, None], np.nan, estimates)
     centre, low, high = estimates.T
     ax.plot(at, centre, linewidth=stroke(1.0), zorder=3, **look, **edge())
-    if name in OF_REFERENCE:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
+    if name in _OF_REFERENCE:  # a logarithmic axis has no room for an end at 1e-260 or 1e250
         low = np.where(low < centre / _FARTHEST, centre / _FARTHEST, low)
         high = np.where(high > centre * _FARTHEST, np.inf, high)
     draw_intervals(ax, at, centre, low, high, look["color"])
@@ -296,10 +296,10 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     """Set the scales, ticks and labels of a panel."""
     import matplotlib.pyplot as plt
 
-    logarithmic = name not in OF_CELLS  # ratios and variances
+    logarithmic = name not in _OF_CELLS  # ratios and variances
     if logarithmic:
         ax.set_yscale("log")
-    if name in OF_ESTIMATORS:
+    if name in _OF_ESTIMATORS:
         draw_landmark(ax, 1.0, horizontal=True)
     plain_ticks(ax, logarithmic=logarithmic, most=3, vertical=True)  # panels are low
     # Of many values only some are written.
@@ -314,7 +314,7 @@ def _finish(ax: Axes, frame: pd.DataFrame, axis: _Axis, name: str) -> None:
     margin = 0.12 * (np.ptp(axis.places) or 1.0) if axis.numeric else 0.5
     ax.set_xlim(axis.places[0] - margin, axis.places[-1] + margin)
     reference = reference_name(frame)
-    label = OF_CELLS.get(name) or filled_in(QUANTITIES[name].panel_label, frame.attrs, reference).replace("\n", " ")
-    if name in OF_REFERENCE:
+    label = _OF_CELLS.get(name) or filled_in(QUANTITIES[name].panel_label, frame.attrs, reference).replace("\n", " ")
+    if name in _OF_REFERENCE:
         label = f"{label} of {reference}"
     ax.set_title(in_mathematics(label), loc="left", fontsize="small")

@@ -52,32 +52,32 @@ if TYPE_CHECKING:
     from matplotlib.typing import ColorType
 
 # Inches per row at 8-point text.
-ROW_HEIGHT = 0.2
-TWO_LINE_ROW_HEIGHT = 0.29
-AXIS_HEIGHT = 0.5
+_ROW_HEIGHT = 0.2
+_TWO_LINE_ROW_HEIGHT = 0.29
+_AXIS_HEIGHT = 0.5
 # More rows than these are lower, so that those of every published method fit a page.
 MANY_ROWS, DENSE_ROW_HEIGHT, DENSE_LINE = 20, 0.15, 0.105
 # A label longer than this breaks before its parenthesis, and, where it still is, between its parameters.
-WRAP_BEYOND = 20
+_WRAP_BEYOND = 20
 # Characters of a line of a label, at 8-point text, in half a page's width and in more than that.
 LONGEST_LINE, LONGEST_LINE_OF_WIDE = 26, 40
 _WIDE = 4.0
 # Share of the width of a narrow figure that labels may take.
 _LABELS = 0.57
 # Positions of ticks on a log axis of less than a decade.
-FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+_FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 # Rows of a figure that is read at a glance.
 MOST_ROWS = 8
 # A star's points leave it smaller than other markers of the same size.
-STAR = 1.6
+_STAR = 1.6
 
 
 def forest_height(labels: Sequence[str], rows_each: int = 1) -> float:
     """Return the figure height in inches at which each label, which some rows share, has room."""
-    line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT
-    tallest = max([ROW_HEIGHT, *(ROW_HEIGHT + line * label.count("\n") for label in labels)])
-    row = max(tallest / rows_each, ROW_HEIGHT if rows_each == 1 else 1.5 * line)
-    return (row * rows_each * max(len(labels), 1) + AXIS_HEIGHT) * mpl.rcParams["font.size"] / 8.0
+    line = _TWO_LINE_ROW_HEIGHT - _ROW_HEIGHT
+    tallest = max([_ROW_HEIGHT, *(_ROW_HEIGHT + line * label.count("\n") for label in labels)])
+    row = max(tallest / rows_each, _ROW_HEIGHT if rows_each == 1 else 1.5 * line)
+    return (row * rows_each * max(len(labels), 1) + _AXIS_HEIGHT) * mpl.rcParams["font.size"] / 8.0
 
 
 def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"], float]:
@@ -85,11 +85,11 @@ def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"
 
     Centres are in units of a row with a label of one line, and start at 0.
     """
-    row = ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_ROW_HEIGHT
-    line = TWO_LINE_ROW_HEIGHT - ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_LINE
+    row = _ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_ROW_HEIGHT
+    line = _TWO_LINE_ROW_HEIGHT - _ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_LINE
     heights = np.array([1.0 + line * label.count("\n") / row for label in labels])
     centres = np.cumsum(heights) - heights / 2.0
-    height = (row * max(heights.sum(), 1.0) + AXIS_HEIGHT) * mpl.rcParams["font.size"] / 8.0
+    height = (row * max(heights.sum(), 1.0) + _AXIS_HEIGHT) * mpl.rcParams["font.size"] / 8.0
     return centres - (centres[0] if len(centres) else 0.0), height
 
 
@@ -102,7 +102,7 @@ def longest_line() -> int:
 def wrap_label(label: str, longest: int | None = None) -> str:
     """Break a long label into several lines: a name in words at its spaces, another before and in its parameters."""
     longest = longest_line() if longest is None else longest
-    if len(label) <= WRAP_BEYOND:
+    if len(label) <= _WRAP_BEYOND:
         return label
     if ", " in label.partition("(")[0] or "$" in label:
         return "\n".join(wrapped(label, longest))
@@ -129,7 +129,7 @@ def set_rows(ax: Axes, labels: Sequence[str], places: Float[np.ndarray, " rows"]
     _without_ticks(ax)
 
 
-def set_shared_rows(ax: Axes, labels: Sequence[str], letters: Sequence[Sequence[str]]) -> None:
+def _set_shared_rows(ax: Axes, labels: Sequence[str], letters: Sequence[Sequence[str]]) -> None:
     """Label groups of rows: one name for each group, one letter for each of its rows."""
     sizes = [len(group) for group in letters]
     first = np.cumsum([0, *sizes])[:-1]
@@ -220,7 +220,7 @@ def draw_row(
         face = {"markerfacecolor": ax.get_facecolor(), "markeredgecolor": color, "markeredgewidth": stroke(1.0)}
     else:
         face = {"fillstyle": fill, "markerfacecoloralt": ax.get_facecolor(), **edge()}
-    drawn = size * (STAR if marker == "*" else 1.0)
+    drawn = size * (_STAR if marker == "*" else 1.0)
     ax.plot([centre], [row], marker=marker, color=color, markersize=drawn, linestyle="none", zorder=4, **face)
 
 
@@ -242,7 +242,7 @@ def plain_ticks(ax: Axes, logarithmic: bool, most: int = 5, *, vertical: bool = 
         axis.set_minor_locator(plt.LogLocator(subs=()))
     else:
         coarse = (1.0,) if decades > 3 else (1.0, 3.0)
-        fine = (1.0, 2.0, 5.0) if decades > 1 or (most < 5 and decades > 0.7) else FINE
+        fine = (1.0, 2.0, 5.0) if decades > 1 or (most < 5 and decades > 0.7) else _FINE
         subs = coarse if decades > 1.5 else fine
         axis.set_major_locator(plt.LogLocator(subs=subs, numticks=12 if decades <= 6 else most + 1))
     if decades > 6:
@@ -261,14 +261,14 @@ def _linear_ticks(left: float, right: float, most: int) -> Float[np.ndarray, " k
 
 
 # Beside several panels there is room for shorter lines only.
-NARROW_LINE = 22
+_NARROW_LINE = 22
 # A line under the first of several panels.
-NARROW_AXIS = 18
-PANELS = shown_in("panels")
+_NARROW_AXIS = 18
+_PANELS = shown_in("panels")
 # Below these widths, as if text were of 8 points, panels have smaller names, and one tick.
 SMALL_NAMES, ONE_TICK = 2.5, 2.9
 # Characters of a line for which a tick with its number needs the room.
-TICK = 9
+_TICK = 9
 # Inches of a line of a title, or of the name of an axis.
 LINE = 0.13
 
@@ -330,7 +330,7 @@ def plot_variance(
         chosen = short_rows(frame, value)
         frame, sentence = chosen.drawn, " ".join(filter(None, [sentence, chosen.sentence]))
     if sort:
-        frame = sorted_rows(frame, value)
+        frame = _sorted_rows(frame, value)
     keys = interval_keys(frame, [value], forest=True)
     if ax is None:
         height = _rows(frame)[1] + sentence_height(sentence) + legend_height([], keys)
@@ -345,7 +345,7 @@ def plot_variance_panels(
     table: WithFrame | pd.DataFrame,
     *,
     axes: Sequence[Axes] | None = None,
-    values: Sequence[str] = PANELS,
+    values: Sequence[str] = _PANELS,
     reference: str | None = None,
     sort: bool = True,
 ) -> list[Axes]:
@@ -375,8 +375,8 @@ def plot_variance_panels(
     quantities = [quantity_to_draw(value, COMPARED) for value in values]
     frame, sentence = rows_of_one_unit(frame, quantities)
     if sort and values and values[0] in frame:
-        frame = sorted_rows(frame, values[0])
-    keys, longest = interval_keys(frame, values, forest=True), int(NARROW_LINE / widening())
+        frame = _sorted_rows(frame, values[0])
+    keys, longest = interval_keys(frame, values, forest=True), int(_NARROW_LINE / widening())
     if axes is None:
         height = _rows(frame, longest)[1] + 0.25 + sentence_height(sentence) + legend_height([], keys)
         size, ratios = (mpl.rcParams["figure.figsize"][0], height), [1.6, *[1.0] * (len(values) - 1)]
@@ -387,7 +387,7 @@ def plot_variance_panels(
     for ax, quantity in zip(axes, quantities, strict=True):
         require_columns(frame, with_ends(quantity.name), "draw what compare() gives")
         _draw_named(ax, frame, quantity, reference, longest)
-        name = "\n".join(wrapped(reference_name(frame, reference), int(NARROW_AXIS / widening())))
+        name = "\n".join(wrapped(reference_name(frame, reference), int(_NARROW_AXIS / widening())))
         label = in_mathematics(filled_in(quantity.panel_label, frame.attrs, name))
         size = mpl.rcParams["axes.labelsize"] if inches >= SMALL_NAMES else "x-small"
         ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label, fontsize=size)
@@ -462,7 +462,7 @@ def plot_variance_of_runs(
         _draw(ax, panel, quantity, frame, places)
         set_rows(ax, labels, places)
         ax.set_title(title, fontsize="medium")
-        plain_ticks(ax, quantity.logarithmic, most=max(1, min(5, longest_title(len(runs)) // TICK)))
+        plain_ticks(ax, quantity.logarithmic, most=max(1, min(5, longest_title(len(runs)) // _TICK)))
         ax.set_xlabel(name)
     if quantity is JUDGED:
         best = [set(rows_in_best_set(panel)) for panel in panels if "in_best_set" in panel]
@@ -475,7 +475,7 @@ def plot_variance_of_runs(
     return list(axes)
 
 
-def sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
+def _sorted_rows(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     """Sort rows by value, lowest first; of unresolved rows, those with a lower bound come first."""
     order = np.lexsort([frame[f"{value}_low"].fillna(np.inf), frame[value].fillna(np.inf)])
     ordered = frame.iloc[order]
@@ -510,7 +510,7 @@ def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
     if known.sum() < 2:
         return ShortRows(frame, [], [])
     names, longest = names_in(frame), longest_line() - len(" =")
-    by_value = sorted_rows(frame.loc[known], value)
+    by_value = _sorted_rows(frame.loc[known], value)
     reference = frame.attrs.get("reference")
     ordered = by_value.iloc[np.argsort(by_value["estimator"] != reference, kind="stable")]
     if _sizes_differ(frame):  # the same estimator has a row for each size
@@ -524,7 +524,7 @@ def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
     for first, *others in (group for group in labels if len(group) > 1):
         full = " = ".join(whole[label] for label in (first, *others))
         shared[first] = full if len(full) <= 3 * longest else f"{names[first]} and {len(others)} equal"
-    kept = sorted_rows(ordered.iloc[[group[0] for group in groups]], value)
+    kept = _sorted_rows(ordered.iloc[[group[0] for group in groups]], value)
     at_ends = [*range(len(kept))]
     if len(kept) > MOST_ROWS:
         half = MOST_ROWS // 2
@@ -562,7 +562,7 @@ def _draw_named(
     _draw(ax, frame, quantity, frame, places)
     labels, letters = row_labels(frame, longest), _letters_of_runs(frame)
     if letters:
-        set_shared_rows(ax, [label for label, _ in groupby(labels)], _grouped(labels, letters))
+        _set_shared_rows(ax, [label for label, _ in groupby(labels)], _grouped(labels, letters))
     else:
         set_rows(ax, labels, places)
     if quantity is JUDGED:

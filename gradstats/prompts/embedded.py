@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 MIN_STEPS, MAX_STEPS = 2, 8
-STANDARD_STEPS = (2, 4)
+_STANDARD_STEPS = (2, 4)
 LARGEST_COUNT, LARGEST_AMOUNT = 99, 9
 PRONOUNS = {
     "Mia": "she", "Anna": "she", "Lea": "she", "Nora": "she", "Sara": "she", "Zoe": "she",
@@ -116,7 +116,7 @@ def generate_problems(
     redraws = 0
     while len(problems) < n:
         problem = _draw_problem(generator, _draw_steps(generator, low, high, falling))
-        if problem.prompt in problems or split_of(problem.prompt) != split:
+        if problem.prompt in problems or _split_of(problem.prompt) != split:
             redraws += 1
             if redraws > _MAX_REDRAWS:
                 raise ValueError(
@@ -145,7 +145,7 @@ def extract_answer(text: str) -> str | None:
     return digits if digits == "0" else sign + digits
 
 
-def split_of(prompt: str) -> Split:
+def _split_of(prompt: str) -> Split:
     """Return the split a problem belongs to, decided by a digest of its text."""
     return "test" if hashlib.sha256(prompt.encode()).digest()[-1] % 8 == 0 else "train"
 
@@ -167,7 +167,7 @@ def parse_problem(prompt: str) -> Story:
 
 
 def _step_range(steps: int | tuple[int, int] | None) -> tuple[int, int]:
-    ends = STANDARD_STEPS if steps is None else (steps, steps) if isinstance(steps, int) else tuple(steps)
+    ends = _STANDARD_STEPS if steps is None else (steps, steps) if isinstance(steps, int) else tuple(steps)
     if len(ends) != 2 or not all(isinstance(end, int) for end in ends):
         raise ValueError(f"steps is {steps!r}: give one number, or two, the low end first")
     low, high = ends

@@ -18,7 +18,7 @@ from gradstats.system.lazy_imports import pa, pd
 from gradstats.system.user_code import import_function
 from gradstats.system.worker import PROCESS, IsolatedError
 
-SUFFIXES = (".jsonl", ".csv", ".parquet")
+_SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 def file_problems(path: Path, mapping: ColumnMapping, n: int | None = None, seed: int = 0) -> list[Problem]:
@@ -55,7 +55,7 @@ class _ArrowRows:
         return {name: self._table.column(name)[row].as_py() for name in self._table.column_names}
 
 
-def hub_problems(
+def _hub_problems(
     dataset: str,
     mapping: ColumnMapping,
     n: int | None = None,
@@ -98,7 +98,7 @@ def _unreachable(dataset: str, reason: str) -> ConnectionError:
 
 
 #: Id on the hub → settings of :func:`gradstats.load_prompts`.
-KNOWN_SETS: dict[str, Settings] = {
+_KNOWN_SETS: dict[str, Settings] = {
     # Solutions are free text that ends with the answer.
     "microsoft/orca-math-word-problems-200k": {
         "split": "train",
@@ -139,26 +139,26 @@ KNOWN_SETS: dict[str, Settings] = {
 _OF_THE_HUB = ("config", "split")
 
 
-def known_settings(name: str) -> Settings:
+def _known_settings(name: str) -> Settings:
     """Return the settings of a known data set, by its id or folder name; empty for other data sets."""
     last = Path(name).name.lower()
-    for known, settings in KNOWN_SETS.items():
+    for known, settings in _KNOWN_SETS.items():
         if name == known or (Path(name).is_dir() and last == known.rpartition("/")[2].lower()):
             return settings
     return {}
 
 
-def columns_like(name: str) -> Settings:
+def _columns_like(name: str) -> Settings:
     """Return the columns and answer format of a known data set, for a file or data set of the same shape."""
-    if name not in KNOWN_SETS:
-        raise ValueError(f"like is {name!r}: choose a data set whose columns are known: {', '.join(KNOWN_SETS)}")
-    return {key: value for key, value in KNOWN_SETS[name].items() if key not in _OF_THE_HUB}
+    if name not in _KNOWN_SETS:
+        raise ValueError(f"like is {name!r}: choose a data set whose columns are known: {', '.join(_KNOWN_SETS)}")
+    return {key: value for key, value in _KNOWN_SETS[name].items() if key not in _OF_THE_HUB}
 
 
 _FIELDS = ("prompt_id", "prompt", "answer")
 
 
-def user_problems(name: str, n: int | None, seed: int, settings: Settings) -> list[Problem]:
+def _user_problems(name: str, n: int | None, seed: int, settings: Settings) -> list[Problem]:
     """Call the user's function as ``function(n, rng=seed, **settings)``.
 
     It returns problems, or mappings with the fields of :class:`gradstats.prompts.Problem`, of which ``reward`` and
@@ -195,7 +195,7 @@ def _problem(entry: object, name: str) -> Problem:
 _SECONDS = 600.0
 
 
-def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> list[Problem]:
+def _reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> list[Problem]:
     """Generate ``n`` problems of a reasoning-gym task, which depend only on the seed and the settings."""
     try:
         from reasoning_gym.factory import DATASETS  # filled by importing the package
@@ -219,7 +219,7 @@ def reasoning_gym_problems(task: str, n: int, seed: int, **settings: object) -> 
     return problems
 
 
-def is_reasoning_gym_task(name: str) -> bool:
+def _is_reasoning_gym_task(name: str) -> bool:
     """Return whether ``name`` is a task that the installed reasoning-gym knows (False where it is not installed)."""
     try:
         from reasoning_gym.factory import DATASETS  # filled by importing the package
@@ -244,7 +244,7 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
             arithmetic that the embedded policy was trained on. A file has the columns ``prompt`` and ``answer`` (or
             those named in ``settings``). A bare task name works too (extra ``tasks``), and so does a folder that holds
             a data set of the hub (extra ``hub``). For a function of your own see
-            :func:`gradstats.prompts.load.user_problems`.
+            :func:`gradstats.prompts.load._user_problems`.
         n: number of prompts; all of a file or data set by default. It is required for generated problems. A subset is
             seeded and keeps the order of the source; a larger ``n`` only adds to it.
         rng: seed of the subset, or of the generator.
@@ -279,19 +279,19 @@ def load_prompts(source: str | Path, n: int | None = None, *, rng: int = 0, **se
     name = str(source)
     if name == "embedded":
         return _embedded(required(n, name), rng, settings)
-    if Path(source).suffix in SUFFIXES:
+    if Path(source).suffix in _SUFFIXES:
         mapping, _ = _column_settings(settings, name, ())
         return file_problems(Path(source), mapping, n, rng)
     folder = Path(source).is_dir()
     if not folder and ":" in name:
-        return user_problems(name, n, rng, settings)
-    if not folder and (name.startswith(_PREFIX) or is_reasoning_gym_task(name)):
-        return reasoning_gym_problems(name.removeprefix(_PREFIX), required(n, name), rng, **settings)
+        return _user_problems(name, n, rng, settings)
+    if not folder and (name.startswith(_PREFIX) or _is_reasoning_gym_task(name)):
+        return _reasoning_gym_problems(name.removeprefix(_PREFIX), required(n, name), rng, **settings)
     if folder or "/" in name:
-        mapping, options = _column_settings(known_settings(name) | settings, name, _HUB)
-        return hub_problems(name, mapping, n, rng, **options)
+        mapping, options = _column_settings(_known_settings(name) | settings, name, _HUB)
+        return _hub_problems(name, mapping, n, rng, **options)
     raise ValueError(
-        f'source {name!r} is not known: give "embedded", a {", ".join(SUFFIXES)} file, '
+        f'source {name!r} is not known: give "embedded", a {", ".join(_SUFFIXES)} file, '
         "reasoning-gym/TASK (with the extra gradstats[tasks]), module:function, path/to/file.py:function, or a data "
         "set id such as openai/gsm8k"
     )
@@ -305,7 +305,7 @@ def generates(name: str) -> bool:
 def is_on_hub(source: str | Path) -> bool:
     """Return whether the problems of a source come from a repository on the hub."""
     name = str(source)
-    elsewhere = generates(name) or Path(source).suffix in SUFFIXES or ":" in name
+    elsewhere = generates(name) or Path(source).suffix in _SUFFIXES or ":" in name
     return "/" in name and not elsewhere and not Path(source).exists()
 
 
@@ -314,7 +314,7 @@ def _column_settings(settings: Settings, name: str, others: tuple[str, ...]) -> 
     settings = {key: value for key, value in settings.items() if value is not None}
     like = settings.pop("like", None)
     _refuse_unknown_settings(settings, (*_COLUMNS, "like", *others), name)
-    settings = (columns_like(like) if like is not None else {}) | settings
+    settings = (_columns_like(like) if like is not None else {}) | settings
     mapping = ColumnMapping(**{key: value for key, value in settings.items() if key in _COLUMNS})
     return mapping, {key: value for key, value in settings.items() if key in others}
 

@@ -81,7 +81,7 @@ class GradientMoments:
         return _share(float(turned @ turned), self.matched_trace_cov / prompts_per_batch)
 
 
-def gradient_moments(
+def _gradient_moments(
     gradients: Float[np.ndarray, "k d"],
     probabilities: Float[np.ndarray, "k"],
     prompts: Int[np.ndarray, "k"],
@@ -99,7 +99,7 @@ def gradient_moments(
 
 
 #: Groups or batches that are enumerated at most.
-MAX_GROUPS = 500_000
+_MAX_GROUPS = 500_000
 
 
 def multisets(
@@ -119,9 +119,9 @@ def multisets(
 
 def refuse_too_many(count: int, what: str) -> None:
     """Raise a ValueError when more are to be enumerated than the limit."""
-    if count > MAX_GROUPS:
+    if count > _MAX_GROUPS:
         raise ValueError(
-            f"{count} {what} are too many to enumerate (limit {MAX_GROUPS}): choose a smaller group_size, "
+            f"{count} {what} are too many to enumerate (limit {_MAX_GROUPS}): choose a smaller group_size, "
             "vocabulary or max_length"
         )
 
@@ -129,7 +129,7 @@ def refuse_too_many(count: int, what: str) -> None:
 #: The token that ends a trajectory.
 END = 0
 #: Groups whose gradients are formed together.
-CHUNK = 20_000
+_CHUNK = 20_000
 
 Prefix = tuple[int, ...]
 
@@ -390,11 +390,11 @@ class EnumeratedPolicy:
         gradients, probabilities, prompts = [], [], []
         for prompt in range(self.n_prompts):
             groups, chance = self._groups(prompt, group_size)
-            chunks = np.array_split(groups, -(-len(groups) // CHUNK))
+            chunks = np.array_split(groups, -(-len(groups) // _CHUNK))
             gradients += [self._gradients(estimator, chunk) for chunk in chunks]
             probabilities.append(self.prompt_probabilities[prompt] * chance)
             prompts.append(np.full(len(chance), prompt))
-        return gradient_moments(
+        return _gradient_moments(
             np.concatenate(gradients), np.concatenate(probabilities), np.concatenate(prompts), self.gradient
         )
 
@@ -412,7 +412,7 @@ class EnumeratedPolicy:
             gradient = (self.probabilities * self.rewards)[here] @ self.sequence_scores[here]
             one_unit = np.zeros(len(groups), dtype=np.int64)
             of_prompt = gradient / self.prompt_probabilities[prompt]
-            found.append(gradient_moments(self._gradients(estimator, groups), chance, one_unit, of_prompt))
+            found.append(_gradient_moments(self._gradients(estimator, groups), chance, one_unit, of_prompt))
         return found
 
     def batch_moments(
@@ -448,7 +448,7 @@ class EnumeratedPolicy:
             norms = np.linalg.norm(gradients, axis=1, keepdims=True)
             gradients *= np.minimum(1.0, max_grad_norm / np.where(norms > 0, norms, 1.0))
         one_unit = np.zeros(len(chosen), dtype=np.int64)
-        return gradient_moments(gradients, probabilities, one_unit, self.gradient)
+        return _gradient_moments(gradients, probabilities, one_unit, self.gradient)
 
     def weighted_moments(self, weights: Float[np.ndarray, "k"] | Float[np.ndarray, "k t"]) -> GradientMoments:
         r"""Return the exact moments of :math:`\sum_t w_t s_t` over single trajectories, for given weights of each.
@@ -458,7 +458,7 @@ class EnumeratedPolicy:
         """
         rows = np.arange(len(self.rewards))
         gradients = self._sum(weights, rows, len(rows))
-        return gradient_moments(gradients, self.sampling_probabilities, self.prompts, self.gradient)
+        return _gradient_moments(gradients, self.sampling_probabilities, self.prompts, self.gradient)
 
     def _groups(self, prompt: int, group_size: int) -> tuple[Int[np.ndarray, "g n"], Float[np.ndarray, "g"]]:
         """Return all multisets of trajectories of a prompt, and the probability of each."""

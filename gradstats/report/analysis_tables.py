@@ -15,7 +15,7 @@ import pandas as pd
 from gradstats.analyses.alpha import ANALYSIS as ALPHA
 from gradstats.analyses.alpha import with_alpha_within
 from gradstats.analyses.declaration import Analysis, FurtherTable, Ranking, chosen
-from gradstats.analyses.numbers import UNRESOLVED, Triple, readable
+from gradstats.analyses.numbers import UNRESOLVED, Triple, displayable_interval
 from gradstats.analyses.printed import cells_of
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
@@ -116,7 +116,7 @@ def table_of(
         in_words: name estimators in words, as figures do; otherwise by their labels.
     """
     named = frame_in_words(frame) if in_words else frame
-    numbers, heading = declared.shown(named), declared.row_heading
+    numbers, heading = declared.display_frame(named), declared.row_heading
     headings = declared.headings_of(numbers, place)
     declares = {one.name: one for one in declared.columns}
     columns = {shown: _cells(declared, name, numbers) for name, shown in headings.items()}
@@ -290,8 +290,8 @@ def short_table(declared: Analysis | FurtherTable, frame: pd.DataFrame, whole: T
         whole: the table of this frame, where it has been made.
     """
     table, ranking = whole or table_of(declared, frame, "terminal", in_words=False), declared.ranking
-    numbers = declared.shown(frame).reset_index(drop=True)
-    wanted = declared.first_shown(numbers)
+    numbers = declared.display_frame(frame).reset_index(drop=True)
+    wanted = declared.summary_columns(numbers)
     of_scale = "" if ranking is None else declared.headings_of(numbers).get(ranking.scale, "")
     places = {
         heading: at
@@ -359,7 +359,7 @@ def _ranked(
 def _judged(row: Mapping[Hashable, Any], ranking: Ranking, limits: Limits) -> float:
     """Return what a row is sorted by: the estimate or else an end, so that the best comes first; ∞ for none."""
     value, low, high = (float(row[f"{ranking.column}{end}"]) for end in ("", "_low", "_high"))
-    value = next(filter(math.isfinite, readable(value, low, high, limits)), math.nan)
+    value = next(filter(math.isfinite, displayable_interval(value, low, high, limits)), math.nan)
     return math.inf if math.isnan(value) else -value if ranking.most_first else value
 
 

@@ -87,7 +87,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
         *_of("measurement/measurement.py", metric="the metric that gradients were measured in"),
         *_of(_INPUTS, target="the gradient that bias and cosine are judged against"),
         *_of(
-            "stats/measured.py",
+            "stats/protocols.py",
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
     ),
@@ -170,7 +170,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
             quantiles="the table of quantiles",
         ),
         *_of(
-            "stats/measured.py",
+            "stats/protocols.py",
             effective_sample_size="completions of equal weight that importance weights are worth",
         ),
     ),
@@ -192,7 +192,7 @@ INDEX: dict[str, tuple[PrintedColumn, ...]] = {
     ),
 }
 
-for _one in registry.every():
+for _one in registry.all_analyses():
     for _table in _one.tables:
         _figures = [figure for figure in _one.figures if (figure.table or _one.name) == _table.name]
         INDEX[_table.name] = _own_of(_one, (*_table.columns, *(one for figure in _figures for one in figure.columns)))

@@ -59,7 +59,9 @@ def figures_of(run: SavedResults, figure_style: FiguresSection | None = None) ->
     names: dict[str, list[str]] = {}  # of the answers to each question
     for name, answer in run.answers.items():
         names.setdefault(answer.question, []).append(name)
-    declared = {one.name: one for one in registry.every()} | {label: registry.of_answer(label) for label in names}
+    declared = {one.name: one for one in registry.all_analyses()} | {
+        label: registry.of_answer(label) for label in names
+    }
     found: list[RunFigure] = []
     for label, analysis in declared.items():
         for figure in analysis.figures if isinstance(analysis, Analysis) else ():
@@ -150,7 +152,7 @@ def chosen_rows(table: pd.DataFrame, figure_style: FiguresSection) -> pd.DataFra
     return None if table.empty else table
 
 
-def warn_of_unused_labels(runs: Sequence[SavedResults], figure_style: FiguresSection) -> None:
+def _warn_of_unused_labels(runs: Sequence[SavedResults], figure_style: FiguresSection) -> None:
     """Name the labels to which the user gave a name, but which no run and no estimator of its tables has."""
     tables = [answer.frame for run in runs for answer in run.answers.values()]
     found = {name for run in runs for name in (run.name, run.path.resolve().name)}
@@ -194,7 +196,7 @@ def styled(figure_style: FiguresSection) -> Iterator[Callable[[], Figure]]:
 def _draw(run: SavedResults, folder: Path, figure_style: FiguresSection, svg: bool) -> DrawnFigures:
     drawn = DrawnFigures([], {})
     refuse_unknown_estimators([run], figure_style)
-    warn_of_unused_labels([run], figure_style)
+    _warn_of_unused_labels([run], figure_style)
     claim_figures(run, folder, figure_style)
     for listed, figure in run_figures(run, figure_style):
         with laid_out(figure):
@@ -236,7 +238,7 @@ def draw_overlay(
             "units: draw those of one metric together"
         )
     refuse_unknown_estimators(runs, figure_style)
-    warn_of_unused_labels(runs, figure_style)
+    _warn_of_unused_labels(runs, figure_style)
     for name in ("length_scaling", "variance"):
         claim_figure(folder / name, figure_style.formats)
     labels, n = _with_sample_sizes(runs, labels or _run_names(runs, figure_style))

@@ -137,10 +137,10 @@ def _sort_key(cell: Triple | str) -> str:
     return repr(float(key)) if math.isfinite(key) else ""
 
 
-def in_words_of(text: str, names: Mapping[str, str]) -> str:
+def _in_words_of(text: str, names: Mapping[str, str]) -> str:
     """Return a sentence in which the labels of some estimators are replaced by their names.
 
-    >>> in_words_of("group_mean and my_group_mean(loo=True)", {"group_mean": "group mean"})
+    >>> _in_words_of("group_mean and my_group_mean(loo=True)", {"group_mean": "group mean"})
     'group mean and my_group_mean(loo=True)'
     """
     if not names:
@@ -275,7 +275,7 @@ def shared_notes(of_sections: Iterable[Iterable[str]]) -> list[str]:
 
 
 #: Figures that are open when the page is.
-MOST_OPEN = 6
+_MOST_OPEN = 6
 #: Rows of a section's table that are open; a longer table is folded below them.
 MOST_OPEN_ROWS = 8
 # A longer answer goes through the rows of its table, and is read with the notes.
@@ -299,7 +299,7 @@ def questions_on_page(run: SavedResults, drawn: Collection[str] = ()) -> list[Qu
         for name, answer in answers.items()
         if isinstance(declared := registry.of_answer(name if answer is None else answer.question), Analysis)
     ]
-    for one in [one for one in found if one["figures"]][:MOST_OPEN]:
+    for one in [one for one in found if one["figures"]][:_MOST_OPEN]:
         one["n_open"] = 1
     times = Counter(one["question"] for one in found)
     for one in found:
@@ -329,13 +329,13 @@ def _question(
     if answer is None:
         return found
     names = _names_of(run, answer)
-    said = in_words_of(sentence_of(answer, lambda label: names.get(label, label)), names)
+    said = _in_words_of(sentence_of(answer, lambda label: names.get(label, label)), names)
     is_long = len(said) > _LONGEST_ANSWER
     found["answer"] = "" if is_long else said
-    of_what = takewhile(lambda word: not word.startswith("--"), analysis.words(answer) or [])
-    found["asked"] = in_words_of(" ".join(of_what), names)
+    of_what = takewhile(lambda word: not word.startswith("--"), analysis.command_line(answer) or [])
+    found["asked"] = _in_words_of(" ".join(of_what), names)
     notes = [*answer.about.get("sentences", ()), *answer.notes]
-    found["notes"] = ([said] if is_long else []) + [in_words_of(one, names) for one in notes]
+    found["notes"] = ([said] if is_long else []) + [_in_words_of(one, names) for one in notes]
     declared = analysis.leading_of(answer)
     leading = answer if declared is analysis else answer.further.get("" if declared is None else declared.name)
     if declared is not None and leading is not None and len(leading.frame) and not answer.about.get(SETTLED):
@@ -347,7 +347,7 @@ def _question(
         if short.headings:
             found["headings"], found["rows"] = short.cells(_WHOLE_NAME)
         if len(whole.columns) > len(short.headings) or len(whole.rows) > min(len(short.rows), MOST_OPEN_ROWS):
-            shown = declared.shown(frame)
+            shown = declared.display_frame(frame)
             labels = list(shown["estimator"]) if "estimator" in shown else []
             found["table"] = table_on_page(whole, lambda column: _defined(analysis, declared, column), labels)
     return found
@@ -378,7 +378,7 @@ def _names_of(run: SavedResults, answer: Answer) -> dict[str, str]:
 
 def _command(run: SavedResults, analysis: Analysis, answer: Answer | None) -> str:
     """Return the command that gives this answer again; "" where it needs arguments that the answer does not state."""
-    words = [] if answer is None else analysis.words(answer)
+    words = [] if answer is None else analysis.command_line(answer)
     if words is None:
         return ""
     level = CONFIDENCE_LEVEL if answer is None else level_of(answer)
@@ -386,12 +386,12 @@ def _command(run: SavedResults, analysis: Analysis, answer: Answer | None) -> st
     # A run's own settings and level are what is not given.
     at_level = [] if level == of_run == CONFIDENCE_LEVEL else ["--confidence-level", f"{level:g}"]
     if analysis.section:
-        return shlex.join(["gradstats", analysis.name, as_given(run.path), *at_level])
+        return shlex.join(["gradstats", analysis.name, _as_given(run.path), *at_level])
     label = analysis.name if answer is None else answer.question
-    return shlex.join(["gradstats", "ask", as_given(run.path), label, *words, *at_level])
+    return shlex.join(["gradstats", "ask", _as_given(run.path), label, *words, *at_level])
 
 
-def as_given(path: Path) -> str:
+def _as_given(path: Path) -> str:
     """Return what commands on the page call a run: its path as it was given, which is seen from where that was.
 
     Of a path without a name, as ``.``, the folder in full.
@@ -481,8 +481,8 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
 
 
 def _commands(run: SavedResults) -> list[tuple[str, str]]:
-    folder = shlex.quote(as_given(run.path))
-    again = shlex.quote(f"{as_given(run.path)}-again")
+    folder = shlex.quote(_as_given(run.path))
+    again = shlex.quote(f"{_as_given(run.path)}-again")
     return [
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {again}"),
         ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.report.saved_results import SavedResults, completion_means
 from gradstats.rollouts.table import read_rollout_shards
 
@@ -67,10 +67,10 @@ MOST_PROMPTS, MOST_COMPLETIONS, MOST_CHARACTERS = 40, 4, 1500
 _SHOWN = ("prompt_id", "sample_id", "reward", "length", "truncated", "prompt_text", "completion_text")
 
 
-def spread_over(prompts: list[str], most: int = MOST_PROMPTS) -> list[str]:
+def _spread_over(prompts: list[str], most: int = MOST_PROMPTS) -> list[str]:
     """Return at most so many prompts of an ordered list, evenly spaced from the first to the last.
 
-    >>> spread_over(["a", "b", "c", "d", "e"], 3)
+    >>> _spread_over(["a", "b", "c", "d", "e"], 3)
     ['a', 'c', 'e']
     """
     if len(prompts) <= most:
@@ -142,7 +142,7 @@ def prompts_on_page(run: SavedResults) -> dict[str, Any] | None:
     table = success_per_prompt(run.points)
     table["prompt_id"] = table["prompt_id"].astype(str)
     binary = bool(run.points["reward"].isin([0.0, 1.0]).all())
-    listed = spread_over(table["prompt_id"].tolist(), MOST_ROWS)
+    listed = _spread_over(table["prompt_id"].tolist(), MOST_ROWS)
     shown, about_texts = _texts(run, listed)
     rows = [
         {
@@ -171,7 +171,7 @@ def prompts_on_page(run: SavedResults) -> dict[str, Any] | None:
 
 def _texts(run: SavedResults, listed: list[str]) -> tuple[dict[str, dict[str, Any]], str]:
     """Return what is shown of prompts, and a sentence on what that is, or on why there is nothing."""
-    chosen = spread_over(listed)
+    chosen = _spread_over(listed)
     try:
         shown = read_completions(run.path, chosen)
     except (OSError, ValueError) as error:
@@ -188,7 +188,7 @@ def _texts(run: SavedResults, listed: list[str]) -> tuple[dict[str, dict[str, An
 
 def _sentence(run: SavedResults, table: pd.DataFrame) -> str:
     means = completion_means(run)
-    mean = number_with_interval(means["mean_reward"], means["mean_reward_low"], means["mean_reward_high"])
+    mean = format_estimate(means["mean_reward"], means["mean_reward_low"], means["mean_reward_high"])
     known = np.isfinite(means["mean_reward"])
     reward = f"Mean reward {mean} ({run.confidence_level:.0%} interval over prompts), " if known else ""
     highest, n = table["highest"].to_numpy(dtype=float), table["n"].to_numpy(dtype=int)

@@ -137,7 +137,7 @@ def several_tables(
             place = {label: at for at, label in enumerate(dict.fromkeys(frame["estimator"]))}
             frame = frame.assign(_place=frame["estimator"].map(lambda label: place[label]))
             frame = frame.sort_values(["_place", JUDGED.name], kind="stable", ignore_index=True).drop(columns="_place")
-        tables["variance"] = compared_table(frame, levels_of(list(runs.values()), ["variance"]))
+        tables["variance"] = _compared_table(frame, levels_of(list(runs.values()), ["variance"]))
     return tables
 
 
@@ -165,7 +165,7 @@ def runs_table(runs: Mapping[str, SavedResults]) -> Table:
     )
 
 
-def compared_table(frame: pd.DataFrame, levels: str) -> Table:
+def _compared_table(frame: pd.DataFrame, levels: str) -> Table:
     """Return one row per estimator and run."""
     named = frame_in_words(frame)
     # The variance itself has the unit of its metric, the others are ratios.

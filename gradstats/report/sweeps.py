@@ -15,7 +15,7 @@ import pandas as pd
 
 from gradstats import plots
 from gradstats.analyses import registry
-from gradstats.analyses.printed import Printed
+from gradstats.analyses.printed import ReprMixin
 from gradstats.config.experiment import FiguresSection
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import styled
@@ -97,7 +97,7 @@ _SHARED = ("reference", "target", "metric", "confidence_level")
 
 
 @dataclass(frozen=True, repr=False)
-class SweepResult(Printed):
+class SweepResult(ReprMixin):
     """The saved results of a sweep.
 
     Attributes:

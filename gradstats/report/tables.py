@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from gradstats.analyses.numbers import Triple, common_exponent, number_with_interval, power_of_ten
+from gradstats.analyses.numbers import Triple, common_exponent, format_estimate, power_of_ten
 from gradstats.config.options import EUCLIDEAN
 from gradstats.report.latex import (
     LatexColumn,
@@ -24,7 +24,7 @@ from gradstats.report.latex import (
     unbroken,
 )
 from gradstats.system.files import csv_text, write_csv
-from gradstats.system.outputs import MARK, TABLE, Kind, claim, is_marked, other_numbers, write_marked
+from gradstats.system.outputs import MARK, TABLE, OutputType, claim, is_marked, other_numbers, write_marked
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Table:
             FileExistsError: when a file lies there that is not an earlier table, or is one that may not be replaced.
             ValueError: as :meth:`headings_at`.
         """
-        *_, csv = table_paths(path_stem)
+        *_, csv = _table_paths(path_stem)
         text = csv_text(self.source)
-        claim_tables(path_stem, overwrite=overwrite, difference=lambda: other_numbers(csv, text))
+        _claim_tables(path_stem, overwrite=overwrite, difference=lambda: other_numbers(csv, text))
         # The CSV has no mark of its own: it is written last, so that one without its LaTeX is never ours.
         paths = self.save_texts(path_stem, layout=layout)
         write_csv(csv, self.source)
@@ -165,7 +165,7 @@ class Table:
 
     def save_texts(self, path_stem: str | os.PathLike[str], *, layout: Layout | None = None) -> list[Path]:
         """Write ``.tex`` and ``.md`` alone, where an answer holds the numbers; otherwise as :meth:`save`."""
-        tex, markdown, _ = table_paths(path_stem)
+        tex, markdown, _ = _table_paths(path_stem)
         write_marked(tex, f"% {MARK}\n{self.to_latex(layout)}", TABLE)
         write_marked(markdown, f"{self.to_markdown()}\n<!-- {MARK} -->\n", TABLE)
         return [tex, markdown]
@@ -184,12 +184,12 @@ def cell_text(cell: Triple | str, markup: str, exponent: int = 0, *, bold: bool 
     if isinstance(cell, str):
         text = _ESCAPES[markup](cell)
     else:
-        text = number_with_interval(*cell, exponent=exponent, markup=markup, narrow=narrow)
+        text = format_estimate(*cell, exponent=exponent, markup=markup, narrow=narrow)
     in_bold = {"latex": rf"\textbf{{\boldmath {text}}}", "markdown": f"**{text}**", "html": f"<strong>{text}</strong>"}
     return in_bold.get(markup, text) if bold else text
 
 
-def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
+def _table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
     """Return the files that a table is saved to: LaTeX, Markdown and CSV."""
     stem = Path(path_stem)
     if not stem.name:
@@ -197,13 +197,13 @@ def table_paths(path_stem: str | os.PathLike[str]) -> list[Path]:
     return [stem.with_name(stem.name + suffix) for suffix in (".tex", ".md", ".csv")]
 
 
-def claim_tables(path_stem: str | os.PathLike[str], **replacing: Any) -> None:
+def _claim_tables(path_stem: str | os.PathLike[str], **replacing: Any) -> None:
     """Refuse to save a table where a file lies that is not an earlier one, as :func:`claim` does."""
-    tex, markdown, csv = table_paths(path_stem)
-    claim(path_stem, Kind(TABLE.what, lambda _: True))
+    tex, markdown, csv = _table_paths(path_stem)
+    claim(path_stem, OutputType(TABLE.what, lambda _: True))
     for path in (tex, markdown):
         claim(path, TABLE)
-    claim(csv, Kind(TABLE.what, lambda _: is_marked(tex)), **replacing)
+    claim(csv, OutputType(TABLE.what, lambda _: is_marked(tex)), **replacing)
 
 
 def markdown_escape(text: str) -> str:

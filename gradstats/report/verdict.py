@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradstats.analyses.alpha import CURVED_BELOW
-from gradstats.analyses.numbers import ROUNDING, Triple, number_with_interval
+from gradstats.analyses.numbers import ROUNDING, Triple, format_estimate
 from gradstats.analyses.plan import prompts_to_distinguish
 from gradstats.analyses.printed import triples_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from gradstats.rollouts.table import Rollouts
 
 #: An estimator is one to avoid where it takes at least this many times the samples of the reference, beyond doubt.
-WORTH_AVOIDING = 1.1
+_WORTH_AVOIDING = 1.1
 #: Bias is a verdict where it makes at least this share of the error of a batch, beyond doubt.
-WORTH_NAMING = 0.1
+_WORTH_NAMING = 0.1
 
 NO_BREAK = "\u00a0"
 UNKNOWN: Triple = (math.nan, math.nan, math.nan)
@@ -47,7 +47,7 @@ _MANY_CUT = 0.01
 Naming = Callable[[str], str]
 
 
-def as_labelled(label: str) -> str:
+def _as_labelled(label: str) -> str:
     """Return the label itself, as the terminal shows it."""
     return label
 
@@ -66,7 +66,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseRow:
     """Estimators whose gradients are equal up to their scale: one row of the relative noise.
 
     Attributes:
@@ -91,7 +91,7 @@ class Noise:
 
     def text(self) -> str:
         """Write the relative noise with its interval."""
-        return number_with_interval(*self.shown)
+        return format_estimate(*self.shown)
 
     def bias_text(self) -> str:
         """Write the interval of the share of bias in per cent where it is resolved, else nothing."""
@@ -133,7 +133,7 @@ def of_first_size(comparison: Answer) -> tuple[pd.DataFrame, float | None]:
     return frame.loc[frame["group_size"] == sizes[0]].reset_index(drop=True), float(sizes[0])
 
 
-def noise_of(comparison: Answer) -> list[Noise]:
+def noise_of(comparison: Answer) -> list[NoiseRow]:
     """Return the estimators with a relative noise, those that are equal by construction in one row, the best first."""
     frame, _ = of_first_size(comparison)
     shown, biases = (triples_of(frame, name, limits_of(name)) for name in (JUDGED.name, _BIAS))
@@ -144,7 +144,7 @@ def noise_of(comparison: Answer) -> list[Noise]:
         if any(map(math.isfinite, own)):
             together = (own[1] if math.isnan(low) else low, own[2] if math.isnan(high) else high)
             bias = biases[row.at] if biases[row.at][1] > ROUNDING else UNKNOWN
-            found.append(Noise(row.names, row.scale, own, together, bias, reference in row.names))
+            found.append(NoiseRow(row.names, row.scale, own, together, bias, reference in row.names))
     return found
 
 
@@ -202,7 +202,7 @@ def headline_of(name: str, rollouts: Rollouts) -> str:
 def verdicts(
     alpha: Answer | None,
     comparison: Answer | None,
-    naming: Naming = as_labelled,
+    naming: Naming = _as_labelled,
     *,
     batch_sizes: Answer | None = None,
 ) -> list[Verdict]:
@@ -218,7 +218,7 @@ def verdicts(
     found = []
     if alpha is not None:
         drawn = _drawn(alpha.about)
-        found += [Verdict("α", alpha_verdict(alpha.about)), *(one for one in drawn if one.text.startswith("Not "))]
+        found += [Verdict("α", _alpha_verdict(alpha.about)), *(one for one in drawn if one.text.startswith("Not "))]
     if comparison is not None:
         found += _on_estimators(comparison, naming)
     batch = None if batch_sizes is None else _batch(batch_sizes, naming)
@@ -233,7 +233,7 @@ def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     return [one for one in found if one is not None]
 
 
-def sentence_of(answer: Answer, naming: Naming = as_labelled) -> str:
+def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
     """Return the sentence that answers, with estimators named; of α and of a comparison from its verdicts."""
     if answer.question == "alpha":
         first, *others = (one.text for one in alpha_verdicts(answer.about))
@@ -249,12 +249,12 @@ def sentence_of(answer: Answer, naming: Naming = as_labelled) -> str:
     return answer.sentence
 
 
-def alpha_verdict(alpha: Mapping[str, Any]) -> str:
+def _alpha_verdict(alpha: Mapping[str, Any]) -> str:
     """State α with its interval, α within prompts, and which of ½ and 1 they exclude.
 
-    >>> alpha_verdict({"alpha": 0.6, "alpha_low": 0.56, "alpha_high": 0.64, "method": "ols"})
+    >>> _alpha_verdict({"alpha": 0.6, "alpha_low": 0.56, "alpha_high": 0.64, "method": "ols"})
     '0.600 [0.560, 0.640]; not ½, not 1'
-    >>> alpha_verdict({"alpha": 0.6, "alpha_low": math.nan, "alpha_high": math.nan, "method": "ols"})
+    >>> _alpha_verdict({"alpha": 0.6, "alpha_low": math.nan, "alpha_high": math.nan, "method": "ols"})
     '0.6; without an interval, for which there are too few prompts'
     """
     found, inner = [_triple(alpha, "alpha")], alpha.get("within_prompt")
@@ -263,19 +263,19 @@ def alpha_verdict(alpha: Mapping[str, Any]) -> str:
     if inner and alpha.get("method") != "within_prompt":
         found.append(_triple(inner, "alpha"))
     if any(math.isnan(end) for _, *ends in found[:1] for end in ends):
-        return f"{number_with_interval(*found[0])}; without an interval, for which there are too few prompts"
+        return f"{format_estimate(*found[0])}; without an interval, for which there are too few prompts"
     said = []
     for value, name in ((0.5, "½"), (1.0, "1")):  # of token scores that are uncorrelated, and of aligned ones
         inside = any(low <= value <= high for _, low, high in found)
         said.append(f"{name} possible" if inside else f"not {name}")
-    return f"{', within prompts '.join(number_with_interval(*one) for one in found)}; {', '.join(said)}"
+    return f"{', within prompts '.join(format_estimate(*one) for one in found)}; {', '.join(said)}"
 
 
 def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
     """Return α, that of length weights, whether one power law fits, and whether completions were drawn on-policy."""
-    found = [Verdict("α", alpha_verdict(alpha))]
+    found = [Verdict("α", _alpha_verdict(alpha))]
     if mean := alpha.get("mean_scaling"):
-        fit = number_with_interval(*_triple(mean, "alpha"))
+        fit = format_estimate(*_triple(mean, "alpha"))
         found.append(Verdict("also", f"for length weights use α = {fit} (fit to the mean)"))
     curvature = alpha.get("curvature")
     if curvature and _number(curvature, "pvalue") < CURVED_BELOW:
@@ -300,7 +300,7 @@ def _and_more(names: Sequence[str], most: int) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _best(rows: Sequence[Noise], reference: str, naming: Naming) -> Verdict | None:
+def _best(rows: Sequence[NoiseRow], reference: str, naming: Naming) -> Verdict | None:
     if sum(len(one.labels) for one in rows) < 2:
         return None
     better = [one for one in rows if one.together[1] < 1.0 - EQUAL]
@@ -315,16 +315,16 @@ def _best(rows: Sequence[Noise], reference: str, naming: Naming) -> Verdict | No
     return Verdict("best", text)
 
 
-def _avoid(rows: Sequence[Noise], naming: Naming) -> Verdict | None:
-    noisy = sorted((one for one in rows if one.together[0] >= WORTH_AVOIDING), key=lambda one: -one.together[0])
+def _avoid(rows: Sequence[NoiseRow], naming: Naming) -> Verdict | None:
+    noisy = sorted((one for one in rows if one.together[0] >= _WORTH_AVOIDING), key=lambda one: -one.together[0])
     if not noisy:
         return None
     text = f"{naming(noisy[0].labels[0])}: {noisy[0].text()} times the samples for the same noise"
     return Verdict("avoid", text + _also(noisy[1:], naming))
 
 
-def _bias(rows: Sequence[Noise], batch: object, naming: Naming) -> Verdict | None:
-    biased = sorted((one for one in rows if one.bias[1] >= WORTH_NAMING), key=lambda one: -one.bias[1])
+def _bias(rows: Sequence[NoiseRow], batch: object, naming: Naming) -> Verdict | None:
+    biased = sorted((one for one in rows if one.bias[1] >= _WORTH_NAMING), key=lambda one: -one.bias[1])
     if not biased:
         return None
     low, high = (100 * end for end in biased[0].bias[1:])
@@ -332,7 +332,7 @@ def _bias(rows: Sequence[Noise], batch: object, naming: Naming) -> Verdict | Non
     return Verdict("bias", text + _also(biased[1:], naming))
 
 
-def _also(rows: Sequence[Noise], naming: Naming) -> str:
+def _also(rows: Sequence[NoiseRow], naming: Naming) -> str:
     return f"; also {_and_more([naming(one.labels[0]) for one in rows], 1)}" if rows else ""
 
 
@@ -352,12 +352,12 @@ def _batch(batch_sizes: Answer, naming: Naming) -> Verdict | None:
     reference, frame = str(batch_sizes.about.get("reference", "rloo")), batch_sizes.frame
     for label, critical in zip(frame["estimator"], triples_of(frame, "critical_batch", NOT_NEGATIVE), strict=True):
         if label == reference and any(map(math.isfinite, critical)):
-            number = number_with_interval(*critical)
+            number = format_estimate(*critical)
             return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(reference)})")
     return None
 
 
-def what_is_open(comparison: Answer, naming: Naming = as_labelled) -> list[str]:
+def what_is_open(comparison: Answer, naming: Naming = _as_labelled) -> list[str]:
     """Name the estimators that have no row, and what would give them one."""
     frame, _ = of_first_size(comparison)
     # The reference first.

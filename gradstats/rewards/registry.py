@@ -81,17 +81,17 @@ def _score(name: str, folders: list[str], parameters: dict[str, object], complet
 Reward = Callable[[str, Problem], float]
 
 
-def embedded_reward(completion: str, problem: Problem) -> float:
+def _embedded_reward(completion: str, problem: Problem) -> float:
     """Return 1 when the answer marked by the embedded policy equals the reference answer exactly, else 0."""
     return float(extract_answer(completion) == problem.answer)
 
 
-def exact_reward(completion: str, problem: Problem) -> float:
+def _exact_reward(completion: str, problem: Problem) -> float:
     """Return 1 when the whole completion, stripped of white space, equals the reference answer, else 0."""
     return float(completion.strip() == problem.answer.strip())
 
 
-def math_reward(completion: str, problem: Problem) -> float:
+def _math_reward(completion: str, problem: Problem) -> float:
     r"""Return 1 when math-verify finds the completion's final expression equal to the reference answer, else 0.
 
     The last ``\boxed{}`` counts. A completion that was cut inside it, or while it was thinking, has no answer. Numbers
@@ -101,7 +101,7 @@ def math_reward(completion: str, problem: Problem) -> float:
     return PROCESS.call("gradstats.rewards.math_scorer:math_score", completion, problem.answer)
 
 
-def reasoning_gym_reward(completion: str, problem: Problem, threshold: float | None = 1.0) -> float:
+def _reasoning_gym_reward(completion: str, problem: Problem, threshold: float | None = 1.0) -> float:
     r"""Return 1 when the task's scorer gives the answer in a completion at least the threshold, else 0.
 
     The scorers give only partial credit to a correct answer inside a longer text, so the answer is extracted first:
@@ -119,10 +119,10 @@ def reasoning_gym_reward(completion: str, problem: Problem, threshold: float | N
 
 
 REWARDS: dict[str, Reward] = {
-    "embedded": embedded_reward,
-    "exact": exact_reward,
-    "math": math_reward,
-    "reasoning_gym": reasoning_gym_reward,
+    "embedded": _embedded_reward,
+    "exact": _exact_reward,
+    "math": _math_reward,
+    "reasoning_gym": _reasoning_gym_reward,
 }
 
 

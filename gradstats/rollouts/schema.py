@@ -38,8 +38,8 @@ SCHEMA: dict[str, tuple[str, bool]] = {
 TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens")
 _MOST_IDS = 2**31
 #: The columns of log-probabilities. A sampler's may be NaN where it did not record them.
-LOGPROB_COLUMNS = ("sampler_logprobs", "proximal_logprobs")
-_PER_TOKEN = ("completion_mask", "token_rewards", *LOGPROB_COLUMNS)
+_LOGPROB_COLUMNS = ("sampler_logprobs", "proximal_logprobs")
+_PER_TOKEN = ("completion_mask", "token_rewards", *_LOGPROB_COLUMNS)
 #: Squares of rewards beyond it, times squared norms of gradients, are infinite.
 LARGEST_REWARD = 1e100
 _TOO_LARGE = f"beyond ±{LARGEST_REWARD:g}, of which squares are not finite: scale the rewards, or drop the row"
@@ -75,7 +75,7 @@ def validate(frame: pd.DataFrame) -> None:
                 frame[name].map(lambda values: -1 if values is None else len(values)).to_numpy() != lengths,
                 f"has a {name} of another length than its completion_tokens",
             )
-    for name in LOGPROB_COLUMNS:
+    for name in _LOGPROB_COLUMNS:
         if name in frame:
             likeliest = frame[name].map(_largest).to_numpy()
             _refuse(frame, likeliest > _MOST_LOGPROB, f"has a {name} above 0: give natural log-probabilities")

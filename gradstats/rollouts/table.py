@@ -23,7 +23,7 @@ from gradstats.rollouts.schema import (
 )
 from gradstats.system.files import remark_on_missing_checksums
 from gradstats.system.lazy_imports import pa, pd
-from gradstats.system.outputs import Kind, claim, differing_entry
+from gradstats.system.outputs import OutputType, claim, differing_entry
 from gradstats.system.shards import OF_THE_CALL, ORIGIN, planned_shards, refuse_foreign_shard
 
 
@@ -369,7 +369,7 @@ def claim_rollouts(
     claim(path, ROLLOUTS_FILE, overwrite=overwrite, difference=difference)
 
 
-def is_rollouts_file(path: Path) -> bool:
+def _is_rollouts_file(path: Path) -> bool:
     """Return whether a file is a table of rollouts that this program wrote."""
     import pyarrow.parquet as pq
 
@@ -379,7 +379,7 @@ def is_rollouts_file(path: Path) -> bool:
         return False
 
 
-ROLLOUTS_FILE = Kind("a rollouts file", is_rollouts_file)
+ROLLOUTS_FILE = OutputType("a rollouts file", _is_rollouts_file)
 
 
 def token_sources(rollouts: Rollouts) -> dict[str, int]:

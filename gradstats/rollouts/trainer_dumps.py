@@ -177,7 +177,7 @@ def _remarks(reader: CompletionReader, counts: Counter[str], ends: Counter[int])
     return said
 
 
-def encode_chat(
+def _encode_chat(
     tokenizer: ChatTokenizer, messages: Sequence[Mapping[str, object]], options: Mapping[str, object]
 ) -> list[int]:
     """Return the token ids of messages in the tokenizer's chat template, up to where the policy begins to write."""
@@ -190,7 +190,7 @@ def encode_chat(
     )
 
 
-def dump_files(path: Path, pattern: str, what: str) -> list[Path]:
+def _dump_files(path: Path, pattern: str, what: str) -> list[Path]:
     """Return the files of a dump: the file itself, or those of a folder in the order of their numbers."""
     if path.is_dir():
         # verl numbers its files without leading zeros.
@@ -269,7 +269,7 @@ def read_trl_completions(
     """
     import pyarrow.parquet as pq
 
-    files = dump_files(Path(path), "*.parquet", "TRL's completions (completions_*.parquet)")
+    files = _dump_files(Path(path), "*.parquet", "TRL's completions (completions_*.parquet)")
     frames, texts = [], {"prompt": [], "completion": []}
     for file in files:
         try:
@@ -336,7 +336,7 @@ def _encoded_trl(
     for key, prompt in zip(keys, prompts, strict=True):
         if key not in encoded:
             text = isinstance(prompt, str)
-            encoded[key] = list(tokenizer(prompt)["input_ids"]) if text else encode_chat(tokenizer, prompt, options)
+            encoded[key] = list(tokenizer(prompt)["input_ids"]) if text else _encode_chat(tokenizer, prompt, options)
     return [encoded[key] for key in keys]
 
 
@@ -385,7 +385,7 @@ def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, 
     values = np.array(
         [
             [
-                reward_number(value, f"{name} of row {row} of {file}")
+                _reward_number(value, f"{name} of row {row} of {file}")
                 for row, value in enumerate(_missing_as_none(frame, name))
             ]
             for name in weights
@@ -398,12 +398,12 @@ def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, 
 def _all_numbers(values: list[object]) -> bool:
     """Whether values are numbers, or text of numbers."""
     try:
-        return any(reward_number(value, "") == reward_number(value, "") for value in values)
+        return any(_reward_number(value, "") == _reward_number(value, "") for value in values)
     except ValueError:
         return False
 
 
-def reward_number(value: object, where: str) -> float:
+def _reward_number(value: object, where: str) -> float:
     """Return a reward as a number, NaN where it is missing.
 
     Raises:
@@ -463,7 +463,7 @@ def read_verl_rollouts(
         ValueError: for a line that cannot be read or an entry of another type (it is named), a missing field, a
             completion whose policy's part cannot be known, or a step that the files do not hold.
     """
-    files = dump_files(Path(path), "*.jsonl", "verl's rollouts (STEP.jsonl)")
+    files = _dump_files(Path(path), "*.jsonl", "verl's rollouts (STEP.jsonl)")
     rows = [row for file in files for row in _completions(file, reward)]
     options = _template_options(template_options)
     encode = _VerlPrompts(tokenizer, system_prompt, options)
@@ -514,7 +514,7 @@ class _VerlPrompts:
 
     def _encode(self, content: str) -> list[int]:
         system = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
-        return encode_chat(self.tokenizer, [*system, {"role": "user", "content": content}], self.options)
+        return _encode_chat(self.tokenizer, [*system, {"role": "user", "content": content}], self.options)
 
     def _stripped(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -532,7 +532,7 @@ def _completions(file: Path, reward: str) -> list[dict[str, Any]]:
                     f"{name} on line {number} of {file} is {json.dumps(row[name])[:60]}, not text: drop the line, or "
                     "give an empty text where the policy wrote nothing"
                 )
-        rows.append(row | {reward: reward_number(row[reward], f"{reward} on line {number} of {file}")})
+        rows.append(row | {reward: _reward_number(row[reward], f"{reward} on line {number} of {file}")})
     if not rows:
         raise ValueError(f"{file} is empty: the trainer has written nothing to it yet")
     return rows

@@ -49,7 +49,7 @@ def plain_messages(value: Sequence[Mapping[str, Any]]) -> list[Message]:
     for given in value:
         message: Message = _without_missing(dict(given))
         message["role"] = str(message.get("role", "assistant"))
-        message["content"] = text_of_content(message.get("content"))
+        message["content"] = _text_of_content(message.get("content"))
         calls = message.pop("function_call", None) or message.get("tool_calls")
         if calls:
             calls = _parsed(calls)
@@ -58,7 +58,7 @@ def plain_messages(value: Sequence[Mapping[str, Any]]) -> list[Message]:
     return messages
 
 
-def text_of_content(content: object) -> str:
+def _text_of_content(content: object) -> str:
     """Return the content of a message as text; that of several blocks is joined."""
     if content is None or isinstance(content, str):
         return content or ""

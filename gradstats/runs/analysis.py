@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def questions_of(experiment: Experiment) -> list[str]:
     """Return the questions that a run answers: those of every run, and those of its experiment."""
     asked = experiment.analyses
-    every = [one.name for one in registry.every() if one.in_run is not None]
+    every = [one.name for one in registry.all_analyses() if one.in_run is not None]
     return [name for name in dict.fromkeys([*every, *asked]) if asked.get(name) is not False]
 
 
@@ -171,7 +171,7 @@ def remove_stale(held: SavedResults, style: FiguresSection, exported: Mapping[st
     names = {stem.name for stem in answer_stems(run)}
     if exported is None:
         names |= {path.stem for path in listed}
-        names |= {figure.name for analysis in registry.every() for figure in analysis.figures}
+        names |= {figure.name for analysis in registry.all_analyses() for figure in analysis.figures}
     folders = exported or {kind: run / kind for kind in ("tables", "figures")}
     answers = {name: answer.csv for name, answer in held.answers.items()}
     figures = {one.name: lambda one=one: csv_text(one.table) for one in figures_of(held, style)}

@@ -30,7 +30,7 @@ from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import partials, read_json, remove_partials, write_json
 from gradstats.system.lock import LOCK, PART, is_running, part_alone, part_lock
-from gradstats.system.outputs import Kind
+from gradstats.system.outputs import OutputType
 
 if TYPE_CHECKING:
     from gradstats.analyses import SamplerGap
@@ -375,6 +375,6 @@ def _holds_something(path: Path) -> bool:
     return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
 
 
-RUN_DIRECTORY = Kind(
+RUN_DIRECTORY = OutputType(
     "a run directory", lambda path: path.is_dir() and (is_run_directory(path) or not _holds_something(path))
 )

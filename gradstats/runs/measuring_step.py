@@ -18,7 +18,7 @@ from gradstats.measurement.measurement import Measurement, read_measurement, sha
 from gradstats.measurement.state_values import StoredValues
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.executors.local import Crew, ask
+from gradstats.runs.executors.local import WorkerPool, ask
 from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, settings_digest
 from gradstats.runs.sampling_step import experiment_policy, n_planned_shards, reference_policy
 from gradstats.runs.weightings import (
@@ -117,7 +117,7 @@ class ScoreShard:
         return spread_of_ratios(session, self.rollouts)
 
 
-def scored_policy(session: MeasuringSession, report: Report) -> dict[str, object]:
+def _scored_policy(session: MeasuringSession, report: Report) -> dict[str, object]:
     """Return the description of the policy that a worker scores with: a part."""
     return {"policy": session.metadata["policy"]}
 
@@ -217,12 +217,12 @@ def _work(
 
 
 def _chosen_weightings(
-    run: RunDirectory, crew: Crew[MeasuringSession], tables: list[Rollouts], progress: bool
+    run: RunDirectory, crew: WorkerPool[MeasuringSession], tables: list[Rollouts], progress: bool
 ) -> tuple[str, ...]:
     """Let the workers score completions where that decides which weightings are needed."""
     possible = possible_weightings(run.experiment)
     asked = possible.off_policy != possible.always
-    metadata = ask(crew, scored_policy, "the description of the policy") if asked else {}
+    metadata = ask(crew, _scored_policy, "the description of the policy") if asked else {}
     with progress_bar("scoring", sum(map(len, tables)), shown=progress and asked) as report:
 
         def spreads() -> Generator[float, None, None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradstats.config.experiment import Experiment
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.executors.local import Crew, ask
+from gradstats.runs.executors.local import WorkerPool, ask
 from gradstats.runs.growth import (
     RESTORE,
     GrownPlan,
@@ -178,7 +178,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
             write_json(complete, {"n_shards": n_shards, "n_completions": plan.n_completions, **size})
 
 
-def _planned(run: RunDirectory, crew: Crew[SamplingPlan], earlier: list[Round]) -> GrownPlan:
+def _planned(run: RunDirectory, crew: WorkerPool[SamplingPlan], earlier: list[Round]) -> GrownPlan:
     """Let a worker lay out the batches: this process loads no policy."""
     drawn = sorted(run.rollouts.glob("shard-*.parquet"))
     recorded = read_rollouts(drawn[0]).metadata.get("policy") if drawn else None
@@ -187,7 +187,7 @@ def _planned(run: RunDirectory, crew: Crew[SamplingPlan], earlier: list[Round]) 
 
 
 def _drawn(
-    run: RunDirectory, shards: Shards[Rollouts], crew: Crew[SamplingPlan], plan: GrownPlan, progress: bool
+    run: RunDirectory, shards: Shards[Rollouts], crew: WorkerPool[SamplingPlan], plan: GrownPlan, progress: bool
 ) -> Generator[tuple[int, Rollouts], None, None]:
     """Yield the batches that have no shard yet, under a progress bar."""
     from gradstats.sampling.plan import answers_path, keep_answers, read_answers

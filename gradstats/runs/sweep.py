@@ -29,7 +29,7 @@ from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.system.files import atomic_path, partials, remove_partials
 from gradstats.system.lock import LOCK, only_writer
-from gradstats.system.outputs import Kind, claim, csv_with, refuse_links
+from gradstats.system.outputs import OutputType, claim, csv_with, refuse_links
 from gradstats.system.user_code import code_beside
 
 
@@ -72,7 +72,7 @@ def run_sweep(
     with executor_of(first.execution, first.policy.device) as executor, only_writer(folder):
         refuse_links(folder, cells=_cell_names(folder, sweep))
         remove_partials(folder)
-        list_cells(folder, sweep)
+        _list_cells(folder, sweep)
         finished: list[Cell] = []
         failed: dict[str, Exception] = {}
         for cell in sweep.cells:
@@ -99,7 +99,7 @@ def _cell_names(folder: Path, sweep: Sweep) -> list[str]:
     return [*(cell.name for cell in sweep.cells), *earlier]
 
 
-def list_cells(folder: Path, sweep: Sweep) -> None:
+def _list_cells(folder: Path, sweep: Sweep) -> None:
     """Write which cells there are, those of earlier calls included, as long as they are there."""
     recorded = {cell.name: flat_settings(cell.experiment) for cell in sweep.cells}
     settings: dict[str, dict[str, object]] = {
@@ -195,4 +195,4 @@ def _is_sweep(folder: Path) -> bool:
     return folder.is_dir() and ((folder / LISTED).is_file() or not {*folder.iterdir()} - left)
 
 
-_SWEEP = Kind("that of a sweep", _is_sweep)
+_SWEEP = OutputType("that of a sweep", _is_sweep)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 #: Quantities of each estimator that are given with the ends of their intervals.
-WITH_INTERVAL = ("ratio", "matched_ratio", "noise_to_signal")
+_WITH_INTERVAL = ("ratio", "matched_ratio", "noise_to_signal")
 #: Quantities of each estimator that are given alone.
-ALONE = ("kept_share",)
+_ALONE = ("kept_share",)
 _ENDS = ("", "_low", "_high")
 
 
@@ -79,9 +79,9 @@ def _of_comparison(variance: pd.DataFrame) -> dict[str, float]:
     found = {}
     for row in variance.to_dict("records"):
         label = row["estimator"]
-        resolved = [name for name in WITH_INTERVAL if math.isfinite(row[name])]
+        resolved = [name for name in _WITH_INTERVAL if math.isfinite(row[name])]
         found |= {f"{label}/{name}{end}": float(row[f"{name}{end}"]) for name in resolved for end in _ENDS}
-        found |= {f"{label}/{name}": float(row[name]) for name in ALONE}
+        found |= {f"{label}/{name}": float(row[name]) for name in _ALONE}
         if label == variance.attrs["reference"]:
             found |= {f"trace_cov{end}": float(row[f"trace_cov{end}"]) for end in _ENDS}
     return found
@@ -92,7 +92,7 @@ REMEDIES = {"trackio": "pip install 'gradstats[tracking]'", "wandb": "pip instal
 #: The project in which runs are logged, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
 PROJECT = "gradstats"
 #: The file of a run directory that names its run in the tracker, which later calls add to.
-TRACKED = "tracking.json"
+_TRACKED = "tracking.json"
 
 
 def require_tracker(tracker: str) -> None:
@@ -129,7 +129,7 @@ class Tracking:
 
     def _open(self, experiment: Experiment, path: Path) -> None:
         project = os.environ.get(f"{self.name.upper()}_PROJECT", PROJECT)
-        known = read_json(path / TRACKED) if (path / TRACKED).exists() else {}
+        known = read_json(path / _TRACKED) if (path / _TRACKED).exists() else {}
         if (known.get("tracker"), known.get("project")) != (self.name, project):
             known = {"tracker": self.name, "project": project, "id": secrets.token_hex(4)}
         named = {"name": experiment.name, "id": known["id"]}
@@ -144,7 +144,7 @@ class Tracking:
                 f"{self.name} could not be started ({_first_line(error)}): correct its settings, or run with "
                 "--set tracking=none"
             ) from error
-        write_json(path / TRACKED, known)
+        write_json(path / _TRACKED, known)
 
     def log(self, values: Mapping[str, object]) -> None:
         """Log numbers by key."""

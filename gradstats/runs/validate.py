@@ -13,7 +13,7 @@ from gradstats.config.validation import naming
 from gradstats.estimators import Estimator, Recipe, by_label
 from gradstats.estimators.batch import COLUMN, how_to_get
 from gradstats.estimators.by_label import trial_batch
-from gradstats.estimators.ratios import along_completions
+from gradstats.estimators.ratios import as_sequence_level
 from gradstats.estimators.recipes.weightings import advantage_of_values, own_advantages, weighting_names
 from gradstats.prompts import load
 from gradstats.rewards import grading
@@ -105,7 +105,7 @@ def _weights_tokens(one: Estimator | Recipe, experiment: Experiment) -> bool:
         return own_advantages(one, trial_batch_of(experiment)) is None
     if isinstance(one, Recipe) and weighting_names(one):
         return False
-    return along_completions(one, trial_batch().with_fields(old_logprobs=None)).level == "token"
+    return as_sequence_level(one, trial_batch().with_fields(old_logprobs=None)).level == "token"
 
 
 #: Each registry checks its own part; what sections say of one another is checked as they are read.

@@ -36,7 +36,7 @@ def make_values(run: RunDirectory, progress: bool) -> None:
     """Make the state values that the experiment asks for and that are not there yet."""
     section = run.experiment.values
     if section.fitted:
-        fit_head(run, progress)
+        _fit_head(run, progress)
     if section.monte_carlo:
         continue_prefixes(run, progress)
 
@@ -53,7 +53,7 @@ def make_values_in_parts(run: RunDirectory, progress: bool) -> bool:
     if not section.fitted:
         return True
     if run.part is None or run.own([0]):
-        fit_head(run, progress)
+        _fit_head(run, progress)
         return True
     made_from, path = _made_from(run, read_rollouts(run.rollouts)), run.values / FITTED
 
@@ -75,7 +75,7 @@ def _settings_of_head(run: RunDirectory) -> dict[str, int]:
     return {"n_folds": section.n_folds, "tokens_per_completion": section.tokens_per_completion}
 
 
-def fit_head(run: RunDirectory, progress: bool) -> None:
+def _fit_head(run: RunDirectory, progress: bool) -> None:
     """Fit the value head to all completions, unless it was fitted to just these and their rewards.
 
     In a run that has grown, completions keep their values where advantages from these are measured: their head was

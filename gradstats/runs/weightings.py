@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Of the first shard of completions that the scored weights drew: the same kernels leave 1e-7, and a forward pass of
 #: every other shard, in each part of a run, would show no more.
-CLEARLY_NEGLIGIBLE = NEGLIGIBLE_CHI_SQUARED / 100
+_CLEARLY_NEGLIGIBLE = NEGLIGIBLE_CHI_SQUARED / 100
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def needed_weightings(
     drawn_by_it = all(same_weights_recorded(table.metadata.get("policy"), metadata.get("policy")) for table in tables)
     found: list[float] = []
     for spread in spreads:
-        if drawn_by_it and not found and spread < CLEARLY_NEGLIGIBLE * len(tables[0]):
+        if drawn_by_it and not found and spread < _CLEARLY_NEGLIGIBLE * len(tables[0]):
             break
         found.append(spread)
         # The sum is rounded once, so that it only grows, in whichever order the shards are scored.

@@ -122,7 +122,7 @@ class SamplingPlan:
         prompt_options = {"system_prompt": section.system_prompt, "template_options": section.template_options}
         tokens = [policy.encode_prompt(problem.prompt, **prompt_options) for problem in problems]
         settings = settings.capped(_fitting_cap(policy, tokens, settings.max_new_tokens))
-        refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
+        _refuse_long_prompts(policy, problems, tokens, settings.max_new_tokens)
         if sampler is None:
             sampler = open_sampler(policy, section)
         settings.refuse_unknown_to(sampler)
@@ -262,7 +262,7 @@ def _context(policy: Policy) -> int | None:
     return getattr(policy.model.config, "max_position_embeddings", None)
 
 
-def refuse_long_prompts(
+def _refuse_long_prompts(
     policy: Policy, problems: Sequence[Problem], prompt_tokens: Sequence[list[int]], max_new_tokens: int
 ) -> None:
     """Refuse prompts that leave no room for ``max_new_tokens`` in the model's context, naming the longest."""

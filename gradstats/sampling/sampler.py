@@ -76,7 +76,7 @@ _NOT_SAMPLING = {
 }  # fmt: skip
 
 
-TOO_LATE = "the whole answer took longer than its limit"
+_TOO_LATE = "the whole answer took longer than its limit"
 
 
 def client_until(client: type[Any], seconds: float) -> Any:
@@ -91,7 +91,7 @@ def client_until(client: type[Any], seconds: float) -> Any:
         def __iter__(self) -> Iterator[bytes]:
             for part in self._stream:
                 if time.monotonic() > self._end:
-                    raise httpx.ReadTimeout(TOO_LATE, request=self._request)
+                    raise httpx.ReadTimeout(_TOO_LATE, request=self._request)
                 yield part
 
         def close(self) -> None:
@@ -108,7 +108,7 @@ def client_until(client: type[Any], seconds: float) -> Any:
                 response = headers.result(timeout=seconds)
             except TimeoutError:
                 self.close()  # the thread ends at its next byte
-                raise httpx.ReadTimeout(TOO_LATE, request=request) from None
+                raise httpx.ReadTimeout(_TOO_LATE, request=request) from None
             response.stream = UntilDeadline(response.stream, request, end)
             return response
 

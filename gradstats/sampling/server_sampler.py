@@ -121,7 +121,7 @@ DIALECTS = (
 )
 
 #: Tried where an answer is llama.cpp's: only there does it list all tokens, also where several make one letter.
-LLAMA_CPP = Dialect("llama.cpp, prompt as token ids", True, _llama_cpp, native=True)
+_LLAMA_CPP = Dialect("llama.cpp, prompt as token ids", True, _llama_cpp, native=True)
 
 
 # llama.cpp's penalty looks back so many tokens, 64 by default; more than contexts have.
@@ -165,7 +165,7 @@ class ServerAnswer:
     ended_by: int | None  # the token that ended the completion
 
 
-def read_answer(body: object) -> ServerAnswer:
+def _read_answer(body: object) -> ServerAnswer:
     """Read what a server says of a completion.
 
     ================ ============================================= ==============================================
@@ -457,7 +457,7 @@ class ServerSampler:
             except (ValueError, ServerFailureError) as error:
                 refused = error
                 continue
-            return LLAMA_CPP if dialect.takes_tokens and self._is_llama_cpp(answer, tokens) else dialect
+            return _LLAMA_CPP if dialect.takes_tokens and self._is_llama_cpp(answer, tokens) else dialect
         assert refused is not None
         raise refused
 
@@ -475,7 +475,7 @@ class ServerSampler:
         if not {"stop_type", "timings"} & body.keys() and not isinstance(content, list):
             return False
         try:
-            return bool(_mapping(self._try(LLAMA_CPP, tokens)).get("tokens"))
+            return bool(_mapping(self._try(_LLAMA_CPP, tokens)).get("tokens"))
         except (ValueError, ConnectionError):
             return False
 
@@ -526,7 +526,7 @@ class ServerSampler:
 
     def _read(self, body: object, prompt: list[int], max_tokens: int) -> Completion:
         try:
-            answer = read_answer(body)
+            answer = _read_answer(body)
         except ValueError as error:
             raise self._malformed(f"{error}, {self.max_retries + 1} times ({str(body)[:80]!r})") from error
         if answer.prompt not in (None, len(prompt), prompt):

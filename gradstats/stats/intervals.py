@@ -27,7 +27,7 @@ N_RESAMPLES = 1999
 #: Counts of prompts in resamples that are taken as numbers of eight bytes together: 32 MiB.
 COUNTS_AT_ONCE = 2**22
 # A resample whose standard error is below this share of the sample's has no spread to speak of.
-LEAST_SPREAD = 0.1
+_LEAST_SPREAD = 0.1
 # Below this standard error a logarithm is known exactly, up to rounding.
 EXACT = 1e-12
 
@@ -109,7 +109,7 @@ def resampled_prompts(n_prompts: int) -> Integer[np.ndarray, "resamples m"]:
     return counts
 
 
-def resampled_means(values: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "resamples k"]:
+def _resampled_means(values: Float[np.ndarray, "m k"]) -> Float[np.ndarray, "resamples k"]:
     """Return the mean of each column over the prompts of each resample."""
     m, counts = len(values), resampled_prompts(len(values))
     return np.concatenate([counts[block].astype(np.float64) @ values for block in _blocks_of_resamples(m)]) / m
@@ -124,7 +124,7 @@ def studentised_means(influences: Float[np.ndarray, "m k"]) -> Float[np.ndarray,
     """Return t* of the mean of each column in each resample of the prompts; NaN for a resample without a spread."""
     m = len(influences)
     values = influences - influences.mean(axis=0)
-    means, squares = resampled_means(values), resampled_means(values**2)
+    means, squares = _resampled_means(values), _resampled_means(values**2)
     with np.errstate(invalid="ignore", divide="ignore"):
         draws = means / np.sqrt(np.maximum(squares - means**2, 0.0) / (m - 1.0))
     draws[~np.isfinite(draws)] = np.nan
@@ -167,13 +167,13 @@ def studentised_ratio(numerator: Statistic, denominator: Statistic) -> Estimate:
     influence = difference.pseudo_values
     relative = denominator.in_units_of_itself().pseudo_values
     columns = np.column_stack([influence, relative, influence**2, influence * relative, relative**2])
-    psi, beta, psi_sq, product, beta_sq = resampled_means(columns).T
+    psi, beta, psi_sq, product, beta_sq = _resampled_means(columns).T
     with np.errstate(invalid="ignore", divide="ignore"):
         shift = psi / beta
         squares = (psi_sq - 2.0 * shift * product + shift**2 * beta_sq) / (psi + beta) ** 2
         draws = np.log1p(shift) / np.sqrt(np.maximum(squares, 0.0) / (m - 1.0))
         spread = squares / (np.mean(influence**2) - np.mean(influence) ** 2)
-    draws[~(np.isfinite(draws) & (spread > LEAST_SPREAD**2))] = np.nan
+    draws[~(np.isfinite(draws) & (spread > _LEAST_SPREAD**2))] = np.nan
     stderr = float(np.sqrt(variance))
     if stderr > EXACT and np.isnan(draws).mean() > 0.5:
         return Estimate(value, np.nan, "log", m - 1.0)
@@ -347,7 +347,7 @@ def _random_numbers(n_prompts: int) -> tuple[Float[np.ndarray, "samples m"], Flo
 
 
 @dataclass(frozen=True)
-class Derived:
+class MonotoneFunction:
     """A monotone function of several estimates, with the least and the greatest value over their intervals.
 
     Of one estimate its interval covers as often as that of the estimate, of several at least as often as all of theirs.
@@ -364,6 +364,6 @@ class Derived:
             return float(self.function(*map(np.float64, values))), float(min(corners)), float(max(corners))
 
 
-def share_saved(share: Estimated) -> Derived:
+def share_saved(share: Estimated) -> MonotoneFunction:
     """Return what a share, or a relative noise, is less than 1."""
-    return Derived(lambda one: 1.0 - one, (share,))
+    return MonotoneFunction(lambda one: 1.0 - one, (share,))

@@ -20,7 +20,7 @@ Interval = tuple[float, float, float]
 UNKNOWN: Interval = (math.nan, math.nan, math.nan)
 
 
-def with_ends(intervals: dict[str, Interval]) -> dict[str, float]:
+def interval_columns(intervals: dict[str, Interval]) -> dict[str, float]:
     """Return columns of a frame: each name, and with ``_low`` and ``_high``."""
     return {
         f"{name}{end}": number
@@ -45,7 +45,7 @@ def require_level(confidence_level: float) -> float:
     return confidence_level
 
 
-class Framed:
+class TestResult:
     """A result whose fields are the columns of its frame; one has an interval, by default Student's."""
 
     estimated: ClassVar[str] = "difference"
@@ -70,7 +70,7 @@ class Framed:
         row: dict[str, object] = {}
         for name, value in self._columns().items():
             interval = self.confidence_interval(confidence_level) if name == self.estimated else None
-            row |= {name: value} if interval is None else with_ends({name: (float(value), *interval)})
+            row |= {name: value} if interval is None else interval_columns({name: (float(value), *interval)})
         return pd.DataFrame([row])
 
     def _columns(self) -> dict[str, Any]:

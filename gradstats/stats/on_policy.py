@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 
 from gradstats.config.sections import SamplingSection
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, require_level
-from gradstats.stats.measured import MeasuredPolicy, effective_sample_size
+from gradstats.stats.protocols import MeasuredPolicy, effective_sample_size
 from gradstats.stats.token_profiles import has_token_energies, prompt_mean, summed_energy
 from gradstats.stats.variance.moments import prompt_moments, shuffled_prompts, split_into_groups
-from gradstats.stats.variance.products import ScoreProducts, WithinPrompts, pays
+from gradstats.stats.variance.products import PromptGrams, ScoreProducts, use_blocked_products
 from gradstats.stats.variance.sketch_error import SketchError
 
 #: Settings of a sampler that change the distribution of tokens, with the values that leave it as it is: for all but the
@@ -124,8 +124,8 @@ def mean_score_sq(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng:
     groups = split_into_groups(shuffled_prompts(prompts, rng), np.arange(len(prompts)), None)
     sketches, weights = np.asarray(measured.sketches), 1.0 / groups.sizes[groups.group]
     sketch_error = SketchError(sketches.shape[1], groups.n_prompts, rng)
-    if pays(sketches, groups.sizes):
-        within = WithinPrompts.of(sketches, prompts)
+    if use_blocked_products(sketches, groups.sizes):
+        within = PromptGrams.of(sketches, prompts)
         products = ScoreProducts(sketches, groups.rows, groups.prompt[groups.group], within, sketch_error)
         sums = products.sums_of(weights)
         return products.cross(sums, sums).estimate()

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from gradstats.stats.jackknife import Estimate, Statistic, mean_statistic
-from gradstats.stats.measured import effective_sample_size_of_means
+from gradstats.stats.protocols import effective_sample_size_of_means
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
-from gradstats.stats.measured import MeasuredEntropies, MeasuredRollouts
+from gradstats.stats.protocols import MeasuredEntropies, MeasuredRollouts
 from gradstats.stats.variance.sketch_error import probed_statistic
 from gradstats.system.lazy_imports import pd
 
@@ -47,7 +47,7 @@ def summed_energy(measured: MeasuredRollouts) -> tuple[Float[np.ndarray, " n"], 
     if tokens is None:
         return np.array([float(np.sum(energy)) for energy in measured.token_energy or []]), None
     totals = np.array([scores.energy().sum() for scores in tokens])
-    return totals, np.stack([cumulative_by_probe(scores)[-1] for scores in tokens]) if tokens[0].n_probes else None
+    return totals, np.stack([_cumulative_by_probe(scores)[-1] for scores in tokens]) if tokens[0].n_probes else None
 
 
 def has_token_energies(measured: MeasuredRollouts) -> bool:
@@ -79,7 +79,7 @@ def prompts_of(measured: MeasuredRollouts) -> Int[np.ndarray, " n"]:
     return prompts
 
 
-def over_prompts(
+def _over_prompts(
     values: Float[np.ndarray, " n"],
     prompts: Int[np.ndarray, " n"],
     alive: np.ndarray,
@@ -102,24 +102,24 @@ def over_prompts(
     return probed_statistic(totals, per_probe)
 
 
-def masked_projections(scores: TokenScores) -> Float[np.ndarray, "t k"]:
+def _masked_projections(scores: TokenScores) -> Float[np.ndarray, "t k"]:
     """Return the projections of token scores on the probes, 0 at tokens that do not count."""
     assert scores.projections is not None
     return np.where(scores.mask[:, None], scores.projections, 0.0).astype(np.float64)
 
 
-def cumulative_by_probe(scores: TokenScores) -> Float[np.ndarray, "t k"]:
+def _cumulative_by_probe(scores: TokenScores) -> Float[np.ndarray, "t k"]:
     """Return the squares of light tokens' projections, summed along the counted tokens."""
-    squares = np.where(scores.light[:, None], masked_projections(scores) ** 2, 0.0)
+    squares = np.where(scores.light[:, None], _masked_projections(scores) ** 2, 0.0)
     return np.cumsum(squares, axis=0)[scores.mask]
 
 
-def heavy_products(scores: TokenScores) -> Float[np.ndarray, "h h"]:
+def _heavy_products(scores: TokenScores) -> Float[np.ndarray, "h h"]:
     """Inner products of different heavy tokens by their sketches, less those along the probes; 0 on the diagonal."""
     if scores.heavy_sketches is None or not len(scores.heavy_positions):
         return np.zeros((0, 0))
     wide = scores.heavy_sketches.astype(np.float64)
-    along = masked_projections(scores)[scores.heavy_positions]
+    along = _masked_projections(scores)[scores.heavy_positions]
     excess = wide @ wide.T - along @ along.T / scores.n_probes
     np.fill_diagonal(excess, 0.0)
     return excess
@@ -251,7 +251,7 @@ def concentration(measured: Measurement, counts: Sequence[int] = COUNTS) -> Toke
     tokens, prompts = tokens_of(measured)
     shares = np.zeros((len(tokens), len(counts)))
     for row, scores in enumerate(tokens):
-        projections = masked_projections(scores)
+        projections = _masked_projections(scores)
         halves = [
             replace(scores, projections=projections[:, half]).energy()
             for half in (slice(0, None, 2), slice(1, None, 2))
@@ -297,7 +297,7 @@ def token_correlation(measured: Measurement, *, max_distance: int | None = None)
     energies, along = np.zeros_like(sums), np.zeros((len(tokens), len(first), n_probes))
     for row, scores in enumerate(tokens):
         energy, counted = scores.energy(), scores.mask.astype(np.float64)
-        products = _lagged(masked_projections(scores))
+        products = _lagged(_masked_projections(scores))
         exact = _heavy_excess(scores)
         paired = 0.5 * correlate(energy, counted, method="fft")
         middle = len(energy) - 1
@@ -310,8 +310,8 @@ def token_correlation(measured: Measurement, *, max_distance: int | None = None)
     estimates, counts = [], []
     for place in range(len(first)):
         alive = np.array([len(scores.mask) > first[place] for scores in tokens])
-        product = over_prompts(sums[:, place], prompts, alive, along[:, place])
-        estimates.append((product / over_prompts(energies[:, place], prompts, alive)).estimate())
+        product = _over_prompts(sums[:, place], prompts, alive, along[:, place])
+        estimates.append((product / _over_prompts(energies[:, place], prompts, alive)).estimate())
         counts.append(len(product.replicates))
     return TokenProfile("correlation", "distance", first, last, tuple(estimates), np.array(counts))
 
@@ -325,7 +325,7 @@ def _lagged(values: Float[np.ndarray, "t k"]) -> Float[np.ndarray, "t k"]:
 
 def _heavy_excess(scores: TokenScores) -> Float[np.ndarray, " t"]:
     """At every distance, the correction of the probes' sum of inner products by the sketches of heavy tokens."""
-    products = heavy_products(scores)
+    products = _heavy_products(scores)
     first, second = np.triu_indices(len(products), 1)
     distances = scores.heavy_positions[second] - scores.heavy_positions[first]
     return np.bincount(distances, products[first, second], len(scores.mask)).astype(np.float64)
@@ -377,7 +377,7 @@ def local_slope(measured: Measurement) -> TokenProfile:
     """
     tokens, prompts = tokens_of(measured)
     last = doubling_bins(int(np.max(measured.lengths)))[1]
-    sums = [(scores.cumulative_energy()[scores.mask], cumulative_by_probe(scores)) for scores in tokens]
+    sums = [(scores.cumulative_energy()[scores.mask], _cumulative_by_probe(scores)) for scores in tokens]
     kept, estimates, counts = [], [], []
     for start, stop in pairwise(last):
         alive = np.array([len(total) >= stop for total, _ in sums])
@@ -389,7 +389,7 @@ def local_slope(measured: Measurement) -> TokenProfile:
             probes = np.stack(
                 [each[at - 1] if here else np.zeros(each.shape[1]) for (_, each), here in zip(sums, alive, strict=True)]
             )
-            ends.append(over_prompts(values, prompts, alive, probes))
+            ends.append(_over_prompts(values, prompts, alive, probes))
         ratio = ends[1] / ends[0]
         of_log = ratio.estimate("log")
         width = 2.0 * np.log(stop / start)

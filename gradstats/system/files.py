@@ -73,10 +73,10 @@ _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _QUOTED_FORMULA = r"^'(?=[=+\-@\t\r])"
 #: Entry of a JSON file that holds the digest of all others.
-CHECKSUM = "checksum"
+_CHECKSUM = "checksum"
 _SHA256 = "sha256:"
 #: What every file that :func:`write_json` wrote contains.
-CHECKSUM_MARK = f'"{CHECKSUM}": "{_SHA256}'.encode()
+CHECKSUM_MARK = f'"{_CHECKSUM}": "{_SHA256}'.encode()
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def write_json(path: str | os.PathLike[str], data: Mapping[str, object]) -> None
     """Write ``data`` atomically as indented JSON with a checksum (NaN is written as ``null``)."""
     entries = json.loads(to_json(data))
     with atomic_path(path) as partial:
-        partial.write_text(to_json(entries | {CHECKSUM: _SHA256 + _checksum(entries)}) + "\n", encoding="utf-8")
+        partial.write_text(to_json(entries | {_CHECKSUM: _SHA256 + _checksum(entries)}) + "\n", encoding="utf-8")
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         ) from error
     if not isinstance(entries, dict):
         raise ValueError(f"{os.fspath(path)} holds a JSON {type(entries).__name__} where names and values are expected")
-    written = entries.pop(CHECKSUM, None)
+    written = entries.pop(_CHECKSUM, None)
     # Without its name a checksum would be taken for another entry.
     nameless = written is None and any(str(value).startswith(_SHA256) for value in entries.values())
     if nameless or (written is not None and str(written).removeprefix(_SHA256) != _checksum(entries)):

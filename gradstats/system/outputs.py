@@ -28,7 +28,7 @@ MARK = "written by gradstats"
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-12
 
 
-class Kind(NamedTuple):
+class OutputType(NamedTuple):
     """A kind of output: what messages call it, and how one that gradstats wrote is recognised."""
 
     what: str
@@ -40,10 +40,10 @@ def is_marked(path: Path) -> bool:
     return path.is_file() and any(mark in path.read_bytes() for mark in (MARK.encode(), CHECKSUM_MARK))
 
 
-REPORT, TABLE = Kind("a report", is_marked), Kind("a table", is_marked)
+REPORT, TABLE = OutputType("a report", is_marked), OutputType("a table", is_marked)
 
 
-def csv_with(columns: Collection[str], what: str) -> Kind:
+def csv_with(columns: Collection[str], what: str) -> OutputType:
     """Return the kind of CSV files that have at least these columns."""
 
     def is_ours(path: Path) -> bool:
@@ -53,12 +53,12 @@ def csv_with(columns: Collection[str], what: str) -> Kind:
             header = file.readline(100_000).decode("utf-8", "replace")
         return set(columns) <= set(header.strip().split(","))
 
-    return Kind(what, is_ours)
+    return OutputType(what, is_ours)
 
 
 def claim(
     path: str | os.PathLike[str],
-    kind: Kind,
+    kind: OutputType,
     *,
     overwrite: bool = True,
     difference: Callable[[], str | None] = lambda: None,
@@ -168,7 +168,7 @@ def _same(one: object, other: object) -> bool:
     return one == other
 
 
-def write_marked(path: Path, text: str, kind: Kind) -> None:
+def write_marked(path: Path, text: str, kind: OutputType) -> None:
     """Write a text that contains :data:`MARK`; replace only an earlier one."""
     claim(path, kind)
     with atomic_path(path) as partial:

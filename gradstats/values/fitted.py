@@ -56,7 +56,7 @@ class FittedValues:
         return pd.DataFrame([row])
 
 
-PENALTIES = tuple(10.0 ** np.arange(-2, 7))
+_PENALTIES = tuple(10.0 ** np.arange(-2, 7))
 
 
 def fit_values(
@@ -65,7 +65,7 @@ def fit_values(
     *,
     n_folds: int = 5,
     tokens_per_completion: int = 64,
-    penalties: Sequence[float] = PENALTIES,
+    penalties: Sequence[float] = _PENALTIES,
     token_budget: int = 8192,
     progress: bool = True,
 ) -> FittedValues:
@@ -148,7 +148,7 @@ def fit_values_to(
     *,
     n_folds: int = 5,
     tokens_per_completion: int = 64,
-    penalties: Sequence[float] = PENALTIES,
+    penalties: Sequence[float] = _PENALTIES,
 ) -> FittedValues:
     """Fit a ridge value head on given features, one row for the state before each token, as :func:`fit_values` does."""
     from sklearn.linear_model import Ridge

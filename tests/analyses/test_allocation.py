@@ -10,7 +10,7 @@ from probed_policies import MANY_DIRECTIONS, probed
 from gradstats import analyses
 from gradstats import estimators as est
 from gradstats.analyses import allocate, registry
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.plots.marks import with_ends
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import table_of
@@ -141,7 +141,7 @@ def test_the_best_size_of_rloo_is_the_one_of_least_exact_noise():
         value, low, high = found.best_size.with_interval(0.95)
         inside.append(low <= exact <= high)
         assert 2.0 <= low <= value <= high
-        size = f"{number_with_interval(value, low, high)} completions per prompt (95% interval)"
+        size = f"{format_estimate(value, low, high)} completions per prompt (95% interval)"
         assert f"the best size of rloo, whatever the tokens, is {size}" in found.notes
     assert sum(inside) >= 10
     # Three completions do not tell v_1 from v_2.

@@ -11,7 +11,7 @@ from fixture_frames import blocks, parameter_blocks
 
 from gradstats import analyses
 from gradstats.analyses.alpha_by_block import has_kinds
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.rollouts.table import Rollouts
 
 #: Block → exponent of its squared norm.
@@ -60,7 +60,7 @@ def test_the_sentence_names_the_ends_and_the_largest_block():
 
 def ends(found, block):
     row = found.to_frame().set_index("block").loc[block]
-    return number_with_interval(row["alpha"], row["alpha_low"], row["alpha_high"])
+    return format_estimate(row["alpha"], row["alpha_low"], row["alpha_high"])
 
 
 def test_blocks_with_the_same_ending_stay_apart():

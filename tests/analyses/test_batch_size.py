@@ -11,7 +11,7 @@ from comparison_batches import correlated_batch, quietly
 
 from gradstats import estimators as est
 from gradstats.analyses import batch_size, registry
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
 from gradstats.reference import EnumeratedPolicy
@@ -19,7 +19,7 @@ from gradstats.report.analysis_tables import short_table, table_of
 from gradstats.report.latex import Layout
 from gradstats.stats.intervals import FiellerRatio, SkewedMeanEstimate
 from gradstats.stats.jackknife import Estimate
-from gradstats.stats.variance.alignment import CriticalBatch, high_of_shown
+from gradstats.stats.variance.alignment import CriticalBatch, selection_adjusted_upper
 
 LABELS = ["rloo", "reinforce", "group_mean", "grpo"]
 SIZE = 3
@@ -146,7 +146,7 @@ def test_the_sentence_and_the_curve_agree_with_the_table(sample):
     sentence = found.sentence()
     assert len(sentence) <= 155
     assert sentence.startswith(f"At 16 prompts × 3 a step reaches {100 * row['alignment']:.0f}% [")
-    half = number_with_interval(*of_batches.groups_for(0.5).with_interval(0.95))  # with the table's digits
+    half = format_estimate(*of_batches.groups_for(0.5).with_interval(0.95))  # with the table's digits
     assert f"half takes {half.partition(' ')[0]} (rloo)" in sentence
     added = 100 * (of_batches.at(32.0).with_interval(0.95)[0] - row["alignment"])
     silent = row["silent_groups"]
@@ -165,7 +165,7 @@ def test_the_first_screen_is_sorted_and_says_alignment_and_groups_without_signal
     frame = found.to_frame()
     table = table_of(analysis, frame, in_words=False)
     assert list(table.rows) == list(frame.sort_values("critical_batch")["estimator"])
-    shown = analysis.first_shown(frame)
+    shown = analysis.summary_columns(frame)
     assert shown == ["critical batch", "alignment", "without signal", "prompts for equal alignment"]
     screen = answer_screen(found.sentence(), short_table(analysis, frame))
     assert max(map(len, screen)) <= 80
@@ -278,7 +278,7 @@ def test_the_upper_end_covers_among_the_values_that_are_shown(signal):
         ratio = FiellerRatio(1.0 / found, found, 1.0 / found**2, -1.0 / found, 1.0, 1e6)
         low, high = ratio.within(0.95, 0.0, np.inf)
         if np.isfinite(high):
-            raised = high_of_shown(ratio, high, 0.95)
+            raised = selection_adjusted_upper(ratio, high, 0.95)
             assert raised >= high
             if found > 4.0:
                 assert raised == high  # most studies of the least signal that is compatible would show a value

@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
 def answer(name, folder):
     with warnings.catch_warnings():  # the data are few
         warnings.simplefilter("ignore")
-        return registry.get(name).of_source(registry.get(name).source(folder), **ASKED[name][1])
+        return registry.get(name).call_with_source(registry.get(name).source(folder), **ASKED[name][1])
 
 
 def asked_of_a_type_that_only_checkers_know(measured: Nowhere, *, count: int = 1) -> None:
@@ -107,7 +107,7 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
     if analysis.shown_in("paper"):
         table = table_of(analysis, frame, in_words=False)
         assert len(table.rows) == len(frame)
-        assert list(table.columns) == list(analysis.headings_of(analysis.shown(frame)).values())
+        assert list(table.columns) == list(analysis.headings_of(analysis.display_frame(frame)).values())
         assert table.caption
         assert all(len(column) == len(frame) for column in table.columns.values())
     else:
@@ -149,7 +149,7 @@ def test_the_command_prints_and_writes_what_python_returns(name, folder, tmp_pat
         assert answer(name, folder).sentence() in " ".join(printed.split())
     kept, saved = next(iter(read_results(out).answers.items()))
     assert registry.of_answer(saved.question) is analysis
-    assert (out / "figures" / f"{kept}.pdf").is_file() or not analysis.kept
+    assert (out / "figures" / f"{kept}.pdf").is_file() or not analysis.saved_by_command
     written = saved.frame
     assert list(written) == list(expected)
     numbers = list(expected.select_dtypes("number"))

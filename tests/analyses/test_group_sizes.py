@@ -7,12 +7,12 @@ from off_policy import turned_policy
 
 from gradstats.analyses import equivalent_group_size, registry, variance_by_group_size
 from gradstats.analyses.group_sizes import _size
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.variance import compare
 from gradstats.estimators import get
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import short_table
-from gradstats.stats.intervals import Derived
+from gradstats.stats.intervals import MonotoneFunction
 from gradstats.stats.jackknife import Estimate
 
 
@@ -51,7 +51,7 @@ def test_a_nearly_perfect_baseline_is_worth_a_large_group():
 
 def test_the_upper_end_may_be_infinite_where_the_estimate_is_not():
     inverse = Estimate(0.1, 0.08, "raw", 100.0)
-    value, low, high = Derived(_size, (inverse,)).with_interval(0.95)
+    value, low, high = MonotoneFunction(_size, (inverse,)).with_interval(0.95)
     assert value == pytest.approx(11.0)
     assert 4 < low < 11
     assert high == np.inf
@@ -117,7 +117,7 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
     noisier = equivalent_group_size(batch, "asymmetric(delta=2.0, loo=True)", 3, scores)
     saved, low, high = noisier.tokens_saved.with_interval(0.95)
     assert saved < 0
-    percent = number_with_interval(-100 * saved, -100 * high, -100 * low)
+    percent = format_estimate(-100 * saved, -100 * high, -100 * low)
     assert f" and takes {percent} % more tokens for the same noise." in noisier.sentence()
 
 

@@ -11,10 +11,10 @@ from printed_numbers import NUMBER, as_number
 
 from gradstats.analyses.numbers import (
     common_exponent,
+    displayable_interval,
+    format_estimate,
+    format_number,
     minimiser_with_interval,
-    number_alone,
-    number_with_interval,
-    readable,
 )
 
 INF, NAN = math.inf, math.nan
@@ -59,13 +59,13 @@ COSINE, SHARE, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (0.0, INF)
     ],
 )
 def test_numbers_have_the_digits_their_intervals_allow(triple, plain, latex):
-    assert number_with_interval(*triple) == plain
-    assert number_with_interval(*triple, markup="latex") == latex
+    assert format_estimate(*triple) == plain
+    assert format_estimate(*triple, markup="latex") == latex
 
 
 def test_html_marks_the_interval():
-    assert number_with_interval(1.305, 1.067, 1.596, markup="html") == '1.30 <span class="ends">[1.07, 1.60]</span>'
-    assert number_with_interval(NAN, 3.0, INF, markup="html") == "≥ 3"
+    assert format_estimate(1.305, 1.067, 1.596, markup="html") == '1.30 <span class="ends">[1.07, 1.60]</span>'
+    assert format_estimate(NAN, 3.0, INF, markup="html") == "≥ 3"
 
 
 def test_powers_of_ten_are_shared_by_a_column():
@@ -74,7 +74,7 @@ def test_powers_of_ten_are_shared_by_a_column():
     assert common_exponent([(1234.0, 1000.0, 1500.0), (NAN, NAN, INF)]) == 0
     # One row without a sensible value leaves the others as they are.
     assert common_exponent([(88.0, 72.0, 107.0), (89.0, 73.0, 110.0), (-1.19e14, NAN, NAN)]) == 0
-    assert number_with_interval(1.23e7, 1.13e7, 1.33e7, exponent=7) == "1.23 [1.13, 1.33]"
+    assert format_estimate(1.23e7, 1.13e7, 1.33e7, exponent=7) == "1.23 [1.13, 1.33]"
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_powers_of_ten_are_shared_by_a_column():
     ],
 )
 def test_an_estimate_outside_of_what_is_possible_is_a_bound(triple, limits, plain):
-    assert number_with_interval(*triple, limits=limits) == plain
+    assert format_estimate(*triple, limits=limits) == plain
 
 
 def test_rounding_does_not_put_an_estimate_outside_of_its_interval():
     """A cosine of exactly 1, whose interval is cut there."""
-    assert number_with_interval(1.0 + 2e-14, 1.0 - 1e-14, 1.0) == number_with_interval(1.0, 1.0, 1.0) == "1"
-    assert number_with_interval(1.0 + 2e-14, 0.9, 1.0) == number_with_interval(1.0, 0.9, 1.0)
-    assert number_with_interval(1.01, 0.9, 1.0) == "≥ 0.9"
+    assert format_estimate(1.0 + 2e-14, 1.0 - 1e-14, 1.0) == format_estimate(1.0, 1.0, 1.0) == "1"
+    assert format_estimate(1.0 + 2e-14, 0.9, 1.0) == format_estimate(1.0, 0.9, 1.0)
+    assert format_estimate(1.01, 0.9, 1.0) == "≥ 0.9"
 
 
 def test_rounding_of_float32_is_not_printed_as_an_interval():
-    assert number_with_interval(0.99999994, 0.999999938, 0.99999995) == "1"
-    assert number_with_interval(1.0, 0.962, 1.0 + 1e-12, markup="latex") == "$1.000^{+0}_{-0.038}$"
-    assert number_with_interval(0.002, 0.002 - 3e-5, 0.002 + 3e-5) == "0.002000 [0.001970, 0.002030]"  # measured
+    assert format_estimate(0.99999994, 0.999999938, 0.99999995) == "1"
+    assert format_estimate(1.0, 0.962, 1.0 + 1e-12, markup="latex") == "$1.000^{+0}_{-0.038}$"
+    assert format_estimate(0.002, 0.002 - 3e-5, 0.002 + 3e-5) == "0.002000 [0.001970, 0.002030]"  # measured
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_rounding_of_float32_is_not_printed_as_an_interval():
     ],
 )
 def test_latex_saves_space_and_writes_no_number_with_an_e(triple, wide, narrow):
-    assert number_with_interval(*triple, markup="latex") == wide
-    assert number_with_interval(*triple, markup="latex", narrow=True) == narrow
+    assert format_estimate(*triple, markup="latex") == wide
+    assert format_estimate(*triple, markup="latex", narrow=True) == narrow
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_latex_saves_space_and_writes_no_number_with_an_e(triple, wide, narrow):
     ],
 )
 def test_a_number_alone(number, text):
-    assert number_alone(number) == text
+    assert format_number(number) == text
 
 
 def test_what_is_printed_lies_in_what_is_printed_beside_it():
@@ -158,7 +158,7 @@ def test_what_is_printed_lies_in_what_is_printed_beside_it():
     for _ in range(3000):
         value = rng.normal() * 10.0 ** rng.uniform(-6, 7)
         low, high = value - abs(value) * 10.0 ** rng.uniform(-4, 1), value + abs(value) * 10.0 ** rng.uniform(-4, 2)
-        text = number_with_interval(value, low, high)
+        text = format_estimate(value, low, high)
         assert not re.search(r"\de|∞", text)
         shown, first, last = map(as_number, re.findall(NUMBER, text))
         assert first <= shown <= last, text
@@ -166,21 +166,21 @@ def test_what_is_printed_lies_in_what_is_printed_beside_it():
 
 
 def test_what_is_known_exactly_is_0_but_for_rounding():
-    assert readable(*[-2.2e-16] * 3) == (0.0, 0.0, 0.0)
-    assert readable(*[1e-9] * 3) == (1e-9, 1e-9, 1e-9)
-    assert readable(2.2e-16, -0.1, 0.1)[1:] == (-0.1, 0.1)
+    assert displayable_interval(*[-2.2e-16] * 3) == (0.0, 0.0, 0.0)
+    assert displayable_interval(*[1e-9] * 3) == (1e-9, 1e-9, 1e-9)
+    assert displayable_interval(2.2e-16, -0.1, 0.1)[1:] == (-0.1, 0.1)
 
 
 def test_a_ratio_that_is_not_known_to_any_power_of_ten_is_not_resolved():
-    assert number_with_interval(0.363, 4e-9, 3.3e7, limits=POSITIVE) == "–"
-    assert number_with_interval(NAN, 4e-9, 3.3e7, limits=POSITIVE) != "–"  # an interval alone may be of anything
-    assert readable(1.0, 1e-4, 1e4, POSITIVE) == (1.0, 1e-4, 1e4)
-    assert readable(1.0, 1e-9, 3.0, POSITIVE) == (1.0, 1e-9, 3.0)
+    assert format_estimate(0.363, 4e-9, 3.3e7, limits=POSITIVE) == "–"
+    assert format_estimate(NAN, 4e-9, 3.3e7, limits=POSITIVE) != "–"  # an interval alone may be of anything
+    assert displayable_interval(1.0, 1e-4, 1e4, POSITIVE) == (1.0, 1e-4, 1e4)
+    assert displayable_interval(1.0, 1e-9, 3.0, POSITIVE) == (1.0, 1e-9, 3.0)
 
 
 def test_readable_leaves_what_is_known_as_it_is():
-    assert readable(0.7, 0.6, 0.8, SHARE) == (0.7, 0.6, 0.8)
-    assert readable(NAN, 0.6, 1.0, SHARE)[1] == 0.6
+    assert displayable_interval(0.7, 0.6, 0.8, SHARE) == (0.7, 0.6, 0.8)
+    assert displayable_interval(NAN, 0.6, 1.0, SHARE)[1] == 0.6
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from scipy import stats
 
 import gradstats as gs
 from gradstats import estimators as est
-from gradstats.analyses.numbers import number_with_interval, percentage, percentage_at_most
+from gradstats.analyses.numbers import format_estimate, percentage, percentage_at_most
 from gradstats.analyses.optimal_baselines import (
     EXPONENTS,
     ORACLE,
@@ -235,7 +235,7 @@ def test_the_sentence_states_the_gain(found):
         start = f"No learned baseline is shown to beat rloo: the {found.best} saves at most {percentage_at_most(high)}"
         if resolved:
             start = f"The {found.best} saves {percentage(gain, low, high)} of the variance of rloo"
-        said = f"{start}; the oracle has {number_with_interval(*oracle)} times its variance."
+        said = f"{start}; the oracle has {format_estimate(*oracle)} times its variance."
         assert found.sentence(level) == said
 
 

@@ -34,7 +34,7 @@ def test_completions_tokens_and_hours():
     assert (given.n, given.n_assured, given.n_tokens) == (750, 1125, 225_000)
     assert math.isnan(given.hours)
     # A dry run of 1000 tokens that takes 24 + 40 seconds: 225 times as long is 4 hours.
-    timed = given.at_speed(SimpleNamespace(n_tokens=1000, sampling_seconds=24.0, measuring_seconds=40.0))
+    timed = given.with_throughput(SimpleNamespace(n_tokens=1000, sampling_seconds=24.0, measuring_seconds=40.0))
     assert timed.hours == pytest.approx(4.0)
     assert timed.to_frame()[["n", "n_assured", "n_tokens", "hours"]].iloc[0].tolist() == [750, 1125, 225_000, 4.0]
     assert timed.sentence() == (

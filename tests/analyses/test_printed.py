@@ -14,11 +14,11 @@ from measured_by_hand import measured_by_hand
 from power_laws import noisy_power_law
 
 import gradstats as gs
-from gradstats.analyses.printed import Printed, estimates_with_intervals, printed_sentences, records
+from gradstats.analyses.printed import ReprMixin, estimates_with_intervals, printed_sentences, records
 
 
 @dataclass(frozen=True, repr=False)
-class Answer(Printed):
+class Answer(ReprMixin):
     """A result of many rows."""
 
     n: int = 3

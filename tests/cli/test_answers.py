@@ -12,7 +12,7 @@ from command_line import run
 from printed_numbers import NUMBER, as_number
 
 from gradstats.analyses import registry
-from gradstats.analyses.numbers import number_with_interval, readable
+from gradstats.analyses.numbers import displayable_interval, format_estimate
 from gradstats.analyses.plan import plan_ratio
 from gradstats.answers import Answer
 from gradstats.cli.answers import LINES, WIDTH, answer_screen, first_screen, noise_table
@@ -91,11 +91,11 @@ def test_no_number_of_a_committed_table_is_written_outside_of_its_interval_or_ra
         least, greatest = limits_of(name)
         for triple in frame[[f"{name}{end}" for end in ENDS]].to_numpy(dtype=float).tolist():
             for markup in ("plain", "html", "latex"):
-                text = number_with_interval(*triple, limits=(least, greatest), markup=markup)
+                text = format_estimate(*triple, limits=(least, greatest), markup=markup)
                 # A formula has a minus sign of its own.
                 plain = text.replace("-", "−") if markup == "latex" else text
                 assert_believable(re.sub(r"<[^>]*>", "", plain))
-            value, low, high = readable(*triple, (least, greatest))
+            value, low, high = displayable_interval(*triple, (least, greatest))
             assert not value < max(low, least) - 1e-9
             assert not value > min(high, greatest) + 1e-9
 
@@ -173,7 +173,7 @@ RANKED = ("allocation", "batch_size", "group_sizes", "length_bins", "success_bin
 @pytest.mark.parametrize("question", RANKED)
 def test_equal_estimators_share_rows_and_the_best_comes_first(question, measured, monkeypatch, capsys):
     analysis = registry.get(question)
-    found = analysis.of_source(analysis.source(measured), estimators=ESTIMATORS)
+    found = analysis.call_with_source(analysis.source(measured), estimators=ESTIMATORS)
     declared = next(one for one in analysis.tables if one.ranking is not None)
     answer = analysis.answer_of(found, 0.95)
     frame = answer.frame if declared is analysis else answer.further[declared.name].frame

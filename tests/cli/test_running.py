@@ -18,7 +18,7 @@ from small_runs import only_two_figures
 
 import gradstats
 import gradstats as gs
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.cli.running import UNFINISHED, show_part, show_sweep
 from gradstats.config.experiment import experiment_schema, load_experiment
 from gradstats.runs.directory import RunPart
@@ -147,7 +147,7 @@ def test_sample_then_measure_then_alpha(monkeypatch, capsys, policy_folder, run_
     assert max(map(len, sentence)) <= 80
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured))
     code, out, _ = run(monkeypatch, capsys, "alpha", measured)
-    assert f"  α      {number_with_interval(fit.alpha, *fit.confidence_interval())}" in out
+    assert f"  α      {format_estimate(fit.alpha, *fit.confidence_interval())}" in out
 
 
 def test_sample_takes_settings_of_prompts_policy_template_and_several_rewards(

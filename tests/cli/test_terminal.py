@@ -156,7 +156,7 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     ],
 )
 def test_levels_that_are_not_the_usual_one_stand_on_the_first_screen(levels, said):
-    assert terminal.more(1, notes=False, everything=True, levels=levels) == [said]
+    assert terminal.hidden_content_hint(1, notes=False, everything=True, levels=levels) == [said]
 
 
 def test_rollouts_in_one_line(printed, tmp_path):

@@ -186,8 +186,8 @@ def test_an_experiment_file_has_the_names_and_defaults_of_the_sections(tmp_path)
 COMMANDS = {
     "sample": (SamplingSection, "gradstats.sample", ("embedded", "--prompts", "embedded", "--n", 2, "--out", "o")),
     "measure": (MeasurementSection, "gradstats.measure", ("embedded", "--rollouts", "r", "--out", "o")),
-    "alpha": (LengthScalingSection, "gradstats.analyses.declaration.Analysis.of_source", ("gloeckle2026",)),
-    "variance": (VarianceSection, "gradstats.analyses.declaration.Analysis.of_source", ("m",)),
+    "alpha": (LengthScalingSection, "gradstats.analyses.declaration.Analysis.call_with_source", ("gloeckle2026",)),
+    "variance": (VarianceSection, "gradstats.analyses.declaration.Analysis.call_with_source", ("m",)),
 }
 
 

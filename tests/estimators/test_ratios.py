@@ -11,7 +11,7 @@ from gradstats.estimators import Batch, registry
 from gradstats.estimators.ratios import (
     NEGLIGIBLE_CHI_SQUARED,
     AlongCompletions,
-    along_completions,
+    as_sequence_level,
     chi_squared,
     exponential,
     in_blocks_of_groups,
@@ -98,9 +98,9 @@ def test_remax_of_completions_is_remax_of_tokens():
 
 def test_what_differs_along_a_completion_or_lacks_a_field_stays_as_it_is():
     for estimator in (est.gae(), est.otb(), est.rloo()):
-        assert along_completions(estimator, BATCH) is estimator
+        assert as_sequence_level(estimator, BATCH) is estimator
     returns = BATCH.with_fields(token_rewards=RNG.normal(size=MASK.shape))
-    assert along_completions(est.remax(), returns).level == "token"
+    assert as_sequence_level(est.remax(), returns).level == "token"
     with pytest.raises(ValueError, match="remax weights the tokens of a completion differently"):
         AlongCompletions(est.remax()).weights(returns)
 

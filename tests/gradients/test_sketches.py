@@ -14,7 +14,7 @@ from gradstats.gradients.sketches import (
     SKETCH_VERSIONS,
     CountSketch,
     HashedSigns,
-    KeptSigns,
+    StoredSigns,
     _mixed,
     default_sketch_version,
     hashed_counters,
@@ -270,7 +270,7 @@ def test_signs_of_a_small_parameter_are_made_once(version):
 
 
 def test_signs_and_starts_are_copied_to_a_device_once():
-    random, device = KeptSigns(0, "weight", 2**15, 16), torch.device("meta")
+    random, device = StoredSigns(0, "weight", 2**15, 16), torch.device("meta")
     assert random._bits_on(device).device == device
     assert random._bits_on(device) is random._bits_on(device)
     assert random.starts_on(device) is random.starts_on(device)

@@ -12,14 +12,14 @@ from command_line import run
 import gradstats as gs
 from gradstats.config.experiment import Experiment
 from gradstats.config.sections import PolicySection, PromptsSection, VarianceSection
-from gradstats.integrations.training_record import Complaints, TrainingRecord, logged_values
+from gradstats.integrations.training_record import TrainingRecord, WarnOnce, logged_values
 from gradstats.measurement.measurement import Measurement
 from gradstats.report.saved_results import read_results
 from gradstats.rollouts.table import Rollouts
 
 
 def test_each_reason_is_given_once():
-    complaints = Complaints()
+    complaints = WarnOnce()
     with warnings.catch_warnings(record=True) as caught:
         complaints.say("step 3 was skipped", ValueError("no gradient\nat all"))
         complaints.say("step 4 was skipped", ValueError("no gradient"))
@@ -34,7 +34,7 @@ def test_each_reason_is_given_once():
 def test_a_warning_is_not_an_error():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Complaints().say("nothing happened", ValueError("why"))
+        WarnOnce().say("nothing happened", ValueError("why"))
 
 
 def measured(n_prompts: int = 5, per_prompt: int = 4, seed: int = 0, longest: int = 30) -> Measurement:

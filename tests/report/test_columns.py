@@ -34,7 +34,7 @@ from tests.off_policy import turned_policy
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gradstats"
 
-registry.every()  # imports all of them
+registry.all_analyses()  # imports all of them
 RESULTS = [*Result.__subclasses__(), *ScalarResult.__subclasses__()]
 #: Result class → the tables that its frames are: of every question, and those that answer a part of one.
 TABLES_OF = {
@@ -181,7 +181,7 @@ def test_each_saved_column_has_an_entry(path):
     saved = {column for column in columns_of(path) if not (of_sweep and "." in column)}
     if of_sweep and path.stem != "sweep":
         saved -= {"cell"}
-    drawn = {figure.name: figure.table for one in registry.every() for figure in one.figures if figure.table}
+    drawn = {figure.name: figure.table for one in registry.all_analyses() for figure in one.figures if figure.table}
     assert named(saved) <= {column.name for column in INDEX[drawn.get(path.stem, path.stem)]}
 
 
@@ -209,7 +209,7 @@ def test_a_table_has_each_name_once():
 
 
 def test_every_result_with_a_frame_is_indexed():
-    found, framing = set(), {"Answer", "ScalarResult", "Result", "Framed"}
+    found, framing = set(), {"Answer", "ScalarResult", "Result", "TestResult"}
     for path in PACKAGE.glob("[asv]*/**/*.py"):
         classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
         bases = {node.name: {getattr(base, "id", "") for base in node.bases} for node in classes}

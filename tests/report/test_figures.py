@@ -110,7 +110,7 @@ def test_drawing_and_reporting_import_no_torch(runs, tmp_path):
 
 
 def test_the_list_names_each_figure_once_with_a_caption():
-    figures = [figure for one in registry.every() for figure in one.figures]
+    figures = [figure for one in registry.all_analyses() for figure in one.figures]
     assert len({figure.name for figure in figures}) == len(figures)
     assert all(figure.caption.endswith(".") for figure in figures if isinstance(figure.caption, str))
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from saved_runs import ESTIMATORS, change_frame, forget, save_answer, save_run, saved_answer, saved_sweep
 
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.cli import commands
 from gradstats.report.gallery import gallery_page, write_gallery
 from gradstats.report.saved_results import read_results
@@ -25,7 +25,7 @@ def test_every_run_has_its_alpha_and_every_estimator_its_ratios(folders, tmp_pat
     for folder in folders:
         alpha = read_json(folder / "alpha.json")
         numbers = (alpha["alpha"], alpha["alpha_low"], alpha["alpha_high"])
-        assert f'<td data-key="{numbers[0]!r}">{number_with_interval(*numbers, markup="html")}</td>' in page
+        assert f'<td data-key="{numbers[0]!r}">{format_estimate(*numbers, markup="html")}</td>' in page
     assert page.count('0.93 <span class="ends">[0.74, 1.21]</span>') == 4
     assert page.count("<strong>") == 2
     assert '<button type="button">one</button>' in page
@@ -98,7 +98,7 @@ def test_the_first_figure_of_each_run_stands_below_its_alpha(folders, tmp_path, 
     page = write_gallery(folders, tmp_path / "gallery.html").read_text()
     (figure,) = re.findall(r"<figure>.*?</figure>", page, flags=re.DOTALL)
     alpha = read_json(folders[0] / "alpha.json")
-    number = number_with_interval(alpha["alpha"], alpha["alpha_low"], alpha["alpha_high"], markup="html")
+    number = format_estimate(alpha["alpha"], alpha["alpha_low"], alpha["alpha_high"], markup="html")
     assert f'<h3><a href="runs/one/report.html">one</a>: α = {number}</h3>' in figure
     assert 'aria-label="one: Samples that each estimator needs for equal noise' in figure
     assert "Of the first 1 runs" in page

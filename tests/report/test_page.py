@@ -19,7 +19,7 @@ from jinja2 import UndefinedError
 from saved_runs import ESTIMATORS, HOSTILE, forget, save_answer, save_rollouts, save_run
 
 from gradstats.analyses import registry
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.answers import Answer
 from gradstats.estimators.display_names import in_words
 from gradstats.report.figures import figures_of
@@ -101,7 +101,7 @@ def test_it_says_what_there_is_to_say(page, run_directory):
     ):  # fmt: skip
         assert text in page, text
     alpha = json.loads((run_directory / "alpha.json").read_text())
-    assert f"α = {number_with_interval(*(alpha[name] for name in ('alpha', 'alpha_low', 'alpha_high')))}" in page
+    assert f"α = {format_estimate(*(alpha[name] for name in ('alpha', 'alpha_low', 'alpha_high')))}" in page
 
 
 def test_two_builds_are_byte_identical(run_directory, page, tmp_path):

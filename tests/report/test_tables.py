@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from compared_frames import compared as frame
 
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.report.analysis_tables import alpha_table, variance_table
 from gradstats.report.tables import latex_escape
 from gradstats.stats import fit_length_scaling
@@ -79,7 +79,7 @@ def test_alpha_table_states_n_level_and_method():
     assert "90% intervals (ols, cluster interval)" in table.caption
     assert "of 40 prompts" in table.caption
     low, high = fit.confidence_interval(0.9)
-    assert number_with_interval(fit.alpha, low, high, markup="latex") in table.to_latex()
+    assert format_estimate(fit.alpha, low, high, markup="latex") in table.to_latex()
     assert r"my\_run" in table.to_latex()
     assert "α within prompts" not in table.columns  # one completion per prompt
     with pytest.raises(ValueError, match="fits is empty"):

@@ -79,7 +79,7 @@ def test_every_command_that_has_an_out_is_tried():
     with_out = {name for name, one in commands.COMMANDS.items() if "out" in inspect.signature(one).parameters}
     asked = {words[2] for words in CASES.values() if words[0] == "ask"}
     assert {words[0] for words in CASES.values()} == {*with_out, *commands.OF_QUESTIONS}
-    assert {registry.get(name).kept for name in asked} == {True, False}  # all others go the same ways
+    assert {registry.get(name).saved_by_command for name in asked} == {True, False}  # all others go the same ways
 
 
 def is_allowed(command, target):

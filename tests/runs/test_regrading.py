@@ -109,7 +109,7 @@ def test_results_of_the_old_rewards_do_not_stay(finished, no_model, monkeypatch)
     def impossible(*_arguments, **_options):
         raise ValueError("rewards that allow no comparison")
 
-    for one in registry.every():
+    for one in registry.all_analyses():
         if one.in_run is not None and one.name not in ("alpha", "alpha_by_block"):
             monkeypatch.setattr(sys.modules[f"gradstats.analyses.{one.name}"], "ANALYSIS", replace(one, ask=impossible))
     result = regrade_run(path, "exact", progress=False)

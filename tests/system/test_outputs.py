@@ -8,7 +8,7 @@ import pytest
 from gradstats.system.outputs import (
     MARK,
     TABLE,
-    Kind,
+    OutputType,
     claim,
     csv_with,
     differing_entry,
@@ -35,9 +35,9 @@ def test_only_what_is_recognised_may_be_replaced(tmp_path):
     for odd in ("pipe", "link"):
         os.mkfifo(tmp_path / odd) if odd == "pipe" else (tmp_path / odd).symlink_to("nowhere")
         with pytest.raises(FileExistsError, match="is not a file or folder"):
-            claim(tmp_path / odd, Kind("a table", lambda _: True))
+            claim(tmp_path / odd, OutputType("a table", lambda _: True))
     with pytest.raises(FileExistsError, match="is not a file or folder"):
-        claim("/dev/null", Kind("a table", lambda _: True))
+        claim("/dev/null", OutputType("a table", lambda _: True))
     with pytest.raises(NotADirectoryError, match=r"mine.tex/deep.tex cannot be written, since .* is not a folder"):
         claim(mine / "deep.tex", TABLE)
 

@@ -126,20 +126,20 @@ def relative_ratios(batch: Batch, index: Int[np.ndarray, "n"], n_sets: int, powe
     return np.exp(log_weights - reduce_by_group(log_weights, index, n_sets, np.maximum)[index])
 
 
-def packing_order(mask: Bool[np.ndarray, "n t"]) -> Int[np.ndarray, "n t"]:
+def _packing_order(mask: Bool[np.ndarray, "n t"]) -> Int[np.ndarray, "n t"]:
     """For each row, the indices of its counted columns followed by the others, each in ascending order."""
     return np.argsort(~mask, axis=1, kind="stable")
 
 
 def pack(values: np.ndarray, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
     """Move the counted entries of each row to its left; masked-out entries follow."""
-    return np.take_along_axis(values, packing_order(mask), axis=1)
+    return np.take_along_axis(values, _packing_order(mask), axis=1)
 
 
 def unpack(packed: np.ndarray, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
     """Undo :func:`pack`."""
     values = np.empty_like(packed)
-    np.put_along_axis(values, packing_order(mask), packed, axis=1)
+    np.put_along_axis(values, _packing_order(mask), packed, axis=1)
     return values
 
 

@@ -21,14 +21,14 @@ from gradstats.estimators.estimator import Estimator, Weighting, Wrapped
 from gradstats.estimators.registry import estimator
 
 #: The value of ``alpha`` that stands for the exponent within prompts, fitted on the other groups.
-WITHIN_PROMPT = "within_prompt"
+_WITHIN_PROMPT = "within_prompt"
 #: The column of a batch that holds exponents fitted elsewhere, such as on all prompts of a measurement.
 FITTED_ELSEWHERE = "exponent_of_other_prompts"
 
 
 def length_exponents(batch: Batch, alpha: float | str) -> Float[np.ndarray, "n"]:
     """Return the exponent α with which each completion's group is weighted."""
-    if alpha != WITHIN_PROMPT:
+    if alpha != _WITHIN_PROMPT:
         return np.full(batch.rewards.size, float(alpha))
     if FITTED_ELSEWHERE in batch.columns:
         return batch.columns[FITTED_ELSEWHERE]
@@ -78,7 +78,7 @@ def _deviations(values: np.ndarray, index: Int[np.ndarray, "n"], known: np.ndarr
 def fits_exponents(estimator: Weighting) -> bool:
     """Return whether an estimator, or a recipe's advantage, weights by exponents that are fitted on other prompts."""
     advantage = getattr(estimator, "advantage", estimator)
-    return isinstance(advantage, Estimator) and advantage.parameters.get("alpha") == WITHIN_PROMPT
+    return isinstance(advantage, Estimator) and advantage.parameters.get("alpha") == _WITHIN_PROMPT
 
 
 class GivenExponents(Wrapped[Estimator]):
@@ -91,7 +91,7 @@ class GivenExponents(Wrapped[Estimator]):
 
 
 # Under the weights ρS of an off-policy gradient the optimal constant is E[ρ²R‖S‖²]/E[ρ²‖S‖²].
-RATIO_POWER = 2
+_RATIO_POWER = 2
 
 
 @estimator(
@@ -125,7 +125,7 @@ def token_mean(
         array([ 0.625, -0.375, -0.375,  0.625])
     """
     return weighted_mean_advantages(
-        batch, batch.lengths.astype(np.float64), loo, scope, singleton, RATIO_POWER * off_policy
+        batch, batch.lengths.astype(np.float64), loo, scope, singleton, _RATIO_POWER * off_policy
     )
 
 
@@ -135,8 +135,8 @@ def token_mean(
     baseline="group mean weighted by T^{2α}",
     bias=WEIGHTED_BIAS,
     source="Gloeckle 2026",
-    needs=lambda parameters: ("sq_norms",) if parameters.get("alpha") == WITHIN_PROMPT else (),
-    across_groups=lambda parameters: is_batch_level(parameters) or parameters["alpha"] == WITHIN_PROMPT,
+    needs=lambda parameters: ("sq_norms",) if parameters.get("alpha") == _WITHIN_PROMPT else (),
+    across_groups=lambda parameters: is_batch_level(parameters) or parameters["alpha"] == _WITHIN_PROMPT,
     expected_scale=unbiased_if_loo,
 )
 def length_weighted(
@@ -175,7 +175,7 @@ def length_weighted(
         >>> estimators.length_weighted(alpha=0.5, loo=True).advantages(batch)
         array([ 1., -1.])
     """
-    if alpha == WITHIN_PROMPT and scope == "batch":
+    if alpha == _WITHIN_PROMPT and scope == "batch":
         raise ValueError("alpha='within_prompt' has an exponent for each group: choose scope='group', or a number")
     # only ratios of weights matter: scaling the greatest of each set to 1 avoids overflow and underflow
     exponents, counted = length_exponents(batch, alpha), batch.lengths > 0
@@ -185,7 +185,7 @@ def length_weighted(
     greatest = reduce_by_group(np.where(votes, log_weights, -np.inf), index, n_sets, np.maximum)
     greatest = np.where(np.isfinite(greatest), greatest, 0.0)[index]
     weights = np.where(votes, np.exp(log_weights - greatest), 0.0)
-    return weighted_mean_advantages(batch, weights, loo, scope, singleton, RATIO_POWER * off_policy)
+    return weighted_mean_advantages(batch, weights, loo, scope, singleton, _RATIO_POWER * off_policy)
 
 
 @estimator(
@@ -220,4 +220,4 @@ def norm_weighted(
         array([ 0.7, -0.3, -0.3,  0.7])
     """
     assert batch.sq_norms is not None
-    return weighted_mean_advantages(batch, batch.sq_norms, loo, scope, singleton, RATIO_POWER * off_policy)
+    return weighted_mean_advantages(batch, batch.sq_norms, loo, scope, singleton, _RATIO_POWER * off_policy)

@@ -245,7 +245,7 @@ def delta_l(batch: Batch, alpha: float = 1.0) -> Float[np.ndarray, "n"]:
 _KL_NEEDS = ("logprobs", "ref_logprobs")
 
 
-def log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
+def _log_ratio_to_reference(batch: Batch) -> Float[np.ndarray, "n t"]:
     """Return k1 = log π/π_ref at every counted token, 0 elsewhere."""
     assert batch.logprobs is not None
     assert batch.ref_logprobs is not None
@@ -269,7 +269,7 @@ def in_reward(batch: Batch, beta: float = 0.05, kind: str = "k1") -> tuple[Batch
         kind: "k1" (InstructGPT's, 2203.02155), "k2" or "k3"; verl's ``kl``, ``mse`` and ``low_var_kl``, the last of
             which it clamps to ±10.
     """
-    penalty = beta * divergence(log_ratio_to_reference(batch), kind)
+    penalty = beta * divergence(_log_ratio_to_reference(batch), kind)
     token_rewards = unpack(packed_rewards(batch), batch.mask) - penalty
     return batch.with_fields(rewards=batch.rewards - penalty.sum(axis=1), token_rewards=token_rewards), 0.0
 
@@ -292,7 +292,7 @@ def in_loss(
         kind: "k1", "k2" or "k3" (GRPO's).
         by_ratio: whether the weight is multiplied by ρ, which is held fixed; by default that of k2 alone.
     """
-    k1 = log_ratio_to_reference(batch)
+    k1 = _log_ratio_to_reference(batch)
     slope = {"k1": np.ones_like(k1), "k2": k1, "k3": -np.expm1(-k1)}[kind]
     if kind == "k2" if by_ratio is None else by_ratio:
         log_ratio = (log_ratios if batch.proximal_logprobs is None else log_staleness)(batch, "kl in_loss")

@@ -67,12 +67,12 @@ def own_advantages(estimator: Weighting, batch: Batch) -> Estimator | None:
         return None
     try:
         own = np.where(batch.mask, advantage.weights(batch), 0.0)
-        return None if own_factors(estimator, batch, own) is None else advantage
+        return None if _own_factors(estimator, batch, own) is None else advantage
     except ValueError:  # state values of another kind
         return None
 
 
-def own_factors(estimator: Weighting, batch: Batch, own: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n"] | None:
+def _own_factors(estimator: Weighting, batch: Batch, own: Float[np.ndarray, "n t"]) -> Float[np.ndarray, "n"] | None:
     r"""Return :math:`c_i` with :math:`w_{i,t} = c_i A_{i,t}` at every token; None where there is none."""
     wanted = estimator.weights(batch)
     wanted = np.where(batch.mask, wanted if wanted.ndim == 2 else wanted[:, None], 0.0)
@@ -211,7 +211,7 @@ class ByOwnWeights(Combination[Weighting]):
         Raises:
             ValueError: when w is no multiple of m: with other rewards or state values, or ratios that are not 1.
         """
-        factors = own_factors(self.estimator, batch, batch.columns[MEASURED_WEIGHTS + self.own])
+        factors = _own_factors(self.estimator, batch, batch.columns[MEASURED_WEIGHTS + self.own])
         if factors is None:
             raise ValueError(
                 f"the weights of {self.label} are not multiples of the advantages that were measured as {self.own}: "

@@ -74,7 +74,7 @@ def check_engines(
     return frame
 
 
-def sq_norms_of(
+def _sq_norms_of(
     engine: Engine, policy: Policy, rollouts: Rollouts, rows: list[int], selection: ParameterSelection
 ) -> np.ndarray:
     """Return ‖S‖² of the given rows by an engine, all that may be padded together in one chunk."""
@@ -101,7 +101,7 @@ def _check_dtype(
     every = list(range(len(rollouts)))
     refuse_unfit_forward(policy, rollouts)
     dtype = dtype_name(policy.dtype)
-    loop = sq_norms_of(loop_engine, policy, rollouts, every, selection)
+    loop = _sq_norms_of(loop_engine, policy, rollouts, every, selection)
     tolerance = TOLERANCES[policy.dtype]
     if widest is not None and policy.dtype.itemsize < 4:
         # Two computations with rounding differ from each other by about as much as each differs from the exact value.
@@ -111,14 +111,14 @@ def _check_dtype(
         if engine is loop_engine:
             continue
         try:
-            alone = np.concatenate([sq_norms_of(engine, policy, rollouts, [row], selection) for row in every])
-            padded = sq_norms_of(engine, policy, rollouts, every, selection)
+            alone = np.concatenate([_sq_norms_of(engine, policy, rollouts, [row], selection) for row in every])
+            padded = _sq_norms_of(engine, policy, rollouts, every, selection)
         except UnsupportedModuleError as error:
             rows.append(_row(dtype, "against loop", name, UNSUPPORTED, note=str(error)))
             continue
         rows.append(_judged(dtype, "against loop", name, deviation(alone, loop), tolerance))
         rows.append(_judged(dtype, "alone against padded", name, deviation(padded, alone), tolerance))
-    measured = partial(sq_norms_of, loop_engine, policy, rollouts, every, selection)
+    measured = partial(_sq_norms_of, loop_engine, policy, rollouts, every, selection)
     rows.append(_attention(policy, measured, tolerance))
     return rows, loop
 

@@ -72,9 +72,9 @@ TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.1, tor
 #: The same for one parameter or a sketch. It sums fewer terms than ‖S‖², so that rounding shows more: in float32, two
 #: plain passes over a model with large activations (Qwen2.5-0.5B, with padding and without) differ by 1e-3 in some
 #: matrices.
-TOLERANCES_OF_PARTS = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
+_TOLERANCES_OF_PARTS = {torch.float64: 1e-5, torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
 #: What the deviation of ‖S‖² is called.
-WHOLE = "the squared norm of the whole gradient"
+_WHOLE = "the squared norm of the whole gradient"
 # Deviations of a parameter are relative to its own ‖S‖², or to this share of the whole where that is more.
 _LEAST_SHARE = {torch.float64: 1e-12, torch.float32: 1e-8, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 # Deviations of token quantities are relative to the largest of the sequence, or to this where that is more.
@@ -99,7 +99,7 @@ class Deviation:
         return bool(self.value <= self.allowed)
 
 
-def of_norms(
+def _of_norms(
     result: ChunkResult, place: int, plain: PlainPass, selection: ParameterSelection, dtype: torch.dtype
 ) -> list[Deviation]:
     """Return the squared norms by parameter and of the whole."""
@@ -111,13 +111,15 @@ def of_norms(
         scale = np.maximum(exact, _LEAST_SHARE[dtype] * total) if total else np.ones_like(exact)
         values = np.abs(norms - exact) / np.where(scale == 0, 1.0, scale)
         worst = int(np.argmax(np.where(np.isnan(values), np.inf, values)))
-        found.append(Deviation(float(values[worst]), TOLERANCES_OF_PARTS[dtype], f"the squared norm of {names[worst]}"))
+        found.append(
+            Deviation(float(values[worst]), _TOLERANCES_OF_PARTS[dtype], f"the squared norm of {names[worst]}")
+        )
         whole = abs(float(norms.sum()) - total) / (total or 1.0)
-        found.append(Deviation(whole, TOLERANCES[dtype], WHOLE))
+        found.append(Deviation(whole, TOLERANCES[dtype], _WHOLE))
     return found
 
 
-def of_sketches(result: ChunkResult, place: int, plain: PlainPass, dtype: torch.dtype) -> list[Deviation]:
+def _of_sketches(result: ChunkResult, place: int, plain: PlainPass, dtype: torch.dtype) -> list[Deviation]:
     """Return the engine's sketch against that of the plain pass, relative to its norm."""
     if result.sketches is None:
         return []
@@ -128,7 +130,7 @@ def of_sketches(result: ChunkResult, place: int, plain: PlainPass, dtype: torch.
         # ‖S‖² deviates by twice what S deviates by.
         found.append(
             Deviation(
-                off / (float(np.linalg.norm(gradient.sketch)) or 1.0), TOLERANCES_OF_PARTS[dtype] / 2, "the sketch"
+                off / (float(np.linalg.norm(gradient.sketch)) or 1.0), _TOLERANCES_OF_PARTS[dtype] / 2, "the sketch"
             )
         )
     return found
@@ -144,7 +146,7 @@ def of_tokens(tokens: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray],
     return found
 
 
-def of_projection(sketch: CountSketch, plain: Sequence[PlainPass]) -> list[Deviation]:
+def _of_projection(sketch: CountSketch, plain: Sequence[PlainPass]) -> list[Deviation]:
     """Compare sketches with their definition, and their inner products with those of the gradients.
 
     Every norm of a whole gradient is compared, and the inner products of the coordinates that were kept.
@@ -204,7 +206,7 @@ class SelfCheck:
 
     def serves(self, policy: Policy, longest: int, recompute: RecomputeRule) -> bool:
         """Return whether the check says as much of another session with the same settings, up to so many tokens."""
-        here = (recompute(1, longest), hardware_of(policy))
+        here = (recompute(1, longest), _hardware_of(policy))
         return not is_sharded(policy.model) and longest <= self.longest and here == (self.recomputed, self.hardware)
 
 
@@ -237,7 +239,7 @@ class CheckedSequences:
         """Make the plain passes, and check that the sketches keep inner products."""
         rows = two_rows(rollouts)
         longest = longest_row(rollouts)
-        without_float32 = why_not_float32(policy, selection, in_training)
+        without_float32 = _why_not_float32(policy, selection, in_training)
         with suitable_threads(policy):
             passes = {
                 row: plain_pass(
@@ -268,7 +270,7 @@ class CheckedSequences:
         )
         if sketch is not None:
             of_finite = [one for one in passes.values() if _is_finite(one)]
-            _refuse(of_projection(sketch, of_finite), "the projection", policy, "another sketch_seed")
+            _refuse(_of_projection(sketch, of_finite), "the projection", policy, "another sketch_seed")
         return made
 
     def plain_of(self, rollouts: Rollouts, row: int) -> PlainPass | None:
@@ -312,30 +314,30 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> tuple[Se
         results.append(result)
         for place, plain in enumerate(passes):
             if _is_finite(plain):
-                norms += of_norms(result, place, plain, selection, plain.dtype)
-                sketches += of_sketches(result, place, plain, plain.dtype)
+                norms += _of_norms(result, place, plain, selection, plain.dtype)
+                sketches += _of_sketches(result, place, plain, plain.dtype)
                 tokens += of_tokens(token_quantities(result, place), plain.tokens, plain.dtype)
     _refuse([*norms, *sketches, *tokens], f'the engine "{name}"', policy, _remedy(policy, name))
     check = SelfCheck(
-        _largest([one for one in norms if one.what == WHOLE]),
-        _largest([one for one in norms if one.what != WHOLE]),
+        _largest([one for one in norms if one.what == _WHOLE]),
+        _largest([one for one in norms if one.what != _WHOLE]),
         _largest(sketches) if sketches else None,
         _largest(tokens),
         TOLERANCES[checked.alone[0].dtype],
-        TOLERANCES_OF_PARTS[checked.alone[0].dtype],
+        _TOLERANCES_OF_PARTS[checked.alone[0].dtype],
         checked.deviation_from_float32,
         max(
             (int(checked.rollouts.times[one.row]) for one in (*checked.padded, *checked.alone) if _is_finite(one)),
             default=0,
         ),
         checked.recompute(1, int(checked.rollouts.times.max())),
-        hardware_of(policy),
+        _hardware_of(policy),
         checked.without_float32,
     )
     return check, results
 
 
-def hardware_of(policy: Policy) -> str:
+def _hardware_of(policy: Policy) -> str:
     """Return the name of the policy's GPU, or what instructions of the CPU torch uses."""
     device = policy.device
     return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
@@ -367,8 +369,8 @@ def check_result(
     # A chunk may be of further weightings alone.
     plain = replace(plain, gradients=plain.gradients[-len(result.sq_norms_by_parameter) :])
     found = [
-        *of_norms(result, place, plain, selection, plain.dtype),
-        *of_sketches(result, place, plain, plain.dtype),
+        *_of_norms(result, place, plain, selection, plain.dtype),
+        *_of_sketches(result, place, plain, plain.dtype),
         *of_tokens(token_quantities(result, place), plain.tokens, plain.dtype),
     ]
     for name, (recorded, exact) in (further_tokens or {}).items():
@@ -447,7 +449,7 @@ def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) 
         )
 
 
-def why_not_float32(policy: Policy, selection: ParameterSelection, in_training: bool) -> str:
+def _why_not_float32(policy: Policy, selection: ParameterSelection, in_training: bool) -> str:
     """Return why a model in 16 bits is not compared with itself in float32; empty where it is, or has more bits.
 
     The comparison takes a copy of the model in float32 and its gradient, beside what is measured.

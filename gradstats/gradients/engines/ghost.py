@@ -19,14 +19,14 @@ from gradstats.gradients.attention import measuring_attention, refuse_mixed_leng
 from gradstats.gradients.engines.experts import ExpertsLayer, RoutedInputs
 from gradstats.gradients.engines.layers import (
     BroadcastLayer,
+    CallCounts,
     EmbeddingLayer,
     HeadReduction,
     Layer,
     LayerReduction,
     LinearLayer,
-    StandIns,
+    PerSequenceParameters,
     Term,
-    Uses,
     WatchedParameters,
     broadcasts,
     may_be_linear,
@@ -70,7 +70,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[_Key, _Found]] = weakref.WeakK
 
 def probed_layers(
     model: CausalModel, selection: ParameterSelection
-) -> tuple[list[Layer], list[ExpertsLayer], list[OtherModule], list[StandIns]]:
+) -> tuple[list[Layer], list[ExpertsLayer], list[OtherModule], list[PerSequenceParameters]]:
     """Return the modules that own selected parameters, as far as a short probe shows.
 
     The probe runs once for a model, a selection and a set of modules. Sharded models are not probed: the hooks that
@@ -105,10 +105,14 @@ def _find(model: CausalModel, selection: ParameterSelection) -> _Found:
         return _Found(_modules_around(model, selection, frozenset(failed)), frozenset(failed))
 
 
-def _stand_ins(model: CausalModel, selection: ParameterSelection, paths: Collection[str]) -> list[StandIns]:
+def _stand_ins(
+    model: CausalModel, selection: ParameterSelection, paths: Collection[str]
+) -> list[PerSequenceParameters]:
     if not paths:
         return []
-    return [StandIns(path, module, names) for path, module, names in owners(model, selection) if path in paths]
+    return [
+        PerSequenceParameters(path, module, names) for path, module, names in owners(model, selection) if path in paths
+    ]
 
 
 def _modules_around(model: CausalModel, selection: ParameterSelection, stand_ins: frozenset[str]) -> frozenset[str]:
@@ -133,7 +137,7 @@ def _modules_around(model: CausalModel, selection: ParameterSelection, stand_ins
 
 def _probe(model: CausalModel, units: Sequence[_Unit]) -> dict[str, str]:
     """Run the model on a few tokens; return the paths of the modules that do not suffice, and why."""
-    with torch.no_grad(), _Calls(units) as calls:
+    with torch.no_grad(), _ModuleProbe(units) as calls:
         model(_ids(model), use_cache=False)
     return calls.failed
 
@@ -144,7 +148,7 @@ def _ids(model: CausalModel) -> Tensor:
     return (torch.arange(_BATCH * _TIME, device=device) % vocabulary_size(model)).view(_BATCH, _TIME)
 
 
-class _Calls(TorchDispatchMode):
+class _ModuleProbe(TorchDispatchMode):
     """Within this context, watches who reads the parameters of some modules, and repeats the calls of some of them.
 
     Modules of no known kind are run again for one sequence alone; ``failed`` says why a module, by its path, does not
@@ -163,7 +167,7 @@ class _Calls(TorchDispatchMode):
             for inside in unit.names:
                 self._readers.setdefault(id(held[inside]), []).append(unit)
 
-    def __enter__(self) -> _Calls:
+    def __enter__(self) -> _ModuleProbe:
         for unit in self._units:
             self._handles += [
                 unit.module.register_forward_pre_hook(self._begin(unit), prepend=True),
@@ -286,7 +290,7 @@ class _Recorder:
         layers: list[Layer],
         experts: list[ExpertsLayer],
         others: list[OtherModule],
-        stand_ins: list[StandIns],
+        stand_ins: list[PerSequenceParameters],
         chunk: Chunk,
     ) -> None:
         sliced = None if sliced_head(model, len(chunk.rows) * chunk.kept) is None else output_embedding(model)
@@ -306,7 +310,7 @@ class _Recorder:
         self._alone = False
         self._replaced: list[nn.Module] = []
         self._is_linear: dict[str, bool] = {}
-        self.uses = Uses()
+        self.uses = CallCounts()
         heads = [HeadReduction(layer, self.uses) for layer in layers if layer.module is sliced]
         self.of_head = heads[0] if heads else None
 
@@ -359,7 +363,7 @@ class _Recorder:
             del module.forward
         self._standing.close()
 
-    def _stand_in(self, one: StandIns) -> None:
+    def _stand_in(self, one: PerSequenceParameters) -> None:
         def pass_on(name: str) -> Callable[[Tensor], None]:
             return lambda gradient: self._add(iter([(name, gradient.flatten(start_dim=1))]))
 

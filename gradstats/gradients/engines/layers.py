@@ -304,7 +304,7 @@ def _sum_over_time(values: Tensor, n_axes: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StandIns:
+class PerSequenceParameters:
     """A module whose own parameters are replaced during the forward pass."""
 
     path: str
@@ -339,7 +339,7 @@ class StandIns:
         }
 
 
-def broadcasts(model: CausalModel, stand_ins: Sequence[StandIns], ids: Tensor) -> bool:
+def broadcasts(model: CausalModel, stand_ins: Sequence[PerSequenceParameters], ids: Tensor) -> bool:
     """Return whether vectors that differ between sequences give each sequence the output that its own vectors give."""
     generator = torch.Generator().manual_seed(0)
 
@@ -372,7 +372,7 @@ def broadcasts(model: CausalModel, stand_ins: Sequence[StandIns], ids: Tensor) -
 Place = tuple[int, torch.Size, tuple[int, ...]]
 
 
-class Sharing:
+class SharedInputs:
     """Counts of layers with the same input, by :func:`_place`."""
 
     def __init__(self, total: Counter[Place] | None = None) -> None:
@@ -393,18 +393,18 @@ class Sharing:
         self._left[place] -= 1
         return self._total[place] or 1, self._left[place] > 0
 
-    def copy(self) -> Sharing:
+    def copy(self) -> SharedInputs:
         """Return the same counts for one backward pass."""
-        return Sharing(self._total)
+        return SharedInputs(self._total)
 
 
-class Uses:
+class CallCounts:
     """Counts of a forward pass, from which a backward pass knows when a parameter's gradient is complete."""
 
     def __init__(self) -> None:
         self.n_terms: Counter[tuple[str, type]] = Counter()
         self.ids: dict[str, list[Tensor]] = defaultdict(list)  # for each embedding, the ids of each use, (batch, time)
-        self.sharing = Sharing()  # layers with the same input, as far as the forward pass records inputs
+        self.sharing = SharedInputs()  # layers with the same input, as far as the forward pass records inputs
 
     def count(self, layer: Layer, inputs: Tensor) -> None:
         """Count one call of a layer's module."""
@@ -430,7 +430,7 @@ class HeadReduction:
             the rows of the gradient (multiplied by P) at them.
     """
 
-    def __init__(self, layer: Layer, uses: Uses) -> None:
+    def __init__(self, layer: Layer, uses: CallCounts) -> None:
         self._names = layer.names
         self._uses = uses
         self._buffer: Tensor | None = None
@@ -449,7 +449,7 @@ class HeadReduction:
         self.rows: list[tuple[Tensor, Tensor]] = []
 
     def take(self, row: int, slices: Iterator[tuple[Tensor, Tensor, Tensor]], n_slices: int) -> None:
-        """Take the slices of a sequence, see :class:`gradstats.gradients.head.HeadSum`."""
+        """Take the slices of a sequence, see :class:`gradstats.gradients.head.HeadReducer`."""
         reduction = self._reduction.of_row(row)
         name, bias = self._names.get("weight"), self._names.get("bias")
         of_weight = None if name is None or (n_slices <= 1 and name not in self.tied) else self._zeros(name)
@@ -496,7 +496,7 @@ class LayerReduction:
 
     # `head` has reduced the gradient of an output embedding in slices; None where it is a layer like others
 
-    def __init__(self, reduction: Reduction, uses: Uses, head: HeadReduction | None = None) -> None:
+    def __init__(self, reduction: Reduction, uses: CallCounts, head: HeadReduction | None = None) -> None:
         self._reduction = reduction
         self._uses = uses
         self._head = head

@@ -290,7 +290,7 @@ def project_tokens(
                     stacklevel=4,
                 )
                 continue
-            if is_out_of_memory(error) or not is_untraceable(error):
+            if is_out_of_memory(error) or not _is_untraceable(error):
                 raise
             raise UnsupportedModuleError(
                 f"token_probes need forward derivatives, which {policy.name} does not have "
@@ -302,7 +302,7 @@ def project_tokens(
     return torch.cat(projected, dim=2) * (chunk.weights[0] != 0)[..., None]
 
 
-def is_untraceable(error: BaseException) -> bool:
+def _is_untraceable(error: BaseException) -> bool:
     """Return whether torch.func could not trace the model, or an operation has no forward derivative."""
     if isinstance(error, NotImplementedError):
         return True

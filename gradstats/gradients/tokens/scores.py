@@ -28,14 +28,14 @@ from gradstats.rollouts.table import Rollouts
 TokenWeights = Mapping[str, Sequence[ArrayLike]] | Sequence[ArrayLike]
 
 #: Name of a weighting that is given without a name.
-DEFAULT_NAME = "weighted"
+_DEFAULT_NAME = "weighted"
 
 
 def named_weightings(token_weights: TokenWeights | None, rollouts: Rollouts) -> dict[str, list[np.ndarray]]:
     """Return weightings by name, each with one array per completion."""
     if token_weights is None:
         return {}
-    by_name = token_weights if isinstance(token_weights, Mapping) else {DEFAULT_NAME: token_weights}
+    by_name = token_weights if isinstance(token_weights, Mapping) else {_DEFAULT_NAME: token_weights}
     return {str(name): _checked(str(name), rows, rollouts) for name, rows in by_name.items()}
 
 

@@ -17,7 +17,7 @@ from gradstats.estimators.batch import Batch, how_to_get
 from gradstats.estimators.estimator import Estimator
 from gradstats.estimators.recipes.recipe import Recipe
 from gradstats.gradients.session import MeasuringSession
-from gradstats.integrations.training_record import PREFIX, Complaints
+from gradstats.integrations.training_record import PREFIX, WarnOnce
 from gradstats.integrations.trl.contract import (
     IN_USE,
     Generation,
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from gradstats.integrations.trl.contract import Trainer
 
 #: Fields of the batch that a forward pass gives.
-OF_FORWARD = ("logprobs", "entropy", "sum_pi_squared")
+_OF_FORWARD = ("logprobs", "entropy", "sum_pi_squared")
 #: Fields that take a measurement of every completion's gradient.
-OF_GRADIENTS = ("sq_norms",)
+_OF_GRADIENTS = ("sq_norms",)
 #: Fields that take random directions in addition.
-OF_PROBES = ("token_energy", "token_cross")
+_OF_PROBES = ("token_energy", "token_cross")
 #: Fields that the trainer's completions have.
-OF_COMPLETIONS = ("truncated",)
+_OF_COMPLETIONS = ("truncated",)
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class EstimatorInUse:
     # batches that kept the trainer's own, since it could not be computed; each reason is warned of once
     n_kept: int = 0
     _session: MeasuringSession | None = None
-    _complaints: Complaints = field(default_factory=Complaints)
+    _complaints: WarnOnce = field(default_factory=WarnOnce)
 
     def replace_advantages(self, generation: Generation) -> None:
         """Put the estimator's advantages into a generated batch and what is logged of it; every process takes part."""
-        if is_group_mean(self.estimator):
-            advantages = group_mean_advantages(generation)
+        if _is_group_mean(self.estimator):
+            advantages = _group_mean_advantages(generation)
             found = advantages, advantages
         else:
             with warnings.catch_warnings():
@@ -108,12 +108,12 @@ class EstimatorInUse:
     def _scored(self, generation: Generation) -> ScoredCompletions | None:
         """Return this process's usable completions with what the estimator needs; None where there are none."""
         rollouts = generation.rollouts()
-        needed = [name for name in self.estimator.needs if name not in OF_COMPLETIONS]
+        needed = [name for name in self.estimator.needs if name not in _OF_COMPLETIONS]
         if rollouts is None or not needed:
             return None if rollouts is None else ScoredCompletions(rollouts, {})
         with live_policy(generation.trainer) as policy, torch.enable_grad():
             self._session = opened(self._session, policy, rollouts, self.section)
-            if set(needed) <= set(OF_FORWARD):
+            if set(needed) <= set(_OF_FORWARD):
                 statistics = self._session.token_statistics(rollouts)
                 return ScoredCompletions(rollouts, {name: statistics[name] for name in needed})
             measured = self._session.measure(rollouts)
@@ -186,10 +186,10 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
             f"this trainer takes its advantages from {vars(trainer)[IN_USE].estimator.label} already: make another "
             "trainer"
         )
-    known = (*OF_FORWARD, *OF_GRADIENTS, *OF_COMPLETIONS, *(OF_PROBES if token_probes else ()))
+    known = (*_OF_FORWARD, *_OF_GRADIENTS, *_OF_COMPLETIONS, *(_OF_PROBES if token_probes else ()))
     missing = [need for need in estimator.needs if need not in known]
     if missing:
-        remedy = "set token_probes" if missing[0] in OF_PROBES else f"in a study, {how_to_get(missing[0])}"
+        remedy = "set token_probes" if missing[0] in _OF_PROBES else f"in a study, {how_to_get(missing[0])}"
         raise ValueError(f"{estimator.label} needs {missing[0]}, which a trainer does not have: {remedy}")
     _refuse_unfit_loss(trainer, estimator)
     section = MeasurementSection(sketch_dim=None, token_probes=token_probes)
@@ -199,7 +199,7 @@ def use_estimator(trainer: Trainer, label: str, *, token_probes: int = 0) -> Est
     return used
 
 
-def is_group_mean(estimator: Estimator | Recipe) -> bool:
+def _is_group_mean(estimator: Estimator | Recipe) -> bool:
     """Return whether advantages are rewards less the plain mean of the group, under whatever name."""
     advantage = estimator
     if isinstance(estimator, Recipe):
@@ -210,7 +210,7 @@ def is_group_mean(estimator: Estimator | Recipe) -> bool:
     return advantage.name in ("group_mean", "rloo", "dr_grpo") and plain == {**plain, **advantage.parameters}
 
 
-def group_mean_advantages(generation: Generation) -> Tensor:
+def _group_mean_advantages(generation: Generation) -> Tensor:
     """Return the advantages of all processes' completions, (N,), by the float32 operations of GRPOTrainer."""
     rewards, size = generation.rewards(), generation.trainer.num_generations
     means = torch.nanmean(rewards.view(-1, size), dim=1).repeat_interleave(size, dim=0)

@@ -46,7 +46,7 @@ class Trainer(Protocol):
 #: The attribute of a trainer that holds the estimator which it takes its advantages from, in place of its own.
 IN_USE = "gradstats_estimator"
 #: The trainers that are known.
-TRAINERS = ("GRPOTrainer", "RLOOTrainer")
+_TRAINERS = ("GRPOTrainer", "RLOOTrainer")
 #: Private methods that are wrapped, with their parameters.
 METHODS = {
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
@@ -57,8 +57,8 @@ METHODS = {
 def check_trainer(trainer: Trainer) -> None:
     """Refuse a trainer of which something is not as it is used here, or in which gradients cannot be measured."""
     kinds = {kind.__name__: kind.__module__ for kind in type(trainer).__mro__}
-    if not any(kinds.get(name, "").startswith("trl.") for name in TRAINERS):
-        raise TypeError(f"the trainer is a {type(trainer).__name__}: attach to TRL's {' or '.join(TRAINERS)}")
+    if not any(kinds.get(name, "").startswith("trl.") for name in _TRAINERS):
+        raise TypeError(f"the trainer is a {type(trainer).__name__}: attach to TRL's {' or '.join(_TRAINERS)}")
     known = f"TRL {installed('trl')} is installed, and this integration knows the trainers of {known_versions('trl')}"
     for name, expected in METHODS.items():
         method = getattr(trainer, name, None)

@@ -30,7 +30,7 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import composition_of
 from gradstats.gradients.session import MeasuringSession
 from gradstats.integrations.moving_batch import MovingBatch, silent_tokens
-from gradstats.integrations.training_record import PREFIX, Complaints, RecordedStep, TrainingRecord, logged_values
+from gradstats.integrations.training_record import PREFIX, RecordedStep, TrainingRecord, WarnOnce, logged_values
 from gradstats.integrations.trl.contract import (
     Generation,
     check_trainer,
@@ -105,7 +105,7 @@ def opened(
 
 _ATTACHED = "gradstats_monitor"
 #: The usual estimators that stay within their group; dealing a batch's groups again and again would take half as long.
-WITHIN_GROUPS = tuple(label for label in DEFAULT_ESTIMATORS if not families.get(label).across_groups)
+_WITHIN_GROUPS = tuple(label for label in DEFAULT_ESTIMATORS if not families.get(label).across_groups)
 #: Norms are not split by layer: a fit of α for each would take a tenth of the time.
 _BLOCKS = {".": "all"}
 
@@ -162,7 +162,7 @@ class VarianceMonitor:
 
     def __init__(
         self,
-        estimators: Sequence[str] = WITHIN_GROUPS,
+        estimators: Sequence[str] = _WITHIN_GROUPS,
         *,
         every: int = 50,
         n_prompts: int | None = None,
@@ -196,7 +196,7 @@ class VarianceMonitor:
         self._session: MeasuringSession | None = None
         self._record: TrainingRecord | None = None
         self._moving = MovingBatch()
-        self._complaints = Complaints()
+        self._complaints = WarnOnce()
         self._own: str | None = None  # the trainer's own estimator as it is compared
         self.n_measured = self.n_skipped = self.n_left_out = 0
 

@@ -21,7 +21,7 @@ Part = Callable[[Context, Report], Value]
 
 
 @dataclass
-class Spent:
+class CpuTime:
     """What the workers of a run have done."""
 
     n_parts: int = 0  # that they finished
@@ -49,7 +49,7 @@ class Work(Protocol[MadeContext]):
 
 
 @runtime_checkable
-class Crew(Protocol[GivenContext]):
+class WorkerPool(Protocol[GivenContext]):
     """The workers of one step."""
 
     def work(
@@ -73,11 +73,11 @@ class Executor(Protocol):
     """Makes the workers of each step of a run."""
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> CpuTime:
         """What was done so far."""
         ...
 
-    def crew(self, work: Work[Context]) -> AbstractContextManager[Crew[Context]]:
+    def crew(self, work: Work[Context]) -> AbstractContextManager[WorkerPool[Context]]:
         """Lend workers for a step; they are gone when the context is left."""
         ...
 
@@ -95,7 +95,7 @@ def processor_seconds(context: object) -> float:
     return time.process_time() + float(getattr(context, "processor_seconds", 0.0))
 
 
-def ask(crew: Crew[Context], part: Part[Context, Value], what: str) -> Value:
+def ask(crew: WorkerPool[Context], part: Part[Context, Value], what: str) -> Value:
     """Let one worker do a single part, without a progress bar."""
     with progress_bar(what, 1, shown=False) as report:
         ((_, value),) = crew.work([0], lambda _: part, report, what)
@@ -107,7 +107,7 @@ class LocalExecutor:
     """Does all work in this process."""
 
     threads: int | None = None  # of torch; its own choice when None
-    spent: Spent = field(default_factory=Spent)
+    spent: CpuTime = field(default_factory=CpuTime)
 
     @contextmanager
     def crew(self, work: Work[Context]) -> Iterator[LocalCrew[Context]]:
@@ -134,10 +134,10 @@ class LocalExecutor:
 
 @dataclass(frozen=True)
 class LocalCrew(Generic[Context]):
-    """This process, see :class:`gradstats.runs.executors.local.Crew`."""
+    """This process, see :class:`gradstats.runs.executors.local.WorkerPool`."""
 
     context: Context  # what the parts are called with
-    spent: Spent
+    spent: CpuTime
 
     def work(
         self,

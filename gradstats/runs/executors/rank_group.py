@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Generic
 
-from gradstats.runs.executors.local import Context, Crew, Executor, Part, Report, Spent, Value, Work
-from gradstats.runs.executors.rank_process import Answer, Opening, Progress, serve
-from gradstats.runs.executors.ray_worker import Surroundings, error_of
+from gradstats.runs.executors.local import Context, CpuTime, Executor, Part, Report, Value, Work, WorkerPool
+from gradstats.runs.executors.rank_process import Answer, Progress, RankSetup, serve
+from gradstats.runs.executors.ray_worker import WorkerEnvironment, error_of
 from gradstats.system.progress import ProgressReport
 from gradstats.system.worker import search_path
 
@@ -53,7 +53,7 @@ class RankedExecutor:
             ranked.close()
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> CpuTime:
         """What was done so far."""
         return self.executor.spent
 
@@ -68,9 +68,9 @@ class RankedExecutor:
 
 @dataclass(frozen=True)
 class RankedCrew(Generic[Context]):
-    """Groups of ranks, see :class:`gradstats.runs.executors.local.Crew`."""
+    """Groups of ranks, see :class:`gradstats.runs.executors.local.WorkerPool`."""
 
-    crew: Crew[RankGroup[Context]]  # the workers that have started them
+    crew: WorkerPool[RankGroup[Context]]  # the workers that have started them
 
     def work(
         self,
@@ -224,13 +224,13 @@ class RankGroup(Generic[Context]):
         # The ranks find each other through a file, which an earlier group must not have used.
         self._folder = Path(tempfile.mkdtemp(prefix="gradstats-ranks-"))
         store, threads = str(self._folder / "store"), torch.get_num_threads()
-        work, surroundings = pickle.dumps(self._work, protocol=5), Surroundings.here(threads, without_gpu=False)
+        work, surroundings = pickle.dumps(self._work, protocol=5), WorkerEnvironment.here(threads, without_gpu=False)
         for number in range(self._n_ranks):
             rank = _Rank.start(number, self._n_ranks)
             self._ranks.append(rank)
             with _dead_or_alive():
                 rank.connection.send(
-                    Opening(work, number, self._n_ranks, store, surroundings, self._token_budget),
+                    RankSetup(work, number, self._n_ranks, store, surroundings, self._token_budget),
                 )
         self._answers(None)
 

@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from gradstats.runs.executors.local import Report
-from gradstats.runs.executors.ray_worker import Surroundings, pickled_error, remarks_among
+from gradstats.runs.executors.ray_worker import WorkerEnvironment, pickled_error, remarks_among
 
 # Weights are read, and checked, at different speeds.
 _LONGEST_WAIT = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
-class Opening:
+class RankSetup:
     """What a rank needs to know."""
 
     work: bytes  # what each rank opens, pickled
     rank: int
     size: int
     store: str  # the file through which they find each other
-    surroundings: Surroundings  # what it takes over from the worker
+    surroundings: WorkerEnvironment  # what it takes over from the worker
     # most tokens to measure at once, where memory ran out before; None for that of the settings
     token_budget: int | None
 
@@ -82,7 +82,7 @@ def serve(file: int) -> None:
     """Open the work, and do parts until the pipe is closed."""
     connection = Connection(file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that started the run
-    opening: Opening = connection.recv()
+    opening: RankSetup = connection.recv()
     threading.Thread(target=_end_with, args=(os.getppid(), Path(opening.store).parent), daemon=True).start()
     report, contexts = SentReport(connection, opening.rank), []
     connection.send(answer(lambda: contexts.append(opened(opening)), opening.rank))
@@ -94,7 +94,7 @@ def serve(file: int) -> None:
         connection.send(answer(lambda part=part: done(part, contexts[0], report), opening.rank))
 
 
-def opened(opening: Opening) -> Any:
+def opened(opening: RankSetup) -> Any:
     """Join the process group and open the work; return its context."""
     opening.surroundings.take_on()
     join(opening.rank, opening.size, opening.store)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from gradstats.config.sections import ExecutionSection
-from gradstats.runs.executors.local import Context, Part, Spent, Value, Work
-from gradstats.runs.executors.ray_worker import Mailbox, Outcome, ShardWorker, Surroundings, error_of
+from gradstats.runs.executors.local import Context, CpuTime, Part, Value, Work
+from gradstats.runs.executors.ray_worker import Mailbox, Outcome, ShardWorker, WorkerEnvironment, error_of
 from gradstats.system.progress import ProgressReport, finishing_current_shard
 
 #: How many workers a part may end before it is an error.
@@ -50,7 +50,7 @@ class Connection:
             return section.with_gpus(device, ray.cluster_resources().get("GPU", 0))
         options: dict[str, object] = {}
         if section.address is not None:
-            require_cluster(section.address)
+            _require_cluster(section.address)
         else:  # room for as many workers as were asked for, even on a small machine
             n_cpus = max(section.workers * section.processors_per_worker, os.cpu_count() or 1)
             options = {"include_dashboard": False, "num_cpus": n_cpus}
@@ -73,7 +73,7 @@ class Connection:
             self.own = False
 
 
-def require_cluster(address: str) -> None:
+def _require_cluster(address: str) -> None:
     """Refuse an address at which nothing answers, which ray would try for minutes."""
     if address in ("auto", "local") or "://" in address:
         return
@@ -95,7 +95,7 @@ class RayExecutor:
 
     section: ExecutionSection
     device: str = "auto"  # of the policy
-    spent: Spent = field(default_factory=Spent)
+    spent: CpuTime = field(default_factory=CpuTime)
     deaths: int = 0  # workers that died with a part
     hosts: Counter[str] = field(default_factory=Counter)  # parts by machine
     connection: Connection = field(default_factory=Connection)  # to ray, which executors of several runs may share
@@ -109,7 +109,7 @@ class RayExecutor:
     def crew(self, work: Work[Context]) -> Iterator[RayCrew[Context]]:
         """Lend workers, which are started when there are parts for them."""
         self.section = self.connection.open(self.section, self.device)
-        surroundings = Surroundings.here(self.threads, without_gpu=not self.section.gpus_per_worker)
+        surroundings = WorkerEnvironment.here(self.threads, without_gpu=not self.section.gpus_per_worker)
         crew = RayCrew[Context](self, pickle.dumps(work), surroundings)
         try:
             yield crew
@@ -143,9 +143,9 @@ class _Job:
 
 
 class RayCrew(Generic[Context]):
-    """The workers of one step, see :class:`gradstats.runs.executors.local.Crew`."""
+    """The workers of one step, see :class:`gradstats.runs.executors.local.WorkerPool`."""
 
-    def __init__(self, executor: RayExecutor, work: bytes, surroundings: Surroundings) -> None:
+    def __init__(self, executor: RayExecutor, work: bytes, surroundings: WorkerEnvironment) -> None:
         self._executor, self._section = executor, executor.section
         self._new = (work, surroundings)
         self._workers: list[Handle] = []

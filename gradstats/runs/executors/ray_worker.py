@@ -49,7 +49,7 @@ class MailboxHandle(Protocol):
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerEnvironment:
     """What a worker takes over from the process that started the run."""
 
     folder: str  # the working directory, which relative paths of an experiment refer to
@@ -59,7 +59,7 @@ class Surroundings:
     without_gpu: bool
 
     @classmethod
-    def here(cls, threads: int, *, without_gpu: bool) -> Surroundings:
+    def here(cls, threads: int, *, without_gpu: bool) -> WorkerEnvironment:
         """Return those of this process."""
         paths = [os.path.abspath(entry) for entry in sys.path]
         return cls(os.getcwd(), list(dict.fromkeys(paths)), search_folders(), threads, without_gpu)
@@ -136,7 +136,7 @@ class MailedReport:
 class ShardWorker:
     """An actor that does parts; it loads what they need when the first arrives."""
 
-    def __init__(self, work: bytes, surroundings: Surroundings) -> None:
+    def __init__(self, work: bytes, surroundings: WorkerEnvironment) -> None:
         self._pickled, self._surroundings = work, surroundings
         self._context: Any = None
         self._opened = False

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.measurement.measurement import metric_label
-from gradstats.stats.jackknife import Framed, require_level
+from gradstats.stats.jackknife import TestResult, require_level
 from gradstats.stats.length_scaling.regression import (
     RegressionLine,
     TheilSenLine,
@@ -24,7 +24,7 @@ from gradstats.stats.length_scaling.regression import (
     theil_sen_line,
     within_prompt_line,
 )
-from gradstats.stats.measured import MeasuredNorms, prompt_numbers
+from gradstats.stats.protocols import MeasuredNorms, prompt_numbers
 from gradstats.system.lazy_imports import pd
 
 Line = RegressionLine | TheilSenLine
@@ -40,7 +40,7 @@ METHODS: dict[str, Callable[..., Line]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class LengthScalingFit(Framed):
+class LengthScalingFit(TestResult):
     r"""A fit of :math:`\log‖S‖² = c + 2α\log T`, natural logarithms; see :func:`gradstats.fit_length_scaling`.
 
     Attributes:

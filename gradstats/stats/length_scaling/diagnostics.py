@@ -9,16 +9,16 @@ import numpy as np
 import scipy
 
 from gradstats.measurement.measurement import metric_label
-from gradstats.stats.jackknife import Estimate, Framed
+from gradstats.stats.jackknife import Estimate, TestResult
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
 from gradstats.stats.length_scaling.regression import RegressionLine, least_squares
-from gradstats.stats.measured import MeasuredNorms
+from gradstats.stats.protocols import MeasuredNorms
 from gradstats.stats.token_profiles import has_token_energies, summed_energy
 from gradstats.system.lazy_imports import pd
 
 
 @dataclass(frozen=True, repr=False)
-class CurvatureTest(Framed):
+class CurvatureTest(TestResult):
     r"""The curvature of log‖S‖² as a function of log T.
 
     Attributes:
@@ -70,7 +70,7 @@ def curvature_test(fit: LengthScalingFit) -> CurvatureTest:
 
 
 @dataclass(frozen=True, repr=False)
-class MundlakTest(Framed):
+class MundlakTest(TestResult):
     r"""The exponents within and between prompts, and whether they differ.
 
     Attributes:
@@ -197,7 +197,7 @@ _COLUMNS = ("prompt_id", "length", "sq_norm")
 
 
 @dataclass(frozen=True, repr=False)
-class AlphaDifference(Framed):
+class AlphaDifference(TestResult):
     r"""The difference of two length exponents, paired over prompts; see :func:`gradstats.stats.alpha_difference`.
 
     Attributes:

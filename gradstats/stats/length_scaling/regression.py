@@ -27,9 +27,9 @@ def squared_correlation(values: Float[np.ndarray, " n"], fitted: Float[np.ndarra
     return float(np.corrcoef(values, fitted)[0, 1] ** 2) if varies else float("nan")
 
 
-EIGENVALUE_FLOOR = 1e-10
+_EIGENVALUE_FLOOR = 1e-10
 # A point that leaves less than this of its noise in its residual is taken to have leverage 1.
-LEAST_SLACK = 1e-6
+_LEAST_SLACK = 1e-6
 # Less than one degree of freedom, up to rounding.
 _LEAST_DEGREES = 0.99
 # Fewer prompts that enter a slope do not show how prompts differ.
@@ -71,7 +71,7 @@ class LeastSquares:
         inflated = np.full_like(leverage, np.nan)
         # Without one of them, the others must leave residuals too: a line through two points has none.
         enough = self.residual_df >= 2
-        np.divide(self.residuals, slack, out=inflated, where=(slack > LEAST_SLACK) & enough)
+        np.divide(self.residuals, slack, out=inflated, where=(slack > _LEAST_SLACK) & enough)
         rows = contrasts @ self.bread @ self.design.T
         inflated[np.all(rows == 0.0, axis=0)] = 0.0  # such as the only completion of a prompt, within prompts
         variance = (rows**2) @ inflated**2
@@ -104,7 +104,7 @@ class LeastSquares:
         np.add.at(moments, clusters, z * self.residuals[:, None])
         values, vectors = np.linalg.eigh(np.eye(k) - grams)
         inverse_root = np.zeros_like(values)
-        np.divide(1.0, np.sqrt(np.maximum(values, 0.0)), out=inverse_root, where=values > EIGENVALUE_FLOOR)
+        np.divide(1.0, np.sqrt(np.maximum(values, 0.0)), out=inverse_root, where=values > _EIGENVALUE_FLOOR)
         adjust = np.einsum("gij,gj,glj->gil", vectors, inverse_root, vectors)
 
         directions = contrasts @ root
@@ -135,7 +135,7 @@ class LeastSquares:
         np.subtract.at(rest, clusters, z[:, :, None] * z[:, None, :])
         moments = np.zeros(rest.shape[:2])
         np.add.at(moments, clusters, z * self.residuals[:, None])
-        alone = np.flatnonzero(np.linalg.eigvalsh(rest)[:, 0] <= EIGENVALUE_FLOOR)
+        alone = np.flatnonzero(np.linalg.eigvalsh(rest)[:, 0] <= _EIGENVALUE_FLOOR)
         if len(alone):
             raise ValueError(f"without cluster {alone[0]} the slope is not determined: measure more prompts")
         return self.coefficients - np.linalg.solve(rest, moments[:, :, None])[:, :, 0] @ root.T
@@ -165,7 +165,7 @@ def least_squares(
     )
 
 
-RESAMPLES_AT_ONCE = 256
+_RESAMPLES_AT_ONCE = 256
 # A resample's error below this share of the sample's is rounding about a line through all that was drawn.
 _LEAST_ERROR = 1e-6
 
@@ -206,13 +206,13 @@ def bootstrap_t_quantiles(
             b, centre = slope[:, None], mean_x[:, None]
             score = sxy - intercept * sx - b * sxx - centre * (sy - intercept * n - b * sx)
             stderr = np.sqrt((weights * score**2).sum(axis=1)) / spread
-        stderr[spread <= EIGENVALUE_FLOOR * (weights @ sxx)] = np.nan
+        stderr[spread <= _EIGENVALUE_FLOOR * (weights @ sxx)] = np.nan
         return slope, stderr
 
     slope, stderr = slopes(np.ones((1, n_clusters)))
     draws = []
-    for start in range(0, n_resamples, RESAMPLES_AT_ONCE):
-        size = min(RESAMPLES_AT_ONCE, n_resamples - start)
+    for start in range(0, n_resamples, _RESAMPLES_AT_ONCE):
+        size = min(_RESAMPLES_AT_ONCE, n_resamples - start)
         weights = rng.multinomial(n_clusters, np.full(n_clusters, 1.0 / n_clusters), size=size).astype(float)
         again, again_stderr = slopes(weights)
         again_stderr[again_stderr <= _LEAST_ERROR * stderr] = np.nan
@@ -225,7 +225,7 @@ def bootstrap_t_quantiles(
     return float(low), float(high), float(stderr[0])
 
 
-REGRESSION_INTERVALS = ("t", "hc3", "cluster", "bootstrap")
+_REGRESSION_INTERVALS = ("t", "hc3", "cluster", "bootstrap")
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class RegressionLine:
     centre: float  # the log T at which the design was centred
     regression: LeastSquares  # the least-squares fit; the last column of its design is log T
     clusters: Int[np.ndarray, " rows"]  # prompt of each row of it, numbered from 0
-    intervals: tuple[str, ...] = REGRESSION_INTERVALS
+    intervals: tuple[str, ...] = _REGRESSION_INTERVALS
     # whether the line is this regression, so that leaving rows out of it refits the line; elsewhere weights or
     # variances would have to be estimated again
     exact: bool = True
@@ -390,7 +390,7 @@ def _prompt_means(values: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n
     return np.bincount(clusters, weights=values) / np.bincount(clusters)
 
 
-LARGEST = 5000
+_LARGEST = 5000
 
 
 @dataclass(frozen=True)
@@ -467,9 +467,9 @@ def theil_sen_line(
     x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clusters: Int[np.ndarray, " n"]
 ) -> TheilSenLine:
     """Fit the Theil–Sen line (Sen, JASA 63, 1968)."""
-    if len(x) > LARGEST:
+    if len(x) > _LARGEST:
         raise ValueError(
-            f"method='theil_sen' uses all pairs and takes at most {LARGEST} sequences, got {len(x)}: fit "
+            f"method='theil_sen' uses all pairs and takes at most {_LARGEST} sequences, got {len(x)}: fit "
             "a random subset"
         )
     from scipy.stats import theilslopes
@@ -563,7 +563,7 @@ def _maximise(
 
 
 # Where nothing is left of the noise within prompts, its share of the variance is still taken to be this.
-LEAST_WITHIN = 1e-6
+_LEAST_WITHIN = 1e-6
 
 
 def random_prompt_line(
@@ -621,7 +621,7 @@ def variance_ratio(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], clust
     if sizes.max() == 1 or residual(products) <= 1e-12 * products[2, 2]:
         return 0.0
     found = scipy.optimize.minimize_scalar(
-        deviance, bounds=(0.0, 1.0 - LEAST_WITHIN), method="bounded", options={"xatol": 1e-10}
+        deviance, bounds=(0.0, 1.0 - _LEAST_WITHIN), method="bounded", options={"xatol": 1e-10}
     )
     share = float(found.x) if found.fun < deviance(0.0) else 0.0
     return share / (1.0 - share)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from gradstats.stats.intervals import Derived, FiellerRatio, SkewedMeanEstimate, fieller_ratio
+from gradstats.stats.intervals import FiellerRatio, MonotoneFunction, SkewedMeanEstimate, fieller_ratio
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
 from gradstats.stats.variance.moments import SignalComponents
 from gradstats.stats.variance.quantities import BoundedQuotient, cosine, trace_cov
@@ -34,8 +34,8 @@ _MOST_SIMULATED = 1000
 class CriticalBatch:
     """B*, in groups: a ray without a value where the signal is not resolved.
 
-    The upper end allows for having been shown, see :func:`high_of_shown`, and is raised by the quotient of that of
-    tr Cov, for heavy tails of squared gradients, over the one of a linear error, which a Fieller set has.
+    The upper end allows for having been shown, see :func:`selection_adjusted_upper`, and is raised by the quotient of
+    that of tr Cov, for heavy tails of squared gradients, over the one of a linear error, which a Fieller set has.
     """
 
     at_estimate: FiellerRatio  # V/D, with the variances at the estimate
@@ -57,7 +57,7 @@ class CriticalBatch:
         # The standard error is that of log tr Cov.
         margin = float(scipy.special.stdtrit(self.noise.degrees, 0.5 + confidence_level / 2.0)) * self.noise.stderr
         raised = self.noise.confidence_interval(confidence_level)[1] / (self.noise.value * (1.0 + margin))
-        high = high_of_shown(self.quotient, high, confidence_level, self.skewness)
+        high = selection_adjusted_upper(self.quotient, high, confidence_level, self.skewness)
         return self.quotient.value, low, high * raised if raised > 1.0 else high
 
     def in_study(self, n_prompts: int, signal: float, share: float) -> CriticalBatch:
@@ -116,7 +116,7 @@ def critical_batch(found: FiellerRatio, quadratic: float) -> FiellerRatio:
     )
 
 
-def high_of_shown(found: FiellerRatio, high: float, confidence_level: float, skewness: float = 0.0) -> float:
+def selection_adjusted_upper(found: FiellerRatio, high: float, confidence_level: float, skewness: float = 0.0) -> float:
     r"""Return the upper end of V/D where a value is shown, which it is where D is resolved.
 
     Where D is estimated too high by chance it is resolved, so that all misses of an upper end are among the values that
@@ -200,20 +200,20 @@ class Alignment:
     critical: CriticalBatch
     limit: SquaredCosine
 
-    def at(self, n_groups: float) -> Derived:
+    def at(self, n_groups: float) -> MonotoneFunction:
         """Return ρ(B)."""
-        return Derived(lambda b, limit: alignment_at(b, limit, n_groups), (self.critical, self.limit))
+        return MonotoneFunction(lambda b, limit: alignment_at(b, limit, n_groups), (self.critical, self.limit))
 
-    def groups_for(self, alignment: float) -> Derived:
+    def groups_for(self, alignment: float) -> MonotoneFunction:
         """Return the groups at which ρ(B) is reached: infinite where the limit may be below it."""
 
         def needed(critical: float, limit: float) -> float:
             left = 1.0 / alignment - 1.0 / limit
             return critical / left if left > 0 else np.inf
 
-        return Derived(needed, (self.critical, self.limit))
+        return MonotoneFunction(needed, (self.critical, self.limit))
 
-    def of_kept(self, n_groups: float, kept: float) -> Derived:
+    def of_kept(self, n_groups: float, kept: float) -> MonotoneFunction:
         r"""Return the alignment of B groups that are drawn until so many have a weight, as dynamic sampling does.
 
         Of a share k of groups with a weight, E g is 1/k times that of all and E‖g‖² as well, so that their critical
@@ -225,9 +225,9 @@ class Alignment:
                 return 0.0
             return alignment_at(kept * critical - (1.0 - kept) / limit, limit, n_groups)
 
-        return Derived(reached, (self.critical, self.limit))
+        return MonotoneFunction(reached, (self.critical, self.limit))
 
-    def progress_over(self, other: Alignment, relative_noise: Estimated, n_groups: float) -> Derived:
+    def progress_over(self, other: Alignment, relative_noise: Estimated, n_groups: float) -> MonotoneFunction:
         """Return ρ(B) over that of the reference, whose critical batch is smaller by the relative noise r."""
 
         def quotient(noise: float, critical: float, limit: float, of_other: float) -> float:
@@ -235,7 +235,7 @@ class Alignment:
                 return 1.0 / noise
             return alignment_at(noise * critical, limit, n_groups) / alignment_at(critical, of_other, n_groups)
 
-        return Derived(quotient, (relative_noise, other.critical, self.limit, other.limit))
+        return MonotoneFunction(quotient, (relative_noise, other.critical, self.limit, other.limit))
 
 
 def alignment_of(row: EstimatorVariance, target: SignalComponents | None) -> Alignment | None:

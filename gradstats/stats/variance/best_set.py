@@ -14,7 +14,7 @@ from gradstats.stats.jackknife import Statistic, require_level
 
 # Logarithms of variances that differ by less are the same: what is left is rounding, or a constant such as the ε of a
 # division, which no one would choose an estimator by.
-TIE = 1e-5
+_TIE = 1e-5
 #: Relative difference below which the numbers of two estimators are those of the same one at another scale.
 EQUAL = 1e-6
 
@@ -84,7 +84,7 @@ def pairwise_differences(matched: Sequence[Statistic | None]) -> PairwiseDiffere
         difference = float(np.log(one.value / other.value))
         stderr = float(np.sqrt((one / other).logarithm().variance()))
         score = 0.0
-        if abs(difference) >= TIE:
+        if abs(difference) >= _TIE:
             score = difference / stderr if stderr > 0 else float(np.copysign(np.inf, difference))
         studentised[first, second], studentised[second, first] = score, -score
         if score and stderr > 0:

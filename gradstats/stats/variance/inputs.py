@@ -28,7 +28,7 @@ from gradstats.estimators.estimator import Weighting
 from gradstats.estimators.ratios import (
     LARGEST_LOG_RATIO,
     NEGLIGIBLE_CHI_SQUARED,
-    along_completions,
+    as_sequence_level,
     chi_squared,
     log_ratios,
     sequence_log_ratios,
@@ -46,8 +46,8 @@ from gradstats.estimators.recipes.weightings import (
 )
 from gradstats.measurement.measurement import NO_SKETCHES, Measurement, WeightedGradients, metric_label
 from gradstats.stats.jackknife import UNKNOWN, Interval, Statistic
-from gradstats.stats.measured import MeasuredGradients, MeasuredRollouts
 from gradstats.stats.on_policy import departures_of, other_policy_of, truncating
+from gradstats.stats.protocols import MeasuredGradients, MeasuredRollouts
 from gradstats.stats.ratios import RatioSpread, ratio_spread
 from gradstats.stats.variance.moments import (
     Groups,
@@ -57,7 +57,7 @@ from gradstats.stats.variance.moments import (
     split_into_groups,
 )
 from gradstats.stats.variance.pools import PooledCompletions, Weighted
-from gradstats.stats.variance.products import PooledProducts, ScoreProducts, WithinPrompts, pays
+from gradstats.stats.variance.products import PooledProducts, PromptGrams, ScoreProducts, use_blocked_products
 from gradstats.stats.variance.scores import (
     CombinedScores,
     ProbedTokens,
@@ -292,9 +292,9 @@ class ComparisonInputs:
         return SketchError(dim, n_prompts, rng) if self.sketched else None
 
     @cached_property
-    def _within(self) -> WithinPrompts:
-        def multiplied() -> WithinPrompts:
-            return WithinPrompts.of(self.scores, self.batch.group_index)
+    def _within(self) -> PromptGrams:
+        def multiplied() -> PromptGrams:
+            return PromptGrams.of(self.scores, self.batch.group_index)
 
         return multiplied() if self.measured is None else self.measured.derived("products within prompts", multiplied)
 
@@ -303,7 +303,7 @@ class ComparisonInputs:
     ) -> ScoreProducts | None:
         """Return what multiplies the scores of completions, in the order of their prompts; None where they are few."""
         refuse_other_shape(self.scores, len(self.batch.rewards))
-        if self.probed is not None or self.combined or not pays(self.scores, self.batch.group_sizes):
+        if self.probed is not None or self.combined or not use_blocked_products(self.scores, self.batch.group_sizes):
             return None
         products = ScoreProducts(self.scores, rows, prompt, self._within, sketch_error)
         refuse_not_finite(rows[~np.isfinite(products.squares)])
@@ -518,7 +518,7 @@ def prepared_inputs(
     refuse_unusable_ratios(estimators, inputs.batch, judged)
     inputs, estimators = inputs.with_settled_ratios(judged).with_fitted_exponents(estimators)
     if inputs.scores.ndim == 2:  # equal weights along each completion need no scores of tokens
-        estimators = [along_completions(estimator, inputs.batch) for estimator in estimators]
+        estimators = [as_sequence_level(estimator, inputs.batch) for estimator in estimators]
     return *inputs.with_combined(estimators), judged
 
 
@@ -534,7 +534,7 @@ def reasons_against(
     inputs = comparison_inputs(measured_or_batch, scores, scores_are_sketches, estimators, fields)
     judged = choose_target(target, inputs.batch, recorded_differences(measured_or_batch))
     known, inputs = inputs.batch, inputs.with_settled_ratios(judged)
-    inputs, along = inputs.with_combined([along_completions(estimator, inputs.batch) for estimator in estimators])
+    inputs, along = inputs.with_combined([as_sequence_level(estimator, inputs.batch) for estimator in estimators])
     reasons: list[str | None] = []
     for original, estimator in zip(estimators, along, strict=True):
         try:

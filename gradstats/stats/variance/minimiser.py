@@ -23,7 +23,7 @@ from gradstats.stats.jackknife import (
 from gradstats.stats.variance.best_set import pairwise_differences
 
 #: Fewest values through which a curve is drawn; between fewer, the lowest is chosen among them.
-FEWEST_OF_A_CURVE = 5
+_FEWEST_OF_A_CURVE = 5
 # Points of the curve between neighbouring values, at which its slope is tested.
 _STEPS = 16
 # A variance that changes by less, relative to itself, does not depend on the parameter.
@@ -182,4 +182,4 @@ def minimiser_of(
     order = np.argsort(at, kind="stable")
     unit = 1.0 / min(one.value for one in known)
     scaled = tuple(known[place].scaled(unit) for place in order)
-    return Minimiser(at[order], scaled, discrete or len(known) < FEWEST_OF_A_CURVE)
+    return Minimiser(at[order], scaled, discrete or len(known) < _FEWEST_OF_A_CURVE)

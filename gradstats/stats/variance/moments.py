@@ -94,7 +94,7 @@ def mean_over_pairs(
         U_{(m)} = \frac{M(M-1)\,U - ⟨a_m, B⟩ - ⟨A, b_m⟩ + 2⟨a_m, b_m⟩}{(M-1)(M-2)}
     """
     common = min(first.shape[-1], second.shape[-1])
-    a, b = first[..., :common], in_dual(second[..., :common], signs)
+    a, b = first[..., :common], _apply_signature(second[..., :common], signs)
     m = a.shape[-2]
     total_a, total_b = a.sum(axis=-2), b.sum(axis=-2)
     diagonal = np.einsum("...md,...md->...m", a, b)
@@ -104,20 +104,20 @@ def mean_over_pairs(
     return np.asarray(pairs / (m * (m - 1.0))), without / ((m - 1.0) * (m - 2.0) or np.nan)
 
 
-def in_dual(
+def _apply_signature(
     vectors: Float[np.ndarray, "*rows d"], signs: Float[np.ndarray, " features"] | None
 ) -> Float[np.ndarray, "*rows d"]:
     """Return what vectors are multiplied with for inner products of a signature of these coordinates or more."""
     return vectors if signs is None else vectors * signs[: vectors.shape[-1]]
 
 
-def inner_products(
+def _inner_products(
     first: Float[np.ndarray, "rows d"],
     second: Float[np.ndarray, "rows d"],
     signs: Float[np.ndarray, " features"] | None,
 ) -> Float[np.ndarray, " rows"]:
     """Return ⟨first_r, second_r⟩ of each row."""
-    return np.einsum("rd,rd->r", first, in_dual(second, signs))
+    return np.einsum("rd,rd->r", first, _apply_signature(second, signs))
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def prompt_moments(
     gather = scipy.sparse.csr_array((weights, (groups.group, np.arange(len(weights)))), shape=(n_groups, len(weights)))
     gradients = gather @ contributions
     # ‖g_k‖² = Σ_{i≠j} w_i w_j ⟨S_i, S_j⟩ + Σ_i w_i²‖S_i‖², the last with exact norms.
-    squares = inner_products(gradients, gradients, signs)
+    squares = _inner_products(gradients, gradients, signs)
     if surplus_sq is not None:
         squares = squares + np.bincount(groups.group, weights=weights**2 * surplus_sq, minlength=n_groups)
     # x_m = (1/K_m) Σ_k ‖g_mk‖², and ḡ_m = (1/K_m) Σ_k g_mk.
@@ -217,7 +217,7 @@ def prompt_moments(
         slope_within = None
         if sketch_error is not None:
             slope_within = sketch_error.squares(deviations, _shares_within(groups)[groups.prompt], groups.prompt)
-        deviations_sq = np.bincount(groups.prompt, weights=inner_products(deviations, deviations, signs))
+        deviations_sq = np.bincount(groups.prompt, weights=_inner_products(deviations, deviations, signs))
         within = _within_prompt(deviations_sq, diagonal, groups, slope_within)
     return PromptMoments(
         sums=means,
@@ -402,7 +402,7 @@ def signal_components(
     m = len(g)
     if m < 4:
         return None
-    pairs = in_dual(g, signs) @ g.T
+    pairs = _apply_signature(g, signs) @ g.T
     np.fill_diagonal(pairs, 0.0)
     rows, total, squares = pairs.sum(axis=1), float(pairs.sum()), float((pairs**2).sum())
     triples = float(rows @ rows) - squares  # Σ h(m, l) h(m, k) over l ≠ k
@@ -439,7 +439,7 @@ class ComponentsOf:
 
 
 #: Deals whose gradients are formed together, in one product.
-DEALS_AT_ONCE = 32
+_DEALS_AT_ONCE = 32
 #: Folds of deals, whose scatter is the error that a finite number of deals leaves.
 N_FOLDS = 16
 
@@ -449,8 +449,8 @@ def shuffled_deals(
 ) -> Iterator[Int[np.ndarray, "k drawn"]]:
     """Yield deals of ⌊M/B⌋ disjoint batches of B prompts each, in random order, a few at a time."""
     drawn = n_prompts // prompts_per_batch * prompts_per_batch
-    for start in range(0, n_deals, DEALS_AT_ONCE):
-        size = min(DEALS_AT_ONCE, n_deals - start)
+    for start in range(0, n_deals, _DEALS_AT_ONCE):
+        size = min(_DEALS_AT_ONCE, n_deals - start)
         yield np.stack([rng.permutation(n_prompts)[:drawn] for _ in range(size)])
 
 
@@ -579,7 +579,7 @@ class DealtDifferences:
         gradients, surplus = self._scores.sums(rows, weights)
         shape = (len(prompts), self._n_batches, -1)
         average = _average_over_batches(prompts, self._size, self._groups.n_prompts)
-        squares = inner_products(gradients, gradients, self._scores.signs) + surplus
+        squares = _inner_products(gradients, gradients, self._scores.signs) + surplus
         if max_norm is not None:
             # A sketched square may be negative by its error, and is then not clipped.
             factors = np.minimum(1.0, max_norm / np.sqrt(np.maximum(squares, np.finfo(float).tiny)))

@@ -28,7 +28,7 @@ from gradstats.stats.variance.moments import (
 )
 from gradstats.stats.variance.products import PooledProducts
 from gradstats.stats.variance.quantities import GradientStatistics
-from gradstats.stats.variance.row import EstimatorVariance, row_of, share_of_deals, silent_row
+from gradstats.stats.variance.row import EstimatorVariance, row_of, row_without_gradient, share_of_deals
 from gradstats.stats.variance.scores import CombinedScores, Contributions, Scores
 from gradstats.stats.variance.sketch_error import SketchError
 
@@ -214,7 +214,7 @@ class PooledCompletions:
         if dealt:
             self._require_two_batches(estimator)
         if not estimator.across_groups and weighted.moments is None:
-            return partial(silent_row, estimator.label, kept)
+            return partial(row_without_gradient, estimator.label, kept)
         for judge in filter(None, (reference.moments, target.moments)):
             judge.trace_cov  # noqa: B018  formed with all others, before the first error is asked for
         gradient_of = partial(
@@ -284,7 +284,7 @@ class PooledCompletions:
                 dealt.add(prompts)
             kept = dealt.kept_share
             if not kept.any():
-                return silent_row(estimator.label, kept)
+                return row_without_gradient(estimator.label, kept)
             second, signal, *crosses = dealt.added_to(closed)
             gradient = gradient_of(
                 trace_cov=(second - signal).scaled(float(size)),

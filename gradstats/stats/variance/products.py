@@ -35,13 +35,13 @@ MOST_COMPLETIONS = 64
 #: Rows in which the same forms are 0 are multiplied without these, where they are so many.
 FEWEST_ALIKE = 256
 #: Forms whose products with scores are held at once.
-MOST_FORMS = 16
+_MOST_FORMS = 16
 #: Bytes of the coefficients of forms that wait to be multiplied together.
 MOST_PENDING_BYTES = 2**28
 
 
 @dataclass(frozen=True)
-class WithinPrompts:
+class PromptGrams:
     r"""The Gram matrix of each prompt's completions: what is quadratic in weighted sums of a few of them needs no more.
 
     A completion has a place among those of its prompt, 0, 1, …; column j of its row is its inner product with the
@@ -52,7 +52,7 @@ class WithinPrompts:
     place: Int[np.ndarray, " n"]
 
     @classmethod
-    def of(cls, scores: Float[np.ndarray, "n d"], prompts: Int[np.ndarray, " n"]) -> WithinPrompts:
+    def of(cls, scores: Float[np.ndarray, "n d"], prompts: Int[np.ndarray, " n"]) -> PromptGrams:
         """Multiply the scores of each prompt's completions, a prompt at a time, with sums of eight bytes.
 
         Args:
@@ -125,7 +125,7 @@ class ScoreProducts:
         scores: Float[np.ndarray, "all d"],  # read in blocks
         rows: Int[np.ndarray, " n"],  # of the scores, ordered by prompt
         prompt: Int[np.ndarray, " n"],  # ascending
-        within: WithinPrompts,  # of all scores
+        within: PromptGrams,  # of all scores
         error: SketchError | None,  # of the sketch; None where inner products are exact
     ):
         self.scores, self.rows, self.prompt, self.error = scores, rows, prompt, error
@@ -136,7 +136,7 @@ class ScoreProducts:
         bounds = np.array([0, self.n_prompts]) if error is None else error.bounds
         self._folds = [slice(*ends) for ends in pairwise(np.searchsorted(prompt, bounds).tolist())]
         self.prompts_of_folds = np.diff(bounds)
-        self._sums = Multiples[UnitSums]()
+        self._sums = ScaleInvariantCache[UnitSums]()
         self._directions = np.zeros((0, 0))
         self.forms = Forms(self)
         self._crosses: dict[frozenset[int], Statistic] = {}
@@ -286,7 +286,7 @@ _EQUAL, _NEARLY = 1e-12, 1e-9
 Found = TypeVar("Found")
 
 
-class Multiples(Generic[Found]):
+class ScaleInvariantCache(Generic[Found]):
     """What is known of weights, found again for all their multiples."""
 
     def __init__(self) -> None:
@@ -392,11 +392,11 @@ class Forms:
         directions = (error.directions / error.dim).T
         for at, (_, traces) in enumerate(self._pending):
             slopes[at] = -traces[:, None, None] * directions
-        product = np.empty((min(n_forms, MOST_FORMS) * n_directions, dim), dtype=dtype)
+        product = np.empty((min(n_forms, _MOST_FORMS) * n_directions, dim), dtype=dtype)
         for forms, rows in _rows_alike(np.stack([one.any(axis=1) for one in coefficients])):
             for fold, block, x in products.blocks(dtype, rows, MANY_BYTES):
-                for first in range(0, len(forms), MOST_FORMS):
-                    some = forms[first : first + MOST_FORMS]
+                for first in range(0, len(forms), _MOST_FORMS):
+                    some = forms[first : first + _MOST_FORMS]
                     stacked = np.concatenate([coefficients[form][block].T for form in some])
                     of_forms = np.matmul(stacked, x, out=product[: len(stacked)]).reshape(len(some), n_directions, dim)
                     for form, values in zip(some, of_forms, strict=True):
@@ -425,7 +425,9 @@ class PooledProducts:
     sketched: bool
     surplus_sq: Float[np.ndarray, " n"] | None  # exact ‖S_i‖² less the sketch's; None when unknown or exact
     shared: bool = False  # whether further questions will ask for more of the same products
-    known: Multiples[Any] = field(default_factory=Multiples, repr=False)  # moments by the weights that they are of
+    known: ScaleInvariantCache[Any] = field(
+        default_factory=ScaleInvariantCache, repr=False
+    )  # moments by the weights that they are of
     # What :class:`gradstats.stats.variance.scores.Scores` has beside it and these have not.
     tokens: None = None
     probed: None = None
@@ -459,6 +461,6 @@ class PooledProducts:
         return found, surplus
 
 
-def pays(scores: np.ndarray, group_sizes: Int[np.ndarray, " prompts"]) -> bool:
+def use_blocked_products(scores: np.ndarray, group_sizes: Int[np.ndarray, " prompts"]) -> bool:
     """Whether scores are so large that they are multiplied in blocks."""
     return scores.ndim == 2 and scores.size >= FEWEST_NUMBERS and int(group_sizes.max()) <= MOST_COMPLETIONS

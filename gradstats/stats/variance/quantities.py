@@ -26,7 +26,7 @@ from gradstats.stats.intervals import (
     studentised_ratio,
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
-from gradstats.stats.measured import effective_sample_size
+from gradstats.stats.protocols import effective_sample_size
 from gradstats.stats.variance.moments import PromptMoments
 
 #: The least and the greatest value that a quantity can have.
@@ -213,7 +213,7 @@ def ratio(gradient: GradientStatistics) -> Estimate:
 
 
 @dataclass(frozen=True)
-class OfKnownScale:
+class ScaledRatio:
     """A relative noise whose coefficient is known exactly."""
 
     ratio: Estimate  # tr Cov over the reference's
@@ -296,7 +296,7 @@ def matched_ratio(gradient: GradientStatistics) -> Estimated:
     if gradient.reference is None:
         return NOT_ESTIMATED
     if gradient.known_coefficient is not None:
-        return OfKnownScale(ratio(gradient), gradient.known_coefficient)
+        return ScaledRatio(ratio(gradient), gradient.known_coefficient)
     if gradient.on_target is None or gradient.reference_on_target is None:
         return NOT_ESTIMATED
     root = (gradient.trace_cov / gradient.reference.trace_cov).root()
@@ -357,7 +357,7 @@ def simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> lis
     contains the interval of the row alone. Rows that are known exactly take no part; the interval of one that is not
     estimated is NaN.
     """
-    joint = (StudentisedEstimate, OfKnownScale, OfEstimatedScale, BoundedQuotient)
+    joint = (StudentisedEstimate, ScaledRatio, OfEstimatedScale, BoundedQuotient)
     deviations = [one.deviations for one in estimates if isinstance(one, joint)]
     quantile = largest_deviation([one for one in deviations if one is not None], confidence_level)
     return [one.within(quantile, confidence_level) if isinstance(one, joint) else UNKNOWN[1:] for one in estimates]

@@ -64,7 +64,7 @@ class EstimatorVariance:
         return bool(self.signal_sq.confidence_interval(confidence_level)[0] > 0)
 
 
-def silent_row(label: str, kept: Float[np.ndarray, " prompts"]) -> EstimatorVariance:
+def row_without_gradient(label: str, kept: Float[np.ndarray, " prompts"]) -> EstimatorVariance:
     """Return the row of an estimator without a gradient: NaN but for the share of groups kept."""
     return EstimatorVariance(label, dict.fromkeys(QUANTITIES, NOT_ESTIMATED) | {"kept_share": share_kept(kept)})
 

@@ -16,20 +16,20 @@ from gradstats.measurement.measurement import Measurement
 
 # Weights that were estimated from probes need three disjoint thirds of them: one for each side of a product, and one
 # for the product itself. The influence of a probe on them follows from leaving out one block of a third at a time.
-N_THIRDS = 3
-MOST_BLOCKS = 10
-FEWEST_PROBES = 2 * N_THIRDS
+_N_THIRDS = 3
+_MOST_BLOCKS = 10
+_FEWEST_PROBES = 2 * _N_THIRDS
 
 
 def probe_thirds(n_probes: int) -> list[Int[np.ndarray, " probes"]]:
     """Return three disjoint thirds of the probes."""
-    return np.array_split(np.arange(n_probes), N_THIRDS)
+    return np.array_split(np.arange(n_probes), _N_THIRDS)
 
 
 def probe_blocks(n_probes: int) -> list[list[Int[np.ndarray, " probes"]]]:
     """Return the blocks that each third is divided into, at most ten."""
     thirds = probe_thirds(n_probes)
-    return [np.array_split(third, min(len(third), MOST_BLOCKS)) if len(third) else [] for third in thirds]
+    return [np.array_split(third, min(len(third), _MOST_BLOCKS)) if len(third) else [] for third in thirds]
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class ProbedTokens:
 
     def batches(self, batch: Batch) -> tuple[Batch, ...]:
         """Return the batch with token energies and cross products as estimated from each third of the probes."""
-        if self.n_probes < FEWEST_PROBES:
+        if self.n_probes < _FEWEST_PROBES:
             raise ValueError(
                 f"token_probes={self.n_probes} are too few for weights that depend on token energies, which need "
-                f"{N_THIRDS} disjoint sets of probes: measure with token_probes=32, or at least {FEWEST_PROBES}"
+                f"{_N_THIRDS} disjoint sets of probes: measure with token_probes=32, or at least {_FEWEST_PROBES}"
             )
         return tuple(self._batch(batch, third) for third in probe_thirds(self.n_probes))
 
@@ -188,7 +188,7 @@ class ProbedTokens:
             # Along the probes of one third only the weights of the other two enter: with their mean m and
             # half-difference h, the average of first·second and second·first is m² − h².
             for number, third in enumerate(probe_thirds(self.n_probes)):
-                first, second = (values[other][:, third] for other in range(N_THIRDS) if other != number)
+                first, second = (values[other][:, third] for other in range(_N_THIRDS) if other != number)
                 middle[:, third], half[:, third] = (first + second) / 2.0, (first - second) / 2.0
             mean.append(middle)
             deviations.append(half)

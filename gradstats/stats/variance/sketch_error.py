@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.scores import Scores, probe_blocks
 
-N_DIRECTIONS = 16
+_N_DIRECTIONS = 16
 N_FOLDS = 4
 
 
@@ -44,12 +44,12 @@ class SketchError:
 
     def __init__(self, dim: int, n_prompts: int, rng: np.random.Generator):
         self.dim = dim
-        if dim <= N_DIRECTIONS:
+        if dim <= _N_DIRECTIONS:
             # An orthogonal basis gives inner products of matrices exactly.
             self.directions = np.eye(dim) * np.sqrt(2.0 / dim)
         else:
-            signs = rng.choice(np.array([-1.0, 1.0]), size=(dim, N_DIRECTIONS))
-            self.directions = signs * np.sqrt(2.0 / (dim * N_DIRECTIONS))
+            signs = rng.choice(np.array([-1.0, 1.0]), size=(dim, _N_DIRECTIONS))
+            self.directions = signs * np.sqrt(2.0 / (dim * _N_DIRECTIONS))
         n_folds = max(1, min(N_FOLDS, n_prompts // 2))
         # Folds are runs of prompt numbers: fold f begins at bounds[f].
         self.bounds = np.linspace(0, n_prompts, n_folds + 1).round().astype(int)
@@ -285,7 +285,7 @@ def shared_coordinates(scores: Float[np.ndarray, "n d"]) -> SpannedCoordinates |
     The first scores that are asked for are those that are rotated once; others, which are another array, are not.
     """
     rotation = _rotation.get()
-    if rotation is None or not _pays(len(scores) + N_DIRECTIONS, scores.shape[1]):
+    if rotation is None or not _pays(len(scores) + _N_DIRECTIONS, scores.shape[1]):
         return None
     if rotation.scores is None:
         rotation.scores = scores

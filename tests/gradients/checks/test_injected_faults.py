@@ -18,7 +18,7 @@ from gradstats.gradients.engines import layers
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.engines.layers import EmbeddingRows, Layer, Term
 from gradstats.gradients.engines.reduction import OuterProducts
-from gradstats.gradients.sketches import KeptSigns
+from gradstats.gradients.sketches import StoredSigns
 from gradstats.rollouts.table import Rollouts
 
 #: Kind of layer and attribute → model, class of the layer, and a part of the parameter's name.
@@ -251,6 +251,6 @@ def test_a_fault_of_the_projection_that_every_engine_shares(fault, monkeypatch):
     if fault == "too large by its definition":  # then only the inner products show it
         monkeypatch.setattr(deviations, "plain_sketch", lambda *given: 2.0 * defined(*given))
     if fault == "without signs":
-        monkeypatch.setattr(KeptSigns, "between", lambda self, first, last, like: like.new_ones(last - first))
+        monkeypatch.setattr(StoredSigns, "between", lambda self, first, last, like: like.new_ones(last - first))
     with pytest.raises(gradients.SelfCheckError, match="the projection fails its self-check"):
         measured(tiny_model("qwen2", dtype=torch.float32), sketch_dim=16384)

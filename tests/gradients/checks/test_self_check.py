@@ -254,7 +254,7 @@ def test_the_checked_rows_are_the_shortest_the_one_of_median_length_and_the_long
 
 def test_the_sequence_that_is_checked_later_is_one_of_those_still_to_be_measured(rollouts):
     session = gradients.MeasuringSession.open(tiny_model("gpt2"), rollouts, MeasurementSection())
-    session.expect(rollouts.select([3]))
+    session.schedule_recheck(rollouts.select([3]))
     assert session.checked_later == (rollouts.prompt_id[3], rollouts.sample_id[3])
     session.measure(rollouts.select([0, 1]))
     assert session.checked_later is not None
@@ -298,7 +298,7 @@ def test_of_a_session_that_goes_on_one_sequence_of_its_first_chunk_is_compared(p
     assert len(chunks) > 1
     assert chunks[0][0] > 1
     assert {n for _, n in chunks} == {1}
-    session.expect(rollouts)  # a random sequence is compared whenever its chunk comes
+    session.schedule_recheck(rollouts)  # a random sequence is compared whenever its chunk comes
     session.measure(rollouts)
     assert len(plain_rows) == 2
 

@@ -15,12 +15,12 @@ from gradstats.gradients.engines import layers as layer_reduction
 from gradstats.gradients.engines.layers import (
     KINDS,
     BroadcastLayer,
+    CallCounts,
     EmbeddingLayer,
     EmbeddingRows,
     LayerReduction,
     LinearLayer,
-    StandIns,
-    Uses,
+    PerSequenceParameters,
     WatchedParameters,
     broadcasts,
     may_be_linear,
@@ -146,7 +146,7 @@ def test_a_head_tied_to_the_embedding_is_one_gradient(sketch, head_uses):
     dense = head_uses * torch.einsum("btr,btc->brc", gradients, inputs)
     for row in range(BATCH):
         dense[row].index_add_(0, ids[row], rows[row])
-    uses = Uses()
+    uses = CallCounts()
     uses.count(EmbeddingLayer("embed", torch.nn.Embedding(ROWS, COLUMNS), {"weight": "w"}), ids)
     for _ in range(head_uses):
         uses.count(LinearLayer("head", torch.nn.Linear(COLUMNS, ROWS, bias=False), {"weight": "w"}), inputs)
@@ -161,7 +161,7 @@ def test_a_head_tied_to_the_embedding_is_one_gradient(sketch, head_uses):
 def test_a_weight_used_twice_is_reduced_when_both_terms_are_there():
     selection, reduction = reduction_of("w", (ROWS, COLUMNS), None)
     layer = LinearLayer("up", torch.nn.Linear(COLUMNS, ROWS, bias=False), {"weight": "w"})
-    uses, terms, dense = Uses(), [], torch.zeros(BATCH, ROWS, COLUMNS, dtype=torch.float64)
+    uses, terms, dense = CallCounts(), [], torch.zeros(BATCH, ROWS, COLUMNS, dtype=torch.float64)
     for use in range(2):
         inputs, gradients = random(BATCH, TIME, COLUMNS, seed=use), random(BATCH, TIME, ROWS, seed=2 + use)
         uses.count(layer, inputs)
@@ -177,7 +177,7 @@ def test_a_weight_used_twice_is_reduced_when_both_terms_are_there():
 def test_what_a_call_without_influence_leaves_out_is_reduced_at_the_end():
     selection, reduction = reduction_of("w", (ROWS, COLUMNS), None)
     layer = LinearLayer("up", torch.nn.Linear(COLUMNS, ROWS, bias=False), {"weight": "w"})
-    inputs, gradients, uses = random(BATCH, TIME, COLUMNS), random(BATCH, TIME, ROWS, seed=1), Uses()
+    inputs, gradients, uses = random(BATCH, TIME, COLUMNS), random(BATCH, TIME, ROWS, seed=1), CallCounts()
     uses.count(layer, inputs)
     uses.count(layer, inputs)
     layers = LayerReduction(reduction, uses)
@@ -195,7 +195,7 @@ def test_layers_with_the_same_input_share_its_gram_matrix(monkeypatch):
     )
     names = ("q", "k", "v")
     selection = ParameterSelection({name: torch.zeros(512, 512) for name in names}, names, {"q": 0, "k": 1, "v": 2})
-    reduction, uses = Reduction(selection, None, BATCH, torch.float64, torch.device("cpu")), Uses()
+    reduction, uses = Reduction(selection, None, BATCH, torch.float64, torch.device("cpu")), CallCounts()
     for name in names:
         uses.count(LinearLayer(name, torch.nn.Linear(512, 512, bias=False), {"weight": name}), inputs)
     layers = LayerReduction(reduction, uses)
@@ -326,7 +326,7 @@ def over_time(hidden, scale):
 def test_stand_ins_are_tried_with_vectors_that_differ_between_sequences(use, fits):
     model = holding(use)
     own = model.model.holder.scale
-    one = StandIns("model.holder", model.model.holder, {"scale": "model.holder.scale"})
+    one = PerSequenceParameters("model.holder", model.model.holder, {"scale": "model.holder.scale"})
     assert one.are_vectors
     assert broadcasts(model, [one], torch.arange(35).view(5, 7)) == fits
     assert model.model.holder.scale is own

@@ -18,8 +18,8 @@ from gradstats.config.sections import ExecutionSection
 from gradstats.config.validation import WrongSettingsError
 from gradstats.runs.executors.local import LocalExecutor
 from gradstats.runs.executors.rank_group import RankedExecutor, RankGroup
-from gradstats.runs.executors.rank_process import Opening, Progress, SentReport, answer, done, opened
-from gradstats.runs.executors.ray_worker import Surroundings, error_of
+from gradstats.runs.executors.rank_process import Progress, RankSetup, SentReport, answer, done, opened
+from gradstats.runs.executors.ray_worker import WorkerEnvironment, error_of
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.progress import ProgressReport, progress_bar
 
@@ -147,12 +147,12 @@ def here(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("gradstats.system.user_code._folders", [])  # which it takes over for good
-    return Surroundings.here(torch.get_num_threads(), without_gpu=False)
+    return WorkerEnvironment.here(torch.get_num_threads(), without_gpu=False)
 
 
 @pytest.mark.filterwarnings("ignore:opened")
 def test_a_rank_joins_its_group_and_opens_the_work_with_the_budget_that_is_left(here, tmp_path):
-    opening = Opening(pickle.dumps(Pair(tmp_path)), 0, 1, str(tmp_path / "store"), here, 50)
+    opening = RankSetup(pickle.dumps(Pair(tmp_path)), 0, 1, str(tmp_path / "store"), here, 50)
     try:
         context = opened(opening)
         assert (distributed.get_world_size(), context.token_budget) == (1, 50)

@@ -14,7 +14,7 @@ from gradstats.runs.executors.ray_worker import (
     Mailbox,
     MailedReport,
     ShardWorker,
-    Surroundings,
+    WorkerEnvironment,
     error_of,
     pickled_error,
 )
@@ -29,8 +29,8 @@ def mailbox():
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    monkeypatch.setattr(Surroundings, "take_on", lambda self: None)
-    return ShardWorker(pickle.dumps(Tens(tmp_path)), Surroundings.here(1, without_gpu=True))
+    monkeypatch.setattr(WorkerEnvironment, "take_on", lambda self: None)
+    return ShardWorker(pickle.dumps(Tens(tmp_path)), WorkerEnvironment.here(1, without_gpu=True))
 
 
 def test_a_worker_loads_once_and_returns_values_errors_and_warnings(worker, mailbox, tmp_path):
@@ -81,7 +81,7 @@ def test_a_worker_finds_the_files_and_modules_of_the_process_that_started_the_ru
     monkeypatch.chdir(there)
     monkeypatch.syspath_prepend(str(tmp_path))
     with code_beside(tmp_path):
-        surroundings = Surroundings.here(3, without_gpu=True)
+        surroundings = WorkerEnvironment.here(3, without_gpu=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     monkeypatch.setattr("gradstats.system.user_code._folders", [])

@@ -28,7 +28,7 @@ from gradstats.stats.variance.moments import (
     moments_from_products,
     prompt_moments,
 )
-from gradstats.stats.variance.products import Forms, Multiples, PooledProducts, ScoreProducts, WithinPrompts
+from gradstats.stats.variance.products import Forms, PooledProducts, PromptGrams, ScaleInvariantCache, ScoreProducts
 from gradstats.stats.variance.sketch_error import SketchError
 
 LABELS = ["rloo", "grpo", "dr_grpo", "length_weighted(alpha=0.8, loo=True)", "reinforce", "group_mean"]
@@ -91,7 +91,7 @@ def test_analyses_in_blocks_are_those_of_vectors(sizes, dtype, in_blocks):
 
 
 def pooled(scores, prompt, groups, surplus, error):
-    within = WithinPrompts.of(scores, prompt)
+    within = PromptGrams.of(scores, prompt)
     of_scores = ScoreProducts(scores, np.arange(len(scores)), prompt, within, error)
     share = 1.0 / groups.groups_per_prompt[groups.prompt[groups.group]]
     return PooledProducts(of_scores, np.arange(len(scores)), groups.group, share, error is not None, surplus)
@@ -154,7 +154,7 @@ def test_scores_are_read_once_for_all_weightings(two_groups, monkeypatch):
 
 def test_multiples_have_one_unit():
     weights = np.random.default_rng(0).normal(size=50)
-    known = Multiples()
+    known = ScaleInvariantCache()
     first, factor = known.find(weights, lambda unit: unit)
     same, other_factor = known.find(-0.3 * weights, lambda unit: unit)
     assert same is first
@@ -185,7 +185,7 @@ def test_errors_stay_known_without_the_scores(two_groups):
 def test_products_within_prompts_are_those_of_the_gram_matrix():
     rng = np.random.default_rng(0)
     scores, prompts = rng.normal(size=(9, 4)).astype(np.float32), np.array([1, 0, 1, 2, 0, 1, 0, 0, 2])
-    found = WithinPrompts.of(scores, prompts)
+    found = PromptGrams.of(scores, prompts)
     gram = scores.astype(float) @ scores.astype(float).T
     np.testing.assert_allclose(found.squares, np.diag(gram))
     for row, prompt in enumerate(prompts):

@@ -146,7 +146,7 @@ def effective_sample_size(weights: npt.ArrayLike) -> float:
         weights: (n,) w, such as importance ratios or squared norms; they may be in any unit.
 
     Example:
-        >>> from gradstats.stats.measured import effective_sample_size
+        >>> from gradstats.stats.protocols import effective_sample_size
         >>> effective_sample_size([1.0, 1.0, 1.0, 1.0]), effective_sample_size([3.0, 1.0])
         (4.0, 1.6)
     """

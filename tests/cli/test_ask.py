@@ -22,7 +22,7 @@ import gradstats as gs
 from gradstats import data
 from gradstats.analyses import registry
 from gradstats.analyses.curve import parameter_values
-from gradstats.analyses.numbers import number_with_interval
+from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.ratios import ANALYSIS as RATIOS
 from gradstats.analyses.ratios import CLIPPING
 from gradstats.answers import Answer
@@ -433,7 +433,7 @@ def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     fit = gradstats.fit_length_scaling(gradstats.read_measurement(measured), method=method)
     code, out, _ = run(monkeypatch, capsys, "alpha", measured, "--method", method, "--all", "--notes")
     assert code == 0
-    assert f" {method} {number_with_interval(fit.alpha, *fit.confidence_interval())} " in joined(out)
+    assert f" {method} {format_estimate(fit.alpha, *fit.confidence_interval())} " in joined(out)
     assert "Consistent with on-policy sampling" in joined(out)
     assert "12 of 240 completions were cut off at the cap; without them: α =" in joined(out)
 

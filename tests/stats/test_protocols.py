@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from probed_policies import enumerated, probed
 
-from gradstats.stats import measured as protocols
+from gradstats.stats import protocols
 from gradstats.stats.jackknife import mean_statistic
-from gradstats.stats.measured import effective_sample_size, effective_sample_size_of_means
+from gradstats.stats.protocols import effective_sample_size, effective_sample_size_of_means
 
 
 def test_by_hand():

@@ -86,7 +86,7 @@ def ask_question(label: str, words: Sequence[str], prog: str = "") -> None:
     from gradstats.analyses import registry
 
     analysis = registry.get(label)
-    given = vars(run_command(options_of(analysis), prog or f"gradstats {label}", words))
+    given = vars(run_command(_options_of(analysis), prog or f"gradstats {label}", words))
     named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in words if word[:2] == "--"}
     named |= {option for option, argument in analysis.settings.items() if argument in analysis.required}
     with code_of_run(given["source"], given["trust"]), errors_of_own_code(analysis.ask, f"the question {label!r}"):
@@ -123,15 +123,15 @@ def _refused(source: Path) -> list[str]:
     with warnings.catch_warnings():  # of shards that are missing, which answers speak of
         warnings.simplefilter("ignore")
         measured = read_measurement(source, partial=True)
-    return [analysis.name for analysis in registry.every() if analysis.lacking(measured)]
+    return [analysis.name for analysis in registry.all_analyses() if analysis.unavailable_because(measured)]
 
 
-def options_of(analysis: Analysis) -> type[QuestionOptions]:
+def _options_of(analysis: Analysis) -> type[QuestionOptions]:
     """Return the class whose fields are the options of a question: its own, and those that every question has."""
     (path, *_) = inspect.signature(analysis.source).parameters.values()
     source = Path if path.default is path.empty else _or_none(Path)
     out = "a folder for table and figure, or the file of the table, NAME.csv"
-    out += "; the run directory by default, none for a bare measurement." if analysis.kept else "."
+    out += "; the run directory by default, none for a bare measurement." if analysis.saved_by_command else "."
     rows: list[tuple[str, Any, Any]] = [
         ("source", Annotated[Positional[source], tyro.conf.arg(help=analysis.source_help)], path.default),
         *_own_options(analysis),
@@ -243,7 +243,7 @@ def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Map
                 asked_of, _with_columns(analysis, measured, arguments), settings, experiment.variance.estimators
             )
         if given.get("dry_run"):
-            found = found.at_speed(_cost_of(source))
+            found = found.with_throughput(_cost_of(source))
             answer = replace(analysis.answer_of(found, arguments["confidence_level"]), about=answer.about)
         # What qualifies the first sentence is read with the notes.
         said = [one for one in (found.sentences() if hasattr(found, "sentences") else ()) if one != answer.sentence]
@@ -276,7 +276,7 @@ def _saving(analysis: Analysis, name: str, given: Mapping[str, Any]) -> Iterator
     command adds to a run goes there by default.
     """
     source, out, overwrite = given["source"], given["out"], given["overwrite"]
-    if out is None and not analysis.kept:
+    if out is None and not analysis.saved_by_command:
         yield lambda answer, uses_values: []
         return
     from gradstats.answers.answer import claim_answer
@@ -284,7 +284,7 @@ def _saving(analysis: Analysis, name: str, given: Mapping[str, Any]) -> Iterator
     from gradstats.report.saved_results import claim_addition, refuse_inside_run, writing_into
     from gradstats.runs.analysis import folder_of_results
 
-    if out is not None and (out.suffix == ".csv" or not analysis.kept):
+    if out is not None and (out.suffix == ".csv" or not analysis.saved_by_command):
         refuse_inside_run(out)
     if out is not None and out.suffix == ".csv":
         claim_answer(out.with_suffix(""), analysis.known_by)
@@ -306,7 +306,9 @@ def _uses_values(analysis: Analysis, found: Any, measured: Any, arguments: Mappi
     named = analysis.estimators_in({**arguments, "estimator": getattr(found, "estimator", None)})
     if any("values" in one.needs for one in named):
         return True
-    return hasattr(measured, "values") and bool(analysis.lacking(replace(measured, values=None, fitted_values=None)))
+    return hasattr(measured, "values") and bool(
+        analysis.unavailable_because(replace(measured, values=None, fitted_values=None))
+    )
 
 
 def _cost_of(run: Path | None) -> Any:
@@ -348,7 +350,7 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
     said = [one.caption(frames[one.name]) for one in tables] if everything else []
     said += [] if analysis.section else [answer.sentence]
     levels = [] if any(f"{percent(level)} interval" in text for text in said) else [level]
-    closing = terminal.more(len(answer.notes), with_notes, everything or not tables, levels)
+    closing = terminal.hidden_content_hint(len(answer.notes), with_notes, everything or not tables, levels)
     if analysis.section == "length_scaling":
         opening = headline(source, found.fit.n_prompts, found.fit.n, lengths=found.fit.lengths)
         lines = first_screen(opening, alpha_verdicts(answer.about), closing=closing)
