@@ -97,7 +97,7 @@ def of_answer(question: str) -> Analysis | FurtherTable | None:
     A user's own is known where this process has imported it: a run may come from someone else, and reading its answers
     runs no code that it names. None for one that is not known.
     """
-    if question in names():
+    if question in ANALYSES or question in _installed():
         return get(question)
     if ":" in question:
         return _own.get(question)

@@ -37,6 +37,10 @@ VENUES = {
 }
 
 _ASPECT = {"half": 0.75, "full": 0.5}
+# Seaborn's "colorblind"; to import seaborn takes as long as to draw a figure.
+_COLORBLIND = (
+    "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9",
+)  # fmt: skip
 INK = {"light": ("#222222", "#ffffff", "#d9d9d9"), "dark": ("#e6e6e6", "#15181c", "#3a3f45")}
 
 
@@ -172,9 +176,7 @@ def stroke(points: float) -> float:
 
 def palette() -> list[Color]:
     """Return seaborn's colour-blind palette, each colour readable on the paper."""
-    import seaborn as sns
-
-    return [readable(color) for color in sns.color_palette("colorblind")]
+    return [readable(color) for color in _COLORBLIND]
 
 
 def readable(color: ColorType) -> Color:
