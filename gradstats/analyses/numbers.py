@@ -42,7 +42,7 @@ def displayable_interval(value: float, low: float, high: float, limits: Limits =
     A value outside of its interval, or outside of what is possible, is left out. Without a value, an end at the limit
     of what is possible is left out too, since it holds for every value.
 
-    >>> readable(1.1, 0.928, 1.0, (-1.0, 1.0)), readable(0.7, 0.6, 0.8)
+    >>> displayable_interval(1.1, 0.928, 1.0, (-1.0, 1.0)), displayable_interval(0.7, 0.6, 0.8)
     ((nan, 0.928, nan), (0.7, 0.6, 0.8))
     """
     below, above = value - low, high - value
@@ -101,7 +101,7 @@ def format_estimate(
         markup: ``"plain"`` (text and Markdown), ``"html"`` or ``"latex"``.
         narrow: put an error behind ± below the line, in LaTeX.
 
-    >>> number_with_interval(0.7887, 0.4751, 1.1024), number_with_interval(1.1, 0.928, 1.0, limits=(-1, 1))
+    >>> format_estimate(0.7887, 0.4751, 1.1024), format_estimate(1.1, 0.928, 1.0, limits=(-1, 1))
     ('0.79 [0.48, 1.10]', '≥ 0.928')
     """
     ends = [end for end in (max(low, limits[0]), min(high, limits[1])) if math.isfinite(end)]
@@ -287,7 +287,7 @@ def power_of_ten(exponent: int) -> str:
 def format_number(number: float, digits: int = 3) -> str:
     """Return a number without interval: a count in full, others to so many significant digits.
 
-    >>> number_alone(0.87123), number_alone(12345.6), number_alone(96.0), number_alone(2.31e-11)
+    >>> format_number(0.87123), format_number(12345.6), format_number(96.0), format_number(2.31e-11)
     ('0.871', '12,300', '96', '2.31·10⁻¹¹')
     """
     if math.isnan(number):
