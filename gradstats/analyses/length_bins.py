@@ -189,6 +189,7 @@ def variance_by_length(
     *,
     reference: str = "rloo",
     target: AskedTarget = "auto",
+    prompts_per_batch: int | None = None,
     scores_are_sketches: bool | None = None,
 ) -> LengthBins:
     r"""Split estimators' gradients by completion length, and estimate noise, signal and bias of each bin.
@@ -217,6 +218,7 @@ def variance_by_length(
         rng: for estimating the sketch's error.
         reference: the estimator of the sentence and of the figure; the first where it is not among these.
         target: as in :func:`gradstats.compare`.
+        prompts_per_batch: prompts of a batch, for the share of bias; 128 by default.
         scores_are_sketches: as in :func:`gradstats.compare`.
 
     Returns:
@@ -244,7 +246,7 @@ def variance_by_length(
     generator = np.random.default_rng(rng)
     prompts = shuffled_prompts(inputs.batch.group_index, generator)
     groups = split_into_groups(prompts, inputs.order, group_size)
-    pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged)
+    pool = pooled(inputs, groups, prepared, generator.spawn(1)[0], judged, prompts_per_batch)
     bins = equal_count_bins(inputs.batch.lengths, n_bins)
     counts = np.array([inside.sum() for inside in inside_bins(inputs.batch.lengths, bins)])
     inside = inside_bins(pool.batch.lengths, bins)
@@ -307,7 +309,8 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
     """Ask of the reference, which comes first, and of each estimator that is split by length."""
     section = experiment.variance
     chosen = group_level_estimators(measured, section, dict.fromkeys([section.reference, *section.estimators]))
-    asked = {"estimators": chosen, "reference": section.reference, "target": section.target, "rng": section.seed}
+    shared = {name: getattr(section, name) for name in ("reference", "target", "prompts_per_batch")}
+    asked = {"estimators": chosen, "rng": section.seed, **shared}
     return asked if chosen else None
 
 
@@ -340,7 +343,7 @@ ANALYSIS = Analysis(
     name="length_bins",
     ask=variance_by_length,
     unavailable_because=missing_sketches,
-    options=("estimators", "n_bins", "group_size", "reference", "target", "rng"),
+    options=("estimators", "n_bins", "group_size", "reference", "target", "prompts_per_batch", "rng"),
     columns=(
         Column("n_completions", "completions of these lengths"),
         Column("length", "range of lengths", estimated=True),

@@ -18,12 +18,12 @@ prompts: {source: embedded, n: 12, seed: 0}
 sampling: {group_size: 4, max_new_tokens: 200, batch_size: 48, seed: 0}
 measurement: {sketch_dim: 512}
 length_scaling: {confidence_level: 0.5}
-variance: {estimators: [reinforce, rloo, "token_mean(loo=True)"]}
+variance: {estimators: [reinforce, rloo, "token_mean(loo=True)"], prompts_per_batch: 6}
 analyses:
   group_sizes: {reference: reinforce, group_sizes: [2, 4]}
   allocation: {tokens: 5000}
   batch_size: false
-  length_bins: false
+  length_bins: {n_bins: 2}
   success_bins: false
 figures: {formats: []}
 """
@@ -47,6 +47,7 @@ def folder(tmp_path_factory):
         left_out = shutil.ignore_patterns("measurement", "rollouts", "report.html")
         shutil.copytree("run", "copy", ignore=left_out)
         tables, figures = ["--only", "tables", "--columns", "ratio", "matched_ratio"], ["--only", "figures"]
+        assert run(patched, Unread(), "export", "run", "--only", "tables")[0] == 0
         assert run(patched, Unread(), "export", "run", *tables, "--out", "tables")[0] == 0
         together = ["--formats", "svg", "--out", "together"]
         assert run(patched, Unread(), "export", "run", "copy", *figures, *together)[0] == 0
@@ -132,3 +133,10 @@ def test_commands_on_the_page_ask_at_the_level_of_the_answer(page):
     assert "gradstats alpha run --confidence-level 0.5" in page
     assert "gradstats ask run group_sizes --group-sizes 2 4 --reference reinforce" in page
     assert "reinforce --confidence-level" not in page  # whose level is the usual one
+
+
+def test_the_share_of_bias_is_that_of_a_batch_of_the_run(folder):
+    for name in ("variance", "group_sizes", "length_bins"):
+        state = json.loads(next(folder.glob(f"run/**/{name}.json")).read_text())
+        assert state["prompts_per_batch"] == 6, name
+    assert "The share of bias is that of a batch of 6 prompts." in latex(folder, "length_bins", "run/tables")
