@@ -21,7 +21,7 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     without_groups,
 )
-from gradstats.analyses.numbers import UNRESOLVED, format_estimate
+from gradstats.analyses.numbers import UNRESOLVED, format_estimate, percent
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -129,9 +129,9 @@ class Allocation(Result):
         if self.best_size is None:
             return self.remarks
         size = format_estimate(*self.best_size.with_interval(confidence_level), limits=(2.0, math.inf))
-        best = f"is {size} completions per prompt ({confidence_level:.0%} interval)"
+        best = f"is {size} completions per prompt ({percent(confidence_level)} interval)"
         if size == UNRESOLVED:
-            best = f"is not resolved at {confidence_level:.0%}: measure more prompts"
+            best = f"is not resolved at {percent(confidence_level)}: measure more prompts"
         return (*self.remarks, f"the best size of rloo, whatever the tokens, {best}")
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
@@ -472,17 +472,20 @@ def _row_name(row: dict[str, Any]) -> str:
     return f"{row['estimator']}, {size} × {_n_prompts_label(row['n_prompts'])}"
 
 
+def _starred(frame: pd.DataFrame) -> bool:
+    return bool(frame["extrapolated"].to_numpy(dtype=bool).any())
+
+
 def _row_heading(frame: pd.DataFrame) -> str:
-    starred = frame["extrapolated"].to_numpy(dtype=bool).any()
-    return f"estimator, completions × prompts{' (* extrapolated)' if starred else ''}"
+    return f"estimator, completions × prompts{' (* extrapolated)' if _starred(frame) else ''}"
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    about = frame.attrs
+    about, stars = frame.attrs, " Stars: extrapolated sizes." if _starred(frame) else ""
     return (
         f"Noise of a gradient of {about['tokens']:,.0f} completion tokens, at the scale of the target, "
         f"{level_of(frame)}intervals over prompts; relative to {about['reference']} with {about['reference_size']} "
-        "completions per prompt. Stars: extrapolated sizes."
+        f"completions per prompt.{stars}"
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column, FurtherTable, chosen
-from gradstats.analyses.numbers import format_estimate, format_number
+from gradstats.analyses.numbers import format_estimate, format_number, percent
 from gradstats.analyses.on_policy import OnPolicyCheck, check_on_policy
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import records
@@ -210,7 +210,7 @@ def within_and_between(found: MundlakTest, confidence_level: float = CONFIDENCE_
     estimate = (
         f"Longer answers to the same prompt give α = {found.alpha_within:.3f}, prompts with longer answers "
         f"α = {found.alpha_between:.3f}; the difference {format_estimate(found.difference, low, high)} "
-        f"({confidence_level:.0%} interval) is"
+        f"({percent(confidence_level)} interval) is"
     )
     test = f"(Mundlak's test, p = {format_number(found.pvalue, 2)})"
     if low > 0 or high < 0:
@@ -498,7 +498,7 @@ def _caption(frame: pd.DataFrame) -> str:
         )
     )
     prompts = ", ".join(str(number) for number in dict.fromkeys(frame["n_prompts"]))
-    levels = " or ".join(f"{level:.0%}" for level in sorted(set(frame["confidence_level"])))
+    levels = " or ".join(map(percent, sorted(set(frame["confidence_level"]))))
     return (
         f"Length exponent α with {levels} intervals ({kinds}): the norm of a "
         "completion's gradient grows like the power α of its length; a group baseline uses that within prompts. "

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import format_estimate, percent
 from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
 from gradstats.measurement.measurement import split_layer
@@ -253,8 +253,8 @@ def _in_run(measured: Measurement, experiment: Experiment) -> dict[str, Any] | N
 
 def _caption(frame: pd.DataFrame) -> str:
     return (
-        f"Length exponent α of each block of parameters, {frame['confidence_level'].iloc[0]:.0%} intervals, and its "
-        f"share of the squared norm. n = {frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
+        f"Length exponent α of each block of parameters, {percent(frame['confidence_level'].iloc[0])} intervals, and "
+        f"its share of the squared norm. n = {frame['n'].iloc[0]} completions of {frame['n_prompts'].iloc[0]} prompts."
     )
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure
-from gradstats.analyses.numbers import format_estimate, percentage
+from gradstats.analyses.numbers import format_estimate, percent, percentage
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
@@ -101,8 +101,8 @@ class CriticQuality(Result):
             if row.n_prompts < 3
         ]
         unresolved = [
-            f"{row.states}: the variance of the true values is not resolved at {confidence_level:.0%}, so the share "
-            "explained is not known"
+            f"{row.states}: the variance of the true values is not resolved at {percent(confidence_level)}, so the "
+            "share explained is not known"
             for row in self.rows
             if row.explained_variance.unexplained is not None
             and np.isnan(row.explained_variance.with_interval(confidence_level)[0])
@@ -333,7 +333,7 @@ def plot_critic(table: WithFrame | pd.DataFrame) -> list[Axes]:
 def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
-        f"Values of the head against Monte-Carlo values where steps begin, with {about['confidence_level']:.0%} "
+        f"Values of the head against Monte-Carlo values where steps begin, with {percent(about['confidence_level'])} "
         f"intervals over prompts. A step is wrong where the Monte-Carlo value falls to at most {about['low']:g}."
     )
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
-from gradstats.analyses.numbers import minimiser_with_interval, percentage_at_most
+from gradstats.analyses.numbers import minimiser_with_interval, percent, percentage_at_most
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -108,7 +108,7 @@ class VarianceCurve(Result):
         if self.lowest is None or self.lowest.discrete or not low < high:
             return self.remarks
         ends = ((low, self.values[0], "first", "below"), (high, self.values[-1], "last", "above"))
-        interval = f"the {confidence_level:.0%} interval of {self.parameter}"
+        interval = f"the {percent(confidence_level)} interval of {self.parameter}"
         cut = [
             f"{interval} is cut at {end:g}, the {name} value: ask {away} it as well"
             for at, end, name, away in ends
@@ -501,7 +501,7 @@ def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
         f"{about.get('curve')} along {about.get('parameter')}, with pointwise "
-        f"{about.get('confidence_level', np.nan):.0%} intervals over {about.get('n_prompts')} prompts."
+        f"{percent(about.get('confidence_level', np.nan))} intervals over {about.get('n_prompts')} prompts."
     )
 
 

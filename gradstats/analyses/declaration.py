@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from gradstats import estimators
+from gradstats.analyses.numbers import percent
 from gradstats.answers import Answer
 from gradstats.answers.answer import ASKED
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -438,7 +439,7 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
 
 def _with_level(sentence: str, confidence_level: float) -> str:
     """Return a sentence that names the level of its intervals and bounds, where that is not the usual one."""
-    level = f"{confidence_level:.0%}"
+    level = percent(confidence_level)
     if confidence_level == CONFIDENCE_LEVEL or level in sentence or not _OF_A_LEVEL.search(sentence):
         return sentence
     return f"{sentence.removesuffix('.')}; {level} intervals."
@@ -500,7 +501,7 @@ def chosen(columns: Iterable[Column], headings: Mapping[str, str], short: Collec
 
 def level_of(frame: pd.DataFrame) -> str:
     """Return the level of a frame's intervals for a caption, where it states one, and a space."""
-    return f"{frame.attrs['confidence_level']:.0%} " if "confidence_level" in frame.attrs else ""
+    return f"{percent(frame.attrs['confidence_level'])} " if "confidence_level" in frame.attrs else ""
 
 
 def group_level_estimators(

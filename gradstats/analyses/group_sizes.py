@@ -21,7 +21,7 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     without_groups,
 )
-from gradstats.analyses.numbers import ROUNDING, format_estimate
+from gradstats.analyses.numbers import ROUNDING, format_estimate, percent
 from gradstats.analyses.results import Result, ScalarResult, column, estimate
 from gradstats.analyses.variance import (
     COLUMNS,
@@ -491,7 +491,7 @@ def _caption_of_equivalents(frame: pd.DataFrame) -> str:
     n_prompts = f"n = {frame['n_prompts'].iloc[0]} prompts" if "n_prompts" in frame else "prompts"
     return (
         f"Group size at which RLOO has the same noise, and share of tokens saved against RLOO in groups of the same "
-        f"size, {frame.attrs['confidence_level']:.0%} intervals over {n_prompts}. Each estimator with N = "
+        f"size, {percent(frame.attrs['confidence_level'])} intervals over {n_prompts}. Each estimator with N = "
         f"{frame['group_size'].iloc[0]:g} completions per prompt."
     )
 

@@ -20,7 +20,7 @@ from gradstats.analyses.declaration import (
     group_level_estimators,
     missing_sketches,
 )
-from gradstats.analyses.numbers import percentage
+from gradstats.analyses.numbers import percent, percentage
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
 from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
@@ -328,7 +328,7 @@ def _of_units(bins: pd.DataFrame) -> pd.DataFrame | None:
 
 def _caption(frame: pd.DataFrame) -> str:
     return (
-        f"Gradients of completions by length, with {frame.attrs['confidence_level']:.0%} intervals over prompts, "
+        f"Gradients of completions by length, with {percent(frame.attrs['confidence_level'])} intervals over prompts, "
         "judged against what completions of the same lengths contribute to the target; the scale kept is 1 where the "
         "estimator keeps their gradient, 0 where it drops it."
     )

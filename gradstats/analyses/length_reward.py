@@ -14,7 +14,7 @@ import scipy
 from jaxtyping import Bool, Float, Int
 
 from gradstats.analyses.declaration import POINTS, Analysis, AnalysisFigure, Column
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import format_estimate, percent
 from gradstats.analyses.results import Result
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch
@@ -79,7 +79,7 @@ class LengthRewardCorrelation(Result):
                 "that differ in both."
             )
         estimate = format_estimate(self.correlation, low, high, limits=(-1.0, 1.0))
-        basis = f"{confidence_level:.0%} interval, {self.n_prompts} prompts that vary in both"
+        basis = f"{percent(confidence_level)} interval, {self.n_prompts} prompts that vary in both"
         if low > 0 or high < 0:
             often = "more" if low > 0 else "less"
             return (

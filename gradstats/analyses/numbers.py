@@ -241,10 +241,10 @@ def common_exponent(cells: Iterable[Triple | str]) -> int:
 def percentage(share: float, low: float, high: float) -> str:
     """Write a share and its interval in whole per cent.
 
-    >>> percentage(0.438, 0.355, 0.533)
-    '44% [36, 53]'
+    >>> percentage(0.438, 0.355, 0.533), percentage(-0.01, -0.05, 0.03)
+    ('44% [36, 53]', '−1% [−5, 3]')
     """
-    return f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
+    return f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]".replace("-", "−")
 
 
 def percentage_at_most(share: float, digits: int = 0) -> str:

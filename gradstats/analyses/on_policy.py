@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import format_estimate, percent
 from gradstats.analyses.printed import ReprMixin
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.stats.jackknife import Estimate, require_level
@@ -173,7 +173,7 @@ class OnPolicyCheck(ReprMixin):
         )
         if "energy_ratio" in estimates and self.energy_prompts < _FEWEST_ENERGY_PROMPTS:
             evidence += f", the last not counted since it rests on effectively {self.energy_prompts:.1f} prompts"
-        return f"{evidence}; {confidence_level:.0%} intervals"
+        return f"{evidence}; {percent(confidence_level)} intervals"
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per quantity: ``quantity, on_policy_value, estimate, low, high, pvalue`` (adjusted by Holm)."""

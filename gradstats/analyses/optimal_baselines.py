@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
-from gradstats.analyses.numbers import format_estimate, minimiser_with_interval, percentage, percentage_at_most
+from gradstats.analyses.numbers import format_estimate, minimiser_with_interval, percent, percentage, percentage_at_most
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
 from gradstats.analyses.variance_notes import why_silent
@@ -395,7 +395,7 @@ def _caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
         f"Variance of leave-one-out baselines over that of {about.get('reference')} and over that of the "
-        f"{about.get('best_learned')}; {about.get('confidence_level', np.nan):.0%} intervals hold for all rows at "
+        f"{about.get('best_learned')}; {percent(about.get('confidence_level', np.nan))} intervals hold for all rows at "
         f"once, over {about.get('n_prompts')} prompts."
     )
 

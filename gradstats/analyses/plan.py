@@ -15,6 +15,7 @@ import scipy
 
 from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.declaration import Analysis, Column
+from gradstats.analyses.numbers import percent
 from gradstats.analyses.points import load_points
 from gradstats.analyses.printed import ReprMixin
 from gradstats.analyses.results import Result
@@ -205,7 +206,7 @@ def plan_alpha(
 
     planned = prompts_for_slope(of_one, half_width, level, degrees=degrees, degrees_of_one=degrees_of_one)
     return PromptPlan(
-        goal=f"α ± {half_width:g} ({level:.0%} interval)",
+        goal=f"α ± {half_width:g} ({percent(level)} interval)",
         aim=f"give α ± {half_width:g}",
         asked={"half_width": half_width, "stderr_of_one": of_one},
         confidence_level=level,
@@ -300,9 +301,9 @@ def plan_ratio(
     power = 0.0 if within is not None else ASSURANCE if equivalent is None else (1.0 + ASSURANCE) / 2.0
     planned = prompts_for_logarithm(distance=distance, level=level, power=power, **precision)
     reference = str(about.get("reference", "the reference"))
-    both, in_studies = f"{estimator} to {reference}", f"({level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+    both, in_studies = f"{estimator} to {reference}", f"({percent(level)} interval, in {ASSURANCE:.0%} of studies)"
     if within is not None:
-        goal = f"a {name} of {both} known to ± {within:.2g} of itself ({level:.0%} interval)"
+        goal = f"a {name} of {both} known to ± {within:.2g} of itself ({percent(level)} interval)"
         aim = f"give the {name} of {both} ± {100 * within:.2g}%"
     elif equivalent is not None:
         lies = f"lies within {equivalent:.2g} of 1, if it is {wanted:.3g}"
@@ -457,7 +458,7 @@ def plan_signal(pilot: VarianceComparison, estimator: str, confidence_level: flo
         return parts.prompts_to_resolve(of, signal, level)
 
     return PromptPlan(
-        goal=f"‖E ĝ‖² of {estimator} resolved ({level:.0%} interval above 0 in {ASSURANCE:.0%} of studies)",
+        goal=f"‖E ĝ‖² of {estimator} resolved ({percent(level)} interval above 0 in {ASSURANCE:.0%} of studies)",
         aim=f"resolve the signal of {estimator}",
         asked={
             "estimator": estimator,
@@ -538,7 +539,8 @@ def plan_critical_batch(
     to_factor = f"to a factor of {factor:g}"
     return PromptPlan(
         goal=(
-            f"the critical batch of {estimator} known {to_factor} ({level:.0%} interval, in {ASSURANCE:.0%} of studies)"
+            f"the critical batch of {estimator} known {to_factor} ({percent(level)} interval, in {ASSURANCE:.0%} of "
+            "studies)"
         ),
         aim=f"give the critical batch of {estimator} {to_factor}",
         asked={"estimator": estimator, "factor": factor, "critical_batch": found.value},

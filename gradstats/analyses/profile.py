@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gradstats.analyses.declaration import Analysis, Column, missing_sketches
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import format_estimate, percent
 from gradstats.analyses.results import Result
 from gradstats.analyses.variance import VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -230,8 +230,8 @@ def _mean(values: Float[np.ndarray, " k"]) -> float:
 
 def _caption(frame: pd.DataFrame) -> str:
     return (
-        f"Profiles of policies, with {frame.attrs['confidence_level']:.0%} intervals where there are any. S is the "
-        "gradient of a completion's log-probability with respect to all measured parameters."
+        f"Profiles of policies, with {percent(frame.attrs['confidence_level'])} intervals where there are any. S is "
+        "the gradient of a completion's log-probability with respect to all measured parameters."
     )
 
 

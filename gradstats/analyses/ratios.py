@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
-from gradstats.analyses.numbers import format_estimate, format_number
+from gradstats.analyses.numbers import format_estimate, format_number, percent
 from gradstats.analyses.results import Result, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL, read_label
 from gradstats.estimators import Batch, Recipe, recipes
@@ -357,8 +357,8 @@ def _draw_effective_shares(frame: pd.DataFrame) -> object:
 
 def _caption(frame: pd.DataFrame) -> str:
     return (
-        f"Importance ratios of the scored to the sampling policy, with {frame.attrs['confidence_level']:.0%} intervals "
-        "over prompts; χ² is the mean of (ρ − 1)²."
+        f"Importance ratios of the scored to the sampling policy, with {percent(frame.attrs['confidence_level'])} "
+        "intervals over prompts; χ² is the mean of (ρ − 1)²."
     )
 
 
@@ -372,8 +372,8 @@ def _row_name(row: dict[str, Any]) -> str:
 
 def _caption_of_clips(frame: pd.DataFrame) -> str:
     caption = (
-        f"Effect of each recipe's clip, with {frame.attrs['confidence_level']:.0%} intervals over prompts. The squared "
-        "norm is that of completions for clips of completions, and of tokens for clips of tokens."
+        f"Effect of each recipe's clip, with {percent(frame.attrs['confidence_level'])} intervals over prompts. The "
+        "squared norm is that of completions for clips of completions, and of tokens for clips of tokens."
     )
     if "unknown" in set(frame["removed_of"]):
         caption += (

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import format_estimate, percent
 from gradstats.analyses.results import ScalarResult, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Estimator, Recipe
@@ -50,7 +50,7 @@ class ImpliedShift(ScalarResult):
         low, high = self.confidence_interval(confidence_level)
         return (
             f"The baseline of {self.estimator} lies {format_estimate(self.delta.value, low, high)} from the group "
-            f"mean, like asymmetric with this δ ({confidence_level:.0%} interval, {self.n_prompts} prompts)."
+            f"mean, like asymmetric with this δ ({percent(confidence_level)} interval, {self.n_prompts} prompts)."
         )
 
 

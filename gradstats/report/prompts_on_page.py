@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import format_estimate, percent
 from gradstats.report.saved_results import SavedResults, completion_means
 from gradstats.rollouts.table import read_rollout_shards
 
@@ -190,7 +190,7 @@ def _sentence(run: SavedResults, table: pd.DataFrame) -> str:
     means = completion_means(run)
     mean = format_estimate(means["mean_reward"], means["mean_reward_low"], means["mean_reward_high"])
     known = np.isfinite(means["mean_reward"])
-    reward = f"Mean reward {mean} ({run.confidence_level:.0%} interval over prompts), " if known else ""
+    reward = f"Mean reward {mean} ({percent(run.confidence_level)} interval over prompts), " if known else ""
     highest, n = table["highest"].to_numpy(dtype=float), table["n"].to_numpy(dtype=int)
     equal = table["lowest"].to_numpy(dtype=float) == highest
     of_n = f"{len(table)} prompts" if len(table) != 1 else "1 prompt"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from gradstats.analyses import registry
+from gradstats.analyses.numbers import percent
 from gradstats.analyses.printed import triples_of
 from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
@@ -122,7 +123,7 @@ def levels_of(runs: Sequence[SavedResults], of: Sequence[str] = ("variance", "al
     """Return the levels of the intervals of some answers of runs, as ``"95%"`` or ``"90% or 95%"``."""
     levels = {run.confidence_level for run in runs if "variance" in of}
     levels |= {run.level_of_alpha for run in runs if "alpha" in of and run.alpha is not None}
-    return OR.join(f"{level:.0%}" for level in sorted(levels))
+    return OR.join(map(percent, sorted(levels)))
 
 
 def several_tables(
