@@ -306,7 +306,7 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
         raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {why_not_judged(judged)}")
     crosses = [cross_signal(moments_of(pool, one), target, pool.sketch_error) for one in (estimator, rloo)]
     if not min(one.estimate().confidence_interval()[0] for one in crosses) > 0:
-        why = "completions are off-policy, where no scale is known"
+        why = "judged by importance weights, under which no scale is known"
         if unit_of(estimator) != unit_of(rloo):
             why = f"it is measured in {unit_of(estimator)}"
         raise ValueError(
@@ -359,7 +359,7 @@ class GroupSizes(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the equivalent group size in words: of several estimators the largest and the smallest."""
         known = sorted((one for one in self.equivalents if not np.isnan(one.value)), key=lambda one: one.value)
-        if not known:
+        if not known or [one.estimator for one in known] == ["rloo"]:  # which is worth itself
             return "No equivalent group size could be estimated."
         least, most = known[0], known[-1]
         if least is most:

@@ -98,13 +98,11 @@ class NoiseRow:
         _, low, high = self.bias
         if math.isnan(low):
             return ""
-        return (
-            "< 1 %"
-            if high < 0.01
-            else f"{100 * low:.0f}–{100 * high:.0f} %"
-            if low >= 0.01
-            else f"≤ {100 * high:.0f} %"
-        )
+        if math.isnan(high):  # 1, which says nothing
+            return f"≥ {100 * low:.0f} %"
+        if high < 0.01:
+            return "< 1 %"
+        return f"{100 * low:.0f}–{100 * high:.0f} %" if low >= 0.01 else f"≤ {100 * high:.0f} %"
 
 
 #: Entry of what a comparison is about: estimators whose relative noise is not resolved from 1, with the prompts that
@@ -221,7 +219,8 @@ def verdicts(
         found += [Verdict("α", _alpha_verdict(alpha.about)), *(one for one in drawn if one.text.startswith("Not "))]
     if comparison is not None:
         found += _on_estimators(comparison, naming)
-    batch = None if batch_sizes is None else _batch(batch_sizes, naming)
+    size = None if comparison is None else of_first_size(comparison)[1]
+    batch = None if batch_sizes is None else _batch(batch_sizes, naming, size)
     return found if batch is None else [*found, batch]
 
 
@@ -327,8 +326,7 @@ def _bias(rows: Sequence[NoiseRow], batch: object, naming: Naming) -> Verdict | 
     biased = sorted((one for one in rows if one.bias[1] >= _WORTH_NAMING), key=lambda one: -one.bias[1])
     if not biased:
         return None
-    low, high = (100 * end for end in biased[0].bias[1:])
-    text = f"{naming(biased[0].labels[0])}: {low:.0f}–{high:.0f} % of the error of a batch of {batch} prompts"
+    text = f"{naming(biased[0].labels[0])}: {biased[0].bias_text()} of the error of a batch of {batch} prompts"
     return Verdict("bias", text + _also(biased[1:], naming))
 
 
@@ -348,12 +346,16 @@ def _open(planned: Mapping[str, int | None], naming: Naming) -> Verdict | None:
     return Verdict("open", f"{names}; about {span} prompts resolve {them} (plan --estimator)")
 
 
-def _batch(batch_sizes: Answer, naming: Naming) -> Verdict | None:
+def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> Verdict | None:
     reference, frame = str(batch_sizes.about.get("reference", "rloo")), batch_sizes.frame
-    for label, critical in zip(frame["estimator"], triples_of(frame, "critical_batch", NOT_NEGATIVE), strict=True):
+    sizes = frame.get("group_size", pd.Series(math.nan, frame.index))
+    criticals = triples_of(frame, "critical_batch", NOT_NEGATIVE)
+    for label, size, critical in zip(frame["estimator"], sizes, criticals, strict=True):
         if label == reference and any(map(math.isfinite, critical)):
-            number = format_estimate(*critical)
-            return Verdict("batch", f"{number} prompts make signal and noise equal ({naming(reference)})")
+            whose = naming(reference)
+            if compared_size is not None and math.isfinite(size) and size != compared_size:
+                whose += f", {size:g} completions a group"
+            return Verdict("batch", f"{format_estimate(*critical)} prompts make signal and noise equal ({whose})")
     return None
 
 

@@ -258,6 +258,13 @@ def test_the_critical_batch_is_that_of_the_reference_and_of_the_question_that_as
 
     assert on_batches() == ["62 [36, 114] prompts make signal and noise equal (rloo)"]
     assert "batch" not in said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}))
+    several = comparison_of(*(("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4)))
+    answer = Answer("batch_size", frame.assign(group_size=8), {"reference": "rloo"})
+    whose = "(rloo, 8 completions a group)"
+    assert (
+        verdicts(None, several, batch_sizes=answer)[-1].text
+        == f"62 [36, 114] prompts make signal and noise equal {whose}"
+    )
     (unresolved,) = on_batches(critical_batch=NAN, critical_batch_high=math.inf)
     assert unresolved.startswith("≥ 36 prompts")
     assert on_batches(critical_batch=NAN, critical_batch_low=NAN, critical_batch_high=NAN) == []
@@ -288,9 +295,14 @@ def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
     assert "avoid" not in found
 
 
+BIAS_UP_TO_1 = {"matched_bias_share_high": 1.0}
+
+
 def test_a_bias_that_matters_is_a_verdict():
     row = ("gspo", 1.2, 0.9, 1.6, {"matched_bias_share_low": 0.66, "matched_bias_share_high": 0.776})
     assert said(RLOO, row)["bias"] == "gspo: 66–78 % of the error of a batch of 128 prompts"
+    open_above = ("gspo", 1.2, 0.9, 1.6, {"matched_bias_share": NAN, "matched_bias_share_low": 0.66} | BIAS_UP_TO_1)
+    assert said(RLOO, open_above)["bias"] == "gspo: ≥ 66 % of the error of a batch of 128 prompts"
 
 
 def test_what_is_not_resolved_from_the_reference_says_how_many_prompts_resolve_it():
