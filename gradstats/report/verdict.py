@@ -348,7 +348,7 @@ def _open(planned: Mapping[str, int | None], naming: Naming) -> Verdict | None:
 
 def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> Verdict | None:
     reference, frame = str(batch_sizes.about.get("reference", "rloo")), batch_sizes.frame
-    sizes = frame.get("group_size", pd.Series(math.nan, frame.index))
+    sizes = frame["group_size"] if "group_size" in frame else [math.nan] * len(frame)
     criticals = triples_of(frame, "critical_batch", NOT_NEGATIVE)
     for label, size, critical in zip(frame["estimator"], sizes, criticals, strict=True):
         if label == reference and any(map(math.isfinite, critical)):
