@@ -22,7 +22,7 @@ from gradstats.analyses.declaration import (
     without_groups,
 )
 from gradstats.analyses.numbers import UNRESOLVED, format_estimate, percent
-from gradstats.analyses.results import Result, Row, column, estimate
+from gradstats.analyses.results import Result, Row, at_level, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -127,12 +127,13 @@ class Allocation(Result):
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
         """Return the remarks, and the best size of ``rloo`` with its interval."""
         if self.best_size is None:
-            return self.remarks
+            return at_level(self.remarks, confidence_level)
         size = format_estimate(*self.best_size.with_interval(confidence_level), limits=(2.0, math.inf))
         best = f"is {size} completions per prompt ({percent(confidence_level)} interval)"
         if size == UNRESOLVED:
             best = f"is not resolved at {percent(confidence_level)}: measure more prompts"
-        return (*self.remarks, f"the best size of rloo, whatever the tokens, {best}")
+        remarks = at_level(self.remarks, confidence_level)
+        return (*remarks, f"the best size of rloo, whatever the tokens, {best}")
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State in words which of the rows has the lowest noise."""

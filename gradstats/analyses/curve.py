@@ -15,7 +15,7 @@ from jaxtyping import Float
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
 from gradstats.analyses.numbers import minimiser_with_interval, percent, percentage_at_most
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import Result, at_level
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -106,7 +106,7 @@ class VarianceCurve(Result):
         """Return the remarks, and at which ends of the curve the interval of the minimiser is cut."""
         low, high = self.confidence_interval(confidence_level)
         if self.lowest is None or self.lowest.discrete or not low < high:
-            return self.remarks
+            return at_level(self.remarks, confidence_level)
         ends = ((low, self.values[0], "first", "below"), (high, self.values[-1], "last", "above"))
         interval = f"the {percent(confidence_level)} interval of {self.parameter}"
         cut = [
@@ -114,7 +114,7 @@ class VarianceCurve(Result):
             for at, end, name, away in ends
             if at == end
         ]
-        return (*self.remarks, *cut)
+        return (*at_level(self.remarks, confidence_level), *cut)
 
     @property
     def minimiser(self) -> float:

@@ -359,8 +359,10 @@ class GroupSizes(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the equivalent group size in words: of several estimators the largest and the smallest."""
         known = sorted((one for one in self.equivalents if not np.isnan(one.value)), key=lambda one: one.value)
-        if not known or [one.estimator for one in known] == ["rloo"]:  # which is worth itself
+        if not known:
             return "No equivalent group size could be estimated."
+        if [one.estimator for one in known] == ["rloo"]:
+            return "Sizes are those of rloo with as much noise; that of no other estimator could be estimated."
         least, most = known[0], known[-1]
         if least is most:
             return most.sentence(confidence_level)

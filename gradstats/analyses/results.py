@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +16,39 @@ from gradstats.stats.jackknife import UNKNOWN, interval_columns, require_level
 from gradstats.stats.variance.quantities import NO_LIMITS, Limits
 from gradstats.system.lazy_imports import pd
 from gradstats.system.outputs import write_table
+
+
+class LevelNote(str):
+    """A note on intervals, which depends on their level; as a text it is the note at 95 %."""
+
+    at: Callable[[float], str]  # the note at a level; "" where nothing is to be said
+
+    @classmethod
+    def of(cls, at: Callable[[float], str]) -> LevelNote | None:
+        """Return the note; None where nothing is to be said at 95 %."""
+        if not at(CONFIDENCE_LEVEL):
+            return None
+        note = cls(at(CONFIDENCE_LEVEL))
+        note.at = at
+        return note
+
+    def after(self, beginning: str) -> LevelNote:
+        """Return the note after a beginning."""
+        note = type(self)(beginning + self)
+        note.at = partial(_after, beginning, self.at)
+        return note
+
+
+def _after(beginning: str, at: Callable[[float], str], confidence_level: float) -> str:
+    said = at(confidence_level)
+    return beginning + said if said else ""
+
+
+def at_level(notes: Iterable[str], confidence_level: float) -> tuple[str, ...]:
+    """Return the notes that are to be made at a level."""
+    said = (note.at(confidence_level) if isinstance(note, LevelNote) else note for note in notes)
+    return tuple(filter(None, said))
+
 
 _KEY = "column"
 # Whether the value of a field is a pair, which are the columns NAME_low and NAME_high.
@@ -128,8 +163,8 @@ class Result(ReprMixin):
         return {**{name: getattr(self, name) for name in self.stated}, "notes": list(getattr(self, "notes", ()))}
 
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
-        """Return the notes of an answer at a level, which are those of the result where none depends on it."""
-        return tuple(getattr(self, "notes", ()))
+        """Return the notes of an answer at a level."""
+        return at_level(getattr(self, "notes", ()), confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row of declared columns for each of ``rows``.

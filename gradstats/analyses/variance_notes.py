@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 import numpy as np
 
-from gradstats.analyses.numbers import format_estimate, format_number
-from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.analyses.numbers import format_estimate, format_number, percent
+from gradstats.analyses.results import LevelNote
 from gradstats.estimators import Batch, Recipe
 from gradstats.estimators.baselines.scaled import of_both_signs
 from gradstats.estimators.baselines.weighted import FITTED_ELSEWHERE
@@ -81,14 +82,21 @@ def warnings_about(
             f"{n_prompts} prompts make only 2 disjoint batches of {pool.batch_prompts}, too few for intervals of "
             f"{_listed(across)}, which are NaN: lower prompts_per_batch or measure more prompts"
         )
+    if (note := LevelNote.of(partial(_on_unresolved, rows, n_prompts))) is not None:
+        yield note
+
+
+def _on_unresolved(rows: Sequence[EstimatorVariance], n_prompts: int, level: float) -> str:
     known = [row for row in rows if np.isfinite(row.signal_sq.stderr) and row.trace_cov.value > 0]
-    if unresolved := [row for row in known if not row.resolved(CONFIDENCE_LEVEL)]:
-        yield (
-            f"the signal ‖E ĝ‖² is not resolved for {_named(unresolved, rows)}: its {CONFIDENCE_LEVEL:.0%} interval "
-            "reaches down to 0. Noise-to-signal therefore has only a lower end, and the cosine and a "
-            f"{JUDGED.heading} with an estimated scale are shown only where they are resolved themselves. "
-            f"{_prompts_needed(unresolved, n_prompts)}"
-        )
+    unresolved = [row for row in known if not row.resolved(level)]
+    if not unresolved:
+        return ""
+    return (
+        f"the signal ‖E ĝ‖² is not resolved for {_named(unresolved, rows)}: its {percent(level)} interval "
+        "reaches down to 0. Noise-to-signal therefore has only a lower end, and the cosine and a "
+        f"{JUDGED.heading} with an estimated scale are shown only where they are resolved themselves. "
+        f"{_prompts_needed(unresolved, n_prompts, level)}"
+    )
 
 
 def _about_group_means(pool: PooledCompletions, estimators: Sequence[Weighting]) -> dict[str, list[str]]:
@@ -138,16 +146,14 @@ def _unwrapped(estimator: Weighting) -> Weighting:
     return estimator
 
 
-def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int) -> str:
+def _prompts_needed(unresolved: Sequence[EstimatorVariance], n_prompts: int, level: float) -> str:
     """Say how many prompts would resolve the most demanding row, as the plan of that row does."""
     plans = []
     for row in unresolved:
         parts, signal = row.signal_components, row.signal_sq
         if parts is not None:
-            high = signal.confidence_interval(CONFIDENCE_LEVEL)[1]
-            needed, at_least = (
-                parts.prompts_to_resolve(of, signal.value, CONFIDENCE_LEVEL) for of in (signal.value, high)
-            )
+            high = signal.confidence_interval(level)[1]
+            needed, at_least = (parts.prompts_to_resolve(of, signal.value, level) for of in (signal.value, high))
             plans.append((needed, at_least, row.label))
     if not plans or not np.isfinite(max(plans)[1]):
         return f"To resolve it, measure many more prompts than {n_prompts}"
@@ -196,12 +202,8 @@ def remarks_about(
             "alpha=within_prompt weights each prompt by the exponent fitted to the other prompts "
             f"({exponents.min():.3g} to {exponents.max():.3g}); intervals treat these exponents as known"
         )
-    resolved = [row for row in rows if row.resolved(CONFIDENCE_LEVEL)]
-    if barely := [row.label for row in resolved if row.signal_sq.value < _BARELY * row.signal_sq.stderr]:
-        yield (
-            f"‖E ĝ‖² is barely resolved for {_listed(barely)}: such estimates are too large on average, and "
-            "noise-to-signal is too small. Rely on the intervals"
-        )
+    if (note := LevelNote.of(partial(_on_barely_resolved, rows))) is not None:
+        yield note
     if dealt := [row for row in rows if row.n_deals is not None]:
         yield _about_deals(pool, dealt)
     if clipped := [f"{row.clipped_share:.1%} ({row.label})" for row in rows if np.isfinite(row.clipped_share)]:
@@ -281,13 +283,27 @@ def _about_heavy_tails(
     )
 
 
+def _on_barely_resolved(rows: Sequence[EstimatorVariance], level: float) -> str:
+    resolved = [row for row in rows if row.resolved(level)]
+    barely = [row.label for row in resolved if row.signal_sq.value < _BARELY * row.signal_sq.stderr]
+    if not barely:
+        return ""
+    return (
+        f"‖E ĝ‖² is barely resolved for {_listed(barely)}: such estimates are too large on average, and "
+        "noise-to-signal is too small. Rely on the intervals"
+    )
+
+
 def notes_of_each(notes: Sequence[Sequence[str]], names: Sequence[str]) -> list[str]:
     """Return the notes of several comparisons, each after the name of its own; common ones only once, at the end."""
     if len(names) == 1:
         return list(notes[0])
     common = [note for note in notes[0] if all(note in others for others in notes)]
     of_one = [
-        f"{name}: {note}" for name, remarks in zip(names, notes, strict=True) for note in remarks if note not in common
+        note.after(f"{name}: ") if isinstance(note, LevelNote) else f"{name}: {note}"
+        for name, remarks in zip(names, notes, strict=True)
+        for note in remarks
+        if note not in common
     ]
     return [*of_one, *common]
 
@@ -330,25 +346,29 @@ def target_attrs(target: TargetChoice, confidence_level: float) -> dict[str, obj
     }
 
 
-def about_target(target: TargetChoice) -> str | None:
+def about_target(target: TargetChoice) -> LevelNote | None:
     """State how a target was chosen; None in the plain case."""
+    return LevelNote.of(partial(_about_target, target))
+
+
+def _about_target(target: TargetChoice, level: float) -> str:
     ratios = target.ratios
     settings = [f"the sampler's settings differ ({', '.join(target.differences)})"] if target.differences else []
     if target.kind == "on_policy" and not target.agree:
-        reasons = [*([] if ratios is None else [f"χ² of whole completions is {_short(ratios)}"]), *settings]
+        reasons = [*([] if ratios is None else [f"χ² of whole completions is {_short(ratios, level)}"]), *settings]
         return (
             f"bias and cosine are judged against rloo as asked for, although {' and '.join(reasons)}: rloo is then not "
             "the gradient of the scored policy, which target='importance' judges against"
         )
     if ratios is None:
-        return None
+        return ""
     if target.kind == "on_policy":
         return (
-            f"the samples count as on-policy: importance ratios have χ² = {_short(ratios)}, which moves the gradient "
-            f"by at most {format_number(float(np.sqrt(ratios.chi_squared.value)), 2)} of a completion's"
+            f"the samples count as on-policy: importance ratios have χ² = {_short(ratios, level)}, which moves the "
+            f"gradient by at most {format_number(float(np.sqrt(ratios.chi_squared.value)), 2)} of a completion's"
         )
-    low, high = ratios.effective_size_interval(0.95)
-    reasons = [*([f"χ² of whole completions is {_short(ratios)}"] if target.far else []), *settings]
+    low, high = ratios.effective_size_interval(level)
+    reasons = [*([f"χ² of whole completions is {_short(ratios, level)}"] if target.far else []), *settings]
     because = f", since {' and '.join(reasons)}" if reasons else ""
     return (
         f"{_AGAINST_TARGET} are judged against the importance-weighted gradient of the scored policy (rloo_is)"
@@ -357,8 +377,8 @@ def about_target(target: TargetChoice) -> str | None:
     )
 
 
-def _short(ratios: RatioSpread) -> str:
-    low, high = ratios.chi_squared.confidence_interval(0.95)
+def _short(ratios: RatioSpread, level: float) -> str:
+    low, high = ratios.chi_squared.confidence_interval(level)
     return format_estimate(ratios.chi_squared.value, low, high)
 
 

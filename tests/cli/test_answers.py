@@ -147,16 +147,10 @@ def test_the_first_screen_of_every_question_is_short(question, measured, monkeyp
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_screen_states_the_level_of_its_intervals_and_means_no_other(question, measured, monkeypatch, capsys):
     words = ("ask", measured, question, *QUESTIONS[question], "--confidence-level", 0.5)
-    # Notes on a comparison are made before a level is chosen, and name their own.
-    more = (
-        ["--all"]
-        if question in ("variance", "group_sizes", "batch_size", "curve", "optimal_baselines")
-        else ["--all", "--notes"]
-    )
     code, out, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
     assert " ".join(out.split()).count("50% interval") == 1
-    code, out, err = run(monkeypatch, capsys, *words, *more)
+    code, out, err = run(monkeypatch, capsys, *words, "--all", "--notes")
     assert code == 0, err
     # Below its tables and sentences alone where none of them has a level, as that of a plan.
     assert ("\n  50% intervals" in out) == (question == "plan")
