@@ -545,7 +545,8 @@ def test_the_questions(monkeypatch, capsys, measured):
     words = ("ask", measured, "group_sizes", "rloo", "--group-size", 4)
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0
-    assert "Sizes are those of rloo with as much noise; that of no other estimator could be estimated" in " ".join(out.split())
+    said = "Sizes are those of rloo with as much noise; that of no other estimator could be estimated."
+    assert said in " ".join(out.split())
     assert "equivalent group size" in run(monkeypatch, capsys, *words, "--all")[1]
     code, out, _ = run(monkeypatch, capsys, "ask", measured, "shift", "length_weighted(alpha=0.8)")
     assert code == 0
