@@ -43,7 +43,7 @@ SETTLED = "settled"
 #: Entry of what an answer of a run is about: the estimators of the run that the question leaves out, where it does.
 LEFT_OUT = "left_out"
 # What only holds at a level: intervals, bounds, and what is shown by them.
-_OF_A_LEVEL = re.compile(r"\[|≥|≤|at most|\bshown\b|\bresolved\b")
+_OF_A_LEVEL = re.compile(r"\[|≥|≤|±|at most|\bshown\b|\bresolved?\b")
 #: The places whose tables have a column that has a heading.
 PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
@@ -440,7 +440,7 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
 def _with_level(sentence: str, confidence_level: float) -> str:
     """Return a sentence that names the level of its intervals and bounds, where that is not the usual one."""
     level = percent(confidence_level)
-    if confidence_level == CONFIDENCE_LEVEL or level in sentence or not _OF_A_LEVEL.search(sentence):
+    if confidence_level == CONFIDENCE_LEVEL or f"{level} interval" in sentence or not _OF_A_LEVEL.search(sentence):
         return sentence
     return f"{sentence.removesuffix('.')}; {level} intervals."
 

@@ -22,7 +22,7 @@ from gradstats.analyses.declaration import (
     without_groups,
 )
 from gradstats.analyses.numbers import ROUNDING, format_estimate, percent
-from gradstats.analyses.results import Result, ScalarResult, column, estimate
+from gradstats.analyses.results import RemarkedResult, ScalarResult, column, estimate
 from gradstats.analyses.variance import (
     COLUMNS,
     VarianceComparison,
@@ -317,13 +317,13 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
 
 
 @dataclass(frozen=True, repr=False)
-class GroupSizes(Result):
+class GroupSizes(RemarkedResult):
     r"""The variance of estimators in groups of several sizes, and the sizes at which RLOO is as noisy as they are.
 
     Attributes:
         comparison: a row for each estimator and size.
         equivalents: of the estimators for which an equivalent group size is defined.
-        notes: what a reader has to know, one sentence each.
+        remarks: what a reader has to know, one sentence each.
         group_size_of_run: completions of each prompt; None where prompts have different numbers.
     """
 
@@ -333,7 +333,7 @@ class GroupSizes(Result):
 
     comparison: VarianceComparison
     equivalents: tuple[EquivalentGroupSize, ...]
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     group_size_of_run: int | None = None
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -446,7 +446,7 @@ def variance_by_group_size(
     return GroupSizes(
         comparison,
         tuple(equivalents),
-        (*comparison.notes, *notes),
+        (*comparison.remarks, *notes),
         int(of_prompts[0]) if of_prompts.min() == of_prompts.max() else None,
     )
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
 from gradstats.analyses.numbers import format_estimate, minimiser_with_interval, percent, percentage, percentage_at_most
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import RemarkedResult
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
 from gradstats.analyses.variance_notes import why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -248,7 +248,7 @@ _RATIO_ENDS = ("", "_low", "_high", "_simultaneous_low", "_simultaneous_high")
 
 
 @dataclass(frozen=True, repr=False)
-class OptimalBaselines(Result):
+class OptimalBaselines(RemarkedResult):
     r"""Learned baselines beside published ones and the oracle; ``.to_frame()`` is the table.
 
     A prompt m has the parameters :math:`\hat β_m = \arg\min_β V_{(m)}(β)`, with the variance of the others.
@@ -273,9 +273,9 @@ class OptimalBaselines(Result):
         return self.to_learned.reference
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the table has to know."""
-        return self.to_oracle.notes
+    def remarks(self) -> tuple[str, ...]:
+        """What may be said of the table."""
+        return self.to_oracle.remarks
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per baseline: the columns of :func:`gradstats.compare`, with ratios to the oracle, and more.
@@ -387,7 +387,7 @@ def optimal_baselines(
     tables = []
     for reference in (chosen[-1], best):
         table, warned = compare_at_group_size(inputs, pool, rows, reference, judged)
-        tables.append(replace(table, notes=(*warned, *table.notes)))
+        tables.append(replace(table, remarks=(*warned, *table.remarks)))
     return OptimalBaselines(tuple(learned), *tables)
 
 
