@@ -405,7 +405,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     require_columns(frame, columns, "draw what allocate() gives")
     of_reference = frame.loc[frame["group_size"] == frame.loc[~frame["extrapolated"].astype(bool), "group_size"].max()]
     of_reference.attrs = {"reference": "rloo"} | frame.attrs
-    short = short_rows(of_reference, "relative_noise")
+    short = short_rows(of_reference, "relative_noise", named_by_size=True)
     lines, shown = list(map(str, short.drawn["estimator"])), names_in(short.drawn)
     labels = [shown[label] for label in lines]
     keys = interval_keys(frame, ["relative_noise"])

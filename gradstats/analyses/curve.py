@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jaxtyping import Float
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, level_of, missing_sketches
 from gradstats.analyses.numbers import minimiser_with_interval, percent, percentage_at_most
 from gradstats.analyses.results import RemarkedResult, at_level
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
@@ -500,16 +500,17 @@ def draw_curve(frame: pd.DataFrame) -> object:
 def _figure_caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
-        f"Variance, cosine and bias of {about.get('curve')} along {about.get('parameter')}: pointwise bands (grey) and "
-        "simultaneous ones (thin lines); the diamond is the lowest point with its interval."
+        f"Variance, cosine and bias of {about.get('curve')} along {about.get('parameter')}: {level_of(frame)}pointwise "
+        "bands (grey) and simultaneous ones (thin lines); the diamond is the lowest point with its interval."
     )
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    about = frame.attrs
+    about, sizes = frame.attrs, set(frame["group_size"])
+    size = f"of {next(iter(sizes)):g} completions" if len(sizes) == 1 and frame["group_size"].notna().all() else ""
     return (
-        f"{about.get('curve')} along {about.get('parameter')}, with pointwise "
-        f"{percent(about.get('confidence_level', np.nan))} intervals over {about.get('n_prompts')} prompts."
+        f"{about.get('curve')} along {about.get('parameter')}, groups {size or 'of several sizes'}, with pointwise "
+        f"{level_of(frame)}intervals over {about.get('n_prompts')} prompts."
     )
 
 

@@ -347,7 +347,8 @@ def test_notes_are_those_of_the_level_of_the_answer(policy):
     for level, is_resolved in ((0.8, True), (0.95, True), (0.99, False)):
         notes = registry.get("variance").answer_of(compared, level).notes
         assert any(f"its {level:.0%} interval reaches" in note for note in notes) != is_resolved, level
-        assert all(notes) and list(notes) == compared.to_frame(level).attrs["notes"], level
+        assert all(notes), level
+        assert list(notes) == compared.to_frame(level).attrs["notes"], level
     assert compared.notes == compared.notes_at(0.95)
 
 
