@@ -182,6 +182,8 @@ class Analysis(Tabulated):
     source: Callable[..., Any] = measurement
     #: Why a measurement cannot be asked, with the remedy, as far as what it holds tells; "" where nothing is missing.
     unavailable_because: Callable[[Measurement], str] = lambda measured: ""
+    #: Why a run with these settings has no answer, whatever it draws, with the remedy; "" where it may have one.
+    unanswerable_because: Callable[[Experiment, Mapping[str, Any]], str] = lambda experiment, settings: ""
     figures: tuple[AnalysisFigure, ...] = ()
     ranking: Ranking | None = None
     display_frame: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
@@ -290,12 +292,12 @@ class Analysis(Tabulated):
         """What an experiment file may set: name → the argument of ``ask`` that it is."""
         return {"seed" if argument == "rng" else argument: argument for argument in self.options}
 
-    def refuse_settings(self, settings: Mapping[str, Any], section: VarianceSection) -> None:
+    def refuse_settings(self, settings: Mapping[str, Any], experiment: Experiment) -> None:
         """Refuse settings of an experiment file before anything is computed.
 
         Raises:
             ValueError: for one that there is not, one that is missing, or a value of another type; for a question
-                that belongs elsewhere, or reads something else than a measurement.
+                that belongs elsewhere, reads something else than a measurement, or cannot be answered.
             KeyError: for an unknown estimator.
         """
         if self.section:
@@ -324,6 +326,8 @@ class Analysis(Tabulated):
             if reason:
                 raise ValueError(f"{name} is {value!r}: {reason}")
         self.estimators_in(settings)
+        if reason := self.unanswerable_because(experiment, settings):
+            raise ValueError(reason)
 
     @property
     def required(self) -> list[str]:

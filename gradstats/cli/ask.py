@@ -337,6 +337,7 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: Mapping[str, Any
 
 def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: Mapping[str, Any]) -> None:
     """Print what answers: verdicts on α or on estimators, or else a sentence and a short table; the rest on request."""
+    from gradstats.analyses import registry
     from gradstats.analyses.declaration import SETTLED
     from gradstats.analyses.numbers import percent
     from gradstats.cli.answers import answer_screen, first_screen
@@ -346,6 +347,9 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
     everything, with_notes, source = given["everything"], given["notes"], str(given["source"])
     frames = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
     tables = [one for one in analysis.tables if one.shown_in("terminal") and len(frames.get(one.name, ()))]
+    if analysis.section == "length_scaling" and found.by_block is not None:
+        tables.append(registry.get("alpha_by_block"))
+        frames["alpha_by_block"] = found.by_block
     level = answer.about["confidence_level"]
     said = [one.caption(frames[one.name]) for one in tables] if everything else []
     said += [] if analysis.section else [answer.sentence]

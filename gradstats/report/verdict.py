@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class Verdict:
     """One line of the answer.
 
     Attributes:
-        topic: what it is about, in a word: α, best, avoid, bias, open, batch.
+        topic: what it is about, in a word or two: α, best, avoid, bias, open, batch, left out.
         text: the verdict.
     """
 
@@ -222,6 +222,15 @@ def verdicts(
     size = None if comparison is None else of_first_size(comparison)[1]
     batch = None if batch_sizes is None else _batch(batch_sizes, naming, size)
     return found if batch is None else [*found, batch]
+
+
+#: Beginning of the remark of a run on a question that its data or settings allow no answer to.
+LEFT_OUT = "left out: "
+
+
+def left_out(remarks: Iterable[str]) -> list[Verdict]:
+    """Return a line for each question that a run has no answer to, with the reason."""
+    return [Verdict(LEFT_OUT, one.removeprefix(LEFT_OUT)) for one in remarks if one.startswith(LEFT_OUT)]
 
 
 def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:

@@ -275,6 +275,13 @@ def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp
     assert about["minimiser"] == pytest.approx(expected.attrs["minimiser"])
 
 
+def test_a_comparison_as_json_says_its_answer(monkeypatch, capsys, measured):
+    _, out, _ = run(monkeypatch, capsys, "variance", measured, "--estimators", "rloo", "reinforce", "--json")
+    sentence = json.loads(out)["sentence"]
+    assert sentence.endswith(".")
+    assert "rloo" in sentence
+
+
 def test_as_json_with_options(monkeypatch, capsys, measured):
     words = ["ask", measured, "curve", "rloo", "group_size=2,4", "--json", "--reference", "reinforce"]
     code, out, _ = run(monkeypatch, capsys, *words)
@@ -436,6 +443,8 @@ def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     assert f" {method} {format_estimate(fit.alpha, *fit.confidence_interval())} " in joined(out)
     assert "Consistent with on-policy sampling" in joined(out)
     assert "12 of 240 completions were cut off at the cap; without them: α =" in joined(out)
+    assert "Length exponent α of each block of parameters, 95% intervals" in joined(out)
+    assert " attention " in joined(out)
 
 
 def test_alpha_by_another_interval(monkeypatch, capsys, points):

@@ -107,6 +107,10 @@ def test_each_command_on_the_page_gives_the_answer_of_the_run_again(experiment, 
         ({"variance": {"estimators": ["rloo"]}}, "analyses.variance: .*with the settings of its section `variance:`"),
         ({"variance": False}, "analyses.variance: .*with the settings of its section `variance:`"),
         ({"alpha": True}, "analyses.alpha: .*with the settings of its section `length_scaling:`"),
+        (
+            {"optimal_baselines": {"target": "importance"}},
+            "analyses.optimal_baselines: .* have no importance weights, so that target='importance' does not judge",
+        ),
         ({"allocation": {"estimators": ["rlo"]}}, "analyses.allocation: no estimator is called 'rlo'"),
     ],
 )
