@@ -40,7 +40,7 @@ POINTS = "length_scaling"
 ORDER = "order"
 #: Entry of what an answer is about: true where the sentence says all, and the rows add nothing to it.
 SETTLED = "settled"
-#: Entry of what an answer of a run is about: the estimators of the run that the question leaves out, where it does.
+#: Entry of what an answer of a run is about: the estimators of the run that the question could take and leaves out.
 LEFT_OUT = "left_out"
 # What only holds at a level: intervals, bounds, and what is shown by them.
 _OF_A_LEVEL = re.compile(r"\[|≥|≤|±|at most|\bshown\b|\bresolved?\b")
@@ -367,11 +367,18 @@ class Analysis(Tabulated):
         asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
         asked |= {name: as_text(value) for name, value in settings.items() if value is not None}
         about: dict[str, Any] = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
+        batch_level: list[str] = []
         if "estimators" in arguments and "estimators" not in settings:
             compared = {one.label for one in self.estimators_in({"estimators": arguments["estimators"]})}
-            left_out = [one.label for one in map(estimators.get, of_run) if one.label not in compared]
-            about |= {LEFT_OUT: left_out} if left_out else {}
-        return found, self.answer_of(found, arguments["confidence_level"], {} if self.section else asked, about)
+            left_out = [one for one in map(estimators.get, of_run) if one.label not in compared]
+            batch_level = [one.label for one in left_out if one.across_groups]
+            others = [one.label for one in left_out if not one.across_groups]
+            about |= {LEFT_OUT: others} if others else {}
+        answer = self.answer_of(found, arguments["confidence_level"], {} if self.section else asked, about)
+        if batch_level:
+            said = "batch-level estimators are left out, since groups are looked at one by one here"
+            answer = replace(answer, notes=(*answer.notes, f"{said}: {', '.join(batch_level)}"))
+        return found, answer
 
     def answer_in_run(
         self, measured: Measurement, experiment: Experiment, settings: Mapping[str, Any]
