@@ -237,11 +237,11 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
     narrower = 100.0 * (1.0 - np.sqrt(max(1.0 - left, 0.0)))
+    more = f", and more shuffles would narrow intervals by at most {narrower:.1f} %" if np.isfinite(left) else ""
     return (
         f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} "
         f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all prompts were shuffled into new batches {times} "
-        f"times, and more shuffles would narrow intervals by at most {narrower:.1f} %. Shares of bias are those of one "
-        "such batch"
+        f"times{more}. Shares of bias are those of one such batch"
     )
 
 

@@ -251,7 +251,8 @@ def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
         )
     if answer.question == "variance":
         said = {one.topic: one.text for one in _on_estimators(answer, naming)}
-        best, avoid = said.get("best", ""), said.get("avoid", "")
+        best = said.get("best", "; ".join(what_is_open(answer, naming)))
+        avoid = said.get("avoid", "")
         sentences = [best[:1].upper() + best[1:], f"Avoid {avoid}" if avoid else ""]
         return " ".join(f"{sentence}." for sentence in sentences if sentence)
     return answer.sentence

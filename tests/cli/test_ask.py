@@ -280,6 +280,9 @@ def test_a_comparison_as_json_says_its_answer(monkeypatch, capsys, measured):
     sentence = json.loads(out)["sentence"]
     assert sentence.endswith(".")
     assert "rloo" in sentence
+    words = ("--estimators", "grpo", "recipe:gmpo", "--confidence-level", 0.9999999, "--json")
+    _, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
+    assert json.loads(out)["sentence"].startswith("Not resolved: grpo")
 
 
 def test_as_json_with_options(monkeypatch, capsys, measured):
