@@ -306,12 +306,14 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
         raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {why_not_judged(judged)}")
     crosses = [cross_signal(moments_of(pool, one), target, pool.sketch_error) for one in (estimator, rloo)]
     if not min(one.estimate().confidence_interval()[0] for one in crosses) > 0:
-        why = "judged by importance weights, under which no scale is known"
+        why = "the completions count as off-policy, for which no scale is known"
+        if judged.kind == "importance":
+            why = "judged by importance weights, under which no scale is known"
         if unit_of(estimator) != unit_of(rloo):
             why = f"it is measured in {unit_of(estimator)}"
         raise ValueError(
-            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved by "
-            f"{pool.groups.n_prompts} prompts ({why}): measure more prompts"
+            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved at "
+            f"{percent(CONFIDENCE_LEVEL)} by {pool.groups.n_prompts} prompts ({why}): measure more prompts"
         )
     return crosses[0] / crosses[1]
 
