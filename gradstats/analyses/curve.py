@@ -506,10 +506,11 @@ def _figure_caption(frame: pd.DataFrame) -> str:
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    about, sizes = frame.attrs, set(frame["group_size"])
-    size = f"of {next(iter(sizes)):g} completions" if len(sizes) == 1 and frame["group_size"].notna().all() else ""
+    about, sizes = frame.attrs, set(frame["group_size"].to_numpy(dtype=float))
+    known = len(sizes) == 1 and np.isfinite([*sizes]).all()  # NaN where prompts have different numbers
+    size = f"of {min(sizes):g} completions" if known else "of several sizes"
     return (
-        f"{about.get('curve')} along {about.get('parameter')}, groups {size or 'of several sizes'}, with pointwise "
+        f"{about.get('curve')} along {about.get('parameter')}, groups {size}, with pointwise "
         f"{level_of(frame)}intervals over {about.get('n_prompts')} prompts."
     )
 
