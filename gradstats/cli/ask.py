@@ -246,7 +246,8 @@ def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Map
             found = found.with_throughput(_cost_of(source))
             answer = replace(analysis.answer_of(found, arguments["confidence_level"]), about=answer.about)
         # What qualifies the first sentence is read with the notes.
-        said = [one for one in (found.sentences() if hasattr(found, "sentences") else ()) if one != answer.sentence]
+        said = found.sentences() if hasattr(found, "sentences") else ()
+        said = [one for one in said if not answer.sentence.startswith(one.removesuffix("."))]
         answer = replace(answer, question=label, notes=tuple(dict.fromkeys([*said, *answer.notes])))
         if given["as_json"]:
             terminal.print_answer(answer, analysis)
