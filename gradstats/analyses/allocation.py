@@ -22,7 +22,7 @@ from gradstats.analyses.declaration import (
     without_groups,
 )
 from gradstats.analyses.numbers import UNRESOLVED, format_estimate, percent
-from gradstats.analyses.results import Result, Row, at_level, column, estimate
+from gradstats.analyses.results import RemarkedResult, Row, at_level, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -92,7 +92,7 @@ class AllocationRow(Row):
 
 
 @dataclass(frozen=True, repr=False)
-class Allocation(Result):
+class Allocation(RemarkedResult):
     r"""The noise at an equal number of tokens, :math:`N \bar L\,\mathrm{tr\,Cov}(g)/(c² T)`.
 
     Attributes:
@@ -118,11 +118,6 @@ class Allocation(Result):
     n_prompts: int
     remarks: tuple[str, ...] = ()
     best_size: Estimated | None = None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader has to know, one sentence each."""
-        return self.notes_at(CONFIDENCE_LEVEL)
 
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
         """Return the remarks, and the best size of ``rloo`` with its interval."""
@@ -410,7 +405,7 @@ def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) 
     require_columns(frame, columns, "draw what allocate() gives")
     of_reference = frame.loc[frame["group_size"] == frame.loc[~frame["extrapolated"].astype(bool), "group_size"].max()]
     of_reference.attrs = {"reference": "rloo"} | frame.attrs
-    short = short_rows(of_reference, "relative_noise")
+    short = short_rows(of_reference, "relative_noise", named_by_size=True)
     lines, shown = list(map(str, short.drawn["estimator"])), names_in(short.drawn)
     labels = [shown[label] for label in lines]
     keys = interval_keys(frame, ["relative_noise"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from gradstats.analyses.declaration import (
     missing_sketches,
 )
 from gradstats.analyses.numbers import format_estimate, percentage, percentage_at_most
-from gradstats.analyses.results import Result, Row, column, estimate
+from gradstats.analyses.results import LevelNote, RemarkedResult, Row, column, estimate
 from gradstats.analyses.variance_notes import about_target, remarks_about, warnings_about, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.options import Target as AskedTarget
@@ -109,12 +110,14 @@ class BatchRow(Row):
         sentence="Prompts for equal alignment: as a multiple of those of the reference.",
     )  # fmt: skip
     silent_tokens: Estimated = estimate("share of tokens in such groups", limits=SHARE)
-    prompts_to_resolve: float = column("prompts that would resolve the signal, by estimate; NaN where it is resolved")
+    prompts_to_resolve: Callable[[float], float] = column(
+        "prompts that would resolve the signal, by estimate; NaN where it is resolved"
+    )
     of_batches: Alignment | None = None  # from which the alignment at any size follows
 
 
 @dataclass(frozen=True, repr=False)
-class BatchSizes(Result):
+class BatchSizes(RemarkedResult):
     r"""What a step of a batch reaches: :math:`ρ(B) = 1/(1/\cos² + B^*/B)`.
 
     Attributes:
@@ -123,7 +126,7 @@ class BatchSizes(Result):
         reference: label of the estimator that savings are relative to.
         target: what the alignment is judged against.
         n_prompts: prompts it rests on.
-        notes: what could not be estimated, and why.
+        remarks: what could not be estimated, and why.
     """
 
     question: ClassVar[str] = "batch_size"
@@ -135,11 +138,11 @@ class BatchSizes(Result):
     reference: str
     target: TargetChoice
     n_prompts: int
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level."""
-        return {"reference": self.reference, "target": self.target.kind, "notes": list(self.notes)}
+        """Return what the frame's ``.attrs`` state besides the level and the notes."""
+        return {"reference": self.reference, "target": self.target.kind}
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State what the batch reaches, how many prompts reach one half, what twice as many add, and what is silent."""
@@ -182,8 +185,8 @@ class BatchSizes(Result):
         told = f"of {row.estimator} reaches at most {percentage_at_most(most)} of a noiseless one's gain"
         if not most < 1.0:
             told = f"of {row.estimator} may reach anything"
-        known = np.isfinite(row.prompts_to_resolve)
-        more = f"about {_count(row.prompts_to_resolve)} prompts like these" if known else "only more prompts"
+        needed = row.prompts_to_resolve(confidence_level)
+        more = f"about {_count(needed)} prompts like these" if np.isfinite(needed) else "only more prompts"
         return f"{batch} {told}; {more} resolve the signal."
 
 
@@ -287,10 +290,10 @@ def batch_size(
         if np.array_equal(goal.weights, beside.weights):
             goal = beside
         *found, of_base = pool.rows([*chosen, base], base, beside, [goal] * (len(chosen) + 1))
-    parts = None
+    parts = signal = None
     if goal.moments is not None:
+        signal = goal.moments.signal
         parts = signal_components(goal.moments.first_means(MOST_PAIRED_PROMPTS), goal.moments.signs)
-    needed = math.nan if goal.moments is None or parts is None else _prompts_to_resolve(goal.moments.signal, parts)
     base_alignment, rows = alignment_of(of_base, parts), []
     for label, one, row in zip(labels, chosen, found, strict=True):
         alignment = alignment_of(row, parts)
@@ -312,11 +315,11 @@ def batch_size(
                 silent_groups=share_saved(row.kept_share),
                 relative_prompts=None if alignment is None else row.matched_ratio,
                 silent_tokens=share_saved(_kept_tokens(pool, one)),
-                prompts_to_resolve=math.nan if np.isfinite(_of(critical, CONFIDENCE_LEVEL)[0]) else needed,
+                prompts_to_resolve=partial(_prompts_to_resolve, critical, signal, parts),
                 of_batches=alignment,
             )
         )
-    notes = [
+    notes: list[str | None] = [
         why_not_judged(judged),
         about_target(judged),
         *warnings_about(pool, found, chosen),
@@ -324,10 +327,11 @@ def batch_size(
     ]
     if any(one.across_groups for one in chosen) and dealt < round(n_groups):
         notes.append(f"batch-level estimators are dealt batches of {dealt} prompts, a quarter of those measured")
-    if rows and _of(rows[0].silent_groups, CONFIDENCE_LEVEL)[0] > 0:
+    if rows:
         # What is left of a batch without some of its groups has other weights where these depend on the batch.
-        notes.append(_about_silent(rows[0], None if chosen[0].across_groups else rows[0].of_batches))
-    told = tuple(dict.fromkeys(filter(None, notes)))
+        of_batches = None if chosen[0].across_groups else rows[0].of_batches
+        notes.append(LevelNote.of(partial(_about_silent, rows[0], of_batches)))
+    told = tuple(dict.fromkeys(note for note in notes if note is not None))
     return BatchSizes(tuple(rows), n_groups, reference, judged, groups.n_prompts, told)
 
 
@@ -344,11 +348,15 @@ def _groups_asked_for(prompts: float | None, tokens: float | None, per_prompt: f
     return float(asked)
 
 
-def _prompts_to_resolve(signal: Statistic, parts: SignalComponents) -> float:
+def _prompts_to_resolve(
+    critical: Estimated | None, signal: Statistic | None, parts: SignalComponents | None, confidence_level: float
+) -> float:
     """Return how many prompts would resolve ‖G‖²; of an estimate that is not positive, for the end of its interval."""
+    if signal is None or parts is None or np.isfinite(_of(critical, confidence_level)[0]):
+        return math.nan
     found = signal.estimate()
-    of = found.value if found.value > 0 else found.confidence_interval()[1]
-    needed = parts.prompts_to_resolve(of, found.value, CONFIDENCE_LEVEL)
+    of = found.value if found.value > 0 else found.confidence_interval(confidence_level)[1]
+    needed = parts.prompts_to_resolve(of, found.value, confidence_level)
     return float(needed) if np.isfinite(needed) else math.nan
 
 
@@ -362,14 +370,16 @@ def _kept_tokens(pool: PooledCompletions, one: Weighting) -> KeptShare:
     return KeptShare((inside / whole).estimate())
 
 
-def _about_silent(row: BatchRow, of_batches: Alignment | None) -> str:
-    silent, of_tokens = (_of(one, CONFIDENCE_LEVEL)[0] for one in (row.silent_groups, row.silent_tokens))
+def _about_silent(row: BatchRow, of_batches: Alignment | None, confidence_level: float) -> str:
+    silent, of_tokens = (_of(one, confidence_level)[0] for one in (row.silent_groups, row.silent_tokens))
+    if not silent > 0:
+        return ""
     told = f"{silent:.0%} of the groups, with {of_tokens:.0%} of the tokens, have no weight in {row.estimator}"
     if of_batches is None or silent == 1.0:
         return told
     kept = 1.0 - silent
     filtered, plain = (
-        _of(one, CONFIDENCE_LEVEL)[0]
+        _of(one, confidence_level)[0]
         for one in (of_batches.of_kept(row.prompts, kept), of_batches.at(row.prompts / kept))
     )
     if not np.isfinite([filtered, plain]).all():

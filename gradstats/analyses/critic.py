@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from gradstats.analyses.declaration import Analysis, AnalysisFigure
 from gradstats.analyses.numbers import format_estimate, percent, percentage
-from gradstats.analyses.results import Result, Row, column, estimate
+from gradstats.analyses.results import RemarkedResult, Row, column, estimate
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.baselines.grouping import pack
 from gradstats.estimators.batch import Batch, MeasuredCompletions
@@ -70,7 +70,7 @@ class CriticRow(Row):
 
 
 @dataclass(frozen=True, repr=False)
-class CriticQuality(Result):
+class CriticQuality(RemarkedResult):
     r"""A value head beside Monte-Carlo values: :math:`E(V - V^*)` and the variance of V* that V explains, by step.
 
     See :func:`critic_quality`.
@@ -87,11 +87,6 @@ class CriticQuality(Result):
 
     rows: tuple[CriticRow, ...]
     low: float
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What could not be estimated, and why."""
-        return self.notes_at(CONFIDENCE_LEVEL)
 
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
         """Return what could not be estimated at a level, and why."""

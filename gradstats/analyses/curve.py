@@ -13,9 +13,9 @@ import numpy.typing as npt
 from jaxtyping import Float
 
 from gradstats import estimators as families
-from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
+from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, level_of, missing_sketches
 from gradstats.analyses.numbers import minimiser_with_interval, percent, percentage_at_most
-from gradstats.analyses.results import Result, at_level
+from gradstats.analyses.results import RemarkedResult, at_level
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators import Batch, Recipe
@@ -70,7 +70,7 @@ _FITTED_EXPONENTS = {"ols": "pooled", "within_prompt": "within prompts", "gamma"
 
 
 @dataclass(frozen=True, repr=False)
-class VarianceCurve(Result):
+class VarianceCurve(RemarkedResult):
     r"""The variance :math:`V(β) = \mathrm{tr\,Cov}(ĝ_β)` of an estimator along a parameter, with its lowest point.
 
     Attributes:
@@ -78,7 +78,7 @@ class VarianceCurve(Result):
         parameter: the parameter that is varied.
         values: (k,) its values, increasing.
         comparison: the estimator at each value, a row each, on the same completions.
-        lowest: where the relative noise is lowest; None where it is not known at every value.
+        lowest: where the relative noise is lowest, at levels at which it is resolved at every value.
         fits: exponents that may be plugged in, by name, where the parameter is the exponent of length weights.
         remarks: what a reader of the curve has to know, one sentence each.
         per_completion: along ``group_size``, the noise at an equal total of completions over that at the largest size.
@@ -97,16 +97,15 @@ class VarianceCurve(Result):
     remarks: tuple[str, ...] = ()
     per_completion: tuple[Estimate, ...] = field(default=(), repr=False)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the curve has to know, one sentence each."""
-        return self.notes_at(CONFIDENCE_LEVEL)
-
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
         """Return the remarks, and at which ends of the curve the interval of the minimiser is cut."""
-        low, high = self.confidence_interval(confidence_level)
-        if self.lowest is None or self.lowest.discrete or not low < high:
-            return at_level(self.remarks, confidence_level)
+        (low, high), lowest = self.confidence_interval(confidence_level), self.lowest_at(confidence_level)
+        remarks = at_level(self.remarks, confidence_level)
+        if lowest is None:
+            why = "where the variance is lowest is not known, since it is not resolved at every value"
+            return (*remarks, f"{why}: measure more prompts")
+        if lowest.discrete or not low < high:
+            return remarks
         ends = ((low, self.values[0], "first", "below"), (high, self.values[-1], "last", "above"))
         interval = f"the {percent(confidence_level)} interval of {self.parameter}"
         cut = [
@@ -114,19 +113,29 @@ class VarianceCurve(Result):
             for at, end, name, away in ends
             if at == end
         ]
-        return (*at_level(self.remarks, confidence_level), *cut)
+        return (*remarks, *cut)
+
+    def lowest_at(self, confidence_level: float) -> Minimiser | None:
+        """Return where the relative noise is lowest; None where it is not resolved at every value at a level."""
+        noises = [row.matched_ratio.with_interval(confidence_level)[0] for row in self.comparison.rows]
+        return self.lowest if np.isfinite(noises).all() else None
 
     @property
     def minimiser(self) -> float:
-        """The value at which the relative noise is lowest; NaN where it is not known.
+        """The value at which the relative noise is lowest; NaN where it is not known at 95 %.
 
         For ``group_size`` it is the variance at an equal total of completions.
         """
-        return np.nan if self.lowest is None else self.lowest.value
+        return self._minimiser_at(CONFIDENCE_LEVEL)
+
+    def _minimiser_at(self, confidence_level: float) -> float:
+        lowest = self.lowest_at(confidence_level)
+        return np.nan if lowest is None else lowest.value
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL) -> tuple[float, float]:
         """Return the interval of the minimiser; :class:`gradstats.stats.variance.minimiser.Minimiser` defines it."""
-        return (np.nan, np.nan) if self.lowest is None else self.lowest.confidence_interval(confidence_level)
+        lowest = self.lowest_at(confidence_level)
+        return (np.nan, np.nan) if lowest is None else lowest.confidence_interval(confidence_level)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per value: ``value``, then the columns of :func:`gradstats.compare`, all with pointwise intervals.
@@ -142,7 +151,7 @@ class VarianceCurve(Result):
         """
         frame = self.comparison.to_frame(confidence_level)
         frame.insert(0, "value", self.values)
-        if self.per_completion:
+        if self.per_completion and self.lowest_at(confidence_level) is not None:
             intervals = [one.with_interval(confidence_level) for one in self.per_completion]
             frame[with_ends(PER_COMPLETION)] = np.array(intervals)
         for name in _JUDGED_TOGETHER:
@@ -151,9 +160,11 @@ class VarianceCurve(Result):
         frame.attrs |= {
             "curve": self.estimator,
             "parameter": self.parameter,
-            **interval_columns({"minimiser": (self.minimiser, *self.confidence_interval(confidence_level))}),
+            **interval_columns(
+                {"minimiser": (self._minimiser_at(confidence_level), *self.confidence_interval(confidence_level))}
+            ),
             "fits": self.fits_frame(confidence_level).to_dict("records"),
-            "notes": list(self.notes),
+            "notes": list(self.notes_at(confidence_level)),
         }
         return frame
 
@@ -162,10 +173,10 @@ class VarianceCurve(Result):
 
         The last is the variance with this exponent plugged in over that at the minimiser.
         """
-        rows = []
+        rows, lowest = [], self.lowest_at(confidence_level)
         for name, fit in self.fits.items():
             low, high = fit.confidence_interval(confidence_level)
-            ratio = UNKNOWN if self.lowest is None else self.lowest.relative_to_lowest(fit.alpha, confidence_level)
+            ratio = UNKNOWN if lowest is None else lowest.relative_to_lowest(fit.alpha, confidence_level)
             rows.append((name, fit.alpha, low, high, *ratio))
         columns = ["fit", "value", "value_low", "value_high"]
         return pd.DataFrame(rows, columns=[*columns, *(f"ratio_to_lowest{end}" for end in ("", "_low", "_high"))])
@@ -175,15 +186,16 @@ class VarianceCurve(Result):
 
         An end of the interval that is the first or last value is written with ≤ or ≥: the minimiser may lie beyond it.
         """
-        if not np.isfinite(self.minimiser):
-            if self.lowest is not None:  # clips that no ratio reaches, as on-policy
+        lowest, value = self.lowest_at(confidence_level), self._minimiser_at(confidence_level)
+        if not np.isfinite(value):
+            if lowest is not None:  # clips that no ratio reaches, as on-policy
                 return f"The variance of {self.estimator} does not depend on {self.parameter} on these completions."
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
-        at = minimiser_with_interval(self.minimiser, low, high, self.values)
+        at = minimiser_with_interval(value, low, high, self.values)
         per_completion = " at an equal total of completions" if self.parameter == GROUP_SIZE else ""
         text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
-        if self.lowest is not None and self.lowest.is_at_an_end:
+        if lowest is not None and lowest.is_at_an_end:
             return f"{text}, an end of the range: it may be less beyond."
         costs = [float(cost) for cost in self.fits_frame(confidence_level)["ratio_to_lowest"].dropna()]
         if not costs:
@@ -263,18 +275,14 @@ def variance_curve(
     variances = [row.at_matched_signal for row in comparison.rows]
     if parameter == GROUP_SIZE:
         variances = [None if one is None else one.scaled(size) for one, size in zip(variances, grid, strict=True)]
-    resolved = all(np.isfinite(row.matched_ratio.with_interval(CONFIDENCE_LEVEL)[0]) for row in comparison.rows)
-    lowest = minimiser_of(grid, variances, discrete=_counts(chosen, parameter)) if resolved else None
+    lowest = minimiser_of(grid, variances, discrete=_counts(chosen, parameter))
     per_completion: list[Estimate] = []
     if parameter == GROUP_SIZE and lowest is not None:
         per_completion = [studentised_ratio(one, lowest.variances[-1]) for one in lowest.variances]
     advantage = chosen[0].advantage if isinstance(chosen[0], Recipe) else chosen[0]
     by_length = parameter == "alpha" and advantage.name == "length_weighted"
     fits = _fitted_exponents(measured_or_batch, scores) if by_length else {}
-    unresolved = "since it is not resolved at every value: measure more prompts"
-    notes = () if lowest is not None else (f"where the variance is lowest is not known, {unresolved}",)
-    remarks = (*comparison.notes, *notes)
-    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, remarks, tuple(per_completion))
+    return VarianceCurve(label, parameter, grid, comparison, lowest, fits, comparison.remarks, tuple(per_completion))
 
 
 def _whole(value: float) -> int:
@@ -492,16 +500,18 @@ def draw_curve(frame: pd.DataFrame) -> object:
 def _figure_caption(frame: pd.DataFrame) -> str:
     about = frame.attrs
     return (
-        f"Variance, cosine and bias of {about.get('curve')} along {about.get('parameter')}: pointwise bands (grey) and "
-        "simultaneous ones (thin lines); the diamond is the lowest point with its interval."
+        f"Variance, cosine and bias of {about.get('curve')} along {about.get('parameter')}: {level_of(frame)}pointwise "
+        "bands (grey) and simultaneous ones (thin lines); the diamond is the lowest point with its interval."
     )
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    about = frame.attrs
+    about, sizes = frame.attrs, set(frame["group_size"].to_numpy(dtype=float))
+    known = len(sizes) == 1 and np.isfinite([*sizes]).all()  # NaN where prompts have different numbers
+    size = f"of {min(sizes):g} completions" if known else "of several sizes"
     return (
-        f"{about.get('curve')} along {about.get('parameter')}, with pointwise "
-        f"{percent(about.get('confidence_level', np.nan))} intervals over {about.get('n_prompts')} prompts."
+        f"{about.get('curve')} along {about.get('parameter')}, groups {size}, with pointwise "
+        f"{level_of(frame)}intervals over {about.get('n_prompts')} prompts."
     )
 
 

@@ -40,10 +40,10 @@ POINTS = "length_scaling"
 ORDER = "order"
 #: Entry of what an answer is about: true where the sentence says all, and the rows add nothing to it.
 SETTLED = "settled"
-#: Entry of what an answer of a run is about: the estimators of the run that the question leaves out, where it does.
+#: Entry of what an answer of a run is about: the estimators of the run that the question could take and leaves out.
 LEFT_OUT = "left_out"
 # What only holds at a level: intervals, bounds, and what is shown by them.
-_OF_A_LEVEL = re.compile(r"\[|≥|≤|at most|\bshown\b|\bresolved\b")
+_OF_A_LEVEL = re.compile(r"\[|≥|≤|±|at most|\bshown\b|\bresolved?\b")
 #: The places whose tables have a column that has a heading.
 PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
@@ -182,6 +182,8 @@ class Analysis(Tabulated):
     source: Callable[..., Any] = measurement
     #: Why a measurement cannot be asked, with the remedy, as far as what it holds tells; "" where nothing is missing.
     unavailable_because: Callable[[Measurement], str] = lambda measured: ""
+    #: Why a run with these settings has no answer, whatever it draws, with the remedy; "" where it may have one.
+    unanswerable_because: Callable[[Experiment, Mapping[str, Any]], str] = lambda experiment, settings: ""
     figures: tuple[AnalysisFigure, ...] = ()
     ranking: Ranking | None = None
     display_frame: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame
@@ -290,12 +292,12 @@ class Analysis(Tabulated):
         """What an experiment file may set: name → the argument of ``ask`` that it is."""
         return {"seed" if argument == "rng" else argument: argument for argument in self.options}
 
-    def refuse_settings(self, settings: Mapping[str, Any], section: VarianceSection) -> None:
+    def refuse_settings(self, settings: Mapping[str, Any], experiment: Experiment) -> None:
         """Refuse settings of an experiment file before anything is computed.
 
         Raises:
             ValueError: for one that there is not, one that is missing, or a value of another type; for a question
-                that belongs elsewhere, or reads something else than a measurement.
+                that belongs elsewhere, reads something else than a measurement, or cannot be answered.
             KeyError: for an unknown estimator.
         """
         if self.section:
@@ -324,6 +326,8 @@ class Analysis(Tabulated):
             if reason:
                 raise ValueError(f"{name} is {value!r}: {reason}")
         self.estimators_in(settings)
+        if reason := self.unanswerable_because(experiment, settings):
+            raise ValueError(reason)
 
     @property
     def required(self) -> list[str]:
@@ -363,11 +367,18 @@ class Analysis(Tabulated):
         asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
         asked |= {name: as_text(value) for name, value in settings.items() if value is not None}
         about: dict[str, Any] = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
+        batch_level: list[str] = []
         if "estimators" in arguments and "estimators" not in settings:
             compared = {one.label for one in self.estimators_in({"estimators": arguments["estimators"]})}
-            left_out = [one.label for one in map(estimators.get, of_run) if one.label not in compared]
-            about |= {LEFT_OUT: left_out} if left_out else {}
-        return found, self.answer_of(found, arguments["confidence_level"], {} if self.section else asked, about)
+            left_out = [one for one in map(estimators.get, of_run) if one.label not in compared]
+            batch_level = [one.label for one in left_out if one.across_groups]
+            others = [one.label for one in left_out if not one.across_groups]
+            about |= {LEFT_OUT: others} if others else {}
+        answer = self.answer_of(found, arguments["confidence_level"], {} if self.section else asked, about)
+        if batch_level:
+            said = "batch-level estimators are left out, since groups are looked at one by one here"
+            answer = replace(answer, notes=(*answer.notes, f"{said}: {', '.join(batch_level)}"))
+        return found, answer
 
     def answer_in_run(
         self, measured: Measurement, experiment: Experiment, settings: Mapping[str, Any]
@@ -440,7 +451,7 @@ def _shared(analysis: Analysis, section: VarianceSection, settings: Mapping[str,
 def _with_level(sentence: str, confidence_level: float) -> str:
     """Return a sentence that names the level of its intervals and bounds, where that is not the usual one."""
     level = percent(confidence_level)
-    if confidence_level == CONFIDENCE_LEVEL or level in sentence or not _OF_A_LEVEL.search(sentence):
+    if confidence_level == CONFIDENCE_LEVEL or f"{level} interval" in sentence or not _OF_A_LEVEL.search(sentence):
         return sentence
     return f"{sentence.removesuffix('.')}; {level} intervals."
 

@@ -22,7 +22,7 @@ from gradstats.analyses.declaration import (
     without_groups,
 )
 from gradstats.analyses.numbers import ROUNDING, format_estimate, percent
-from gradstats.analyses.results import Result, ScalarResult, column, estimate
+from gradstats.analyses.results import RemarkedResult, ScalarResult, column, estimate
 from gradstats.analyses.variance import (
     COLUMNS,
     VarianceComparison,
@@ -306,24 +306,26 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
         raise ValueError(f"the scale of {estimator.label} relative to rloo is not known: {why_not_judged(judged)}")
     crosses = [cross_signal(moments_of(pool, one), target, pool.sketch_error) for one in (estimator, rloo)]
     if not min(one.estimate().confidence_interval()[0] for one in crosses) > 0:
-        why = "judged by importance weights, under which no scale is known"
+        why = "the completions count as off-policy, for which no scale is known"
+        if judged.kind == "importance":
+            why = "judged by importance weights, under which no scale is known"
         if unit_of(estimator) != unit_of(rloo):
             why = f"it is measured in {unit_of(estimator)}"
         raise ValueError(
-            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved by "
-            f"{pool.groups.n_prompts} prompts ({why}): measure more prompts"
+            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved at "
+            f"{percent(CONFIDENCE_LEVEL)} by {pool.groups.n_prompts} prompts ({why}): measure more prompts"
         )
     return crosses[0] / crosses[1]
 
 
 @dataclass(frozen=True, repr=False)
-class GroupSizes(Result):
+class GroupSizes(RemarkedResult):
     r"""The variance of estimators in groups of several sizes, and the sizes at which RLOO is as noisy as they are.
 
     Attributes:
         comparison: a row for each estimator and size.
         equivalents: of the estimators for which an equivalent group size is defined.
-        notes: what a reader has to know, one sentence each.
+        remarks: what a reader has to know, one sentence each.
         group_size_of_run: completions of each prompt; None where prompts have different numbers.
     """
 
@@ -333,7 +335,7 @@ class GroupSizes(Result):
 
     comparison: VarianceComparison
     equivalents: tuple[EquivalentGroupSize, ...]
-    notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     group_size_of_run: int | None = None
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
@@ -446,7 +448,7 @@ def variance_by_group_size(
     return GroupSizes(
         comparison,
         tuple(equivalents),
-        (*comparison.notes, *notes),
+        (*comparison.remarks, *notes),
         int(of_prompts[0]) if of_prompts.min() == of_prompts.max() else None,
     )
 

@@ -21,7 +21,7 @@ from gradstats.analyses.declaration import (
     missing_sketches,
 )
 from gradstats.analyses.numbers import percent, percentage
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import RemarkedResult
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
 from gradstats.analyses.variance_notes import about_target, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -104,7 +104,7 @@ class _OfLengths(Wrapped[Weighting]):
 
 
 @dataclass(frozen=True, repr=False)
-class LengthBins(Result):
+class LengthBins(RemarkedResult):
     r"""The noise and signal of :math:`g^b = \sum_{i:\,T_i \in b} w_i S_i`, the gradient from completions of lengths b.
 
     Attributes:
@@ -132,9 +132,9 @@ class LengthBins(Result):
     reference: str
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader has to know, one sentence each."""
-        return self.comparison.notes
+    def remarks(self) -> tuple[str, ...]:
+        """What may be said of it, one sentence each."""
+        return self.comparison.remarks
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row per estimator and bin: lengths, ``scale``, shares, and the columns of ``compare``.
@@ -279,7 +279,7 @@ def variance_by_length(
         comparison,
         rows=tuple(rows),
         reference=of_sentence,
-        notes=tuple(filter(None, [*notes, why_not_judged(judged), about_target(judged)])),
+        remarks=tuple(filter(None, [*notes, why_not_judged(judged), about_target(judged)])),
         # Intervals that hold for all bins at once are those of one estimator.
         differences=(pairwise_differences([None] * len(bins)),) * len(labels),
         prompt_labels=comparison.prompt_labels * len(labels),

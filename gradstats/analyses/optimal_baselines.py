@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from gradstats import estimators as families
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen, missing_sketches
 from gradstats.analyses.numbers import format_estimate, minimiser_with_interval, percent, percentage, percentage_at_most
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import RemarkedResult
 from gradstats.analyses.variance import COLUMNS, VarianceComparison, compare_at_group_size
 from gradstats.analyses.variance_notes import why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -34,6 +34,9 @@ from gradstats.stats.variance.minimiser import Minimiser, minimiser_of
 from gradstats.stats.variance.moments import shuffled_prompts, split_into_groups
 from gradstats.stats.variance.pools import PooledCompletions
 from gradstats.system.lazy_imports import pd
+
+if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
 
 #: Exponents through whose variances a curve is drawn, and points of it between neighbours.
 EXPONENTS = tuple(0.1 * step - 1.0 for step in range(31))
@@ -244,11 +247,20 @@ PUBLISHED = (
 )
 #: Prompts below which nothing can be learned on the others.
 FEWEST_PROMPTS = 4
+_ON_POLICY = "the gradient of what was drawn (target='on_policy')"
+_OF_ANOTHER_POLICY = (
+    "leave-one-out baselines are biased for completions of another policy: measure on-policy, or judge against "
+    f"{_ON_POLICY}"
+)
+_OF_WHAT_WAS_DRAWN = (
+    "leave-one-out baselines have no importance weights, so that target='importance' does not judge them: judge "
+    f"against {_ON_POLICY}"
+)
 _RATIO_ENDS = ("", "_low", "_high", "_simultaneous_low", "_simultaneous_high")
 
 
 @dataclass(frozen=True, repr=False)
-class OptimalBaselines(Result):
+class OptimalBaselines(RemarkedResult):
     r"""Learned baselines beside published ones and the oracle; ``.to_frame()`` is the table.
 
     A prompt m has the parameters :math:`\hat β_m = \arg\min_β V_{(m)}(β)`, with the variance of the others.
@@ -273,9 +285,9 @@ class OptimalBaselines(Result):
         return self.to_learned.reference
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader of the table has to know."""
-        return self.to_oracle.notes
+    def remarks(self) -> tuple[str, ...]:
+        """What may be said of the table."""
+        return self.to_oracle.remarks
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """One row per baseline: the columns of :func:`gradstats.compare`, with ratios to the oracle, and more.
@@ -369,10 +381,7 @@ def optimal_baselines(
     asked = [families.get(one) for one in (*published, ORACLE)]
     inputs, chosen, judged = prepared_inputs(measured_or_batch, asked, scores, scores_are_sketches, target)
     if judged.kind == "importance":
-        raise ValueError(
-            "leave-one-out baselines are biased for completions of another policy: measure on-policy, or judge against "
-            "the gradient of what was drawn (target='on_policy')"
-        )
+        raise ValueError(_OF_WHAT_WAS_DRAWN if judged.agree else _OF_ANOTHER_POLICY)
     inputs.batch.require(("sq_norms",), ORACLE)
     groups = split_into_groups(shuffled_prompts(inputs.batch.group_index, generator), inputs.order, group_size)
     if groups.n_prompts < FEWEST_PROMPTS:
@@ -387,7 +396,7 @@ def optimal_baselines(
     tables = []
     for reference in (chosen[-1], best):
         table, warned = compare_at_group_size(inputs, pool, rows, reference, judged)
-        tables.append(replace(table, notes=(*warned, *table.notes)))
+        tables.append(replace(table, remarks=(*warned, *table.remarks)))
     return OptimalBaselines(tuple(learned), *tables)
 
 
@@ -413,10 +422,27 @@ def _for_all_rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**{end.format(""): frame[end.format("_simultaneous")] for end in ends})
 
 
+def _unanswerable(experiment: Experiment, settings: Mapping[str, Any]) -> str:
+    """Return why a run cannot find them, whatever it draws."""
+    target, per_batch = (
+        settings.get(name, getattr(experiment.variance, name)) for name in ("target", "prompts_per_batch")
+    )
+    n_prompts = experiment.prompts.n
+    if target == "importance":
+        return _OF_WHAT_WAS_DRAWN
+    if per_batch is not None and n_prompts is not None and per_batch > n_prompts // 2:
+        return (
+            f"prompts_per_batch is {per_batch}, and batch-level baselines need two batches of the {n_prompts} prompts: "
+            f"choose at most {n_prompts // 2}"
+        )
+    return ""
+
+
 ANALYSIS = Analysis(
     name="optimal_baselines",
     ask=optimal_baselines,
     unavailable_because=missing_sketches,
+    unanswerable_because=_unanswerable,
     options=("group_size", "target", "prompts_per_batch", "n_resamples", "rng"),
     columns=(
         Column("kind", "learned, published or oracle"),

@@ -112,7 +112,7 @@ def check(experiment: Experiment) -> None:
             analysis = get(name)
         if settings is not False or analysis.section:
             with naming(f"analyses.{name}"):
-                analysis.refuse_settings(settings if isinstance(settings, dict) else {}, experiment.variance)
+                analysis.refuse_settings(settings if isinstance(settings, dict) else {}, experiment)
     published = experiment.length_scaling.published
     if published is not None and published not in data.names():
         raise ValueError(f"length_scaling.published is {published!r}: choose one of {', '.join(data.names())}")

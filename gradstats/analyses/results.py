@@ -19,24 +19,24 @@ from gradstats.system.outputs import write_table
 
 
 class LevelNote(str):
-    """A note on intervals, which depends on their level; as a text it is the note at 95 %."""
+    """A note on intervals, which depends on their level; as a text it is the note at 95 %, "" for nothing.
+
+    Two are equal only where they are one: notes that agree at 95 % may differ at another level.
+    """
 
     at: Callable[[float], str]  # the note at a level; "" where nothing is to be said
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
 
     @classmethod
-    def of(cls, at: Callable[[float], str]) -> LevelNote | None:
-        """Return the note; None where nothing is to be said at 95 %."""
-        if not at(CONFIDENCE_LEVEL):
-            return None
+    def of(cls, at: Callable[[float], str]) -> LevelNote:
+        """Return the note."""
         note = cls(at(CONFIDENCE_LEVEL))
         note.at = at
         return note
 
     def after(self, beginning: str) -> LevelNote:
         """Return the note after a beginning."""
-        note = type(self)(beginning + self)
-        note.at = partial(_after, beginning, self.at)
-        return note
+        return self.of(partial(_after, beginning, self.at))
 
 
 def _after(beginning: str, at: Callable[[float], str], confidence_level: float) -> str:
@@ -56,7 +56,7 @@ _SPAN = "span"
 
 
 def column(meaning: str, heading: str = "", *, short: bool = False, file: str = "") -> Any:
-    """Declare a field of a row that is a column of its own, such as a label or a count.
+    """Declare a field of a row that is a column of its own, such as a label or a count, or a function of the level.
 
     Args:
         meaning: what it is, in the index of columns.
@@ -138,7 +138,7 @@ class Row:
                     {one.name: UNKNOWN if value is None else value.with_interval(confidence_level)}
                 )
             else:
-                found[one.name] = value
+                found[one.name] = value(confidence_level) if callable(value) else value
         return found
 
 
@@ -159,12 +159,12 @@ class Result(ReprMixin):
             cls.printed_limits = {one.name: one.limits for one in cls.row.columns()}
 
     def about(self) -> dict[str, object]:
-        """Return what the frame's ``.attrs`` state besides the level of its intervals."""
-        return {**{name: getattr(self, name) for name in self.stated}, "notes": list(getattr(self, "notes", ()))}
+        """Return what the frame's ``.attrs`` state besides the level of its intervals and the notes."""
+        return {name: getattr(self, name) for name in self.stated}
 
     def notes_at(self, confidence_level: float) -> tuple[str, ...]:
         """Return the notes of an answer at a level."""
-        return at_level(getattr(self, "notes", ()), confidence_level)
+        return tuple(getattr(self, "notes", ()))
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return one row of declared columns for each of ``rows``.
@@ -177,6 +177,7 @@ class Result(ReprMixin):
         records = [one.record(confidence_level) for one in self.rows]  # pyright: ignore[reportAttributeAccessIssue]
         frame = pd.DataFrame(records, columns=self.row.names())  # which has its columns without any row as well
         frame.attrs |= {"confidence_level": confidence_level, **self.about()}
+        frame.attrs["notes"] = list(self.notes_at(confidence_level))
         return frame
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "") -> Any:
@@ -211,6 +212,22 @@ class Result(ReprMixin):
         write_table(Path(path), self.to_frame(), overwrite=overwrite)
 
 
+class RemarkedResult(Result):
+    """A result whose notes depend on the level of the answer."""
+
+    #: What may be said of it: of a :class:`LevelNote` only what it says at the level.
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know at 95 %, one sentence each."""
+        return self.notes_at(CONFIDENCE_LEVEL)
+
+    def notes_at(self, confidence_level: float) -> tuple[str, ...]:
+        """Return what a reader has to know of an answer at a level."""
+        return at_level(self.remarks, confidence_level)
+
+
 class ScalarResult(Row, Result):
     """A result of one row, whose fields are its columns; its sentence is what is printed."""
 
@@ -222,4 +239,5 @@ class ScalarResult(Row, Result):
         """
         frame = pd.DataFrame([self.record(require_level(confidence_level))], columns=self.names())
         frame.attrs |= {"confidence_level": confidence_level, **self.about()}
+        frame.attrs["notes"] = list(self.notes_at(confidence_level))
         return frame

@@ -23,7 +23,7 @@ from gradstats.analyses.declaration import (
 )
 from gradstats.analyses.length_bins import SHARE_MEANINGS
 from gradstats.analyses.numbers import percentage
-from gradstats.analyses.results import Result, Row, column, estimate, span
+from gradstats.analyses.results import RemarkedResult, Row, column, estimate, span
 from gradstats.analyses.variance_notes import about_target, target_attrs, why_not_judged, why_silent
 from gradstats.config.options import CONFIDENCE_LEVEL, EUCLIDEAN
 from gradstats.config.options import Target as AskedTarget
@@ -98,7 +98,7 @@ class SuccessBin(Row):
 
 
 @dataclass(frozen=True, repr=False)
-class SuccessBins(Result):
+class SuccessBins(RemarkedResult):
     r"""Gradients split by the success rate p of the prompt, :math:`g^b = g\,1[p \in b]`.
 
     Attributes:
@@ -157,7 +157,7 @@ class SuccessBins(Result):
         return f"{prompts} make up {percentage(*variance)} of the variance of {self.reference}."
 
     @property
-    def notes(self) -> list[str]:
+    def remarks(self) -> tuple[str, ...]:
         """How groups and bins were made, and what scales are relative to."""
         size = "groups of different sizes" if self.group_size is None else f"groups of {self.group_size} completions"
         origin = (
@@ -166,7 +166,7 @@ class SuccessBins(Result):
             else f"one half of each prompt's completions forms {size}, and the other half chooses the bin, so that the "
             "bin does not depend on the rewards of the gradient"
         )
-        return [origin, *filter(None, [self.silent, why_not_judged(self.target), about_target(self.target)])]
+        return (origin, *filter(None, [self.silent, why_not_judged(self.target), about_target(self.target)]))
 
 
 def variance_by_success(

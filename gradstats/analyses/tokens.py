@@ -208,7 +208,7 @@ class ProxyQuality(Result):
             width = np.exp(quantile * np.divide(error, energy, out=np.zeros(len(rows)), where=energy > 0))
             ends = {"energy_low": energy / width, "energy_high": energy * width}
             drawn.append(rows.assign(sequence=f"{len(rows)} tokens", **ends))
-        return _in_short(pd.concat(drawn, ignore_index=True))
+        return _in_short(pd.concat(drawn, ignore_index=True), confidence_level=confidence_level)
 
     def sample_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return tokens of all completions, drawn at random where there are many."""

@@ -24,7 +24,7 @@ from gradstats.analyses.declaration import (
     level_of,
     missing_sketches,
 )
-from gradstats.analyses.results import Result
+from gradstats.analyses.results import RemarkedResult
 from gradstats.analyses.variance_notes import (
     about_target,
     notes_of_each,
@@ -160,7 +160,7 @@ class GroupSplit:
 
 
 @dataclass(frozen=True, repr=False)
-class VarianceComparison(Result):
+class VarianceComparison(RemarkedResult):
     r"""The variance :math:`\mathrm{tr\,Cov}(ĝ)`, bias and cosine of several estimators; ``.to_frame()`` is the table.
 
     Attributes:
@@ -170,7 +170,7 @@ class VarianceComparison(Result):
         prompts_per_batch: B in ``bias_share``.
         sketch_dim: dimension of the random projection; None for exact scores.
         target: what bias, cosine and matched variances are judged against.
-        notes: what a reader of the table has to know, one sentence each.
+        remarks: what a reader of the table has to know, one sentence each.
         differences: the estimators of each block and group size, compared pair by pair.
         prompt_labels: what the prompts of each block and group size are called.
         max_grad_norm: the norm that gradients of batches are clipped to; None without clipping.
@@ -188,7 +188,7 @@ class VarianceComparison(Result):
     prompts_per_batch: int
     sketch_dim: int | None
     target: TargetChoice = field(default=ON_POLICY)
-    notes: tuple[str, ...] = field(default=())
+    remarks: tuple[str, ...] = field(default=())
     differences: tuple[PairwiseDifferences, ...] = field(default=(), repr=False, compare=False)
     prompt_labels: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)
     max_grad_norm: float | None = None
@@ -288,7 +288,7 @@ class VarianceComparison(Result):
             "sketch_dim": self.sketch_dim,
             **target_attrs(self.target, confidence_level),
             "metric": self.metric,
-            "notes": list(self.notes),
+            "notes": list(self.notes_at(confidence_level)),
         }
         return frame
 
@@ -503,6 +503,7 @@ def compare(
         by_block = _inputs_by_block(measured_or_batch, inputs, [*prepared, base], scores, max_grad_norm)
     dealt = prompts_per_batch, n_resamples, max_grad_norm
     in_metric = metric_sentence(getattr(measured_or_batch, "metadata", {}))
+    of_every_part = list(filter(None, [in_metric, about_target(judged)]))
     found: list[VarianceComparison] = []
     warned: list[list[str]] = []
     # Every block is dealt the same batches; the caller's generator has been used once.
@@ -511,19 +512,19 @@ def compare(
         comparison, warned_of_one = _compared_at_sizes(of_one, prepared, base, judged, sizes, stream, dealt)
         if unavailable == "nan":
             comparison = _with_unknown_rows(comparison, chosen, reasons)
-        remarks = [*filter(None, [in_metric, about_target(judged)]), *comparison.notes]
+        remarks = [*of_every_part, *comparison.remarks]
         warned.append([*filter(None, [why_not_judged(judged)]), *warned_of_one])
         rows = tuple(replace(row, block=block) for row in comparison.rows)
-        found.append(replace(comparison, rows=rows, notes=(*warned[-1], *remarks)))
+        found.append(replace(comparison, rows=rows, remarks=(*warned[-1], *remarks)))
     if unavailable == "nan":
         missing = [f"the row is NaN: {reason}" for reason in missing]
     of_each = notes_of_each(warned, list(by_block))
-    for note in of_each if unavailable == "leave_out" else [*of_each, *missing]:
+    for note in filter(None, of_each if unavailable == "leave_out" else [*of_each, *missing]):
         warnings.warn(note, UserWarning, stacklevel=2)
-    notes = (*missing, *notes_of_each([one.notes for one in found], list(by_block)))
+    remarks = (*missing, *notes_of_each([one.remarks for one in found], list(by_block)))
     if not blocks:
-        return replace(found[0], notes=notes)
-    return VarianceByBlock(**vars(replace(_joined(found), splits=found[0].splits, notes=notes)))
+        return replace(found[0], remarks=remarks)
+    return VarianceByBlock(**vars(replace(_joined(found), splits=found[0].splits, remarks=remarks)))
 
 
 def _joined(comparisons: Sequence[VarianceComparison]) -> VarianceComparison:
@@ -576,8 +577,8 @@ def _compared_at_sizes(
             by_size.append(of_size)
             warned.append(warned_of_size)
     names = [f"group_size={size}" for size in sizes]
-    notes = tuple(notes_of_each([one.notes for one in by_size], names))
-    return replace(_joined(by_size), notes=notes), notes_of_each(warned, names)
+    remarks = tuple(notes_of_each([one.remarks for one in by_size], names))
+    return replace(_joined(by_size), remarks=remarks), notes_of_each(warned, names)
 
 
 def _sizes(group_size: int | Sequence[int] | None) -> list[int | None]:
@@ -624,7 +625,7 @@ def compare_at_group_size(
         metric=inputs.metric,
         sketch_dim=inputs.scores.shape[-1] if inputs.sketched else None,
         target=judged,
-        notes=tuple(remarks_about(pool, rows, estimators)),
+        remarks=tuple(remarks_about(pool, rows, estimators)),
         differences=(pairwise_differences([row.at_matched_signal for row in rows]),),
         prompt_labels=(pool.prompt_labels,),
     )

@@ -82,8 +82,7 @@ def warnings_about(
             f"{n_prompts} prompts make only 2 disjoint batches of {pool.batch_prompts}, too few for intervals of "
             f"{_listed(across)}, which are NaN: lower prompts_per_batch or measure more prompts"
         )
-    if (note := LevelNote.of(partial(_on_unresolved, rows, n_prompts))) is not None:
-        yield note
+    yield LevelNote.of(partial(_on_unresolved, rows, n_prompts))
 
 
 def _on_unresolved(rows: Sequence[EstimatorVariance], n_prompts: int, level: float) -> str:
@@ -202,8 +201,7 @@ def remarks_about(
             "alpha=within_prompt weights each prompt by the exponent fitted to the other prompts "
             f"({exponents.min():.3g} to {exponents.max():.3g}); intervals treat these exponents as known"
         )
-    if (note := LevelNote.of(partial(_on_barely_resolved, rows))) is not None:
-        yield note
+    yield LevelNote.of(partial(_on_barely_resolved, rows))
     if dealt := [row for row in rows if row.n_deals is not None]:
         yield _about_deals(pool, dealt)
     if clipped := [f"{row.clipped_share:.1%} ({row.label})" for row in rows if np.isfinite(row.clipped_share)]:
@@ -239,11 +237,11 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
     narrower = 100.0 * (1.0 - np.sqrt(max(1.0 - left, 0.0)))
+    more = f", and more shuffles would narrow intervals by at most {narrower:.1f} %" if np.isfinite(left) else ""
     return (
         f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} "
         f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all prompts were shuffled into new batches {times} "
-        f"times, and more shuffles would narrow intervals by at most {narrower:.1f} %. Shares of bias are those of one "
-        "such batch"
+        f"times{more}. Shares of bias are those of one such batch"
     )
 
 
@@ -347,8 +345,8 @@ def target_attrs(target: TargetChoice, confidence_level: float) -> dict[str, obj
 
 
 def about_target(target: TargetChoice) -> LevelNote | None:
-    """State how a target was chosen; None in the plain case."""
-    return LevelNote.of(partial(_about_target, target))
+    """State how a target was chosen; None in the plain case, whatever the level."""
+    return LevelNote.of(partial(_about_target, target)) or None
 
 
 def _about_target(target: TargetChoice, level: float) -> str:

@@ -246,7 +246,8 @@ def _answer(analysis: Analysis, label: str, given: Mapping[str, Any], named: Map
             found = found.with_throughput(_cost_of(source))
             answer = replace(analysis.answer_of(found, arguments["confidence_level"]), about=answer.about)
         # What qualifies the first sentence is read with the notes.
-        said = [one for one in (found.sentences() if hasattr(found, "sentences") else ()) if one != answer.sentence]
+        said = found.sentences() if hasattr(found, "sentences") else ()
+        said = [one for one in said if not answer.sentence.startswith(one.removesuffix("."))]
         answer = replace(answer, question=label, notes=tuple(dict.fromkeys([*said, *answer.notes])))
         if given["as_json"]:
             terminal.print_answer(answer, analysis)
@@ -337,6 +338,7 @@ def _with_columns(analysis: Analysis, asked_of: Any, arguments: Mapping[str, Any
 
 def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: Mapping[str, Any]) -> None:
     """Print what answers: verdicts on α or on estimators, or else a sentence and a short table; the rest on request."""
+    from gradstats.analyses import registry
     from gradstats.analyses.declaration import SETTLED
     from gradstats.analyses.numbers import percent
     from gradstats.cli.answers import answer_screen, first_screen
@@ -346,6 +348,9 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
     everything, with_notes, source = given["everything"], given["notes"], str(given["source"])
     frames = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
     tables = [one for one in analysis.tables if one.shown_in("terminal") and len(frames.get(one.name, ()))]
+    if analysis.section == "length_scaling" and found.by_block is not None:
+        tables.append(registry.get("alpha_by_block"))
+        frames["alpha_by_block"] = found.by_block
     level = answer.about["confidence_level"]
     said = [one.caption(frames[one.name]) for one in tables] if everything else []
     said += [] if analysis.section else [answer.sentence]

@@ -189,7 +189,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     from gradstats.analyses import registry
     from gradstats.cli.answers import first_screen
     from gradstats.report.saved_results import read_results
-    from gradstats.report.verdict import headline_of, verdicts
+    from gradstats.report.verdict import headline_of, left_out, verdicts
 
     answers = read_results(result.run.path).answers
     comparison = answers.get("variance")
@@ -199,6 +199,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
     answer = verdicts(answers.get("alpha"), comparison, batch_sizes=answers.get("batch_size"))
+    answer += left_out(result.run.remarks)
     shown = [answers[name] for name in ("alpha", "variance") if name in answers]
     levels = [float(one.about["confidence_level"]) for one in shown]
     show(
@@ -207,8 +208,9 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
         )
     )
     if everything:
-        for one in shown:
-            show_answer_table(registry.get(one.question), one.frame)
+        for name in ("alpha", "alpha_by_block", "variance"):
+            if name in answers:
+                show_answer_table(registry.get(name), answers[name].frame)
         show_paths(result.paths)
     if notes:
         show_notes(said)
@@ -259,7 +261,10 @@ def print_answer(answer: Answer, declared: Analysis) -> None:
 
 
 def _entries(answer: Answer) -> dict[str, Any]:
-    said = {"question": answer.question, "sentence": answer.sentence, "notes": list(answer.notes)}
+    from gradstats.report.verdict import sentence_of
+
+    said = {"question": answer.question, "sentence": answer.sentence or sentence_of(answer)}
+    said |= {"notes": list(answer.notes)}
     return {**said, **answer.about, "rows": answer.frame.to_dict("records")}
 
 

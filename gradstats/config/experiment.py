@@ -144,8 +144,8 @@ class Experiment(Section):
     analyses: AskedQuestions = setting(
         dict,
         "questions that the run answers besides those of every run, or with other settings, and false for "
-        "those that it leaves out, as in {allocation: false, success_bins: {bins: 8}, my_module:question: {}}; "
-        "`gradstats ask` lists them.",
+        "those that it leaves out, as in {allocation: false, curve: {estimator: length_weighted, values: "
+        '"alpha=0:1:5"}, my_module:question: {}}; `gradstats ask` lists them.',
         "answers",
     )
     figures: FiguresSection = setting(FiguresSection(), "the figures' appearance.", "nothing")

@@ -93,7 +93,7 @@ def plot_group_size(
     frame, sentence = rows_of_one_unit(frame, [quantity])
     largest = frame.loc[frame["group_size"] == frame["group_size"].max()]
     largest.attrs = frame.attrs
-    chosen, shown, sentence = _chosen(largest, value, sentence)
+    chosen, shown, sentence = _chosen(largest, value, sentence, named_by_size=len(largest) < len(frame))
     labels = list(map(str, dict.fromkeys(chosen["estimator"])))
     known = frame.loc[frame["estimator"].isin(labels)]
     keys = interval_keys(known, [value])
@@ -200,7 +200,9 @@ def plot_prompt_parts(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None
     return ax
 
 
-def _chosen(frame: pd.DataFrame, value: str, sentence: str) -> tuple[pd.DataFrame, dict[str, str], str]:
+def _chosen(
+    frame: pd.DataFrame, value: str, sentence: str, *, named_by_size: bool = False
+) -> tuple[pd.DataFrame, dict[str, str], str]:
     """Return the rows to draw, what each is called, and the sentence with what is left out."""
-    short = short_rows(frame, value)
+    short = short_rows(frame, value, named_by_size=named_by_size)
     return short.drawn, names_in(short.drawn), " ".join(filter(None, [sentence, short.sentence]))

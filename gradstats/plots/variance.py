@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -499,12 +499,13 @@ class ShortRows(NamedTuple):
         return " ".join(said)
 
 
-def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
-    """Choose the rows of a figure that is read at a glance.
+def short_rows(frame: pd.DataFrame, value: str, *, named_by_size: bool = False) -> ShortRows:
+    """Choose the rows of a figure that is read at a glance; those left out are named by their size where it differs.
 
     Estimators that are equal by construction share the row of the reference, or of the first of them, which names them
     where three lines suffice. Of more than eight rows those with the lowest and the highest values stay. Where fewer
-    than two rows are resolved, which leaves nothing to compare, all stay.
+    than two rows are resolved, which leaves nothing to compare, all stay. With ``named_by_size`` the names of those
+    left out always have their size, as of rows that decide on a figure of several sizes.
     """
     known = np.isfinite(frame[value].to_numpy(dtype=float))
     if known.sum() < 2:
@@ -530,20 +531,27 @@ def short_rows(frame: pd.DataFrame, value: str) -> ShortRows:
         half = MOST_ROWS // 2
         inner = [at for at in at_ends[half:-half] if kept["estimator"].iloc[at] == reference]
         at_ends = [*at_ends[: half - len(inner)], *inner, *at_ends[-half:]]
+    by_size = named_by_size or _sizes_differ(frame)
     drawn = kept.iloc[at_ends].copy()
+    if _sizes_differ(frame) and not _sizes_differ(drawn):  # whose names would not say theirs
+        shared = dict(zip(map(str, drawn["estimator"]), _names_of_rows(drawn, names, by_size), strict=True))
     drawn.attrs = frame.attrs | {LABELS: names | shared}
-    others = [str(label) for at, label in enumerate(kept["estimator"]) if at not in at_ends]
-    unresolved = dict.fromkeys(names[str(label)] for label in frame["estimator"][~known])
-    return ShortRows(drawn, list(unresolved), [shared.get(label, names[label]) for label in others])
+    left = kept.iloc[[at for at in range(len(kept)) if at not in at_ends]]
+    unresolved = dict.fromkeys(_names_of_rows(frame.loc[~known], names, by_size))
+    return ShortRows(drawn, list(unresolved), _names_of_rows(left, names if by_size else names | shared, by_size))
 
 
 def row_labels(frame: pd.DataFrame, longest: int | None = None) -> list[str]:
     """Name each row by its estimator, with its group size where a run has several."""
-    names = names_in(frame)
-    labels = [names[str(label)] for label in frame["estimator"]]
-    if _sizes_differ(frame):
-        labels = [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
+    labels = _names_of_rows(frame, names_in(frame), _sizes_differ(frame))
     return [wrap_label(label, longest) for label in labels]
+
+
+def _names_of_rows(frame: pd.DataFrame, names: Mapping[str, str], by_size: bool) -> list[str]:
+    labels = [names[str(label)] for label in frame["estimator"]]
+    if not by_size:
+        return labels
+    return [f"{label}, N={size:g}" for label, size in zip(labels, frame["group_size"], strict=True)]
 
 
 def _sizes_differ(frame: pd.DataFrame) -> bool:

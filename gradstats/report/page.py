@@ -31,6 +31,7 @@ from gradstats.report.tables import Table
 from gradstats.report.verdict import (
     Verdict,
     headline,
+    left_out,
     sentence_of,
     verdicts,
     what_is_open,
@@ -229,7 +230,7 @@ def report_page(run: SavedResults, svgs: Mapping[str, str] | None = None) -> str
         name=run.name,
         description=run.settings.get("description", ""),
         headline=_headline(run),
-        verdicts=_verdicts(run),
+        verdicts=[*_verdicts(run), *left_out(run.manifest.get("remarks", []))],
         questions=questions,
         measured=_what_was_measured(run),
         shared_notes=shared,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class Verdict:
     """One line of the answer.
 
     Attributes:
-        topic: what it is about, in a word: α, best, avoid, bias, open, batch.
+        topic: what it is about, in a word or two: α, best, avoid, bias, open, batch, left out.
         text: the verdict.
     """
 
@@ -224,6 +224,15 @@ def verdicts(
     return found if batch is None else [*found, batch]
 
 
+#: Beginning of the remark of a run on a question that its data or settings allow no answer to.
+LEFT_OUT = "left out: "
+
+
+def left_out(remarks: Iterable[str]) -> list[Verdict]:
+    """Return a line for each question that a run has no answer to, with the reason."""
+    return [Verdict(LEFT_OUT, one.removeprefix(LEFT_OUT)) for one in remarks if one.startswith(LEFT_OUT)]
+
+
 def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     rows, about = noise_of(comparison), comparison.about
     planned = about[PLANNED] if PLANNED in about else with_plans(comparison).about[PLANNED]
@@ -242,7 +251,8 @@ def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
         )
     if answer.question == "variance":
         said = {one.topic: one.text for one in _on_estimators(answer, naming)}
-        best, avoid = said.get("best", ""), said.get("avoid", "")
+        best = said.get("best", "; ".join(what_is_open(answer, naming)))
+        avoid = said.get("avoid", "")
         sentences = [best[:1].upper() + best[1:], f"Avoid {avoid}" if avoid else ""]
         return " ".join(f"{sentence}." for sentence in sentences if sentence)
     return answer.sentence

@@ -22,6 +22,7 @@ from gradstats.report.saved_results import (
     state_of_data,
     writing_into,
 )
+from gradstats.report.verdict import LEFT_OUT
 from gradstats.runs.directory import ANALYSIS, RunDirectory, listed_results
 from gradstats.system.files import csv_text
 from gradstats.system.lock import only_writer
@@ -77,13 +78,13 @@ def _answered(
     completions, or more prompts than α does.
     """
     with warnings.catch_warnings():
-        if not analysis.section:  # the comparison itself warns of what is not resolved
+        if name != "alpha":  # the notes of the answer say the same, at its level
             warnings.simplefilter("ignore", UserWarning)
         try:
             return analysis.answer_in_run(measured, run.experiment, settings)
         except (ValueError, ArithmeticError) as error:  # the latter: a division 0/0 or a number out of range
             if analysis.section or settings or analysis.in_run is None:
-                run.remarks.append(f"{analysis.section.replace('_', ' ') or name}: {error}")
+                run.remarks.append(f"{LEFT_OUT}{analysis.section.replace('_', ' ') or name}: {error}")
             elif isinstance(error, ArithmeticError):
                 raise
             return None

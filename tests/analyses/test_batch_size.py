@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
 
+import gradstats as gs
 from gradstats import estimators as est
 from gradstats.analyses import batch_size, registry
+from gradstats.analyses.curve import variance_curve
 from gradstats.analyses.numbers import format_estimate
 from gradstats.cli.answers import answer_screen
 from gradstats.estimators.batch import Batch
@@ -327,3 +329,43 @@ def test_intervals_cover_where_a_value_is_shown(tail, n_prompts):
     found = coverage(policy_of(tail=tail, n_prompts=200), n_prompts, 200)
     for key, inside in found.items():
         assert np.mean(inside) >= 0.93 - 2.0 * np.sqrt(0.93 * 0.07 / len(inside)), (key, np.mean(inside))
+
+
+def test_what_would_resolve_the_signal_is_of_the_level_of_the_answer(policy):
+    batch, scores, *_ = policy.sample(20, SIZE, rng=1)  # whose signal is resolved at 95 %, and not at 99 %
+    found = batch_size(batch, ["rloo"], scores, prompts=16)
+    for level, is_known in ((0.8, True), (0.95, True), (0.99, False)):
+        answer = registry.get("batch_size").answer_of(found, level)
+        assert np.isnan(answer.frame["prompts_to_resolve"]).all() == is_known, level
+        assert ("resolve the signal" in answer.sentence) != is_known, level
+    assert answer.sentence.endswith("; 99% intervals.")
+
+
+def test_notes_are_those_of_the_level_of_the_answer(policy):
+    batch, scores, *_ = policy.sample(40, SIZE, rng=0)
+    compared = gs.compare(batch, ["rloo"], scores)
+    for level, is_resolved in ((0.8, True), (0.95, True), (0.99, False)):
+        notes = registry.get("variance").answer_of(compared, level).notes
+        assert any(f"its {level:.0%} interval reaches" in note for note in notes) != is_resolved, level
+        assert all(notes), level
+        assert list(notes) == compared.to_frame(level).attrs["notes"], level
+    assert compared.notes == compared.notes_at(0.95)
+
+
+def test_the_minimiser_of_a_curve_is_known_where_every_value_is_resolved_at_the_level_of_the_answer(policy):
+    batch, scores, *_ = policy.sample(40, SIZE, rng=0)
+    found = variance_curve(batch, "length_weighted", "alpha", [-0.1, 0.0, 0.1], scores)
+    for level, is_known in ((0.8, True), (0.95, True), (0.99, False)):
+        answer = registry.get("curve").answer_of(found, level)
+        assert np.isfinite(answer.about["minimiser"]) == is_known, level
+        assert ("is not known" in answer.sentence) != is_known, level
+        assert any("where the variance is lowest is not known" in note for note in answer.notes) != is_known, level
+
+
+def test_notes_of_parts_that_agree_at_95_percent_differ_at_another_level(policy):
+    batch, scores, *_ = policy.sample(60, 4, rng=0)
+    compared = gs.compare(batch, ["rloo"], scores, group_size=[2, 4])
+    resolved = [row.resolved(0.99) for row in compared.rows]
+    unresolved = [f"group_size={row.group_size}" for row, one in zip(compared.rows, resolved, strict=True) if not one]
+    said = [note.partition(":")[0] for note in compared.notes_at(0.99) if "is not resolved" in note]
+    assert said == unresolved != []

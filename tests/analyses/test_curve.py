@@ -160,6 +160,15 @@ def test_group_size_is_compared_at_an_equal_total_of_completions():
     assert short.rows[-1].cells[0] == "1" != short.rows[0].cells[0]
 
 
+def test_captions_state_the_group_size_and_the_level(curve):
+    question = registry.get("curve")
+    frame = curve.to_frame(0.8)
+    assert "along alpha, groups of 6 completions, with pointwise 80% intervals over 100" in question.caption(frame)
+    assert "80% pointwise bands" in question.figures[0].caption_of(frame)
+    frame["group_size"] = np.linspace(2.0, 6.0, len(frame))
+    assert "along alpha, groups of several sizes, with" in question.caption(frame)
+
+
 def test_where_the_signal_is_not_resolved_there_is_no_minimiser():
     batch, scores = correlated_batch(20, 4)
     found = variance_curve(batch, "length_weighted", "alpha", VALUES, scores)

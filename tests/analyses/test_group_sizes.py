@@ -170,6 +170,14 @@ def test_what_cannot_be_judged_has_no_equivalent_size():
         equivalent_group_size(far, "reinforce", 3, scores)
 
 
+@pytest.mark.parametrize(("target", "why"), [("importance", "judged by importance"), ("on_policy", "count as off-pol")])
+def test_a_scale_that_is_not_resolved_is_said_with_its_reason_and_level(target, why):
+    batch, scores, _ = turned_policy().sample(40, 6, rng=3)
+    opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
+    with pytest.raises(ValueError, match=f"is not resolved at 95% by 40 prompts .*{why}"):
+        equivalent_group_size(batch, "reinforce", 3, opposed, target=target)
+
+
 def test_token_level_estimators_are_refused_in_a_sentence():
     batch, scores = correlated_batch()
     logits = {"logprobs": -np.ones(batch.mask.shape), "sum_pi_squared": np.full(batch.mask.shape, 0.5)}

@@ -251,3 +251,5 @@ def test_refusals():
     old = np.where(batch.mask, -1.0 + 0.3 * rng.normal(size=batch.mask.shape), 0.0)
     with pytest.raises(ValueError, match="leave-one-out baselines are biased for completions of another policy"):
         optimal_baselines(batch.with_fields(logprobs=logs, old_logprobs=old), scores)
+    with pytest.raises(ValueError, match="have no importance weights, so that target='importance' does not judge them"):
+        optimal_baselines(batch.with_fields(logprobs=logs, old_logprobs=logs), scores, target="importance")

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradstats.analyses import PromptPlan
+from gradstats.analyses import PromptPlan, registry
+from gradstats.analyses.plan import plan_alpha
 from gradstats.stats.prompt_plan import smallest
 
 
@@ -67,3 +68,11 @@ def test_what_is_not_known_is_left_out():
 def test_the_smallest_number_is_found(threshold):
     assert smallest(lambda m: m >= threshold) == max(threshold, 3)
     assert smallest(lambda m: False) == np.inf
+
+
+@pytest.mark.parametrize("level", [0.8, 0.9])
+def test_the_answer_names_a_level_other_than_95_percent(level):
+    planned = plan_alpha(half_width=0.1, noise=0.5, length_spread=0.6, confidence_level=level)
+    assert (
+        registry.get("plan").answer_of(planned, level).sentence.endswith(f"in 80% of studies; {level:.0%} intervals.")
+    )

@@ -143,11 +143,13 @@ def test_a_run_splits_one_estimator_of_each_unit_and_its_caption_says_how_many_i
     batch, _, tokens = MANY_DIRECTIONS.sample(20, 8, 0)
     measured = probed(batch, tokens, 8, 2, np.random.default_rng(0))
     analysis = registry.get("success_bins")
-    labels = ["rloo", "reinforce", "grpo", "token_mean(loo=True)"]
+    labels = ["rloo", "reinforce", "grpo", "token_mean(loo=True)", "batch_mean"]
     answer = breakdowns(measured, VarianceSection(estimators=labels, reference="reinforce"))["success_bins"]
     assert list(answer.frame["estimator"].unique()) == ["reinforce", "grpo"]
     assert "of the variance of reinforce" in answer.sentence
     assert analysis.caption(answer.frame).endswith("; the run's other 2 are not.")  # a paper has it too: no command
+    assert answer.notes[-1].startswith("batch-level estimators are left out, ")
+    assert answer.notes[-1].endswith(" here: batch_mean")
     assert short_table(analysis, answer.frame).rows[0].names[0] == "reinforce"
     alone = breakdowns(measured, VarianceSection(estimators=labels[:1]))["success_bins"]
     assert "are not" not in analysis.caption(alone.frame)

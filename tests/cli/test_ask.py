@@ -30,6 +30,7 @@ from gradstats.config.experiment import Experiment, load_experiment
 from gradstats.config.sections import DEFAULT_ESTIMATORS
 from gradstats.report.analysis_tables import table_of
 from gradstats.report.saved_results import read_recorded_experiment, write_recorded_experiment
+from gradstats.report.verdict import sentence_of
 from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
 
@@ -275,6 +276,16 @@ def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp
     assert about["minimiser"] == pytest.approx(expected.attrs["minimiser"])
 
 
+def test_a_comparison_as_json_says_its_answer(monkeypatch, capsys, measured):
+    _, out, _ = run(monkeypatch, capsys, "variance", measured, "--estimators", "rloo", "reinforce", "--json")
+    sentence = json.loads(out)["sentence"]
+    assert sentence.endswith(".")
+    assert "rloo" in sentence
+    words = ("--estimators", "grpo", "recipe:gmpo", "--confidence-level", 0.9999999, "--json")
+    _, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
+    assert json.loads(out)["sentence"].startswith("Not resolved: grpo")
+
+
 def test_as_json_with_options(monkeypatch, capsys, measured):
     words = ["ask", measured, "curve", "rloo", "group_size=2,4", "--json", "--reference", "reinforce"]
     code, out, _ = run(monkeypatch, capsys, *words)
@@ -436,6 +447,8 @@ def test_alpha_by_every_method(monkeypatch, capsys, measured, method):
     assert f" {method} {format_estimate(fit.alpha, *fit.confidence_interval())} " in joined(out)
     assert "Consistent with on-policy sampling" in joined(out)
     assert "12 of 240 completions were cut off at the cap; without them: α =" in joined(out)
+    assert "Length exponent α of each block of parameters, 95% intervals" in joined(out)
+    assert " attention " in joined(out)
 
 
 def test_alpha_by_another_interval(monkeypatch, capsys, points):
@@ -706,7 +719,8 @@ def test_a_question_has_the_answer_that_the_run_gives(words, run_of_others, monk
     saved = Answer.read(tmp_path / "found")
     assert replace(saved, notes=()) == replace(expected, notes=(), further={})
     told = json.loads(out)
-    assert (told["question"], told["sentence"], told["notes"]) == (name, saved.sentence, list(saved.notes))
+    sentence = saved.sentence or sentence_of(saved)
+    assert (told["question"], told["sentence"], told["notes"]) == (name, sentence, list(saved.notes))
     assert told["confidence_level"] == (0.5 if name.startswith("alpha") else 0.8)
     assert told.get("reference", "reinforce") == "reinforce"
     assert len(told["rows"]) == len(expected.frame)

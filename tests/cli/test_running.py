@@ -42,6 +42,7 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     code, out, _ = run(monkeypatch, capsys, *words, "--all", "--notes")
     assert "slope 2α" in out
     assert "ratios of all rows" in out
+    assert "Length exponent α of each block of parameters" in out
     assert "note: " in out
     for name in ("alpha.json", "variance.csv", "figures/length_scaling.pdf", "figures/variance.pdf", "manifest.json"):
         assert (run_directory / "run" / name).exists()

@@ -151,7 +151,7 @@ class TestLoggedValues:
     def test_leave_out_alpha_alone_where_lengths_are_equal(self, tmp_path):
         step = record(tmp_path / "watch").add("step-000000", measured(n_prompts=2, longest=3))
         assert step.alpha is None
-        assert any(remark.startswith("length scaling: ") for remark in step.remarks)
+        assert any(remark.startswith("left out: length scaling: ") for remark in step.remarks)
         values = logged_values(step, 1.0)
         assert not [key for key in values if "alpha" in key]
         assert values["gradstats/reinforce/ratio"] > 0

@@ -54,7 +54,7 @@ def test_an_estimator_without_relative_noise_is_named_and_not_drawn():
     frame = group_sizes("ordinary")
     frame.loc[(frame["estimator"] == "reinforce") & (frame["group_size"] == 8), "matched_ratio"] = np.nan
     ax = plots.plot_group_size(frame)
-    assert ax.get_title(loc="right") == "Not resolved: REINFORCE."
+    assert ax.get_title(loc="right") == "Not resolved: REINFORCE, N=8."
     assert "REINFORCE" not in lines_of(ax)
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from fixture_frames import variance
 
+from gradstats.analyses import registry
 from gradstats.estimators.display_names import in_words
 from gradstats.plots import estimator_appearance, plot_variance, plot_variance_of_runs, plot_variance_panels, style
 from gradstats.plots.names import in_mathematics
@@ -415,6 +416,24 @@ def test_a_short_figure_shares_rows_that_are_equal_and_names_what_is_not_resolve
     assert rows == ["RLOO = group mean", "REINFORCE"]
     assert ax.get_title(loc="right") == "Not resolved: GRPO advantage."
     assert ax.get_xlabel().replace("\n", " ").endswith("relative to RLOO")
+
+
+def test_rows_of_several_sizes_are_named_with_their_size_where_they_are_left_out():
+    labels, values = ["rloo", "grpo", "rloo", "grpo"], [1.0, np.nan, 1.0, 1.2]
+    frame = pd.DataFrame({"estimator": labels, "group_size": [2, 2, 4, 4], "matched_ratio": values})
+    frame["matched_ratio_low"] = frame["matched_ratio_high"] = values
+    frame.attrs["reference"] = "rloo"
+    assert short_rows(frame, "matched_ratio").unresolved == ["GRPO advantage, N=2"]
+    assert [label.get_text() for label in plot_variance(frame.iloc[1:], short=True).get_yticklabels()] == [
+        "RLOO, N=4",
+        "GRPO advantage, N=4",
+    ]
+    assert "not resolved: GRPO advantage, N=2." in registry.get("variance").figures[0].caption_of(frame)
+    many = pd.concat([frame.assign(group_size=frame["group_size"] + 4 * at).iloc[[0, 2, 3]] for at in range(4)])
+    many["matched_ratio"] += np.linspace(0.0, 0.1, len(many))
+    many.attrs = frame.attrs
+    between = short_rows(many, "matched_ratio").between
+    assert len(between) == len(set(between)) == len(many) - 8
 
 
 def test_of_many_rows_the_outer_ones_and_the_reference_are_drawn():

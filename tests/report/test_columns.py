@@ -18,7 +18,7 @@ from probed_policies import MANY_DIRECTIONS, probed
 
 import gradstats as gs
 from gradstats.analyses import registry
-from gradstats.analyses.results import Result, ScalarResult
+from gradstats.analyses.results import RemarkedResult, Result, ScalarResult
 from gradstats.config.sections import VarianceSection
 from gradstats.gradients import check_engines
 from gradstats.report.analysis_tables import alpha_table
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gradstats"
 
 registry.all_analyses()  # imports all of them
-RESULTS = [*Result.__subclasses__(), *ScalarResult.__subclasses__()]
+RESULTS = [one for base in (Result, RemarkedResult, ScalarResult) for one in base.__subclasses__()]
 #: Result class → the tables that its frames are: of every question, and those that answer a part of one.
 TABLES_OF = {
     **{one.__name__: one.question for one in RESULTS if one.question and not one.__subclasses__()},
@@ -209,7 +209,7 @@ def test_a_table_has_each_name_once():
 
 
 def test_every_result_with_a_frame_is_indexed():
-    found, framing = set(), {"Answer", "ScalarResult", "Result", "TestResult"}
+    found, framing = set(), {"Answer", "RemarkedResult", "Result", "ScalarResult", "TestResult"}
     for path in PACKAGE.glob("[asv]*/**/*.py"):
         classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
         bases = {node.name: {getattr(base, "id", "") for base in node.bases} for node in classes}

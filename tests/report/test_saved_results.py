@@ -349,6 +349,7 @@ def test_what_is_saved_is_read_back(quality, tmp_path):
     pd.testing.assert_frame_equal(read.frame, quality.to_frame(), rtol=1e-6)
     assert read.about["n_probes"] == 32
     bins, traces, sample = (read.further[name].frame for name in ("token_profiles", "token_traces", "token_sample"))
+    assert read.further["token_traces"].about["confidence_level"] == 0.95
     drawn = {one.name: one.rows(bins) for one in TOKENS.figures if one.table == "token_profiles"}
     for figure, name in (("token_correlation", "correlation"), ("concentration", "concentration")):
         table = getattr(quality, name).to_frame()

@@ -18,6 +18,7 @@ import gradstats
 from gradstats import equivalent_group_size
 from gradstats.analyses import registry
 from gradstats.analyses.points import load_points
+from gradstats.cli.terminal import show_run
 from gradstats.config.experiment import VarianceSection
 from gradstats.measurement.measurement import read_measurement
 from gradstats.report.figures import figures_as_svg
@@ -210,13 +211,13 @@ def test_data_that_allow_no_fit_become_a_remark_and_cost_nothing_else(experiment
     short = experiment.model_copy(update={"sampling": experiment.sampling.model_copy(update={"max_new_tokens": 1})})
     result = run_experiment(short, tmp_path / "run", progress=False)
     assert result.fit is None
-    assert any(remark.startswith("length scaling: ") for remark in result.run.remarks)
+    assert any(remark.startswith("left out: length scaling: ") for remark in result.run.remarks)
     assert result.comparison is not None
     assert (tmp_path / "run" / "variance.csv").exists()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_repeated_analysis_that_fails_leaves_no_results_of_the_earlier_one(finished, tmp_path, monkeypatch):
+def test_a_repeated_analysis_that_fails_leaves_no_results_of_the_earlier_one(finished, tmp_path, monkeypatch, capsys):
     path = shutil.copytree(finished.run.path, tmp_path / "run")
     run = RunDirectory(path, finished.run.experiment)
     (path / "variance_mine.csv").write_text("mine\n")
@@ -229,9 +230,12 @@ def test_a_repeated_analysis_that_fails_leaves_no_results_of_the_earlier_one(fin
     result = analyse(run)
     assert result.comparison is None
     assert {name for name in RESULTS if (path / name).exists()} == {"alpha.json", "report.html"}
-    assert "variance: not with these data" in run.read_manifest()["remarks"]
+    assert "left out: variance: not with these data" in run.read_manifest()["remarks"]
     assert not {"variance.csv", "variance.json"} & set(run.read_manifest()["files"])
-    assert "not with these data" in (path / "report.html").read_text()
+    text = (path / "report.html").read_text()
+    assert re.search(r"left out: </dt><dd>variance: not with these data", text)
+    show_run(result)
+    assert "  left out: variance: not with these data" in capsys.readouterr().out
     monkeypatch.setattr("gradstats.analyses.alpha.ANALYSIS", replace(registry.get("alpha"), ask=refused))
     analyse(run)
     assert {name for name in RESULTS if (path / name).exists()} == set()

@@ -76,6 +76,8 @@ def test_each_command_on_the_page_gives_the_answer_of_the_run_again(experiment, 
     asked = with_questions(experiment, success_bins={"bins": 2}, group_sizes={"estimators": ["rloo", "grpo"]})
     run_experiment(asked.model_copy(update=changed), copied, progress=False)
     saved = read_results(copied)
+    assert any("its 80% interval" in one for one in saved.manifest["remarks"])
+    assert not any("its 95% interval" in one for one in saved.manifest["remarks"])
     commands = {one["id"]: shlex.split(one["command"]) for one in questions_on_page(saved, [])}
     assert {"variance", "alpha", "alpha_by_block", "length_bins", "success_bins", "group_sizes"} <= set(commands)
     for name, words in commands.items():
@@ -107,6 +109,10 @@ def test_each_command_on_the_page_gives_the_answer_of_the_run_again(experiment, 
         ({"variance": {"estimators": ["rloo"]}}, "analyses.variance: .*with the settings of its section `variance:`"),
         ({"variance": False}, "analyses.variance: .*with the settings of its section `variance:`"),
         ({"alpha": True}, "analyses.alpha: .*with the settings of its section `length_scaling:`"),
+        (
+            {"optimal_baselines": {"target": "importance"}},
+            "analyses.optimal_baselines: .* have no importance weights, so that target='importance' does not judge",
+        ),
         ({"allocation": {"estimators": ["rlo"]}}, "analyses.allocation: no estimator is called 'rlo'"),
     ],
 )

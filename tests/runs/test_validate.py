@@ -56,6 +56,10 @@ def test_a_misspelt_estimator_fails_before_the_policy_is_looked_for(tmp_path, ca
             {"variance": {"group_size": [4, 16]}},
             r"variance\.group_size is \[4, 16\], and groups of 16 .* the 8 completions",
         ),
+        (
+            {"analyses": {"optimal_baselines": True}, "variance": {"prompts_per_batch": 2}},
+            r"analyses\.optimal_baselines: prompts_per_batch is 2, .* of the 2 prompts: choose at most 1",
+        ),
         ({"sampling": {"reward": "mth"}}, r"sampling\.reward: reward 'mth' is not known.*did you mean 'math'"),
         ({"behaviour_policy": {"revison": "step-1000"}}, r"behaviour_policy has no .*did you mean 'revision'"),
         (

@@ -106,6 +106,7 @@ def test_two_prompts_or_batches_have_no_interval(n_prompts, label, options, matc
     assert match in text
     assert np.isfinite(frame["trace_cov"].item())
     assert np.isnan(frame[unknown].item())
+    assert " nan " not in " ".join(frame.attrs["notes"])
 
 
 def test_prompts_that_carry_the_noise_are_named_in_the_frame_and_a_note():
