@@ -68,14 +68,14 @@ def ask(words: Sequence[str]) -> None:
 
     helped = any(word in ("-h", "--help") for word in words)
     named = [word for word in words[:2] if word == "-" or not word.startswith("-")]
-    about_question = len(named) == 1 and (named[0] in registry.names() or _is_label(named[0]))
+    about_question = len(named) == 1 and (_is_label(named[0]) or registry.is_known(named[0]))
     if about_question and not helped:
         raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
     if not about_question and len(named) < 2:
         _list_questions(registry.questions(), Path(named[0]) if named and not helped else None)
         return
     source, name = ("", named[0]) if about_question else named
-    if source in registry.names() and name not in registry.names() and Path(name).exists():
+    if registry.is_known(source) and not registry.is_known(name) and Path(name).exists():
         raise ValueError(f"the run comes first: gradstats ask {name} {source}")
     with code_of_run(Path(source) if source else None, "--trust" in words):
         ask_question(name, ["--help"] if helped else [source, *words[2:]], f"gradstats ask RUN {name}")
