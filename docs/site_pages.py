@@ -107,7 +107,7 @@ def documented_as(module: ModuleType, name: str) -> str:
 
 def api_page() -> str:
     """Return the page that lists every public name, each with a page of its own."""
-    parts = ["# Python\n\nEvery public name; `import gradstats as gs` is meant throughout.\n"]
+    parts = ["# Python\n\nEvery public name (others are internal); `import gradstats as gs` is meant throughout.\n"]
     for heading, names in api_groups().items():
         parts.append(f"## {heading}\n")
         if heading.startswith("`"):

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, FurtherTable
 from gradstats.analyses.numbers import format_estimate, format_number, percent
 from gradstats.analyses.results import Result, Row, column, estimate
-from gradstats.config.options import CONFIDENCE_LEVEL, read_label
+from gradstats.config.options import CONFIDENCE_LEVEL, MEASURE_PROBES, read_label
 from gradstats.estimators import Batch, Recipe, recipes
 from gradstats.estimators.batch import MeasuredCompletions
 from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED, log_ratios
@@ -309,7 +309,7 @@ def _clipped(batch: Batch, estimators: Sequence[str | Recipe] | None) -> tuple[t
     if unknown:
         notes.append(
             f"how much of the gradient the clips of {', '.join(unknown)} remove is not known: token energies are "
-            "needed, measure with token_probes=…"
+            f"needed, {MEASURE_PROBES}"
         )
     return tuple(shares), notes
 

@@ -6,17 +6,16 @@ import ast
 import difflib
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradstats import data
-from gradstats.config.experiment import Experiment
-from gradstats.config.validation import naming
 from gradstats.system.user_code import import_function
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
+
     from gradstats.analyses.declaration import Analysis, FurtherTable
+    from gradstats.config.experiment import Experiment
 
 #: The files of this folder that declare an ``ANALYSIS``, in the order in which runs ask and lists show them.
 ANALYSES = (
@@ -58,7 +57,12 @@ def questions() -> dict[str, str]:
 
 def names() -> list[str]:
     """Return the names of all questions."""
-    return [*ANALYSES, *(one.name for one in entry_points(group=_ENTRY_POINTS))]
+    return [*ANALYSES, *(one.name for one in _entries())]
+
+
+def is_known(name: str) -> bool:
+    """Return whether a question has this name; packages are searched for names that are not of this one."""
+    return name in ANALYSES or name in names()
 
 
 def get(name: str) -> Analysis:
@@ -107,6 +111,9 @@ def of_answer(question: str) -> Analysis | FurtherTable | None:
 
 def check(experiment: Experiment) -> None:
     """Refuse questions of an experiment that are not known, and settings that they do not take."""
+    from gradstats import data
+    from gradstats.config.validation import naming
+
     for name, settings in experiment.analyses.items():
         with naming("analyses"):
             analysis = get(name)
@@ -118,6 +125,12 @@ def check(experiment: Experiment) -> None:
         raise ValueError(f"length_scaling.published is {published!r}: choose one of {', '.join(data.names())}")
 
 
+def _entries() -> EntryPoints:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=_ENTRY_POINTS)
+
+
 @cache
 def _installed() -> dict[str, Analysis]:
-    return {one.name: one.load() for one in entry_points(group=_ENTRY_POINTS)}
+    return {one.name: one.load() for one in _entries()}

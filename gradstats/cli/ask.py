@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, make_dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Union
 
@@ -38,6 +39,7 @@ from gradstats.cli.options import (
 )
 from gradstats.config.options import CONFIDENCE_LEVEL, Count
 from gradstats.config.sections import VarianceSection
+from gradstats.config.validation import naming
 from gradstats.system.user_code import errors_of_own_code
 
 if TYPE_CHECKING:
@@ -68,14 +70,14 @@ def ask(words: Sequence[str]) -> None:
 
     helped = any(word in ("-h", "--help") for word in words)
     named = [word for word in words[:2] if word == "-" or not word.startswith("-")]
-    about_question = len(named) == 1 and (named[0] in registry.names() or _is_label(named[0]))
+    about_question = len(named) == 1 and (_is_label(named[0]) or registry.is_known(named[0]))
     if about_question and not helped:
         raise ValueError(f"name a run first: gradstats ask RUN {named[0]}")
     if not about_question and len(named) < 2:
         _list_questions(registry.questions(), Path(named[0]) if named and not helped else None)
         return
     source, name = ("", named[0]) if about_question else named
-    if source in registry.names() and name not in registry.names() and Path(name).exists():
+    if registry.is_known(source) and not registry.is_known(name) and Path(name).exists():
         raise ValueError(f"the run comes first: gradstats ask {name} {source}")
     with code_of_run(Path(source) if source else None, "--trust" in words):
         ask_question(name, ["--help"] if helped else [source, *words[2:]], f"gradstats ask RUN {name}")
@@ -86,11 +88,24 @@ def ask_question(label: str, words: Sequence[str], prog: str = "") -> None:
     from gradstats.analyses import registry
 
     analysis = registry.get(label)
-    given = vars(run_command(_options_of(analysis), prog or f"gradstats {label}", words))
+    _refuse_loose_estimators(analysis, words)
+    of_run = _experiment_of(Path(words[0])).analyses.get(label) if words and words[0][:1] not in ("", "-") else None
+    asked = of_run if isinstance(of_run, Mapping) else {}
+    given = vars(run_command(_options_of(analysis, asked), prog or f"gradstats {label}", words))
     named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in words if word[:2] == "--"}
     named |= {option for option, argument in analysis.settings.items() if argument in analysis.required}
     with code_of_run(given["source"], given["trust"]), errors_of_own_code(analysis.ask, f"the question {label!r}"):
         _answer(analysis, label, given, {option: given[option] for option in given if option in named})
+
+
+def _refuse_loose_estimators(analysis: Analysis, words: Sequence[str]) -> None:
+    """Refuse estimators that follow the run, where a question takes them by ``--estimators``."""
+    loose = [*takewhile(lambda word: not word.startswith("-"), words[1:])]
+    if loose and "estimators" in analysis.settings and not {"estimators"} & {*analysis.required}:
+        option = f"--estimators {' '.join(loose)}"
+        with naming(option):
+            analysis.estimators_in({"estimators": loose})
+        raise ValueError(f"estimators go after --estimators: {option}")
 
 
 def _is_label(word: str) -> bool:
@@ -126,15 +141,18 @@ def _refused(source: Path) -> list[str]:
     return [analysis.name for analysis in registry.all_analyses() if analysis.unavailable_because(measured)]
 
 
-def _options_of(analysis: Analysis) -> type[QuestionOptions]:
-    """Return the class whose fields are the options of a question: its own, and those that every question has."""
+def _options_of(analysis: Analysis, of_run: Mapping[str, Any]) -> type[QuestionOptions]:
+    """Return the class whose fields are the options of a question: its own, and those that every question has.
+
+    What must be given, but for estimators, is by default as the run has asked.
+    """
     (path, *_) = inspect.signature(analysis.source).parameters.values()
     source = Path if path.default is path.empty else _or_none(Path)
     out = "a folder for table and figure, or the file of the table, NAME.csv"
     out += "; the run directory by default, none for a bare measurement." if analysis.saved_by_command else "."
     rows: list[tuple[str, Any, Any]] = [
         ("source", Annotated[Positional[source], tyro.conf.arg(help=analysis.source_help)], path.default),
-        *_own_options(analysis),
+        *_own_options(analysis, of_run),
         ("confidence_level", Level, CONFIDENCE_LEVEL),
         ("everything", All, False),
         ("notes", Notes, False),
@@ -155,7 +173,7 @@ def _options_of(analysis: Analysis) -> type[QuestionOptions]:
     return make_dataclass(analysis.name, fields, bases=(QuestionOptions,), namespace={"__doc__": text}, kw_only=True)
 
 
-def _own_options(analysis: Analysis) -> Iterator[tuple[str, Any, Any]]:
+def _own_options(analysis: Analysis, of_run: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the options that a question declares: name, what words it takes, and its default."""
     signature, hints = inspect.signature(analysis.ask).parameters, analysis.hints
     helps = {one.arg_name: one.description or "" for one in parse(analysis.ask.__doc__ or "").params}
@@ -170,12 +188,13 @@ def _own_options(analysis: Analysis) -> Iterator[tuple[str, Any, Any]]:
         if of_section is not None and (argument == "rng" or not text or text.startswith("as ")):
             about = described_by(VarianceSection, option)
         if hint is Several:
-            of_run = "(default: those of the run)"
-            about = tyro.conf.arg(help=text, metavar="[ESTIMATOR ...]", help_behavior_hint=of_run)
+            by_default = "(default: those of the run)"
+            about = tyro.conf.arg(help=text, metavar="[ESTIMATOR ...]", help_behavior_hint=by_default)
         elif hint is str and default is inspect.Parameter.empty:
             # The word stands alone on the help screen and where it is missing.
             about = tyro.conf.arg(help=text, metavar=option.upper())
         if default is inspect.Parameter.empty:
+            default = default if hint is Several else of_run.get(option, default)
             hint = Positional[hint] if hint in (Several, str) else hint
         elif isinstance(hint, type) and issubclass(hint, Several):
             words: Any = default or ()

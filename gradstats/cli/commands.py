@@ -1,4 +1,4 @@
-"""The commands by name, and how their errors are shown; ``--help`` is immediate, since each imports what it uses."""
+"""The commands by name, and how their errors are shown; ``--help`` is immediate: a command is imported when named."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 from gradstats.analyses import registry
 from gradstats.cli import terminal
-from gradstats.cli.ask import ask, ask_question
-from gradstats.cli.installation import check, list_things
-from gradstats.cli.options import run_command
-from gradstats.cli.reporting import export, report
-from gradstats.cli.running import init, measure, regrade, run, sample
 
 # RuntimeError covers the self-check and torch's out-of-memory error, whose messages state the remedy.
 EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
@@ -39,33 +34,36 @@ _SUMMARY = "gradstats: the variance of policy gradients of reasoning language mo
 
 #: Commands whose options are those of a question; but for the first, each is a question with its name filled in.
 OF_QUESTIONS = ("ask", "alpha", "variance", "plan")
-#: What each group of commands is for → its commands: name → function and the question that it answers.
-GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
+#: What each group of commands is for → its commands: name → function in its file, and the question that it answers.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "make": {
-        "init": (init, "what should be measured? writes an experiment file"),
-        "run": (run, "sample, measure, compare and draw; also every cell of a sweep"),
-        "sample": (sample, "only the completions"),
-        "measure": (measure, "only the gradients of completions, also of a trainer's"),
-        "regrade": (regrade, "what changes with another reward?"),
+        "init": ("running:init", "what should be measured? writes an experiment file"),
+        "run": ("running:run", "sample, measure, compare and draw; also every cell of a sweep"),
+        "sample": ("running:sample", "only the completions"),
+        "measure": ("running:measure", "only the gradients of completions, also of a trainer's"),
+        "regrade": ("running:regrade", "what changes with another reward?"),
     },
     "ask": {
-        "alpha": (partial(ask_question, "alpha"), "how do gradients grow with length?"),
-        "variance": (partial(ask_question, "variance"), "which estimator takes the fewest samples?"),
-        "ask": (ask, "every other question: gradstats ask lists them"),
-        "plan": (partial(ask_question, "plan"), "how many prompts are needed?"),
+        "alpha": ("ask:ask_question", "how do gradients grow with length?"),
+        "variance": ("ask:ask_question", "which estimator takes the fewest samples?"),
+        "ask": ("ask:ask", "every other question: gradstats ask lists them"),
+        "plan": ("ask:ask_question", "how many prompts are needed?"),
     },
     "show": {
-        "report": (report, "one page on a run; on several with --gallery"),
-        "export": (export, "figures and LaTeX tables for a paper, several runs together"),
+        "report": ("reporting:report", "one page on a run; on several with --gallery"),
+        "export": ("reporting:export", "figures and LaTeX tables for a paper, several runs together"),
     },
     "look": {
-        "list": (list_things, "experiments, estimators, data, rewards, terms, quantities"),
-        "check": (check, "is this installation sound? are the gradients right?"),
+        "list": ("installation:list_things", "experiments, estimators, data, rewards, terms, quantities"),
+        "check": ("installation:check", "is this installation sound? are the gradients right?"),
     },
 }
-COMMANDS: dict[str, Callable[..., None]] = {
-    name: command for group in GROUPS.values() for name, (command, _) in group.items()
-}
+COMMANDS = {name: function for group in GROUPS.values() for name, (function, _) in group.items()}
+
+
+def function_of(command: str) -> Callable[..., None]:
+    """Return the function of a command, whose file is imported with what it needs."""
+    return resolve_name(f"gradstats.cli.{COMMANDS[command]}")
 
 
 def _overview() -> list[str]:
@@ -90,14 +88,18 @@ def dispatch(words: Sequence[str]) -> None:
     """
     if not words or words[0] in ("-h", "--help"):
         terminal.show(_overview())
+    elif words[0] == "ask":
+        function_of("ask")(words[1:])
     elif words[0] in OF_QUESTIONS:
-        COMMANDS[words[0]](words[1:])
+        function_of(words[0])(*words[:1], words[1:])
     elif words[0] in COMMANDS:
-        run_command(COMMANDS[words[0]], f"gradstats {words[0]}", words[1:])
+        from gradstats.cli.options import run_command
+
+        run_command(function_of(words[0]), f"gradstats {words[0]}", words[1:])
     else:
         nearest = get_close_matches(words[0], COMMANDS, 1, 0.5)
         proposed = f"did you mean {nearest[0]}? " if nearest else ""
-        if words[0] in registry.names():
+        if registry.is_known(words[0]):
             proposed = f"it is a question, gradstats ask RUN {words[0]}; "
         raise KeyError(f"there is no command {words[0]!r}: {proposed}`gradstats --help` lists them all")
 

@@ -26,7 +26,6 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from gradstats.config.experiment import as_yaml, with_settings
 from gradstats.config.options import (
     BlockNames,
     DisplayNames,
@@ -178,8 +177,16 @@ def with_execution(overrides: SettingWords, **options: object) -> SettingWords:
         overrides: the words of ``--set``.
         **options: the options; None where they were not given.
     """
+    from gradstats.config.experiment import as_yaml
+
     given = [f"execution.{name}={as_yaml(value)}" for name, value in options.items() if value is not None]
     return (*overrides, *given)
+
+
+def _read_settings(words: SettingWords) -> dict[str, Any]:
+    from gradstats.config.experiment import with_settings  # help needs no YAML
+
+    return with_settings({}, words)
 
 
 def prompts_section(source: str, n: int | None, seed: int, settings: SettingWords) -> PromptsSection:
@@ -191,7 +198,7 @@ def prompts_section(source: str, n: int | None, seed: int, settings: SettingWord
         seed: seed of the subset or of the generator.
         settings: words of ``--prompt-settings``.
     """
-    return PromptsSection(source=source, n=n, seed=seed, settings=with_settings({}, settings))
+    return PromptsSection(source=source, n=n, seed=seed, settings=_read_settings(settings))
 
 
 def policy_section(name: str, settings: SettingWords, **options: object) -> PolicySection:
@@ -207,7 +214,7 @@ def policy_section(name: str, settings: SettingWords, **options: object) -> Poli
         ValueError: when a setting is given in both ways, or is invalid.
     """
     given = {key: value for key, value in options.items() if value is not None}
-    written = with_settings({}, settings)
+    written = _read_settings(settings)
     for key in given.keys() & written.keys():
         raise ValueError(f"{key} is given both by --{key} and by --policy-settings: give it once")
     fields: dict[str, Any] = {"name": name, **written, **given}
@@ -354,7 +361,7 @@ def _words(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         name = several.kind.__name__.upper()
         return _spec(f"{name} [{name} ...]", lambda words: several(map(several.kind, words)), several, list)
     for type_, spec in (
-        (FreeOptions, _spec("NAME=VALUE ...", lambda words: with_settings({}, words), dict, _as_words)),
+        (FreeOptions, _spec("NAME=VALUE ...", _read_settings, dict, _as_words)),
         (DisplayNames, _spec("LABEL=NAME ...", read_display_names, dict, _as_words)),
         (SettingWords, _spec("NAME=VALUE ...", tuple, tuple, lambda value: [*value] or ["none"])),
         (RewardNames, _spec("NAME|NAME=WEIGHT ...", lambda words: words or None, (list, NoneType), _listed)),

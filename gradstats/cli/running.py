@@ -40,7 +40,6 @@ from gradstats.cli.options import (
     prompts_section,
     with_execution,
 )
-from gradstats.config.experiment import with_settings
 from gradstats.config.options import RewardNames
 from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
 from gradstats.config.validation import Section
@@ -277,6 +276,7 @@ def measure(
     table = read_rollouts(rollouts, partial=partial) if rollouts_format == "gradstats" else None
     loaded = gradstats.load_policy(model.name, **model.arguments(), progress=progress)
     if table is None:
+        from gradstats.config.experiment import with_settings
         from gradstats.rollouts.trainer_dumps import READERS
 
         of_model = {"eos_token_ids": getattr(loaded.model.generation_config, "eos_token_id", None)}

@@ -22,7 +22,6 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions
 from rich.table import Column, Table
 
-from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.system.files import to_json
 
 if TYPE_CHECKING:
@@ -170,6 +169,7 @@ def show_notes(notes: Iterable[str]) -> None:
 def hidden_content_hint(n_notes: int, notes: bool, everything: bool, levels: Iterable[float]) -> list[str]:
     """Return a line on intervals that are not of the usual level, and on what the first screen leaves out."""
     from gradstats.analyses.numbers import percent
+    from gradstats.config.options import CONFIDENCE_LEVEL
 
     of_level = " and ".join(percent(level) for level in dict.fromkeys(levels))
     said = [] if of_level in ("", percent(CONFIDENCE_LEVEL)) else [f"{of_level} intervals"]

@@ -14,6 +14,8 @@ from gradstats.config.validation import Section, setting
 CHECKED_TYPES = ("float64", "float32", "bfloat16")
 #: Default level of intervals.
 CONFIDENCE_LEVEL = 0.95
+#: What to do where probes of token scores are missing, as arguments and experiment files name it.
+MEASURE_PROBES = "measure with token_probes=… (in a run measurement.token_probes)"
 #: Largest number of tokens that pass through the model at once, padding included.
 TOKEN_BUDGET = 4096
 #: Memory limit, in GiB, for logits and for per-sequence gradients each; on small machines a quarter of the memory.

@@ -53,12 +53,15 @@ class Destination:
 def names_code(label: str) -> bool:
     """Return whether a label of a reward, estimator or source of problems names a function, not a built-in one.
 
-    The test is wider than what can be imported: any colon counts, also inside the parameters of a recipe.
+    The test is wider than what can be imported: any colon counts but before a number, as in the values of a curve, also
+    inside the parameters of a recipe.
 
     >>> names_code("mine:score(scale=2)"), names_code("recipe:grpo"), names_code("recipe:grpo(advantage='mine:f')")
     (True, False, True)
+    >>> names_code("alpha=0:2:41")
+    False
     """
-    return ":" in label.removeprefix("recipe:")
+    return re.search(r":(?![-+.]?\d)", label.removeprefix("recipe:")) is not None
 
 
 def is_received(path: Path) -> bool:

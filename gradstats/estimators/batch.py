@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
+from gradstats.config.options import MEASURE_PROBES
 from gradstats.rollouts.schema import LARGEST_REWARD, SCHEMA, refuse_unclear_labels
 from gradstats.system.lazy_imports import pd
 
@@ -36,8 +37,8 @@ HOW_TO_GET = {
     "greedy_rewards": "sample with greedy=True, which adds one greedy completion per prompt, or pass its reward",
     "truncated": "record why each completion ended (the column finish_reason of the rollouts), or pass truncated=…",
     "sq_norms": "measure the squared gradient norm ‖S_i‖² of each completion",
-    "token_energy": "measure with token_probes=…",
-    "token_cross": "measure with token_probes=… (it is ⟨s_t, S⟩ at every position)",
+    "token_energy": MEASURE_PROBES,
+    "token_cross": f"{MEASURE_PROBES}; it is ⟨s_t, S⟩ at every position",
     "importance": "pass ρ = π/π_old at every position",
 }
 #: Prefix of a required field that is a user-defined column, as in "column:salience".

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 
-from gradstats.config.experiment import Experiment
 from gradstats.config.options import read_label
 from gradstats.config.validation import naming
 from gradstats.estimators import registry
@@ -16,6 +15,9 @@ from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import Estimator, Weighting, nearest
 from gradstats.estimators.recipes import named
 from gradstats.estimators.recipes.recipe import PREFIX, Recipe
+
+if TYPE_CHECKING:
+    from gradstats.config.experiment import Experiment
 
 W = TypeVar("W", bound=Weighting)
 

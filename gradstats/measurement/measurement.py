@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from gradstats.config.options import EUCLIDEAN, written
+from gradstats.config.options import EUCLIDEAN, MEASURE_PROBES, written
 from gradstats.config.sections import MeasurementSection
 from gradstats.measurement.state_values import stored_values
 from gradstats.measurement.token_scores import TokenScores
@@ -393,7 +393,7 @@ class Measurement:
         if scores is not None and self.n_token_probes < needed and any(one.light.any() for one in scores):
             warnings.warn(
                 f"{what} are NaN on tokens that were not measured exactly, since token_probes is "
-                f"{self.n_token_probes}: measure with token_probes={max(needed, 32)}",
+                f"{self.n_token_probes}: {MEASURE_PROBES}, at least {max(needed, 32)}",
                 RuntimeWarning,
                 stacklevel=3,
             )

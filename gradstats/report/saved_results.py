@@ -212,16 +212,18 @@ def read_results(path: str | os.PathLike[str]) -> SavedResults:
     experiment = read_recorded_experiment(recorded) if stems and recorded.exists() else None
     settings = {} if experiment is None else flat_settings(experiment)
     answers, left_out = read_answers(stems, manifest, {} if experiment is None else experiment.analyses)
+    if not answers:
+        remedy = f"`gradstats run {_recorded_in(path)} --out {path}`"
+        if any((path / name).exists() for name in ("variance.csv", "alpha.json")) and (
+            COMPUTED_WITH not in manifest and (manifest or not left_out)
+        ):
+            raise ValueError("; ".join([_of_earlier_version(path), *left_out[:1]]))
+        if left_out:
+            raise ValueError(f"{path} holds no answer that can be shown; {remedy} makes them again; {left_out[0]}")
+        state = "an unfinished run" if recorded.exists() else "not a run directory"
+        raise FileNotFoundError(f"{path} is {state}: it holds no answers; {remedy} makes them")
     for sentence in left_out:
         warnings.warn(sentence, UserWarning, stacklevel=2)
-    if not answers:
-        if any((path / name).exists() for name in ("variance.csv", "alpha.json")) and not left_out:
-            raise ValueError(_of_earlier_version(path))
-        state = "an unfinished run" if recorded.exists() else "not a run directory"
-        raise FileNotFoundError(
-            f"{path} is {state}: it holds no answers; `gradstats run {_recorded_in(path)} --out {path}` makes them"
-            + "".join(f"; {sentence}" for sentence in left_out)
-        )
     return SavedResults(
         path=path,
         name=str(settings.get("name") or manifest.get("experiment") or path.resolve().name),

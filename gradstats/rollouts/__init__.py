@@ -1,6 +1,6 @@
 """The table of completions, its file, and readers of trainers' dumps."""
 
-from gradstats.rollouts.table import Rollouts, read_rollouts
-from gradstats.rollouts.trainer_dumps import read_trl_completions, read_verl_rollouts
+import lazy_loader
 
-__all__ = ["Rollouts", "read_rollouts", "read_trl_completions", "read_verl_rollouts"]
+# The public names are listed in __init__.pyi, each with the file that defines it.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from jaxtyping import Float, Int
 
-from gradstats.config.options import CONFIDENCE_LEVEL
+from gradstats.config.options import CONFIDENCE_LEVEL, MEASURE_PROBES
 from gradstats.measurement.measurement import Measurement
 from gradstats.measurement.token_scores import TokenScores
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Statistic, mean_statistic
@@ -59,7 +59,7 @@ def has_token_energies(measured: MeasuredRollouts) -> bool:
 
 
 #: Why scores of tokens are not known.
-NO_PROBES = "the measurement has no probes of token scores: measure with token_probes=…, for example 32"
+NO_PROBES = f"the measurement has no probes of token scores: {MEASURE_PROBES}, for example 32"
 
 
 def tokens_of(measured: Measurement) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:

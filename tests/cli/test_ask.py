@@ -304,6 +304,12 @@ def test_missing_words_are_named_with_their_form(monkeypatch, capsys, measured):
     assert "alpha=0:2:41 (first, last, how many)" in said
 
 
+def test_estimators_that_lack_their_option_are_proposed_with_it(monkeypatch, capsys, measured):
+    _, _, err = run(monkeypatch, capsys, "variance", measured, "rloo", "grppo", "--all")
+    assert "--estimators rloo grppo: no estimator is called 'grppo': did you mean 'grpo'?" in err
+    assert "go after --estimators: --estimators rloo" in run(monkeypatch, capsys, "variance", measured, "rloo")[2]
+
+
 def test_values_are_a_range_or_a_list():
     name, values = parameter_values("tau=0.5,2")
     assert (name, list(values)) == ("tau", [0.5, 2.0])
@@ -694,6 +700,7 @@ ASKED_OF_RUN = {
     ("ask", "RUN", "alpha"): "alpha",
     **{("ask", "RUN", name): name for name in ("alpha_by_block", "group_sizes", "batch_size", "success_bins")},
     ("ask", "RUN", "curve", "asymmetric(loo=True)", "delta=-0.5,0,0.5"): "curve",
+    ("ask", "RUN", "curve"): "curve",
 }
 
 

@@ -58,6 +58,12 @@ def light(step, *heavy):
 from gradstats.cli import commands
 from gradstats.analyses import registry
 heavy = ("pandas", "pyarrow", "scipy.special", "scipy.linalg", "matplotlib", "torch")
+unused = ("yaml", "gradstats.config.experiment", "gradstats.rollouts.trainer_dumps")
+ended("--help")
+light("--help", *heavy, *unused, "numpy", "pydantic", "tyro", "importlib.metadata")
+for words in (["variance", "--help"], ["ask", "group_sizes", "--help"], ["run", "--help"]):
+    ended(*words)
+    light(words, *heavy, *unused)
 asked = [["ask", name, "--help"] for name in registry.names()]
 for words in [["--help"], ["ask"], *([name, "--help"] for name in commands.COMMANDS), *asked]:
     ended(*words)

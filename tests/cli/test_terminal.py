@@ -22,7 +22,7 @@ from rich.table import Table
 
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.cli import terminal
-from gradstats.cli.commands import COMMANDS, OF_QUESTIONS
+from gradstats.cli.commands import COMMANDS, OF_QUESTIONS, function_of
 from gradstats.cli.installation import list_things
 from gradstats.config.experiment import load_experiment
 from gradstats.report.tables import Table as PaperTable
@@ -291,7 +291,7 @@ WITHOUT = {"init", "sample", "measure", "regrade", "export", "report", *OF_QUEST
 
 
 def test_every_command_that_answers_has_the_option():
-    have = {name for name, command in COMMANDS.items() if "as_json" in inspect.signature(command).parameters}
+    have = {name for name in COMMANDS if "as_json" in inspect.signature(function_of(name)).parameters}
     assert have == set(COMMANDS) - WITHOUT
 
 

@@ -91,7 +91,9 @@ def test_looking_at_a_file_needs_no_permission(tmp_path):
     assert read_experiment(path).sampling.reward == "theirs:score"
 
 
-@pytest.mark.parametrize("label", ["rloo", "recipe:grpo", "kimi(tau=0.5)", "reasoning_gym(threshold=0.5)"])
+@pytest.mark.parametrize(
+    "label", ["rloo", "recipe:grpo", "kimi(tau=0.5)", "reasoning_gym(threshold=0.5)", "delta=-1:0.5:4"]
+)
 def test_what_is_built_in_is_not_code(label):
     assert not names_code(label)
 

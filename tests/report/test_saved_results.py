@@ -285,6 +285,22 @@ def test_a_run_of_an_earlier_version_says_what_analyses_it_again(tmp_path):
         read_results(folder)
 
 
+def test_without_an_answer_that_can_be_read_one_sentence_names_file_and_command(tmp_path, recwarn):
+    folder = save_run(tmp_path / "run")
+    states = [state for state in folder.rglob("*.json") if state.name != "manifest.json"]
+    for state in states:
+        state.write_text("{")
+    write_json(folder / "manifest.json", {"computed_with": {}})
+    command, file = f"`gradstats run {folder / 'experiment.yaml'} --out {folder}`", f"{folder}/.*json cannot be"
+    with pytest.raises(ValueError, match=f"^{folder} holds no answer that can be shown; {command} .*{file}") as error:
+        read_results(folder)
+    assert str(error.value).count("cannot be read") == 1
+    write_json(folder / "manifest.json", {"experiment": "of an earlier version"})
+    with pytest.raises(ValueError, match=f"^{folder} was analysed by an earlier version: {command} .*{file}"):
+        read_results(folder)
+    assert not recwarn.list
+
+
 def test_a_wrong_setting_is_reported_with_its_file(tmp_path):
     folder = save_run(tmp_path / "run")
     path = folder / "experiment.yaml"
@@ -340,7 +356,7 @@ def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, t
     replace(measured, token_projections=None).save(tmp_path / "plain")
     code, _, err = run_for_saved_tokens(monkeypatch, capsys, "ask", tmp_path / "plain", "tokens")
     assert code == 1
-    assert "measure with token_probes=…, for example 32" in err
+    assert "measure with token_probes=… (in a run measurement.token_probes), for example 32" in err
 
 
 def test_what_is_saved_is_read_back(quality, tmp_path):

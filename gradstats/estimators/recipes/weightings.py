@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from gradstats.config.options import read_label
+from gradstats.config.options import MEASURE_PROBES, read_label
 from gradstats.estimators.batch import Batch, CompletionTable, MeasuredCompletions
 from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Estimator, Level, Weighting, Wrapped
@@ -216,7 +216,7 @@ class ByOwnWeights(Combination[Weighting]):
             raise ValueError(
                 f"the weights of {self.label} are not multiples of the advantages that were measured as {self.own}: "
                 "rewards or state values have changed since (measure again, in another run directory), or ratios, a KL "
-                "term or a reward by length enter (measure with token_probes=…)"
+                f"term or a reward by length enter ({MEASURE_PROBES})"
             )
         coefficients = np.zeros((len(factors), len(self.names)))
         coefficients[:, self.names.index(self.own)] = factors

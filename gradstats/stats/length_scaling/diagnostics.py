@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
+from gradstats.config.options import MEASURE_PROBES
 from gradstats.measurement.measurement import metric_label
 from gradstats.stats.jackknife import Estimate, TestResult
 from gradstats.stats.length_scaling.alpha import LengthScalingFit, fit_length_scaling
@@ -180,7 +181,7 @@ def fit_energy_scaling(measured: MeasuredNorms, *, method: str = "ols") -> Lengt
         ValueError: without token energies.
     """
     if not has_token_energies(measured):
-        raise ValueError("the measurement has no token energies: measure with token_probes=…")
+        raise ValueError(f"the measurement has no token energies: {MEASURE_PROBES}")
     fit = fit_length_scaling(
         lengths=measured.lengths,
         sq_norms=summed_energy(measured)[0],

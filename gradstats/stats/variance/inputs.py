@@ -15,7 +15,7 @@ import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
 from gradstats import estimators as families
-from gradstats.config.options import EUCLIDEAN
+from gradstats.config.options import EUCLIDEAN, MEASURE_PROBES
 from gradstats.config.options import Target as AskedTarget
 from gradstats.estimators import Batch, Estimator, Recipe, recipes
 from gradstats.estimators.baselines.weighted import (
@@ -359,7 +359,7 @@ def _unknown_token_scores(estimator: Weighting, batch: Batch) -> str:
             f"token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], measured); a run does so for "
             "the estimators of its experiment file"
         )
-    known = "pass scores=(N, T, D), or measure with token_probes=… so that token scores are known"
+    known = f"pass scores=(N, T, D), or {MEASURE_PROBES}, so that token scores are known"
     if advantage_of_values(estimator):
         return (
             f"{sentence}: measure with token_weights=gradstats.estimators.token_weightings([{estimator.label!r}], "
@@ -378,6 +378,8 @@ def comparison_inputs(
 ) -> ComparisonInputs:
     """Return the completions, their sample order, their scores, and the projections of token scores."""
     fields = dict(fields or {})
+    if "confidence_level" in fields:
+        raise TypeError("a comparison is made at no level: give confidence_level to what it returns, as to .to_frame()")
     if isinstance(measured_or_batch, Batch):
         if scores is None:
             raise TypeError("a Batch has no gradients: pass scores=(N, D) of its completions, or a measurement")

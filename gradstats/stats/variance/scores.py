@@ -10,6 +10,7 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
+from gradstats.config.options import MEASURE_PROBES
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import logit_energy
 from gradstats.measurement.measurement import Measurement
@@ -99,7 +100,7 @@ class ProbedTokens:
         if self.n_probes < _FEWEST_PROBES:
             raise ValueError(
                 f"token_probes={self.n_probes} are too few for weights that depend on token energies, which need "
-                f"{_N_THIRDS} disjoint sets of probes: measure with token_probes=32, or at least {_FEWEST_PROBES}"
+                f"{_N_THIRDS} disjoint sets of probes: {MEASURE_PROBES}, for example 32 or at least {_FEWEST_PROBES}"
             )
         return tuple(self._batch(batch, third) for third in probe_thirds(self.n_probes))
 

@@ -160,7 +160,7 @@ def test_what_is_refused():
     batch, scores = drawn(20)
     rng = np.random.default_rng(0)
     few = probed(batch, scores, 5, 1, rng)
-    with pytest.raises(ValueError, match="token_probes=5 are too few .* measure with token_probes=32, or at least 6"):
+    with pytest.raises(ValueError, match="token_probes=5 are too few .* measurement.token_probes.*or at least 6"):
         compare(few, ["causal_optimal"])
     with pytest.raises(TypeError, match="token_energy come from the measurement: pass a Batch"):
         compare(few, ["otb"], token_energy=np.ones(batch.mask.shape))
@@ -168,6 +168,8 @@ def test_what_is_refused():
         compare(batch, ["gae"], scores, values=batch.values)
     with pytest.raises(TypeError, match="'valuse' is not a field of a Batch: choose from .* values"):
         compare(few, ["otb"], valuse=batch.values)
+    with pytest.raises(TypeError, match=r"give confidence_level to what it returns, as to .to_frame\(\)"):
+        compare(few, ["otb"], confidence_level=0.9)
     few.token_projections[3][0] = np.nan
     with pytest.raises(ValueError, match="token_projections of completion 3 hold values that are not finite"):
         compare(few, ["otb"])
