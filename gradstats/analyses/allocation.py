@@ -198,11 +198,11 @@ def allocate(
     The best size of RLOO, :math:`1 + \sqrt{v_2/b}`, is the N of the least :math:`N (w(N) + b)`.
 
     **Intervals.** ``noise_to_signal`` is the critical batch in groups of this size over the prompts that the tokens pay
-    for, with its interval (of extrapolated sizes with the ‖∇J‖² of the largest measured one). ``relative_noise``, over that of ``rloo`` at the largest measured
-    size, has the interval that :func:`gradstats.compare` gives it: a studentised bootstrap over prompts, and where the
-    scale is estimated a Fieller set. The best size has the Fieller set of v₂/b, a ray where b is not resolved.
-    ``tokens_saved`` is what the relative noise is less than 1: the share of tokens that the row saves at equal noise.
-    The mean length is taken as known.
+    for, with its interval (of extrapolated sizes with the ‖∇J‖² of the largest measured one). ``relative_noise``, over
+    that of ``rloo`` at the largest measured size, has the interval that :func:`gradstats.compare` gives it: a
+    studentised bootstrap over prompts, and where the scale is estimated a Fieller set. The best size has the Fieller
+    set of v₂/b, a ray where b is not resolved. ``tokens_saved`` is what the relative noise is less than 1: the share of
+    tokens that the row saves at equal noise. The mean length is taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.

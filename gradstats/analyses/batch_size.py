@@ -352,8 +352,7 @@ def _alignment_of(row: EstimatorVariance) -> Alignment | None:
     gradient, critical, found = row.gradient, row.noise_to_signal, row.cosine
     if gradient is None or not isinstance(critical, CriticalBatch):
         return None
-    along = gradient.known_scale is not None or not isinstance(found, BoundedQuotient)
-    return Alignment(critical, SquaredCosine(None if along else found))
+    return Alignment(critical, SquaredCosine(found if gradient.known_scale is None else None))
 
 
 def _groups_asked_for(prompts: float | None, tokens: float | None, per_prompt: float) -> float:

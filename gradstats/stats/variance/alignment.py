@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from gradstats.stats.intervals import FiellerRatio, MonotoneFunction, SkewedMeanEstimate, fieller_ratio
+from gradstats.stats.intervals import FiellerRatio, MonotoneFunction, SkewedMeanEstimate
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
 
 # A skewness below which a quantile is that of a normal.

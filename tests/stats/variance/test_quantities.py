@@ -102,6 +102,11 @@ def turned(g, target):
     return mean_over_pairs(g, g) * mean_over_pairs(target, target) - mean_over_pairs(g, target) ** 2
 
 
+def squared_along(g, target):
+    """The squared norm of E g along G."""
+    return mean_over_pairs(g, target) ** 2 / mean_over_pairs(target, target)
+
+
 def norms(g, target):
     return np.sqrt(mean_over_pairs(g, g) * mean_over_pairs(target, target))
 
@@ -116,7 +121,7 @@ def by_definition(g, reference, target, size):
     return {
         trace_cov: variance,
         signal_sq: signal,
-        noise_to_signal: variance / signal,
+        noise_to_signal: variance / without_bias(squared_along, g, target),
         ratio: variance / of_reference,
         matched_ratio: variance / of_reference / coefficient**2,
         cosine: mean_over_pairs(g, target) / without_bias(norms, g, target),
@@ -190,7 +195,7 @@ def test_what_is_not_known_is_nan(quantity, statistics):
 @pytest.mark.parametrize(
     ("quantity", "statistics", "lowest", "highest"),
     [
-        (noise_to_signal, of(NOISE), None, np.inf),
+        (noise_to_signal, of(NOISE, target=NOISE), None, np.inf),
         (matched_ratio, of(NOISE, VECTORS, VECTORS), None, np.inf),
         (cosine, of(NOISE - NOISE.mean(axis=0), target=VECTORS), -1.0, 1.0),
         (matched_bias_share, of(NOISE + 0.1, target=NOISE), 0.0, 1.0),
