@@ -15,7 +15,7 @@ from gradstats.answers.answer import Answer, is_answer
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement
 from gradstats.rollouts.table import Rollouts
-from gradstats.stats.variance.quantities import QUANTITIES
+from gradstats.stats.variance import products
 from gradstats.system.files import read_json
 
 FIGURES = Path(__file__).parents[2] / "figures"
@@ -162,15 +162,17 @@ def asked_of(measured: Measurement, **variance) -> dict[str, Answer]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("signal", "settings"),
+    ("signal", "few_scores", "settings"),
     [
-        (3.0, {}),
-        (3.0, {"seed": 3, "confidence_level": 0.8}),
-        (0.0, {"group_size": 4, "reference": "grpo", "prompts_per_batch": 8}),
+        (3.0, True, {}),
+        (3.0, False, {"seed": 3, "confidence_level": 0.8}),
+        (0.0, True, {"group_size": 4, "reference": "grpo", "prompts_per_batch": 8}),
     ],
-    ids=["as usual", "another seed and level", "no signal, another size and reference"],
+    ids=["as usual", "another seed and level, large scores", "no signal, another size and reference"],
 )
-def test_all_answers_of_a_run_state_one_number(signal, settings):
+def test_all_answers_of_a_run_state_one_number(signal, few_scores, settings, monkeypatch):
+    if not few_scores:
+        monkeypatch.setattr(products, "FEWEST_NUMBERS", 0)
     answers = asked_of(measured_run(signal), **settings)
     assert {"variance", "group_sizes", "batch_size", "allocation", "optimal_baselines", "profile"} <= set(answers)
     shared = [places for places in quantities(answers).values() if len(places) > 1]
@@ -191,7 +193,6 @@ def test_all_answers_of_a_committed_run_state_one_number(run):
 def test_a_pair_is_found_where_value_or_interval_differ():
     (one,) = (answer for name, answer in asked_of(measured_run(3.0)).items() if name == "variance")
     frame = one.frame.assign(cosine_high=one.frame["cosine_high"] - 1e-6)
-    assert "cosine" in QUANTITIES
     (first, *_) = conflicts({"variance": one, "again": Answer("variance", frame, one.about)})
     assert first.startswith("cosine reinforce 8.0")
     assert conflicts({"variance": one, "again": one}) == []
