@@ -365,8 +365,8 @@ def compare(
       completions;
     - ``signal_sq``: :math:`‖E g‖²`, the mean of :math:`⟨g_m, g_{m'}⟩` over different prompts: unbiased, may be
       negative;
-    - ``noise_to_signal``: the critical batch, ``trace_cov`` at the scale of the target over ‖G‖², G the target's expected
-      gradient, in units of groups (McCandlish et al., 1812.06162);
+    - ``noise_to_signal``: the critical batch, ``trace_cov`` at the scale of the target over ‖G‖², with G the expected
+      gradient of the target, in units of groups (McCandlish et al., 1812.06162);
     - ``ratio``: ``trace_cov`` over the reference's;
     - ``matched_ratio``: the same after scaling both so that their expected gradients project with coefficient 1 on
       that of the target. Where both expectations are exact multiples of the true gradient (an own-sample mean keeps
@@ -394,8 +394,8 @@ def compare(
 
     **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not, a warning
     estimates the number of prompts needed; where that of the target is not, ``noise_to_signal`` is a ray with an
-    infinite upper end and no value. An estimated ``matched_ratio`` is such a ray where the projection of E g on the target is not resolved, and
-    cosine has no value where the product of the two norms is not.
+    infinite upper end and no value. An estimated ``matched_ratio`` is such a ray where the projection of E g on the
+    target is not resolved, and cosine has no value where the product of the two norms is not.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
     :math:`‖S_i‖²` are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G then has the
