@@ -519,9 +519,12 @@ def _draw_group_sizes(frame: pd.DataFrame) -> object:
 
 
 def _largest_groups(sizes: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the variance components at the largest group size where they are known."""
+    """Return the variance components at the largest group size where most rows have them."""
     within = _with_components(sizes)
-    return None if within is None else within.query("group_size == group_size.max()")
+    if within is None:
+        return None
+    n_known = within.groupby("group_size").size()
+    return within.loc[within["group_size"] == n_known.index[n_known == n_known.max()].max()]
 
 
 def _caption_of_equivalents(frame: pd.DataFrame) -> str:

@@ -401,7 +401,7 @@ def cosine(gradient: GradientStatistics) -> Estimated:
         return NOT_ESTIMATED
     own, target = gradient.signal, gradient.target.signal
     if _is_multiple_of_target(gradient):
-        sign = math.copysign(1.0, gradient.on_target.value)
+        sign = math.copysign(1.0, gradient.on_target.value * target.value)  # of E g along G; both may be negative
         return BoundedQuotient(FiellerRatio(sign, 1.0, 0.0, 0.0, 0.0, len(own.replicates) - 1.0), -1.0)
     norms = own.root() * target.root()
     # √((1 + a)(1 + b)) = 1 + (a + b)/2 − (a − b)²/8 + …, a and b the relative errors of the two squares.

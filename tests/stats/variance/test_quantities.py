@@ -208,6 +208,15 @@ def test_without_a_resolved_signal_there_is_an_interval_and_no_value(quantity, s
     assert high == highest
 
 
+@pytest.mark.parametrize("factor", [1.0, 7.0, -0.3])
+@pytest.mark.parametrize("target", [VECTORS, NOISE])
+def test_a_multiple_of_the_target_has_its_direction_and_no_interval(factor, target):
+    statistics = of(factor * target, target=target)
+    assert cosine(statistics).with_interval(0.95) == (np.sign(factor),) * 3
+    assert matched_bias_share(of(factor * VECTORS, target=VECTORS)).with_interval(0.95) == (0.0, 0.0, 0.0)
+    assert bias_share(of(target, target=target)).with_interval(0.95)[0] == 0.0
+
+
 @pytest.mark.parametrize("factor", [7.0, 0.01, -0.3])
 @pytest.mark.parametrize("quantity", [noise_to_signal, matched_ratio, matched_bias_share])
 def test_scale_and_sign_do_not_enter(quantity, factor):
