@@ -452,7 +452,7 @@ def variance_by_group_size(
             except ValueError as error:
                 notes = [str(error)]
     of_run, of_largest = int(of_prompts[0]) if of_prompts.min() == of_prompts.max() else None, {}
-    if of_run in np.atleast_1d(group_sizes or sizes) and not options.get("max_grad_norm"):
+    if of_run is not None and of_run in (group_sizes or sizes) and not options.get("max_grad_norm"):
         of_largest = _of_largest(measured_or_batch, chosen, of_run, scores, **asked)
     return GroupSizes(comparison, tuple(equivalents), (*comparison.notes, *notes), of_run, of_largest)
 
@@ -476,12 +476,12 @@ def _of_largest(
     rloo, half, whole = families.get("rloo"), pools.pool(max(most // 2, 2)), pools.pool(most)
     found = {}
     for one, label in zip(prepared, (one.label for one in estimators), strict=True):
-        factors = [multiple_of(pool.weights(one), pool.weights(rloo)) for pool in (half, whole)]
-        if None not in factors:
-            of_half, of_whole = moments_of(half, one), moments_of(whole, one)
-            if of_half.within is not None:
-                between = (of_half.trace_cov - of_half.within).scaled((factors[1] / factors[0]) ** 2)
-                within = of_whole.trace_cov - between
+        of_half, of_whole = (multiple_of(pool.weights(one), pool.weights(rloo)) for pool in (half, whole))
+        if of_half is not None and of_whole is not None:
+            smaller = moments_of(half, one)
+            if smaller.within is not None:
+                between = (smaller.trace_cov - smaller.within).scaled((of_whole / of_half) ** 2)
+                within = moments_of(whole, one).trace_cov - between
                 found[label] = skewed_mean(within, within.pseudo_values), between.estimate()
     return found
 
@@ -523,8 +523,8 @@ def _largest_groups(sizes: pd.DataFrame) -> pd.DataFrame | None:
     within = _with_components(sizes)
     if within is None:
         return None
-    n_known = within.groupby("group_size").size()
-    return within.loc[within["group_size"] == n_known.index[n_known == n_known.max()].max()]
+    found, n_known = np.unique(within["group_size"].to_numpy(dtype=float), return_counts=True)
+    return within.loc[within["group_size"] == found[n_known == n_known.max()].max()]
 
 
 def _caption_of_equivalents(frame: pd.DataFrame) -> str:

@@ -721,7 +721,7 @@ def _figure_caption(frame: pd.DataFrame) -> str:
     if f"{JUDGED.name}_simultaneous_low" in frame:
         parts.append(f"Thin bars: intervals that hold for all {_n_compared(frame)} estimators compared at once.")
     if "in_best_set" in frame:
-        of_all = frame["in_best_set"].notna().all()
+        of_all = frame["in_best_set"].notna().to_numpy().all()
         parts.append(f"Bold: the best set, which holds the lowest {'' if of_all else 'resolved one '}at this level.")
     if any(uses_own_sample(str(label)) for label in chosen.drawn["estimator"]):
         parts.append("Half-filled markers: the baseline includes the completion itself.")

@@ -303,8 +303,10 @@ def _and_more(names: Sequence[str], most: int) -> str:
 def _n_unresolved(comparison: Answer) -> int:
     """Return how many rows with a gradient have no relative noise, and none that is shown to be above the reference."""
     frame, _ = of_first_size(comparison)
-    above = frame.get(f"{JUDGED.name}_simultaneous_low", frame[f"{JUDGED.name}_low"]) >= 1.0
-    return int((frame["trace_cov"].notna() & frame[JUDGED.name].isna() & ~above).sum())
+    together = f"{JUDGED.name}_simultaneous_low"
+    names = "trace_cov", JUDGED.name, together if together in frame else f"{JUDGED.name}_low"
+    noise, value, low = frame[list(names)].to_numpy(dtype=float).T
+    return int(np.sum(np.isfinite(noise) & np.isnan(value) & ~(low >= 1.0)))
 
 
 def _best(rows: Sequence[NoiseRow], reference: str, n_unresolved: int, naming: Naming) -> Verdict | None:
