@@ -239,14 +239,15 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
     # Numbers are printed to two digits of half the width of their interval.
-    error, leaves = 100.0 * np.sqrt(left), "which changes no printed digit"
+    error, leaves = 100.0 * np.sqrt(left), " and leave an error which changes no printed digit"
     if error >= 1.0:
-        leaves = f"up to {error:.0f} % of a standard error, which intervals contain and the last digits may show"
+        leaves = f" and leave an error, up to {error:.0f} % of a standard error, which intervals contain and the last "
+        leaves += "digits may show"
+    leaves = leaves if np.isfinite(left) else ""
     return (
         f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} "
         f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all prompts were shuffled into new batches {times} "
-        f"times. The same shuffles serve every question and leave an error, {leaves}. Shares of bias are those of a "
-        "batch"
+        f"times. The same shuffles serve every question{leaves}. Shares of bias are those of one such batch"
     )
 
 
