@@ -374,8 +374,9 @@ def _is_multiple_of_target(gradient: GradientStatistics) -> bool:
         return False
     target, cross = gradient.target.signal, gradient.on_target
     turned = gradient.signal * target - cross * cross
-    rounding = EXACT * abs(gradient.second_moment.value * target.value)
-    return max(abs(turned.value), float(np.abs(turned.replicates).max())) <= rounding
+    # ‖G‖² may be 0 by chance, with all prompts or without one of them.
+    largest, of_target = (max(abs(one.value), float(np.abs(one.replicates).max())) for one in (turned, target))
+    return largest <= EXACT * abs(gradient.second_moment.value) * of_target
 
 
 @Quantity(
