@@ -225,6 +225,7 @@ class PooledCompletions:
             reference_on_target=self._cross(reference.moments, target.moments),
             known_coefficient=self._known_coefficient(estimator, reference_estimator, weighted, reference),
             known_scale=1.0 if weighted is target and not dealt else self._known_scale(estimator),
+            is_multiple=not dealt and multiple_of(weighted.weights, target.weights) is not None,
         )
         if dealt:
             closed = self._closed(weighted.moments, target.moments)

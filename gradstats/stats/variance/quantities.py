@@ -62,6 +62,7 @@ class GradientStatistics:
     within: Statistic | None = None  # between groups of one prompt; None where no prompt has two
     known_scale: float | None = None  # of E g relative to G, where it is known exactly
     signal_parts: ComponentsOf | None = None  # of the variance of ‖E g‖²; None at batch level
+    is_multiple: bool = False  # of the target, by its weights
 
 
 _Estimator = TypeVar("_Estimator", bound=Callable[[GradientStatistics], Estimated])
@@ -372,6 +373,8 @@ def _is_multiple_of_target(gradient: GradientStatistics) -> bool:
     """Whether g is a multiple of the target's gradient, so that ‖E g‖²‖G‖² − ⟨E g, G⟩² is nothing but rounding."""
     if gradient.target is None or gradient.on_target is None:
         return False
+    if gradient.is_multiple:
+        return True
     target, cross = gradient.target.signal, gradient.on_target
     turned = gradient.signal * target - cross * cross
     # ‖G‖² may be 0 by chance, with all prompts or without one of them.
