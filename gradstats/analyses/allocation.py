@@ -44,20 +44,30 @@ from gradstats.plots.marks import (
 from gradstats.plots.names import estimator_appearance, names_in, sentence_height, variants, write_sentence
 from gradstats.plots.style import edge, stroke
 from gradstats.plots.variance import draw_landmark, plain_ticks, short_rows
-from gradstats.stats.intervals import MonotoneFunction, fieller_ratio, share_saved, studentised_ratio
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
+from gradstats.stats.intervals import (
+    FiellerRatio,
+    MonotoneFunction,
+    fieller_ratio,
+    share_saved,
+    skewed_mean,
+    studentised_ratio,
+)
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Interval, Statistic
 from gradstats.stats.protocols import MeasuredGradients
+from gradstats.stats.variance.alignment import CriticalBatch
 from gradstats.stats.variance.best_set import EQUAL
 from gradstats.stats.variance.inputs import (
     PoolsBySize,
+    TargetChoice,
     pools_by_size,
     prepared_inputs,
     projection_on_target,
     refuse_batch_level,
     target_of,
 )
+from gradstats.stats.variance.moments import PromptMoments
 from gradstats.stats.variance.pools import PooledCompletions, multiple_of
-from gradstats.stats.variance.quantities import FEW_PROMPTS, NOT_NEGATIVE, NoiseToSignal, OfEstimatedScale, in_metric
+from gradstats.stats.variance.quantities import FEW_PROMPTS, NOT_NEGATIVE, OfEstimatedScale, in_metric
 from gradstats.system.lazy_imports import mpl, pd
 
 if TYPE_CHECKING:
@@ -76,8 +86,10 @@ class AllocationRow(Row):
     group_size: int = column("completions of a prompt", short=True)
     n_prompts: float = column("prompts that the tokens pay for", short=True)
     extrapolated: bool = column("whether no groups of this size were measured")
-    noise_to_signal: NoiseToSignal | None = estimate(
-        "variance of the batch gradient at the target's scale, over ‖∇J‖²", "noise over signal", limits=NOT_NEGATIVE
+    noise_to_signal: Estimated = estimate(
+        "variance of the batch gradient at the target's scale over ‖∇J‖²: the critical batch over its prompts",
+        "noise over signal",
+        limits=NOT_NEGATIVE,
     )
     relative_noise: Estimated = estimate(
         "the variance over that of rloo at the largest measured size", "relative noise", short=True, limits=NOT_NEGATIVE
@@ -180,12 +192,12 @@ def allocate(
 
     The best size of RLOO, :math:`1 + \sqrt{v_2/b}`, is the N of the least :math:`N (w(N) + b)`.
 
-    **Intervals.** ``noise_to_signal`` is over the ‖∇J‖² of the target from all completions of a prompt, with its
-    Fieller set, a ray where that is not resolved. ``relative_noise``, over that of ``rloo`` at the largest measured
-    size, has the interval that :func:`gradstats.compare` gives it: a studentised bootstrap over prompts, and where the
-    scale is estimated a Fieller set. The best size has the Fieller set of v₂/b, a ray where b is not resolved.
-    ``tokens_saved`` is what the relative noise is less than 1: the share of tokens that the row saves at equal noise.
-    The mean length is taken as known.
+    **Intervals.** ``noise_to_signal`` is the critical batch in groups of this size over the prompts that the tokens pay
+    for, with its interval (of extrapolated sizes with the ‖∇J‖² of the largest measured one). ``relative_noise``, over
+    that of ``rloo`` at the largest measured size, has the interval that :func:`gradstats.compare` gives it: a
+    studentised bootstrap over prompts, and where the scale is estimated a Fieller set. The best size has the Fieller
+    set of v₂/b, a ray where b is not resolved. ``tokens_saved`` is what the relative noise is less than 1: the share of
+    tokens that the row saves at equal noise. The mean length is taken as known.
 
     Args:
         measured_or_batch: as in :func:`gradstats.compare`.
@@ -240,6 +252,7 @@ def allocate(
     sizes = [size for size in sizes if size * mean_length <= tokens]
     reference = moments_of(by_size[most], families.get("rloo")).trace_cov.scaled(float(most))
     judge = target_of(by_size[most], judged).moments
+    critical = {size: _critical_batches(pool, prepared, judged) for size, pool in by_size.items()}
     rows: list[AllocationRow] = []
     notes = list(filter(None, [why_not_judged(judged), about_target(judged)]))
     if pools.n_prompts < FEW_PROMPTS:
@@ -250,18 +263,21 @@ def allocate(
     found_of_each = [{size: _parts(by_size[size], one, pools, notes) for size in measured_sizes} for one in prepared]
     for one, label, found in zip(prepared, (one.label for one in chosen), found_of_each, strict=True):
         for size, parts in _at_sizes(found, sizes, most):
-            noise = parts.total.scaled(size * mean_length / tokens)
+            n_prompts = tokens / (size * mean_length)
+            of_one = critical[size][one] if size in critical else _extrapolated(parts.total, judge)
             relative = parts.over(reference, size)
             rows.append(
                 AllocationRow(
                     estimator=label,
                     unit=unit_of(one),
                     group_size=size,
-                    n_prompts=tokens / (size * mean_length),
-                    noise_to_signal=None if judge is None else NoiseToSignal(fieller_ratio(noise, judge.signal)),
+                    n_prompts=n_prompts,
+                    noise_to_signal=MonotoneFunction(lambda groups, n=n_prompts: groups / n, (of_one,)),
                     relative_noise=relative,
                     tokens_saved=share_saved(relative),
-                    within_prompt=NOT_ESTIMATED if parts.within is None else parts.within.estimate("log"),
+                    within_prompt=NOT_ESTIMATED
+                    if parts.within is None
+                    else skewed_mean(parts.within, parts.within.pseudo_values),
                     between_prompt=NOT_ESTIMATED if parts.between is None else parts.between.estimate(),
                     extrapolated=size > most,
                 )
@@ -288,6 +304,27 @@ def _sizes(group_sizes: Sequence[int] | None, batch: Batch) -> tuple[list[int], 
     if (batch.group_sizes >= most).sum() < 3:
         raise ValueError(f"fewer than 3 prompts have {most} completions: choose smaller group_sizes")
     return sizes, most
+
+
+def _critical_batches(
+    pool: PooledCompletions, estimators: Sequence[Weighting], judged: TargetChoice
+) -> dict[Weighting, Estimated]:
+    """Return the critical batch of each estimator in groups of one size, as a comparison at that size has it."""
+    rloo, target = families.get("rloo"), target_of(pool, judged)
+    beside = pool.local(rloo)
+    if np.array_equal(target.weights, beside.weights):
+        target = beside
+    rows = pool.rows(estimators, rloo, beside, [target] * len(estimators))
+    return {one: row.noise_to_signal for one, row in zip(estimators, rows, strict=True)}
+
+
+def _extrapolated(noise: Statistic, target: PromptMoments | None) -> Estimated:
+    """Return the critical batch of a variance at the scale of the target."""
+    if target is None:
+        return NOT_ESTIMATED
+    parts = target.components.found
+    quadratic, skewness = (0.0, 0.0) if parts is None else (parts.quadratic, parts.skewness)
+    return CriticalBatch(fieller_ratio(noise, target.signal), quadratic, noise.estimate("log"), skewness)
 
 
 @dataclass(frozen=True)
@@ -371,12 +408,24 @@ def _parts_of_rloo(found: dict[int, _Parts | None], most: int) -> tuple[Statisti
     return pairs.within.scaled(2.0) - cost, cost, anchor.between
 
 
+@dataclass(frozen=True)
+class _NotNegative:
+    """A quotient that is not negative: a ray without a value where its denominator is not resolved."""
+
+    quotient: FiellerRatio
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``."""
+        low, high = self.quotient.within(confidence_level, 0.0, np.inf)
+        return self.quotient.value if np.isfinite(high) else np.nan, low, high
+
+
 def _best_size(of_rloo: tuple[Statistic, Statistic, Statistic] | None) -> MonotoneFunction | None:
     r"""Return the N at which :math:`v_1 + v_2/(N-1) + N b` is least, at least 2."""
     if of_rloo is None:
         return None
     _, cost, between = of_rloo
-    quotient = NoiseToSignal(fieller_ratio(cost, between))
+    quotient = _NotNegative(fieller_ratio(cost, between))
     return MonotoneFunction(lambda one: float(np.maximum(1.0 + np.sqrt(np.maximum(one, 0.0)), 2.0)), (quotient,))
 
 

@@ -44,19 +44,18 @@ from gradstats.plots.variance import draw_landmark, plain_ticks
 from gradstats.stats.intervals import share_saved
 from gradstats.stats.jackknife import Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.protocols import MeasuredGradients
-from gradstats.stats.variance.alignment import Alignment, alignment_at, alignment_of
+from gradstats.stats.variance.alignment import Alignment, CriticalBatch, alignment_at
 from gradstats.stats.variance.best_set import equal_by_construction
 from gradstats.stats.variance.inputs import TargetChoice, pooled, prepared_inputs, target_of
 from gradstats.stats.variance.moments import (
-    MOST_PAIRED_PROMPTS,
     SignalComponents,
     shuffled_prompts,
-    signal_components,
     split_into_groups,
     weighted_rows,
 )
 from gradstats.stats.variance.pools import PooledCompletions
-from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, KeptShare
+from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE, BoundedQuotient, KeptShare
+from gradstats.stats.variance.row import EstimatorVariance
 from gradstats.stats.variance.sketch_error import rotated_once
 from gradstats.system.lazy_imports import mpl, pd
 
@@ -290,13 +289,11 @@ def batch_size(
         if np.array_equal(goal.weights, beside.weights):
             goal = beside
         *found, of_base = pool.rows([*chosen, base], base, beside, [goal] * (len(chosen) + 1))
-    parts = signal = None
-    if goal.moments is not None:
-        signal = goal.moments.signal
-        parts = signal_components(goal.moments.first_means(MOST_PAIRED_PROMPTS), goal.moments.signs)
-    base_alignment, rows = alignment_of(of_base, parts), []
+    signal = None if goal.moments is None else goal.moments.signal
+    parts = None if goal.moments is None else goal.moments.components.found
+    base_alignment, rows = _alignment_of(of_base), []
     for label, one, row in zip(labels, chosen, found, strict=True):
-        alignment = alignment_of(row, parts)
+        alignment = _alignment_of(row)
         critical = None if alignment is None else alignment.critical
         progress = None
         if alignment is not None and base_alignment is not None:
@@ -333,6 +330,33 @@ def batch_size(
         notes.append(LevelNote.of(partial(_about_silent, rows[0], of_batches)))
     told = tuple(dict.fromkeys(note for note in notes if note is not None))
     return BatchSizes(tuple(rows), n_groups, reference, judged, groups.n_prompts, told)
+
+
+@dataclass(frozen=True)
+class SquaredCosine:
+    """The alignment of ever larger batches; 1 without a cosine, for estimators that are unbiased up to a scale.
+
+    Where the norms under the cosine are not resolved it has its estimate and the interval from 0 to 1: to show values
+    only where they are would choose the data sets that overestimate the signal.
+    """
+
+    cosine: BoundedQuotient | None
+
+    def with_interval(self, confidence_level: float) -> Interval:
+        """Return ``(value, low, high)``, the value within what is possible."""
+        if self.cosine is None:
+            return 1.0, 1.0, 1.0
+        _, *ends = self.cosine.with_interval(confidence_level)
+        value, low, high = (float(np.clip(one, 0.0, 1.0)) ** 2 for one in (self.cosine.quotient.value, *ends))
+        return value, low, high
+
+
+def _alignment_of(row: EstimatorVariance) -> Alignment | None:
+    """Return the alignment of an estimator with the target; None where nothing can be judged."""
+    gradient, critical, found = row.gradient, row.noise_to_signal, row.cosine
+    if gradient is None or not isinstance(critical, CriticalBatch):
+        return None
+    return Alignment(critical, SquaredCosine(found if gradient.known_scale is None else None))
 
 
 def _groups_asked_for(prompts: float | None, tokens: float | None, per_prompt: float) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -38,8 +38,9 @@ from gradstats.estimators import Batch
 from gradstats.estimators.by_label import get_all
 from gradstats.estimators.estimator import SEQUENCE_SUM, Weighting, unit_of
 from gradstats.plots.group_size import plot_group_size, plot_prompt_parts
+from gradstats.plots.marks import with_ends
 from gradstats.plots.names import reference_name
-from gradstats.stats.intervals import MonotoneFunction, share_saved, studentised_ratio
+from gradstats.stats.intervals import MonotoneFunction, share_saved, skewed_mean, studentised_ratio
 from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, Statistic
 from gradstats.stats.protocols import MeasuredGradients
 from gradstats.stats.variance.inputs import (
@@ -327,6 +328,8 @@ class GroupSizes(RemarkedResult):
         equivalents: of the estimators for which an equivalent group size is defined.
         remarks: what a reader has to know, one sentence each.
         group_size_of_run: completions of each prompt; None where prompts have different numbers.
+        of_largest: variance within prompts and between them of RLOO and its multiples, by label, in groups of all
+            completions of a prompt: that between them does not depend on the size.
     """
 
     question: ClassVar[str] = "group_sizes"
@@ -337,6 +340,7 @@ class GroupSizes(RemarkedResult):
     equivalents: tuple[EquivalentGroupSize, ...]
     remarks: tuple[str, ...] = ()
     group_size_of_run: int | None = None
+    of_largest: Mapping[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the frame of the comparison, with the variance within prompts and between them where it is known.
@@ -349,6 +353,10 @@ class GroupSizes(RemarkedResult):
             components = self.comparison.variance_components(confidence_level)
             columns = [column for column in components if column not in frame]
             frame[columns] = components[columns]
+            for label, parts in self.of_largest.items():
+                rows = (frame["estimator"] == label) & (frame["group_size"] == self.group_size_of_run)
+                for one, part in zip(VARIANCE_COMPONENTS, parts, strict=True):
+                    frame.loc[rows, with_ends(one.name)] = part.with_interval(confidence_level)
         frame.attrs["group_size_of_run"] = self.group_size_of_run
         return frame
 
@@ -445,12 +453,39 @@ def variance_by_group_size(
                 notes = [str(one.message) for one in caught]
             except ValueError as error:
                 notes = [str(error)]
-    return GroupSizes(
-        comparison,
-        tuple(equivalents),
-        (*comparison.remarks, *notes),
-        int(of_prompts[0]) if of_prompts.min() == of_prompts.max() else None,
-    )
+    of_run, of_largest = int(of_prompts[0]) if of_prompts.min() == of_prompts.max() else None, {}
+    if of_run is not None and of_run in (group_sizes or sizes) and not options.get("max_grad_norm"):
+        of_largest = _of_largest(measured_or_batch, chosen, of_run, scores, **asked)
+    return GroupSizes(comparison, tuple(equivalents), (*comparison.remarks, *notes), of_run, of_largest)
+
+
+def _of_largest(
+    measured_or_batch: Batch | MeasuredGradients,
+    estimators: Sequence[Weighting],
+    most: int,
+    scores: npt.ArrayLike | None,
+    *,
+    rng: int | np.random.Generator | None,
+    target: AskedTarget,
+    scores_are_sketches: bool | None,
+) -> dict[str, tuple[Estimate, Estimate]]:
+    """Return the variance within prompts and between them in groups of all completions, of multiples of RLOO.
+
+    A prompt has a single such group; what is between prompts is that of groups of half the completions.
+    """
+    inputs, prepared, judged = prepared_inputs(measured_or_batch, estimators, scores, scores_are_sketches, target)
+    pools = pools_by_size(inputs, judged, inputs.batch.group_sizes >= most, np.random.default_rng(rng))
+    rloo, half, whole = families.get("rloo"), pools.pool(max(most // 2, 2)), pools.pool(most)
+    found = {}
+    for one, label in zip(prepared, (one.label for one in estimators), strict=True):
+        of_half, of_whole = (multiple_of(pool.weights(one), pool.weights(rloo)) for pool in (half, whole))
+        if of_half is not None and of_whole is not None:
+            smaller = moments_of(half, one)
+            if smaller.within is not None:
+                between = (smaller.trace_cov - smaller.within).scaled((of_whole / of_half) ** 2)
+                within = moments_of(whole, one).trace_cov - between
+                found[label] = skewed_mean(within, within.pseudo_values), between.estimate()
+    return found
 
 
 def _completions_per_prompt(measured_or_batch: Batch | MeasuredGradients) -> np.ndarray:
@@ -486,9 +521,12 @@ def _draw_group_sizes(frame: pd.DataFrame) -> object:
 
 
 def _largest_groups(sizes: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the variance components at the largest group size where they are known."""
+    """Return the variance components at the largest group size where most rows have them."""
     within = _with_components(sizes)
-    return None if within is None else within.query("group_size == group_size.max()")
+    if within is None:
+        return None
+    found, n_known = np.unique(within["group_size"].to_numpy(dtype=float), return_counts=True)
+    return within.loc[within["group_size"] == found[n_known == n_known.max()].max()]
 
 
 def _caption_of_equivalents(frame: pd.DataFrame) -> str:

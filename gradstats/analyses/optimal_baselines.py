@@ -389,7 +389,7 @@ def optimal_baselines(
             f"learning on the other prompts needs at least {FEWEST_PROMPTS} prompts, got {groups.n_prompts}: measure "
             "more"
         )
-    pool = pooled(inputs, groups, chosen, generator, judged, prompts_per_batch, n_resamples)
+    pool = pooled(inputs, groups, chosen, generator.spawn(1)[0], judged, prompts_per_batch, n_resamples)
     learned = learned_baselines(pool)
     rows: list[Weighting] = [*learned, *chosen]
     best = min(learned, key=lambda one: variance_with(pool, one.given).value)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,9 @@ class PromptPlan(ReprMixin):
         seconds_per_token: of sampling and measuring, see :meth:`with_throughput`; NaN where it is not known.
         remarks: sentences on what else decides the size.
     """
+
+    #: One number answers: that which is enough in 80 % of studies.
+    printed_columns: ClassVar[tuple[str, ...]] = ("n_prompts_assured", "n_assured", "n_tokens", "confidence_level")
 
     goal: str
     aim: str
@@ -121,11 +124,11 @@ class PromptPlan(ReprMixin):
 
     def sentences(self) -> list[str]:
         """Return the answer, the range of sizes behind it, and the remarks."""
-        behind = f"{self.goal} takes {_count(self.n_prompts)} prompts"
+        behind = f"Planned: {self.goal}"
         if self.pilot_n_prompts is not None:
-            ends = f"{self.n_prompts_low:,.0f}, {self.n_prompts_high:,.0f}"
-            known = ends if np.isfinite(self.n_prompts_high) else f"≥ {self.n_prompts_low:,.0f}"
-            behind += f" [{known}] by the estimates of the pilot's {self.pilot_n_prompts:,}"
+            most = f" to {self.n_prompts_high:,.0f}" if np.isfinite(self.n_prompts_high) else " or more"
+            known = f"{self.n_prompts_low:,.0f}{most}" if np.isfinite(self.n_prompts_low) else _count(math.inf)
+            behind += f"; from the pilot's {self.pilot_n_prompts:,} prompts, {known} may be needed"
         return [self.sentence(), f"{behind}.", *self.remarks]
 
     def _completions(self, n_prompts: int | float) -> int | float:

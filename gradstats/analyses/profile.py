@@ -142,13 +142,14 @@ class PolicyProfile(Result):
         return frame
 
 
-def profile_policy(measured: Measurement) -> PolicyProfile:
+def profile_policy(measured: Measurement, *, rng: int | np.random.Generator | None = 0) -> PolicyProfile:
     r"""Compute the quantities by which policies are compared: entropy, spread of ‖S‖², α, and variance ratios.
 
     :class:`PolicyProfile` defines each; S is :math:`\nabla\log π` of a whole completion.
 
     Args:
         measured: a measurement with sketches, drawn on-policy; several completions per prompt.
+        rng: as in :func:`gradstats.compare`.
 
     Returns:
         A :class:`PolicyProfile`. Quantities that the completions cannot give are NaN, with a warning.
@@ -215,7 +216,7 @@ def profile_policy(measured: Measurement) -> PolicyProfile:
         optimal_constant_ratio=optimal_ratio,
         pooled=pooled,
         within=fit_length_scaling(measured, method="within_prompt"),
-        comparison=compare(measured, ESTIMATORS),
+        comparison=compare(measured, ESTIMATORS, rng=rng),
     )
 
 
@@ -239,7 +240,7 @@ ANALYSIS = Analysis(
     name="profile",
     ask=profile_policy,
     unavailable_because=missing_sketches,
-    options=(),
+    options=("rng",),
     columns=(
         Column("quantity", "name"),
         Column("heading", "in words"),

@@ -79,8 +79,6 @@ NEEDED = "prompts_to_resolve"
 _HERE, _QUANTITIES = "analyses/variance.py", "stats/variance/quantities.py"
 #: Entry of a frame's ``.attrs``: how many estimators were compared, where only some are listed.
 COMPARED_ROWS = "n_compared"
-#: What a reader has to know about columns of intervals that hold together, and about the best set.
-TOGETHER = "between these ends all rows lie at once"
 _BEST_SET = "best set"
 
 
@@ -92,14 +90,29 @@ def _on_bold(frame: pd.DataFrame) -> str:
     if not judged.any():
         return f"No {heading} is resolved."
     if not judged.all():
+        known = frame["trace_cov"].notna().to_numpy() if "trace_cov" in frame else np.ones(len(frame), dtype=bool)
+        n = int((known & ~judged).sum())
+        others = "the others have no gradient"
+        if n:
+            others = f"{n} {'row is' if n == 1 else 'rows are'} not resolved and may be lower"
         return (
             f"Bold: the best set, which holds the lowest {heading} of the rows that have one at this level (all "
-            "pairs of these compared); the others are not judged."
+            f"pairs of these compared); {others}."
         )
-    compared = frame.attrs.get(COMPARED_ROWS, len(frame))
+    compared = _n_compared(frame)
     rows = "rows" if compared == len(frame) else f"the {compared} estimators of the comparison"
     best = f"the best set, which holds the lowest {heading} at this level (all pairs of {rows} compared)."
     return f"Bold: {best}" if rows_in_best_set(frame) else f"No row is of {best}"
+
+
+def _n_compared(frame: pd.DataFrame) -> int:
+    """Return the number of estimators that were compared, those that are not listed included."""
+    return int(frame.attrs.get(COMPARED_ROWS, frame["estimator"].nunique()))
+
+
+def about_intervals_together(frame: pd.DataFrame) -> str:
+    """State of which rows the intervals hold that hold for several at once: others compared have other ones."""
+    return f"between these ends all {_n_compared(frame)} estimators compared lie at once"
 
 
 def _columns_of(one: Quantity) -> tuple[Column, ...]:
@@ -122,7 +135,7 @@ def _columns_of(one: Quantity) -> tuple[Column, ...]:
         one.together_heading,
         file=_QUANTITIES,
         places=one.together_in,
-        sentence=lambda frame: f"{one.together_heading.capitalize()}: {TOGETHER}.",
+        sentence=lambda frame: f"{one.together_heading.capitalize()}: {about_intervals_together(frame)}.",
     )
     return own, together
 
@@ -352,7 +365,8 @@ def compare(
       completions;
     - ``signal_sq``: :math:`‖E g‖²`, the mean of :math:`⟨g_m, g_{m'}⟩` over different prompts: unbiased, may be
       negative;
-    - ``noise_to_signal``: their quotient, in units of groups (McCandlish et al., 1812.06162);
+    - ``noise_to_signal``: the critical batch, ``trace_cov`` at the scale of the target over ‖G‖², with G the expected
+      gradient of the target, in units of groups (McCandlish et al., 1812.06162);
     - ``ratio``: ``trace_cov`` over the reference's;
     - ``matched_ratio``: the same after scaling both so that their expected gradients project with coefficient 1 on
       that of the target. Where both expectations are exact multiples of the true gradient (an own-sample mean keeps
@@ -378,10 +392,10 @@ def compare(
     sets for what divides by a signal that may be 0: ``noise_to_signal``, cosine, ``bias_share``, and ``matched_ratio``
     where its coefficient is estimated. docs/statistics.md states what each covers where.
 
-    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not,
-    ``noise_to_signal`` is a ray with an infinite upper end and no value, and a warning estimates the number of prompts
-    needed. An estimated ``matched_ratio`` is such a ray where the projection of E g on the target is not resolved, and
-    cosine has no value where the product of the two norms is not.
+    **What is not resolved.** ‖E g‖² counts as resolved when its interval lies above 0. Where it is not, a warning
+    estimates the number of prompts needed; where that of the target is not, ``noise_to_signal`` is a ray with an
+    infinite upper end and no value. An estimated ``matched_ratio`` is such a ray where the projection of E g on the
+    target is not resolved, and cosine has no value where the product of the two norms is not.
 
     **Sketches.** Scores from a random projection of dimension D give inner products without bias. Squares
     :math:`‖S_i‖²` are exact where they were measured. A quadratic form tr(C·G) of the Gram matrix G then has the
@@ -706,9 +720,10 @@ def _figure_caption(frame: pd.DataFrame) -> str:
         f"with {level_of(frame)}intervals."
     ]
     if f"{JUDGED.name}_simultaneous_low" in frame:
-        parts.append("Thin bars: intervals that hold for all rows at once.")
+        parts.append(f"Thin bars: intervals that hold for all {_n_compared(frame)} estimators compared at once.")
     if "in_best_set" in frame:
-        parts.append("Bold: the best set, which holds the lowest at this level.")
+        of_all = frame["in_best_set"].notna().to_numpy().all()
+        parts.append(f"Bold: the best set, which holds the lowest {'' if of_all else 'resolved one '}at this level.")
     if any(uses_own_sample(str(label)) for label in chosen.drawn["estimator"]):
         parts.append("Half-filled markers: the baseline includes the completion itself.")
     if not np.isfinite(chosen.drawn[JUDGED.name].to_numpy(dtype=float)).all():

@@ -92,8 +92,8 @@ def _on_unresolved(rows: Sequence[EstimatorVariance], n_prompts: int, level: flo
         return ""
     return (
         f"the signal ‖E ĝ‖² is not resolved for {_named(unresolved, rows)}: its {percent(level)} interval "
-        "reaches down to 0. Noise-to-signal therefore has only a lower end, and the cosine and a "
-        f"{JUDGED.heading} with an estimated scale are shown only where they are resolved themselves. "
+        f"reaches down to 0. Noise-to-signal, the cosine and a {JUDGED.heading} with an estimated scale are shown only "
+        "where they are resolved themselves. "
         f"{_prompts_needed(unresolved, n_prompts, level)}"
     )
 
@@ -228,7 +228,7 @@ def remarks_about(
 
 
 def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> str:
-    """Say how often prompts were dealt into batches, and by how much more deals would narrow intervals."""
+    """Say how often prompts were dealt into batches, and what error that leaves in what is printed."""
     if pool.max_grad_norm is None:
         are = _number(rows, "is a batch-level estimator", "are batch-level estimators")
     else:
@@ -236,12 +236,16 @@ def _about_deals(pool: PooledCompletions, rows: Sequence[EstimatorVariance]) -> 
     deals = sorted({row.n_deals for row in rows if row.n_deals is not None})
     times = f"{deals[0]}" if len(deals) == 1 else f"{deals[0]} to {deals[-1]}"
     left = max(row.share_of_deals for row in rows)
-    narrower = 100.0 * (1.0 - np.sqrt(max(1.0 - left, 0.0)))
-    more = f", and more shuffles would narrow intervals by at most {narrower:.1f} %" if np.isfinite(left) else ""
+    # Numbers are printed to two digits of half the width of their interval.
+    error, leaves = 100.0 * np.sqrt(left), " and leave an error which changes no printed digit"
+    if error >= 1.0:
+        leaves = f" and leave an error, up to {error:.0f} % of a standard error, which intervals contain and the last "
+        leaves += "digits may show"
+    leaves = leaves if np.isfinite(left) else ""
     return (
         f"{_listed([row.label for row in rows])} {are}, measured on batches of {pool.batch_prompts} "
         f"{'prompt' if pool.batch_prompts == 1 else 'prompts'}; all prompts were shuffled into new batches {times} "
-        f"times{more}. Shares of bias are those of one such batch"
+        f"times. The same shuffles serve every question{leaves}. Shares of bias are those of one such batch"
     )
 
 

@@ -50,18 +50,21 @@ class Destination:
     what: str  # as in "send prompts to example.org"
 
 
+_VALUES_OF_A_CURVE = re.compile(r"\w+=[-+.\de]+:[-+.\de]+:\d+")  # "alpha=0:2:41", which is not imported
+
+
 def names_code(label: str) -> bool:
     """Return whether a label of a reward, estimator or source of problems names a function, not a built-in one.
 
-    The test is wider than what can be imported: any colon counts but before a number, as in the values of a curve, also
-    inside the parameters of a recipe.
+    The test is wider than what can be imported: any colon counts, also inside the parameters of a recipe, but those of
+    a curve's values.
 
     >>> names_code("mine:score(scale=2)"), names_code("recipe:grpo"), names_code("recipe:grpo(advantage='mine:f')")
     (True, False, True)
-    >>> names_code("alpha=0:2:41")
-    False
+    >>> names_code("alpha=0:2:41"), names_code("mine:1")
+    (False, True)
     """
-    return re.search(r":(?![-+.]?\d)", label.removeprefix("recipe:")) is not None
+    return ":" in label.removeprefix("recipe:") and not _VALUES_OF_A_CURVE.fullmatch(label)
 
 
 def is_received(path: Path) -> bool:

@@ -49,8 +49,9 @@ class GradientMoments:
 
     @property
     def noise_to_signal(self) -> float:
-        """Tr Cov/‖E ĝ‖²; NaN when the signal is zero."""
-        return self.trace_cov / self.signal_sq if self.signal_sq > 0 else float("nan")
+        """The critical batch: ``matched_trace_cov`` over ‖∇J‖²; NaN where ĝ does not project on ∇J."""
+        target_sq = float(self.true_gradient @ self.true_gradient)
+        return self.matched_trace_cov / target_sq if target_sq > 0 else float("nan")
 
     @property
     def cosine(self) -> float:

@@ -31,8 +31,8 @@ TERMS: dict[str, str] = {
     ),
     "cosine": "Cosine of the angle between the expected gradient of an estimator and the true gradient.",
     "critical batch, noise-to-signal": (
-        "Number of prompts in a batch at which noise and signal are equal: the variance of one group's gradient "
-        "over the squared norm of its expectation."
+        "Number of prompts in a batch at which noise and signal are equal: the variance of one group's gradient, at "
+        "the scale of the true gradient, over the squared norm of that."
     ),
     "effective prompts": (
         "Number of equally noisy prompts with the same information. Where few prompts have much larger gradients, "

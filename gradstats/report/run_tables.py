@@ -47,7 +47,7 @@ def run_tables(
             if declared.name == "variance":
                 if by_value:
                     frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
-                frame.attrs[COMPARED_ROWS] = len(answer.frame)
+                frame.attrs[COMPARED_ROWS] = answer.frame["estimator"].nunique()
             tables[file] = table_of(declared, frame)
     return tables
 
@@ -173,7 +173,7 @@ def _compared_table(frame: pd.DataFrame, levels: str) -> Table:
     shown = [name for name in shown_in("paper") if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]
     table = variance_table(frame, columns=shown)
     rows = tuple(f"{name}, {run}" for name, run in zip(named["estimator"], frame["run"], strict=True))
-    bold = {JUDGED.heading: "Bold: the best set of each run."} if table.bold else {}
+    bold = {JUDGED.heading: "Bold: the best set of each run, of its resolved rows."} if table.bold else {}
     caption = (
         f"Variance of one prompt group's gradient in each run, {levels} intervals over its prompts; ratios to "
         f"{named.attrs.get('reference', 'the reference')} are those of the same run. No interval compares two runs."

@@ -236,7 +236,8 @@ def left_out(remarks: Iterable[str]) -> list[Verdict]:
 def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     rows, about = noise_of(comparison), comparison.about
     planned = about[PLANNED] if PLANNED in about else with_plans(comparison).about[PLANNED]
-    found = (_best(rows, naming(str(about.get("reference", ""))), naming), _avoid(rows, naming))
+    best = _best(rows, naming(str(about.get("reference", ""))), _n_unresolved(comparison), naming)
+    found = (best, _avoid(rows, naming))
     found = (*found, _bias(rows, about.get("prompts_per_batch"), naming), _open(planned, naming))
     return [one for one in found if one is not None]
 
@@ -309,19 +310,31 @@ def _and_more(names: Sequence[str], most: int) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _best(rows: Sequence[NoiseRow], reference: str, naming: Naming) -> Verdict | None:
-    if sum(len(one.labels) for one in rows) < 2:
+def _n_unresolved(comparison: Answer) -> int:
+    """Return how many rows with a gradient have no relative noise, and none that is shown to be above the reference."""
+    frame, _ = of_first_size(comparison)
+    together = f"{JUDGED.name}_simultaneous_low"
+    names = "trace_cov", JUDGED.name, together if together in frame else f"{JUDGED.name}_low"
+    noise, value, low = frame[list(names)].to_numpy(dtype=float).T
+    return int(np.sum(np.isfinite(noise) & np.isnan(value) & ~(low >= 1.0)))
+
+
+def _best(rows: Sequence[NoiseRow], reference: str, n_unresolved: int, naming: Naming) -> Verdict | None:
+    if sum(len(one.labels) for one in rows) < 2 and not n_unresolved:
         return None
+    not_judged = f"; {n_unresolved} {'row is' if n_unresolved == 1 else 'rows are'} not resolved"
+    not_judged = not_judged if n_unresolved else ""
     better = [one for one in rows if one.together[1] < 1.0 - EQUAL]
     if not better:
-        return Verdict("best", f"nothing is shown to beat {reference}")
+        nothing = "nothing that could be judged" if n_unresolved else "nothing"
+        return Verdict("best", f"{nothing} is shown to beat {reference}{not_judged}")
     # The one that is surely good has the lowest upper end.
     best = min(better, key=lambda one: one.together[1])
     text = f"{naming(best.labels[0])}: {best.text()} times the samples of {reference}"
     others = [naming(one.labels[0]) for one in better if one is not best]
     if others:
         text += f"; {_and_more(others, 1)} {'beats' if len(others) == 1 else 'beat'} it too"
-    return Verdict("best", text)
+    return Verdict("best", text + not_judged)
 
 
 def _avoid(rows: Sequence[NoiseRow], naming: Naming) -> Verdict | None:

@@ -309,11 +309,11 @@ def test_an_alignment_is_shown_wherever_its_critical_batch_is(policy):
     unresolved = 0
     for seed in range(12):
         batch, scores, _ = policy.sample(60, SIZE, rng=np.random.default_rng([3, seed]))
-        frame = quietly(batch_size, batch, ["grpo", "rloo"], scores).to_frame().set_index("estimator")
+        frame = quietly(batch_size, batch, ["token_mean", "rloo"], scores).to_frame().set_index("estimator")
         assert (np.isfinite(frame["alignment"]) == np.isfinite(frame["critical_batch"])).all()
-        if np.isfinite(frame.loc["grpo", "alignment"]) and frame.loc["grpo", "alignment_limit_low"] == 0.0:
+        if np.isfinite(frame.loc["token_mean", "alignment"]) and frame.loc["token_mean", "alignment_limit_low"] == 0.0:
             unresolved += 1
-            assert frame.loc["grpo", "alignment_low"] == 0.0
+            assert frame.loc["token_mean", "alignment_low"] == 0.0
     assert unresolved >= 1
 
 

@@ -185,3 +185,22 @@ def test_token_level_estimators_are_refused_in_a_sentence():
         equivalent_group_size(batch.with_fields(**logits), "otb(loo=True)", 4, scores)
     with pytest.raises(ValueError, match="remax needs greedy_rewards, which this batch lacks"):
         equivalent_group_size(batch, "remax", 4, scores)
+
+
+def test_components_of_rloo_are_known_in_groups_of_all_completions():
+    """What is between prompts does not depend on the size, so that what is within them follows from the whole."""
+    batch, scores = correlated_batch()
+    found = quietly(variance_by_group_size, batch, ["reinforce", "rloo", "group_mean"], scores=scores)
+    size = found.group_size_of_run
+    frame = found.to_frame().set_index(["estimator", "group_size"])
+    half, whole, own = (frame.loc[key] for key in (("rloo", size // 2), ("rloo", size), ("group_mean", size)))
+    assert whole["between_prompt"] == pytest.approx(half["between_prompt"])
+    assert whole["within_prompt"] + whole["between_prompt"] == pytest.approx(whole["trace_cov"])
+    assert whole["within_prompt_low"] < half["within_prompt"] / 2 < whole["within_prompt_high"]
+    assert own["within_prompt"] == pytest.approx(((size - 1) / size) ** 2 * whole["within_prompt"])
+    assert np.isnan(frame.loc[("reinforce", size), "within_prompt"])
+    drawn = next(one for one in registry.get("group_sizes").figures if one.name == "prompt_parts").rows(
+        found.to_frame()
+    )
+    assert set(drawn["group_size"]) == {size // 2}
+    assert len(drawn) == 3

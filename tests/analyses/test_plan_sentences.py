@@ -46,21 +46,29 @@ def test_completions_tokens_and_hours():
 def test_the_range_is_behind_the_answer():
     assert plan().sentences() == [
         plan().sentence(),
-        "α ± 0.05 (95% interval) takes 100 prompts [60, 240] by the estimates of the pilot's 30.",
+        "Planned: α ± 0.05 (95% interval); from the pilot's 30 prompts, 60 to 240 may be needed.",
     ]
+
+
+def test_one_number_is_printed():
+    """That which is enough in 80 % of studies; the one that is enough by the pilot's estimates is among the columns."""
+    text = f"{plan()!r} {' '.join(plan().sentences())}"
+    assert "150" in text
+    assert "100" not in text
+    assert plan().to_frame()["n_prompts"].tolist() == [100]
 
 
 def test_what_is_not_known_is_left_out():
     without = plan(pilot_n_prompts=None, tokens_per_completion=math.nan)
     assert without.sentences() == [
         "150 prompts (1,125 completions) give α ± 0.05 in 80% of studies.",
-        "α ± 0.05 (95% interval) takes 100 prompts.",
+        "Planned: α ± 0.05 (95% interval).",
     ]
     endless = plan(n_prompts_high=math.inf, n_prompts_assured=math.inf)
     assert endless.n_assured == math.inf
     assert endless.sentences() == [
         "The pilot is too small to say how many prompts give α ± 0.05 in 80% of studies: at least 60.",
-        "α ± 0.05 (95% interval) takes 100 prompts [≥ 60] by the estimates of the pilot's 30.",
+        "Planned: α ± 0.05 (95% interval); from the pilot's 30 prompts, 60 or more may be needed.",
     ]
 
 

@@ -288,6 +288,14 @@ def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
     assert "avoid" not in found
 
 
+def test_rows_that_are_not_resolved_may_be_the_best():
+    unknown, better = ("otb", NAN, 0.0, math.inf, {}), ("grpo", 0.8, 0.7, 0.9, {})
+    assert said(RLOO, unknown)["best"] == "nothing that could be judged is shown to beat rloo; 1 row is not resolved"
+    assert said(RLOO, better, unknown, unknown)["best"].endswith("of rloo; 2 rows are not resolved")
+    above = ("dapo", NAN, 1.2, math.inf, {})  # whatever it is, it is not lower
+    assert said(RLOO, above)["best"] == "nothing is shown to beat rloo"
+
+
 BIAS_UP_TO_1 = {"matched_bias_share_high": 1.0}
 
 

@@ -492,10 +492,10 @@ def test_plan(monkeypatch, capsys, points):
     assert re.match(
         r"1,\d\d\d prompts \(1,\d\d\d completions, .* tokens\) give α ± 0.05 in 80% of studies\.", joined(out)
     )
-    assert "takes 870 prompts" not in out
+    assert "Planned" not in out
     assert out.endswith("  1 note: --notes\n")
     _, out, _ = run(monkeypatch, capsys, "plan", points, "--notes")
-    assert "note: α ± 0.05 (95% interval) takes 870 prompts [" in joined(out)
+    assert "note: Planned: α ± 0.05 (95% interval); from the pilot's 29 prompts," in joined(out)
     assert joined(out).count("in 80% of studies.") == 1
     _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
     assert json.loads(out)["rows"][0]["n"] == 387

@@ -138,7 +138,7 @@ def test_what_holds_for_all_rows_at_once_is_in_the_table(printed):
     assert cells.index("[0.61, 0.92]") < cells.index("[0.730, 0.840]")
     assert cells.endswith("yes")
     assert next(line for line in lines if line.startswith("rloo")).endswith("–")
-    assert "Ratios of all rows: between these ends all rows lie at once." in text
+    assert "Ratios of all rows: between these ends all 2 estimators compared lie at once." in text
     assert "\n–: not resolved or not defined on these data; see the notes\n" in text
     narrow = printed(terminal.show_answer_table, VARIANCE, frame, width=80).splitlines()
     assert max(map(len, narrow)) <= 80

@@ -101,7 +101,8 @@ def test_moments_against_all_ordered_groups(policy: EnumeratedPolicy, turned: En
     assert moments.trace_cov == pytest.approx(second - mean @ mean, rel=1e-10)
     assert moments.trace_cov == pytest.approx(moments.within_prompt + moments.between_prompt)
     assert moments.signal_sq == pytest.approx(mean @ mean)
-    assert moments.noise_to_signal == pytest.approx(moments.trace_cov / moments.signal_sq)
+    along = (mean @ moments.true_gradient) ** 2 / (moments.true_gradient @ moments.true_gradient)
+    assert moments.noise_to_signal == pytest.approx(moments.trace_cov / along)
 
 
 def test_moments_against_sampling(policy: EnumeratedPolicy):

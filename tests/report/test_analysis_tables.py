@@ -249,10 +249,12 @@ def test_the_best_set_is_bold_as_the_comparison_gives_it():
 
 def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
     table = frame_for_variance_table([1.0, 1.3, np.nan], [1.0, 1.1, 0.0], [1.0, 1.5, np.inf]).assign(
-        in_best_set=[True, False, None]
+        in_best_set=[True, False, None], trace_cov=[1.0, 2.0, 3.0]
     )
     assert "of the rows that have one at this level" in variance_table(table).caption
-    assert "the others are not judged." in variance_table(table).caption
+    assert "; 1 row is not resolved and may be lower." in variance_table(table).caption
+    silent = table.assign(trace_cov=[1.0, 2.0, np.nan])
+    assert "; the others have no gradient." in variance_table(silent).caption
 
 
 def test_matched_ratios_that_hold_together_have_a_column():
@@ -266,7 +268,7 @@ def test_matched_ratios_that_hold_together_have_a_column():
     assert headings.index("relative noise of all rows") == headings.index("relative noise") + 1
     column = headings.index("relative noise of all rows")
     assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
-    assert "Relative noise of all rows: between these ends all rows lie at once." in found.caption
+    assert "Relative noise of all rows: between these ends all 3 estimators compared lie at once." in found.caption
     assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
 
 

@@ -550,7 +550,9 @@ def test_the_matched_ratio_and_what_is_drawn_from_it_are_beside_the_names(compar
     assert "<strong>" not in last["cells"][0][0]
     assert all(len(row["cells"]) == len(table["columns"]) - 1 for row in table["rows"])
     assert [row["cells"][2] for row in table["rows"]] == [("yes", "0"), ("no", "1"), ("–", ""), ("no", "1")]
-    assert "Relative noise of all rows: between these ends all rows lie at once." in compared["caption"]
+    assert (
+        "Relative noise of all rows: between these ends all 4 estimators compared lie at once." in compared["caption"]
+    )
     assert "Bold: the best set" in compared["caption"]
 
 

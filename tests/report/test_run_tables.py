@@ -161,7 +161,7 @@ def test_estimators_stand_together_run_by_run_with_the_best_set_of_each(runs):
         "RLOO, one", "RLOO, two", "length-weighted, α = 0.8, leave-one-out, one",
         "length-weighted, α = 0.8, leave-one-out, two",
     ]  # fmt: skip
-    assert best.caption.endswith("No interval compares two runs. Bold: the best set of each run.")
+    assert best.caption.endswith("No interval compares two runs. Bold: the best set of each run, of its resolved rows.")
 
 
 def test_runs_of_an_estimator_are_sorted_by_value_where_asked(runs):

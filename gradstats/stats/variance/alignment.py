@@ -18,11 +18,8 @@ from typing import Any
 import numpy as np
 import scipy
 
-from gradstats.stats.intervals import FiellerRatio, MonotoneFunction, SkewedMeanEstimate, fieller_ratio
+from gradstats.stats.intervals import FiellerRatio, MonotoneFunction, SkewedMeanEstimate
 from gradstats.stats.jackknife import Estimate, Estimated, Interval
-from gradstats.stats.variance.moments import SignalComponents
-from gradstats.stats.variance.quantities import BoundedQuotient, cosine, trace_cov
-from gradstats.stats.variance.row import EstimatorVariance
 
 # A skewness below which a quantile is that of a normal.
 _NORMAL = 0.01
@@ -169,25 +166,6 @@ def _of_numerator(found: FiellerRatio) -> tuple[float, float]:
     return numerator, found.covariance + r * of_denominator
 
 
-@dataclass(frozen=True)
-class SquaredCosine:
-    """The alignment of ever larger batches; 1 without a cosine, for estimators that are unbiased up to a scale.
-
-    Where the norms under the cosine are not resolved it has its estimate and the interval from 0 to 1: to show values
-    only where they are would choose the data sets that overestimate the signal.
-    """
-
-    cosine: BoundedQuotient | None
-
-    def with_interval(self, confidence_level: float) -> Interval:
-        """Return ``(value, low, high)``, the value within what is possible."""
-        if self.cosine is None:
-            return 1.0, 1.0, 1.0
-        _, *ends = self.cosine.with_interval(confidence_level)
-        value, low, high = (float(np.clip(one, 0.0, 1.0)) ** 2 for one in (self.cosine.quotient.value, *ends))
-        return value, low, high
-
-
 def alignment_at(critical: float, limit: float, n_groups: Any) -> Any:
     """Return ρ(B) of a critical batch and a squared cosine, at one number of groups or several."""
     return 1.0 / (1.0 / np.float64(limit) + critical / n_groups)
@@ -198,7 +176,7 @@ class Alignment:
     """The critical batch of an estimator and the limit of its alignment; everything else follows from the two."""
 
     critical: CriticalBatch
-    limit: SquaredCosine
+    limit: Estimated  # the squared cosine
 
     def at(self, n_groups: float) -> MonotoneFunction:
         """Return ρ(B)."""
@@ -236,35 +214,3 @@ class Alignment:
             return alignment_at(noise * critical, limit, n_groups) / alignment_at(critical, of_other, n_groups)
 
         return MonotoneFunction(quotient, (relative_noise, other.critical, self.limit, other.limit))
-
-
-def alignment_of(row: EstimatorVariance, target: SignalComponents | None) -> Alignment | None:
-    r"""Return the alignment of an estimator with the target; None where nothing can be judged.
-
-    Where the scale c of an estimator that is unbiased up to it is known, D = c²‖G‖², with the ‖G‖² of the target, which
-    is resolved best. Otherwise D = ⟨E g, G⟩²/‖G‖², less the jackknife's estimate of its bias; where ‖G‖² may be 0, D is
-    only known to be at most ‖E g‖².
-
-    Args:
-        row: of the estimator.
-        target: the parts of the variance of ‖G‖².
-    """
-    gradient = row.gradient
-    if gradient is None or gradient.target is None or gradient.on_target is None:
-        return None
-    signal, known, noise = gradient.target.signal, gradient.known_scale, trace_cov(gradient)
-    quadratic, skewness = (0.0, 0.0) if target is None else (target.quadratic, target.skewness)
-    if known is not None:
-        quotient = fieller_ratio(gradient.trace_cov, signal.scaled(known**2))
-        return Alignment(CriticalBatch(quotient, known**4 * quadratic, noise, skewness), SquaredCosine(None))
-    if min(signal.value, float(signal.replicates.min())) > 0.0:
-        along = (gradient.on_target * gradient.on_target / signal).without_bias()
-        quotient = fieller_ratio(gradient.trace_cov, along)
-        critical = CriticalBatch(quotient, (along.value / signal.value) ** 2 * quadratic, noise, skewness)
-    else:
-        parts = row.signal_components
-        bound = fieller_ratio(gradient.trace_cov, gradient.signal)
-        critical = CriticalBatch(bound, 0.0 if parts is None else parts.quadratic, noise, only_low=True)
-    found = cosine(gradient)
-    assert isinstance(found, BoundedQuotient)
-    return Alignment(critical, SquaredCosine(found))

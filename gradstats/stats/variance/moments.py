@@ -166,6 +166,11 @@ class PromptMoments:
         """
         return self.second_moment - self.signal
 
+    @cached_property
+    def components(self) -> ComponentsOf:
+        """The parts of the variance of ‖E g‖²."""
+        return ComponentsOf(self)
+
 
 def prompt_moments(
     contributions: Float[np.ndarray, "n d"],

@@ -15,7 +15,6 @@ from gradstats.estimators.estimator import Weighting, Wrapped
 from gradstats.estimators.recipes.weightings import Combination
 from gradstats.stats.jackknife import Statistic
 from gradstats.stats.variance.moments import (
-    ComponentsOf,
     DealtDifferences,
     Groups,
     PromptMoments,
@@ -226,6 +225,7 @@ class PooledCompletions:
             reference_on_target=self._cross(reference.moments, target.moments),
             known_coefficient=self._known_coefficient(estimator, reference_estimator, weighted, reference),
             known_scale=1.0 if weighted is target and not dealt else self._known_scale(estimator),
+            is_multiple=not dealt and multiple_of(weighted.weights, target.weights) is not None,
         )
         if dealt:
             closed = self._closed(weighted.moments, target.moments)
@@ -238,8 +238,9 @@ class PooledCompletions:
             second_moment=moments.second_moment,
             signal=moments.signal,
             within=moments.within,
+            signal_parts=moments.components,
         )
-        return lambda: row_of(estimator.label, gradient, signal_parts=ComponentsOf(moments))
+        return lambda: row_of(estimator.label, gradient, signal_parts=moments.components)
 
     def _cross(self, first: PromptMoments | None, second: PromptMoments | None) -> Statistic | None:
         return None if first is None or second is None else cross_signal(first, second, self.sketch_error)

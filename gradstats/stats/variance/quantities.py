@@ -27,7 +27,8 @@ from gradstats.stats.intervals import (
 )
 from gradstats.stats.jackknife import NOT_ESTIMATED, UNKNOWN, Estimate, Estimated, Interval, Statistic, mean_statistic
 from gradstats.stats.protocols import effective_sample_size
-from gradstats.stats.variance.moments import PromptMoments
+from gradstats.stats.variance.alignment import CriticalBatch
+from gradstats.stats.variance.moments import ComponentsOf, PromptMoments
 
 #: The least and the greatest value that a quantity can have.
 Limits = tuple[float, float]
@@ -60,6 +61,8 @@ class GradientStatistics:
     known_coefficient: float | None = None  # of E g relative to E r, where both are known multiples of ∇J
     within: Statistic | None = None  # between groups of one prompt; None where no prompt has two
     known_scale: float | None = None  # of E g relative to G, where it is known exactly
+    signal_parts: ComponentsOf | None = None  # of the variance of ‖E g‖²; None at batch level
+    is_multiple: bool = False  # of the target, by its weights
 
 
 _Estimator = TypeVar("_Estimator", bound=Callable[[GradientStatistics], Estimated])
@@ -150,18 +153,6 @@ def signal_sq(gradient: GradientStatistics) -> Estimate:
     return gradient.signal.estimate()
 
 
-@dataclass(frozen=True)
-class NoiseToSignal:
-    """The estimate as a quotient of variance and signal."""
-
-    quotient: FiellerRatio  # tr Cov over ‖E g‖²
-
-    def with_interval(self, confidence_level: float) -> Interval:
-        """Return ``(value, low, high)``: a ray without a value where the signal is not resolved."""
-        low, high = self.quotient.within(confidence_level, 0.0, np.inf)
-        return self.quotient.value if np.isfinite(high) else np.nan, low, high
-
-
 @Quantity(
     meaning="prompts of a batch in which noise equals signal",
     heading="critical batch",
@@ -171,18 +162,33 @@ class NoiseToSignal:
     logarithmic=True,
     term="critical batch, noise-to-signal",
 )
-def noise_to_signal(gradient: GradientStatistics) -> NoiseToSignal:
-    r"""Return :math:`\mathrm{tr\,Cov}(g)/‖E g‖²`, in units of groups: the simple noise scale.
+def noise_to_signal(gradient: GradientStatistics) -> Estimated:
+    r"""Return the critical batch :math:`B^* = \mathrm{tr\,Cov}(g)/D`, :math:`D = ⟨E g, G⟩²/‖G‖²`, in units of groups.
 
-    It is the number of groups that must be averaged for the noise of their mean to equal the signal. It does not depend
-    on the unit of the gradient. McCandlish et al., *An Empirical Model of Large-Batch Training*, 1812.06162.
+    It is the number of groups that must be averaged for the noise of their mean to equal the signal: the noise at the
+    scale of the target over ‖G‖², the squared norm of the target's expected gradient. It does not depend on the unit
+    of the gradient. McCandlish et al., *An Empirical Model of Large-Batch Training*, 1812.06162.
 
-    The interval is the Fieller set of the quotient where the signal is at least 0
-    (:class:`gradstats.stats.intervals.FiellerRatio`, variances from a delete-one-prompt jackknife). Where the signal is
-    not resolved it is a ray with an infinite upper end, and no value is given. Where the estimated signal is negative
-    beyond its error no noise to signal is compatible with the data, and everything is NaN.
+    Where the scale c of an estimator that is unbiased up to it is known, D = c²‖G‖², with the ‖G‖² of the target, which
+    is resolved best. Otherwise D is less the jackknife's estimate of its bias; where ‖G‖² may be 0, D is only known to
+    be at most ‖E g‖². The interval is that of :class:`gradstats.stats.variance.alignment.CriticalBatch`: a ray with an
+    infinite upper end, without a value, where the signal is not resolved.
     """
-    return NoiseToSignal(fieller_ratio(gradient.trace_cov, gradient.signal))
+    if gradient.target is None or gradient.on_target is None:
+        return NOT_ESTIMATED
+    signal, known, noise = gradient.target.signal, gradient.known_scale, trace_cov(gradient)
+    parts = gradient.target.components.found
+    quadratic, skewness = (0.0, 0.0) if parts is None else (parts.quadratic, parts.skewness)
+    if known is not None:
+        quotient = fieller_ratio(gradient.trace_cov, signal.scaled(known**2))
+        return CriticalBatch(quotient, known**4 * quadratic, noise, skewness)
+    if min(signal.value, float(signal.replicates.min())) > 0.0:
+        along = (gradient.on_target * gradient.on_target / signal).without_bias()
+        quotient = fieller_ratio(gradient.trace_cov, along)
+        return CriticalBatch(quotient, (along.value / signal.value) ** 2 * quadratic, noise, skewness)
+    own = None if gradient.signal_parts is None else gradient.signal_parts.found
+    bound = fieller_ratio(gradient.trace_cov, gradient.signal)
+    return CriticalBatch(bound, 0.0 if own is None else own.quadratic, noise, only_low=True)
 
 
 @Quantity(
@@ -363,6 +369,19 @@ def simultaneous(estimates: Sequence[Estimated], confidence_level: float) -> lis
     return [one.within(quantile, confidence_level) if isinstance(one, joint) else UNKNOWN[1:] for one in estimates]
 
 
+def _is_multiple_of_target(gradient: GradientStatistics) -> bool:
+    """Whether g is a multiple of the target's gradient, so that ‖E g‖²‖G‖² − ⟨E g, G⟩² is nothing but rounding."""
+    if gradient.target is None or gradient.on_target is None:
+        return False
+    if gradient.is_multiple:
+        return True
+    target, cross = gradient.target.signal, gradient.on_target
+    turned = gradient.signal * target - cross * cross
+    # ‖G‖² may be 0 by chance, with all prompts or without one of them.
+    largest, of_target = (max(abs(one.value), float(np.abs(one.replicates).max())) for one in (turned, target))
+    return largest <= EXACT * abs(gradient.second_moment.value) * of_target
+
+
 @Quantity(
     meaning="cosine between the expected gradient and that of the target",
     heading="cosine",
@@ -380,11 +399,14 @@ def cosine(gradient: GradientStatistics) -> Estimated:
     are too small on average, and the cosine would be too large (of dealt batches the estimate is less the part that a
     finite number of deals adds to it). The estimate may exceed 1 by its error. The interval is
     the Fieller set of the quotient, cut to [−1, 1]; where the product of the norms is not resolved no value is given,
-    and where one of them may be 0 the interval is all of [−1, 1].
+    and where one of them may be 0 the interval is all of [−1, 1]. Of a multiple of the target it is 1, exactly.
     """
     if gradient.target is None or gradient.on_target is None:
         return NOT_ESTIMATED
     own, target = gradient.signal, gradient.target.signal
+    if _is_multiple_of_target(gradient):
+        sign = math.copysign(1.0, gradient.on_target.value * target.value)  # of E g along G; both may be negative
+        return BoundedQuotient(FiellerRatio(sign, 1.0, 0.0, 0.0, 0.0, len(own.replicates) - 1.0), -1.0)
     norms = own.root() * target.root()
     # √((1 + a)(1 + b)) = 1 + (a + b)/2 − (a − b)²/8 + …, a and b the relative errors of the two squares.
     relative = own.in_units_of_itself() - target.in_units_of_itself()
@@ -450,9 +472,8 @@ def matched_bias_share(gradient: GradientStatistics) -> Estimated:
         # The error of ⟨E g, G⟩ enters A by minus its square; that of ‖G‖² has no deals.
         turned = (gradient.signal * target_signal - cross * cross).without_bias(-cross.surplus_over_deals)
         noise = gradient.trace_cov * target_signal
-    unit = gradient.second_moment.value * (1.0 if known is not None else target_signal.value)
-    if max(abs(turned.value), float(np.abs(turned.replicates).max())) <= EXACT * abs(unit):
-        turned = turned.scaled(0.0)  # a multiple of the target: what is left is rounding
+    if _is_multiple_of_target(gradient):
+        turned = turned.scaled(0.0)  # what is left is rounding
     error = turned + noise.scaled(1.0 / gradient.prompts_per_batch)
     return BoundedQuotient(fieller_ratio(turned, error), 0.0)
 

@@ -237,8 +237,9 @@ def test_errors_of_several_estimators_are_estimated_together(in_blocks, monkeypa
     quiet_compare(batch, [*LABELS[:2], "batch_mean"], scores, n_resamples=4, scores_are_sketches=True)
     assert len(evaluated) == 1
     read = counted(monkeypatch, ScoreProducts, "blocks")
-    # Sums and their products, then the errors, for the rows of each bin apart; restricted sums once more by success.
-    for question, most in ((variance_by_length, 7), (variance_by_success, 9)):
+    # Sums and their products, then the errors, for the rows of each bin apart, and the first prompts of its target;
+    # restricted sums once more by success.
+    for question, most in ((variance_by_length, 11), (variance_by_success, 9)):
         evaluated.clear()
         read.clear()
         question(batch, LABELS[:3], scores, scores_are_sketches=True)

@@ -102,6 +102,11 @@ def turned(g, target):
     return mean_over_pairs(g, g) * mean_over_pairs(target, target) - mean_over_pairs(g, target) ** 2
 
 
+def squared_along(g, target):
+    """The squared norm of E g along G."""
+    return mean_over_pairs(g, target) ** 2 / mean_over_pairs(target, target)
+
+
 def norms(g, target):
     return np.sqrt(mean_over_pairs(g, g) * mean_over_pairs(target, target))
 
@@ -116,7 +121,7 @@ def by_definition(g, reference, target, size):
     return {
         trace_cov: variance,
         signal_sq: signal,
-        noise_to_signal: variance / signal,
+        noise_to_signal: variance / without_bias(squared_along, g, target),
         ratio: variance / of_reference,
         matched_ratio: variance / of_reference / coefficient**2,
         cosine: mean_over_pairs(g, target) / without_bias(norms, g, target),
@@ -190,7 +195,7 @@ def test_what_is_not_known_is_nan(quantity, statistics):
 @pytest.mark.parametrize(
     ("quantity", "statistics", "lowest", "highest"),
     [
-        (noise_to_signal, of(NOISE), None, np.inf),
+        (noise_to_signal, of(NOISE, target=NOISE), None, np.inf),
         (matched_ratio, of(NOISE, VECTORS, VECTORS), None, np.inf),
         (cosine, of(NOISE - NOISE.mean(axis=0), target=VECTORS), -1.0, 1.0),
         (matched_bias_share, of(NOISE + 0.1, target=NOISE), 0.0, 1.0),
@@ -201,6 +206,15 @@ def test_without_a_resolved_signal_there_is_an_interval_and_no_value(quantity, s
     assert np.isnan(value)
     assert low > 0 if lowest is None else low == lowest
     assert high == highest
+
+
+@pytest.mark.parametrize("factor", [1.0, 7.0, -0.3])
+@pytest.mark.parametrize("target", [VECTORS, NOISE])
+def test_a_multiple_of_the_target_has_its_direction_and_no_interval(factor, target):
+    statistics = of(factor * target, target=target)
+    assert cosine(statistics).with_interval(0.95) == (np.sign(factor),) * 3
+    assert matched_bias_share(of(factor * VECTORS, target=VECTORS)).with_interval(0.95) == (0.0, 0.0, 0.0)
+    assert bias_share(of(target, target=target)).with_interval(0.95)[0] == 0.0
 
 
 @pytest.mark.parametrize("factor", [7.0, 0.01, -0.3])
