@@ -18,6 +18,7 @@ import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.batch import Batch
 from gradstats.gradients import head
+from gradstats.gradients.checks.self_check import check_result
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.measure import mean_square_gradients
 from gradstats.gradients.memory import (
@@ -226,6 +227,28 @@ def test_memory_that_runs_out_in_the_self_check_is_saved(monkeypatch):
 def test_memory_that_never_suffices_for_the_self_check_is_an_error_with_a_remedy(monkeypatch, recompute, remedy):
     with pytest.raises(RuntimeError, match=rf"memory ran out in the self-check \(CUDA out of memory.*\): {remedy}"):
         opened_where(lambda chunk: False, monkeypatch, ragged_rollouts(3), recompute=recompute)
+
+
+def test_memory_that_runs_out_in_the_later_check_is_saved(monkeypatch):
+    rollouts, ran = ragged_rollouts(9), []
+
+    def check(policy, rollouts, result, *others):
+        ran.append(result.chunk.recompute)
+        if not result.chunk.recompute:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return check_result(policy, rollouts, result, *others)
+
+    def session(recompute):
+        section = MeasurementSection(engine="ghost", sketch_dim=None, recompute=recompute)
+        return gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
+
+    monkeypatch.setattr("gradstats.gradients.session.check_result", check)
+    with pytest.warns(RuntimeWarning, match="memory ran out in the check of a later sequence: repeating it with"):
+        assert len(session("auto").measure(rollouts)) == 9
+    assert ran == [False, True]
+    remedy = r'in the check of a later sequence .*: measure with recompute="on", fewer'
+    with pytest.warns(RuntimeWarning, match="repeating it"), pytest.raises(RuntimeError, match=remedy):
+        session("off").measure(rollouts)
 
 
 def test_memory_that_runs_out_while_tokens_are_scored_halves_the_chunks(monkeypatch):
