@@ -20,7 +20,7 @@ from gradstats.gradients.head import replaced_forward
 from gradstats.gradients.memory import ACTIVATION_COPIES, activation_size
 from gradstats.gradients.parameters import UnsupportedModuleError, describe
 from gradstats.measurement.disk_size import GIB
-from gradstats.policy.memory import is_accelerator, total_memory_gib
+from gradstats.policy.memory import is_accelerator, planned_memory_gib
 from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded, layer_lists, reshard
@@ -202,12 +202,12 @@ class RecomputeRule:
     def _activations(self) -> Callable[[int], float]:
         return activation_size(self.policy)
 
-    @property
+    @cached_property
     def most_bytes(self) -> float:
         """Bytes of activations that are held before layers run again."""
         if self.memory_gib is not None:
             return self.memory_gib * GIB
-        total = total_memory_gib(self.policy.device) * GIB
+        total = planned_memory_gib(self.policy.device) * GIB
         if not is_accelerator(self.policy.device):
             return total / 4
         weights = sum(one.numel() * one.element_size() for one in self.policy.model.parameters())
@@ -218,7 +218,7 @@ class RecomputeRule:
         """How many tokens go through the model at once by default: on an accelerator, as its memory holds.
 
         It depends on the model and the device's total memory alone, so that a measurement that is resumed forms the
-        same chunks.
+        same chunks; on a GPU that other processes use, also on how often it is halved to what they leave.
         """
         if not is_accelerator(self.policy.device):
             return TOKEN_BUDGET

@@ -20,7 +20,7 @@ from gradstats.gradients.parameters import ParameterSelection, describe
 from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch
 from gradstats.measurement.disk_size import GIB
-from gradstats.policy.memory import total_memory_gib
+from gradstats.policy.memory import hardware_of, total_memory_gib
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
@@ -201,12 +201,12 @@ class SelfCheck:
     deviation_from_float32: float | None = None
     longest: int = 0  # tokens of the longest sequence with a finite gradient
     recomputed: bool = False  # whether the layers ran twice for the longest sequence
-    hardware: str = ""  # the GPU's name, or what instructions of the CPU torch uses
+    hardware: str = ""  # the accelerator's name, or what instructions of the CPU torch uses
     without_float32: str = ""  # why there is no comparison with float32, where the dtype calls for one
 
     def serves(self, policy: Policy, longest: int, recompute: RecomputeRule) -> bool:
         """Return whether the check says as much of another session with the same settings, up to so many tokens."""
-        here = (recompute(1, longest), _hardware_of(policy))
+        here = (recompute(1, longest), hardware_of(policy.device))
         return not is_sharded(policy.model) and longest <= self.longest and here == (self.recomputed, self.hardware)
 
 
@@ -331,16 +331,10 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> tuple[Se
             default=0,
         ),
         checked.recompute(1, int(checked.rollouts.times.max())),
-        _hardware_of(policy),
+        hardware_of(policy.device),
         checked.without_float32,
     )
     return check, results
-
-
-def _hardware_of(policy: Policy) -> str:
-    """Return the name of the policy's GPU, or what instructions of the CPU torch uses."""
-    device = policy.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
 
 
 def check_result(
