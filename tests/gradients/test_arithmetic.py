@@ -166,13 +166,21 @@ def test_memory_that_runs_out_in_a_trial_is_not_remembered(monkeypatch):
         trial.cache_clear()
 
 
-def test_a_comparison_with_float32_that_takes_too_much_is_left_out_with_its_reason(monkeypatch, rollouts):
-    model = tiny_model("qwen2", dtype=torch.bfloat16)
-    monkeypatch.setattr("gradstats.gradients.checks.self_check.total_memory_gib", lambda device: 1e-4)
-    measured = gradients.measure(model, rollouts, engine="ghost", sketch_dim=None, progress=False)
-    check = measured.metadata["self_check"]
-    assert check["deviation_from_float32"] is None
-    assert check["without_float32"].startswith("a copy in float32 with its gradient would take 0.0 of 0 GiB")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "memory ran out: CUDA out of memory. Tried"),
+        (gradients.UnsupportedModuleError("layers share"), "its layers cannot run one at a time: layers share"),
+    ],
+)
+def test_a_comparison_with_float32_that_fails_is_left_out_with_its_reason(monkeypatch, rollouts, error, reason):
+    def fails(*given):
+        raise error
+
+    monkeypatch.setattr("gradstats.gradients.checks.self_check.sq_norm_in_float32", fails)
+    given = tiny_model("qwen2", dtype=torch.bfloat16), rollouts
+    check = gradients.measure(*given, engine="ghost", sketch_dim=None, progress=False).metadata["self_check"]
+    assert (check["deviation_from_float32"], check["without_float32"]) == (None, reason)
 
 
 def test_beside_training_nothing_is_compared_with_float32():
