@@ -22,6 +22,7 @@ Nothing is downloaded. The package is imported from the repository with ``PYTHON
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import platform
@@ -485,6 +486,9 @@ def tests(part: Part) -> None:
         counts = re.findall(r"(\d+) (passed|failed|errors?|skipped)", printed.splitlines()[-1])
         return {kind: int(count) for count, kind in counts}
 
+    if importlib.util.find_spec("pytest") is None:
+        _print(part.name, case=" ".join(folders), skipped="pytest is not installed")
+        return
     part.line(counted, case=" ".join(folders))
     for test, message in failed:
         _print(part.name, case=test, error=message)

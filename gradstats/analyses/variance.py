@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -581,15 +581,25 @@ def _compared_at_sizes(
     warned: list[list[str]] = []
     with rotated_once():
         (stream,) = generator.spawn(1)
-        for size in sizes:
+        weighted = [*estimators, reference]
+
+        def pool_of(size: int | None) -> PooledCompletions:
+            own = deepcopy(stream)  # intervals do not depend on the other sizes
             groups = split_into_groups(prompts, inputs.order, size)
-            weighted, own = [*estimators, reference], deepcopy(stream)  # intervals do not depend on the other sizes
-            pool = pooled(inputs, groups, weighted, own, judged, *dealt, shared=True)
+            return pooled(inputs, groups, weighted, own, judged, *dealt, shared=True)
+
+        pools: Iterable[PooledCompletions] = map(pool_of, sizes)
+        if len(sizes) > 1 and inputs.in_blocks:  # scores are read once for all sizes
+            pools = list(pools)
+            for pool in pools:
+                pool.form(weighted, [target_of(pool, judged), pool.local(reference)])
+        for pool in pools:
             of_size, warned_of_size = compare_at_group_size(inputs, pool, estimators, reference, judged)
-            if isinstance(pool.scores, PooledProducts) and not pool.scores.shared:
-                pool.scores.products.forms.release()
             by_size.append(of_size)
             warned.append(warned_of_size)
+    for pool in pools:
+        if isinstance(pool.scores, PooledProducts) and not pool.scores.products.kept:
+            pool.scores.products.forms.release()
     names = [f"group_size={size}" for size in sizes]
     remarks = tuple(notes_of_each([one.remarks for one in by_size], names))
     return replace(_joined(by_size), remarks=remarks), notes_of_each(warned, names)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gradstats.policy.memory import is_accelerator
+from gradstats.policy.memory import is_accelerator, is_out_of_memory
 
 
 @contextmanager
@@ -94,11 +94,16 @@ def multiplies_as_they_are(left: Tensor, right: Tensor, dtype: torch.dtype) -> b
 
 @lru_cache(maxsize=16)
 def accumulates_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try a product whose sum has more digits than the dtype; torch or the device may not know such products."""
+    """Try a product whose sum has more digits than the dtype; torch or the device may not know such products.
+
+    Memory that runs out is an error, which is not remembered: it says nothing of the device.
+    """
     factors = torch.tensor([[[1.0, 2.0**-13]]], dtype=dtype, device=device)
     ones = torch.ones(1, 2, 1, dtype=dtype, device=device)
     try:
         found = torch.bmm(factors, ones, out_dtype=torch.float32)
-    except (NotImplementedError, RuntimeError, TypeError):
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         return False
     return found.dtype == torch.float32 and float(found) == 1 + 2.0**-13

@@ -18,6 +18,7 @@ from gradstats.measurement.disk_size import GIB
 from gradstats.policy.memory import is_accelerator
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
+from gradstats.policy.sharding import layer_lists
 
 #: What stands for an engine's name where the self-check is estimated, which takes one sequence as the loop does.
 SELF_CHECK = "self-check"
@@ -113,8 +114,8 @@ def peak_memory(
     config = policy.model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", 1)
     kept = at_once * (activations(time) / (layers if recompute else 1) + activations.slice_bytes(time, layers))
-    if recompute:  # the inputs of all layers, beside the activations of one
-        kept += at_once * time * item * layers * config.hidden_size
+    inputs = at_once * time * item * layers * config.hidden_size if recompute else 0
+    kept += inputs  # of all layers, beside the activations of one
     sketches = 0.0
     if sketch_dim is not None:
         # Sketches are float32; version 1 keeps signs as bits.
@@ -131,19 +132,30 @@ def peak_memory(
     if not is_accelerator(policy.device):
         return PeakMemory(LIBRARIES_GIB, *(size / GIB for size in sizes))
     weights, held, logits, gradients, *others = sizes
-    largest = max((parameter.numel() for parameter in selection.parameters.values()), default=0)
     # A product, with its signs and gathered; signs and places are the same for all sequences.
     of_coordinate = 4 if sketch_dim is None else 12 + 16 / at_once
-    slices = of_coordinate * min(at_once * largest, SLICE_ON_DEVICE)
+    of_layers, of_others = (
+        of_coordinate * min(at_once * largest, SLICE_ON_DEVICE) for largest in _largest_parameters(policy, selection)
+    )
     if engine == "ghost":
         logits = max(0.0, logits - held) if recompute else logits  # which are released before a layer runs again
         # Slices lie where the backward pass of the layer had its temporary tensors, or the logits a second copy.
         released = (1 - 1 / ACTIVATION_COPIES) * held + logits / 2
+        # Beside the parameters of no layer nothing is held of layers that run again but their inputs.
+        layer_released = ACTIVATION_COPIES * (kept - inputs) if recompute else released
     else:  # whole gradients, of which torch keeps no second copy here, are reduced when the backward pass is over
         gradients = at_once * item * selection.n_parameters
-        released = held + logits
-    slices = max(0.0, slices - released)
+        released = layer_released = held + logits
+    slices = max(0.0, of_layers - released, of_others - layer_released)
     return PeakMemory(0.0, *(size / GIB for size in (weights, held, logits, gradients, *others, slices)))
+
+
+def _largest_parameters(policy: Policy, selection: ParameterSelection) -> tuple[int, int]:
+    """Return the size of the largest selected parameter inside the layers, and of the largest that is in none."""
+    inside = {id(one) for _, layers in layer_lists(policy.model) for one in layers.parameters()}
+    sizes = [(id(one) in inside, one.numel()) for one in selection.parameters.values()]
+    in_layers, others = (max((n for known, n in sizes if known == wanted), default=0) for wanted in (True, False))
+    return in_layers, others
 
 
 def _logit_bytes(policy: Policy, engine: str, selection: ParameterSelection, n_sequences: int, time: int) -> float:

@@ -19,7 +19,7 @@ from gradstats.gradients.attention import forget_lengths, length_classes, measur
 from gradstats.gradients.head import HeadLogprobs, HeadMap, HeadReducer, head_map, replaced_forward, sliced_head
 from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError
 from gradstats.measurement.disk_size import GIB
-from gradstats.policy.memory import is_accelerator, total_memory_gib
+from gradstats.policy.memory import is_accelerator, planned_memory_gib
 from gradstats.policy.model import CausalModel, n_logits, output_embedding
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -47,7 +47,8 @@ def plan_chunks(
     sequences of a chunk have the same factors as alone, see :mod:`gradstats.gradients.attention`.
 
     The plan depends on the rollouts, the model and the machine's total memory, not on the memory that is free: a
-    measurement that is interrupted and resumed on it forms the same chunks and gives the same numbers.
+    measurement that is interrupted and resumed on it forms the same chunks and gives the same numbers. A GPU that other
+    processes use counts as half of one, or less, see :func:`gradstats.policy.memory.planned_memory_gib`.
     """
     budget = _budget(policy, memory_gib)
     item = policy.dtype.itemsize
@@ -93,7 +94,7 @@ def gradients_that_fit(policy: Policy, selection: ParameterSelection, memory_gib
 
 def default_memory_gib(device: torch.device) -> float:
     """Return a quarter of the device's memory; on a CPU at most :data:`gradstats.config.options.MOST_MEMORY_GIB`."""
-    quarter = total_memory_gib(device) / 4
+    quarter = planned_memory_gib(device) / 4
     return quarter if is_accelerator(device) else min(MOST_MEMORY_GIB, quarter)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from gradstats.gradients.head import replaced_forward
 from gradstats.gradients.memory import ACTIVATION_COPIES, activation_size
 from gradstats.gradients.parameters import UnsupportedModuleError, describe
 from gradstats.measurement.disk_size import GIB
-from gradstats.policy.memory import is_accelerator, total_memory_gib
+from gradstats.policy.memory import is_accelerator, planned_memory_gib
 from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.policy.policy import Policy
 from gradstats.policy.sharding import is_sharded, layer_lists, reshard
@@ -76,29 +76,135 @@ def _run_again(
 ) -> Callable[..., Any]:
     def forward(*args: object, **kwargs: object) -> object:
         leaves, structure = tree_flatten((args, kwargs))
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        places = [place for place, leaf in enumerate(leaves) if _is_floating(leaf)]
         tensors = [leaves[place] for place in places]
         if bypassed() or not torch.is_grad_enabled() or not tensors:
             return own(*args, **kwargs)
         if in_two_passes and not any(tensor.requires_grad for tensor in tensors):
             if not holds_selected:
                 return own(*args, **kwargs)
-            tensors[0] = tensors[0].detach().requires_grad_()  # the first layer that the backward pass has to reach
-        structures = []
-
-        def run(*given: Tensor) -> tuple[Any, ...]:
-            filled = list(leaves)
-            for place, tensor in zip(places, given, strict=True):
-                filled[place] = tensor
-            own_args, own_kwargs = tree_unflatten(filled, structure)
-            outputs, of_outputs = tree_flatten(own(*own_args, **own_kwargs))
-            structures.append(of_outputs)
-            return tuple(outputs)
-
-        outputs = checkpoint(run, *tensors, use_reentrant=in_two_passes, preserve_rng_state=False)
-        return tree_unflatten(outputs, structures[0])  # pyright: ignore[reportArgumentType]
+            first = places[0]  # of the first layer that the backward pass has to reach
+            leaves[first] = tensors[0].detach().requires_grad_()
+            args, kwargs = tree_unflatten(leaves, structure)
+        again = partial(checkpoint, use_reentrant=in_two_passes, preserve_rng_state=False)
+        return _on_tensors(own, args, kwargs, again)
 
     return forward
+
+
+def _on_tensors(
+    own: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object], again: Callable[..., Any]
+) -> object:
+    """Call a layer through what is given the function of its floating tensors, and these."""
+    leaves, structure = tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if _is_floating(leaf)]
+    structures = []
+
+    def run(*given: Tensor) -> tuple[Any, ...]:
+        filled = list(leaves)
+        for place, tensor in zip(places, given, strict=True):
+            filled[place] = tensor
+        own_args, own_kwargs = tree_unflatten(filled, structure)
+        outputs, of_outputs = tree_flatten(own(*own_args, **own_kwargs))
+        structures.append(of_outputs)
+        return tuple(outputs)
+
+    outputs = again(run, *(leaves[place] for place in places))
+    return tree_unflatten(outputs, structures[0])
+
+
+def _is_floating(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+@contextmanager
+def layers_in_float32(
+    model: nn.Module,
+    wanted: Collection[nn.Parameter] = (),
+    differentiated: Callable[[dict[nn.Parameter, Tensor]], None] = lambda found: None,
+) -> Iterator[Tensor]:
+    """Let a model compute in float32, one layer at a time: no more than one is wider at once, beside what is no layer.
+
+    In a backward pass each layer runs again. Yields a tensor whose gradient takes the pass through all layers.
+
+    Args:
+        model: the model, whose parameters are put back as they were.
+        wanted: parameters of layers whose gradients are computed.
+        differentiated: is given these, a layer at a time.
+    """
+    layers = [layer for _, layer in _layers(model)]
+    inside = {parameter for layer in layers for parameter in layer.parameters()}
+    with ExitStack() as stack:
+        others = [parameter for parameter in model.parameters() if parameter not in inside]
+        stack.enter_context(_widened(others))
+        anchor = torch.zeros((), device=next(model.parameters()).device, requires_grad=True)
+        for layer in layers:
+            parameters = [*layer.parameters()]
+            chosen = [parameter for parameter in parameters if parameter in wanted]
+            turn = partial(_FloatTurn.apply, parameters, chosen, differentiated, anchor)
+            stack.enter_context(replaced_forward(layer, _in_turn(layer.forward, parameters, turn)))
+        yield anchor
+
+
+@contextmanager
+def _widened(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    kept = [parameter.data for parameter in parameters]
+    try:
+        for parameter in parameters:
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+        yield
+    finally:
+        for parameter, data in zip(parameters, kept, strict=True):
+            parameter.data = data
+
+
+def _in_turn(
+    own: Callable[..., Any], parameters: Sequence[nn.Parameter], turn: Callable[..., tuple[Any, ...]]
+) -> Callable[..., Any]:
+    def forward(*args: object, **kwargs: object) -> object:
+        if torch.is_grad_enabled():
+            return _on_tensors(own, args, kwargs, turn)
+        with _widened(parameters):
+            return own(*args, **kwargs)
+
+    return forward
+
+
+class _FloatTurn(torch.autograd.Function):
+    """A layer whose parameters are float32 while it runs, and while it runs again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        parameters: list[nn.Parameter],
+        chosen: list[nn.Parameter],
+        differentiated: Callable[[dict[nn.Parameter, Tensor]], None],
+        anchor: Tensor,
+        run: Callable[..., tuple[Any, ...]],
+        *tensors: Tensor,
+    ) -> tuple[Any, ...]:
+        """Run the layer."""
+        ctx.given = parameters, chosen, differentiated, run
+        ctx.save_for_backward(*tensors)
+        with _widened(parameters):
+            return run(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Run it again, give the gradients of its parameters away, and return those of what went in."""
+        parameters, chosen, differentiated, run = ctx.given
+        tensors = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        with _widened(parameters), torch.enable_grad():
+            pairs = zip(run(*tensors), upstream, strict=True)
+            reached = [
+                (out, up) for out, up in pairs if up is not None and isinstance(out, Tensor) and out.requires_grad
+            ]
+            outputs, starts = zip(*reached, strict=True)
+            found = torch.autograd.grad(outputs, [*chosen, *tensors], starts, allow_unused=True)
+        of_chosen = zip(chosen, found, strict=False)
+        differentiated({one: gradient for one, gradient in of_chosen if gradient is not None})
+        return (*[None] * 5, *found[len(chosen) :])
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, dict[bool, str]] = weakref.WeakKeyDictionary()
@@ -202,12 +308,12 @@ class RecomputeRule:
     def _activations(self) -> Callable[[int], float]:
         return activation_size(self.policy)
 
-    @property
+    @cached_property
     def most_bytes(self) -> float:
         """Bytes of activations that are held before layers run again."""
         if self.memory_gib is not None:
             return self.memory_gib * GIB
-        total = total_memory_gib(self.policy.device) * GIB
+        total = planned_memory_gib(self.policy.device) * GIB
         if not is_accelerator(self.policy.device):
             return total / 4
         weights = sum(one.numel() * one.element_size() for one in self.policy.model.parameters())
@@ -218,7 +324,7 @@ class RecomputeRule:
         """How many tokens go through the model at once by default: on an accelerator, as its memory holds.
 
         It depends on the model and the device's total memory alone, so that a measurement that is resumed forms the
-        same chunks.
+        same chunks; on a GPU that other processes use, also on how often it is halved to what they leave.
         """
         if not is_accelerator(self.policy.device):
             return TOKEN_BUDGET

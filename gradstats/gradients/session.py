@@ -343,14 +343,35 @@ class MeasuringSession:
             place = int(np.random.default_rng(len(rollouts)).integers(len(rows)))
         else:
             return
-        further = {}
-        if reference is not None and self.reference is not None:
-            exact = plain_tokens(self.reference, rollouts, int(result.chunk.rows[place]))["logprobs"]
-            further["ref_logprobs"] = (result.chunk.ragged(reference)[place], exact)
-        plain = None if weightings or self.checked is None else self.checked.plain_of(rollouts, int(rows[place]))
-        given = (result, place, self.selection, self.sketch, weightings, further, plain)
-        if check_result(self.policy, rollouts, *given):
-            self.checked_next = False
+        for sparing in (False, True):
+            if sparing:
+                again = self.recompute.sparing()(1, result.chunk.times[place])
+                result = replace(result, chunk=replace(result.chunk, recompute=again))
+            try:
+                further = {}
+                if reference is not None and self.reference is not None:
+                    exact = plain_tokens(self.reference, rollouts, int(rows[place]))["logprobs"]
+                    further["ref_logprobs"] = (result.chunk.ragged(reference)[place], exact)
+                plain = (
+                    None if weightings or self.checked is None else self.checked.plain_of(rollouts, int(rows[place]))
+                )
+                given = (result, place, self.selection, self.sketch, weightings, further, plain)
+                if check_result(self.policy, rollouts, *given):
+                    self.checked_next = False
+                return
+            except Exception as error:
+                if not is_out_of_memory(error) or is_sharded(self.policy.model):  # whose other ranks wait in a pass
+                    raise
+                if sparing:
+                    raise _too_long("in the check of a later sequence", error, result.chunk.recompute) from error
+            # Outside the handler, whose traceback would keep the tensors alive that did not fit.
+            release_unused(self.policy.device)
+            warnings.warn(
+                "memory ran out in the check of a later sequence: repeating it with layers that run again in the "
+                "backward pass where they can",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:
         gradients_held = 1 + n_weightings if self.engine is vmap_engine else 0

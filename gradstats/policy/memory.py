@@ -13,6 +13,8 @@ import torch
 Result = TypeVar("Result")
 
 _GIB = 2**30
+# Of a GPU's memory, the share that others may hold, drivers among them, and the least that is planned with.
+_SPARE, _LEAST = 0.2, 1 / 16
 _SENTENCES = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -21,11 +23,40 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+def hardware_of(device: torch.device) -> str:
+    """Return the name of an accelerator, or what instructions of the CPU torch uses."""
+    if not is_accelerator(device):
+        return torch.backends.cpu.get_cpu_capability()
+    name = getattr(torch.get_device_module(device), "get_device_name", None)  # not all have it
+    return device.type if name is None else name(device)
+
+
 def total_memory_gib(device: torch.device) -> float:
     """Return the memory of a GPU, or of the machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory / _GIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+
+
+def memory_of_others_gib(device: torch.device) -> float:
+    """Return the memory of a GPU that other processes hold; 0 of other devices, where it is not asked for."""
+    if device.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0.0, (total - free - torch.cuda.memory_reserved(device)) / _GIB)
+
+
+def planned_memory_gib(device: torch.device) -> float:
+    """Return the memory to plan with: all of a device, or of a GPU that is shared a half, a quarter, … that is free.
+
+    What others hold changes while a measurement runs: in steps of a half, one that is resumed beside as many others
+    plans the same. Up to a fifth is left to others anyway.
+    """
+    planned = total = total_memory_gib(device)
+    others = memory_of_others_gib(device)
+    while others > _SPARE * total and planned > max(total - others, _LEAST * total):
+        planned /= 2
+    return planned
 
 
 def is_out_of_memory(error: BaseException) -> bool:

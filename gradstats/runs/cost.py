@@ -32,7 +32,7 @@ from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch
 from gradstats.gradients.tokens.scores import TokenSettings, measure_tokens
 from gradstats.measurement.disk_size import GIB, bytes_of_sequences
-from gradstats.policy.memory import total_memory_gib
+from gradstats.policy.memory import memory_of_others_gib, planned_memory_gib, total_memory_gib
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.growth import resolve_revisions
@@ -171,7 +171,18 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
         sum(one.numel() * one.element_size() for one in selection.preconditioner.values()) / GIB,
         loading_seconds,
         fitting,
-        _devices(experiment),
+        "; ".join(filter(None, [_devices(experiment), _left_by_others(policy.device)])),
+    )
+
+
+def _left_by_others(device: torch.device) -> str:
+    """Say how much of a GPU is planned with, where other processes use it; nothing elsewhere."""
+    planned, total = planned_memory_gib(device), total_memory_gib(device)
+    if planned == total:
+        return ""
+    return (
+        f"other processes hold {memory_of_others_gib(device):.0f} of the {total:.0f} GiB of the GPU: planned with "
+        f"{planned:.0f} GiB"
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_model
+from torch.nn import functional
 
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
@@ -11,6 +12,7 @@ from gradstats.gradients import arithmetic
 from gradstats.gradients.arithmetic import accumulates_in_float32, float32_is_float32, in_one_order
 from gradstats.gradients.attention import own_precision
 from gradstats.gradients.engines import reduction
+from gradstats.gradients.engines.experts import multiplies_groups
 from gradstats.gradients.engines.reduction import OuterProducts, contract, gram_strips
 from gradstats.policy.policy import Policy
 
@@ -147,13 +149,38 @@ def test_a_device_is_tried_before_it_is_trusted(monkeypatch, product, expected):
     accumulates_in_float32.cache_clear()
 
 
-def test_a_comparison_with_float32_that_takes_too_much_is_left_out_with_its_reason(monkeypatch, rollouts):
-    model = tiny_model("qwen2", dtype=torch.bfloat16)
-    monkeypatch.setattr("gradstats.gradients.checks.self_check.total_memory_gib", lambda device: 1e-4)
-    measured = gradients.measure(model, rollouts, engine="ghost", sketch_dim=None, progress=False)
-    check = measured.metadata["self_check"]
-    assert check["deviation_from_float32"] is None
-    assert check["without_float32"].startswith("a copy in float32 with its gradient would take 0.0 of 0 GiB")
+def test_memory_that_runs_out_in_a_trial_is_not_remembered(monkeypatch):
+    def no_memory(*given, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
+
+    device = torch.device("cpu")
+    trials = ((torch, "bmm", accumulates_in_float32), (functional, "grouped_mm", multiplies_groups))
+    for owner, name, trial in trials:
+        trial.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, no_memory, raising=False)
+            with pytest.raises(torch.OutOfMemoryError):
+                trial(device, torch.bfloat16)
+        trial(device, torch.bfloat16)
+        assert (trial.cache_info().hits, trial.cache_info().currsize) == (0, 1)  # it was tried again
+        trial.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "memory ran out: CUDA out of memory. Tried"),
+        (gradients.UnsupportedModuleError("layers share"), "its layers cannot run one at a time: layers share"),
+    ],
+)
+def test_a_comparison_with_float32_that_fails_is_left_out_with_its_reason(monkeypatch, rollouts, error, reason):
+    def fails(*given):
+        raise error
+
+    monkeypatch.setattr("gradstats.gradients.checks.self_check.sq_norm_in_float32", fails)
+    given = tiny_model("qwen2", dtype=torch.bfloat16), rollouts
+    check = gradients.measure(*given, engine="ghost", sketch_dim=None, progress=False).metadata["self_check"]
+    assert (check["deviation_from_float32"], check["without_float32"]) == (None, reason)
 
 
 def test_beside_training_nothing_is_compared_with_float32():

@@ -134,7 +134,7 @@ def test_an_accelerator_s_memory_decides_how_many_tokens_go_together(monkeypatch
     assert RecomputeRule(policy).token_budget == 4096
 
     def budget(gib, of_token=28 * 103_480, memory_gib=None):
-        monkeypatch.setattr("gradstats.gradients.recompute.total_memory_gib", lambda device: gib)
+        monkeypatch.setattr("gradstats.gradients.recompute.planned_memory_gib", lambda device: gib)
         rule = RecomputeRule(policy, memory_gib=memory_gib)
         rule.__dict__["_activations"] = ActivationSize(of_token, 0.0)
         return rule.token_budget

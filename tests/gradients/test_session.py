@@ -12,12 +12,13 @@ import torch
 from conftest import ragged_rollouts, tiny_config, tiny_model
 from gradient_models import any_model, assert_same, changed, random_weightings
 from token_gradients import token_gradients
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.batch import Batch
 from gradstats.gradients import head
+from gradstats.gradients.checks.self_check import check_result
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.measure import mean_square_gradients
 from gradstats.gradients.memory import (
@@ -228,6 +229,28 @@ def test_memory_that_never_suffices_for_the_self_check_is_an_error_with_a_remedy
         opened_where(lambda chunk: False, monkeypatch, ragged_rollouts(3), recompute=recompute)
 
 
+def test_memory_that_runs_out_in_the_later_check_is_saved(monkeypatch):
+    rollouts, ran = ragged_rollouts(9), []
+
+    def check(policy, rollouts, result, *others):
+        ran.append(result.chunk.recompute)
+        if not result.chunk.recompute:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return check_result(policy, rollouts, result, *others)
+
+    def session(recompute):
+        section = MeasurementSection(engine="ghost", sketch_dim=None, recompute=recompute)
+        return gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
+
+    monkeypatch.setattr("gradstats.gradients.session.check_result", check)
+    with pytest.warns(RuntimeWarning, match="memory ran out in the check of a later sequence: repeating it with"):
+        assert len(session("auto").measure(rollouts)) == 9
+    assert ran == [False, True]
+    remedy = r'in the check of a later sequence .*: measure with recompute="on", fewer'
+    with pytest.warns(RuntimeWarning, match="repeating it"), pytest.raises(RuntimeError, match=remedy):
+        session("off").measure(rollouts)
+
+
 def test_memory_that_runs_out_while_tokens_are_scored_halves_the_chunks(monkeypatch):
     rollouts = ragged_rollouts(12, longest=6)
     session = gradients.MeasuringSession.open(
@@ -368,6 +391,23 @@ def test_on_an_accelerator_the_estimate_counts_slices_and_no_libraries(monkeypat
     assert without.slices <= found.slices
     loop = peak_memory(policy, "loop", selection, 3, 50, 64, activations)
     assert loop.gradients * GIB == pytest.approx(4 * selection.n_parameters)
+
+
+@pytest.mark.parametrize(
+    ("n_sequences", "time", "recompute", "counted"),
+    [(4, 256, False, 0.893), (8, 256, True, 0.684), (8, 512, True, 0.883)],  # GiB, by an accelerator's allocator
+)
+def test_on_an_accelerator_the_estimate_is_near_what_its_allocator_counts(
+    monkeypatch, n_sequences, time, recompute, counted
+):
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 4, "num_attention_heads": 12}
+    config = Qwen2Config(**shape, num_key_value_heads=2, vocab_size=8192)
+    policy = Policy(AutoModelForCausalLM.from_config(config))
+    monkeypatch.setattr("gradstats.gradients.memory.is_accelerator", lambda device: True)
+    monkeypatch.setattr("gradstats.gradients.memory.sliced_head", lambda *given: None)  # so few logits are held
+    sizes = ActivationSize(329_275, 192.0)  # of its attention, which is not fused
+    found = peak_memory(policy, "ghost", select_parameters(policy.model), n_sequences, time, 16384, sizes, recompute)
+    assert 0.9 < found.total / counted < 1.1
 
 
 TABLE = Path(__file__).parents[2] / "figures" / "memory" / "memory.csv"

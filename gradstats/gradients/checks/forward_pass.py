@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gradstats.gradients.attention import forget_lengths, measuring_attention, refusing_lower_precision
-from gradstats.gradients.checks.self_check import with_dtype
 from gradstats.gradients.head import replaced_forward, sliced_head
 from gradstats.gradients.parameters import UnsupportedModuleError
+from gradstats.gradients.recompute import layers_in_float32
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
@@ -58,8 +58,8 @@ def refuse_unfit_forward(policy: Policy, rollouts: Rollouts) -> None:
             if half and is_sharded(policy.model):
                 most = _LEAK_IN_HALF
             elif half and leak > most:
-                wide = with_dtype(policy, torch.float32)
-                exact, moved = (_logits(wide, one, len(prompt)) for one in (ids, other))
+                with layers_in_float32(policy.model):
+                    exact, moved = (_logits(policy, one, len(prompt)) for one in (ids, other))
                 leak = _leak(exact, moved, first + 1 - len(prompt))
             if leak > most:
                 raise ValueError(

@@ -23,8 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from gradstats.gradients.attention import forget_lengths, measuring_attention
 from gradstats.gradients.distributed import gathered_gradients
 from gradstats.gradients.head import replaced_forward, sliced_head
-from gradstats.gradients.parameters import ParameterSelection, held_parameters, refuse_replaced
-from gradstats.gradients.recompute import recomputed_layers
+from gradstats.gradients.parameters import (
+    ParameterSelection,
+    UnsupportedModuleError,
+    held_parameters,
+    refuse_replaced,
+)
+from gradstats.gradients.recompute import layers_in_float32, recomputed_layers
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
@@ -98,6 +103,33 @@ def plain_pass(
                 found = dict(zip(held, of_tensors, strict=True))
             gradients.append(_reduced(_preconditioned(found, selection), sketch))
     return PlainPass(row, gradients, scored.tokens, narrower)
+
+
+def sq_norm_in_float32(policy: Policy, rollouts: Rollouts, row: int, selection: ParameterSelection) -> float:
+    """Return the squared norm of a sequence's gradient with float32 weights, of one layer at a time."""
+    ids, n_prompt, mask = _encoded(rollouts, row, policy.device)
+    held = held_parameters(policy.model, selection)
+    names = {tensor: name for name, tensor in held.items() if isinstance(tensor, nn.Parameter)}
+    sq_norms: dict[str, float] = {}
+
+    def add(found: Mapping[nn.Parameter, Tensor]) -> None:
+        named = _preconditioned({names[one]: gradient for one, gradient in found.items()}, selection)
+        if not sq_norms.keys().isdisjoint(named):
+            raise UnsupportedModuleError("layers share parameters, or run more than once in a pass")
+        sq_norms.update(_reduced(named, None).sq_norms)
+
+    with (
+        measuring_attention(policy, batched=False),
+        layers_in_float32(policy.model, names.keys(), add) as anchor,
+        torch.enable_grad(),
+    ):
+        scored = _score(policy, ids, n_prompt, [torch.from_numpy(mask).to(policy.device, torch.float32)])
+        others = [
+            one for one in names if one.dtype == torch.float32
+        ]  # inside a layer they are not while it does not run
+        found = torch.autograd.grad(scored.result, [*others, anchor], scored.starts, allow_unused=True)
+        add({one: gradient for one, gradient in zip(others, found, strict=False) if gradient is not None})
+    return sum(sq_norms.values())
 
 
 def plain_tokens(policy: Policy, rollouts: Rollouts, row: int) -> dict[str, np.ndarray]:

@@ -12,15 +12,14 @@ from torch import nn
 
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.gradients.attention import own_precision, same_class
-from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_sketch
+from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_sketch, sq_norm_in_float32
 from gradstats.gradients.engines.reduction import ChunkResult
 from gradstats.gradients.engines.registry import Engine
 from gradstats.gradients.objective import TokenStatistics, make_chunk
-from gradstats.gradients.parameters import ParameterSelection, describe
+from gradstats.gradients.parameters import ParameterSelection, UnsupportedModuleError, describe
 from gradstats.gradients.recompute import RecomputeRule
 from gradstats.gradients.sketches import CountSketch
-from gradstats.measurement.disk_size import GIB
-from gradstats.policy.memory import total_memory_gib
+from gradstats.policy.memory import hardware_of, is_out_of_memory, release_unused, why_out_of_memory
 from gradstats.policy.model import n_logits
 from gradstats.policy.policy import Policy, suitable_threads
 from gradstats.policy.sharding import is_sharded
@@ -79,8 +78,6 @@ _WHOLE = "the squared norm of the whole gradient"
 _LEAST_SHARE = {torch.float64: 1e-12, torch.float32: 1e-8, torch.bfloat16: 1e-3, torch.float16: 1e-3}
 # Deviations of token quantities are relative to the largest of the sequence, or to this where that is more.
 _LEAST_TOKEN = {torch.float64: 1e-4, torch.float32: 1e-2, torch.bfloat16: 1.0, torch.float16: 1.0}
-# Share of the device's memory that the comparison with float32 may take.
-_FLOAT32_SHARE = 0.2
 # Inner products of sketches may be off by this many standard deviations.
 _DEVIATIONS = 10.0
 
@@ -197,16 +194,16 @@ class SelfCheck:
     tolerance: float  # the largest deviation of ‖S‖² and of token quantities that was accepted
     tolerance_of_parts: float
     # for a model in bfloat16 or float16, of ‖S‖² from that in float32 (the error of the dtype, without a tolerance);
-    # None otherwise, and for a sharded model, which cannot be copied
+    # None otherwise, and where ``without_float32`` says why
     deviation_from_float32: float | None = None
     longest: int = 0  # tokens of the longest sequence with a finite gradient
     recomputed: bool = False  # whether the layers ran twice for the longest sequence
-    hardware: str = ""  # the GPU's name, or what instructions of the CPU torch uses
+    hardware: str = ""  # the accelerator's name, or what instructions of the CPU torch uses
     without_float32: str = ""  # why there is no comparison with float32, where the dtype calls for one
 
     def serves(self, policy: Policy, longest: int, recompute: RecomputeRule) -> bool:
         """Return whether the check says as much of another session with the same settings, up to so many tokens."""
-        here = (recompute(1, longest), _hardware_of(policy))
+        here = (recompute(1, longest), hardware_of(policy.device))
         return not is_sharded(policy.model) and longest <= self.longest and here == (self.recomputed, self.hardware)
 
 
@@ -239,7 +236,6 @@ class CheckedSequences:
         """Make the plain passes, and check that the sketches keep inner products."""
         rows = two_rows(rollouts)
         longest = longest_row(rollouts)
-        without_float32 = _why_not_float32(policy, selection, in_training)
         with suitable_threads(policy):
             passes = {
                 row: plain_pass(
@@ -252,18 +248,17 @@ class CheckedSequences:
                 )
                 for row in dict.fromkeys([*rows, longest])
             }
+            padded = [passes[row] for row in dict.fromkeys(rows)]
+            compared = _compared_with_float32(policy, rollouts, padded, selection, recompute, in_training)
+        deviation, without_float32 = compared
         made = cls(
             policy,
             rollouts,
             selection,
             sketch,
-            [passes[row] for row in dict.fromkeys(rows)],
+            padded,
             [passes[longest]],
-            None
-            if without_float32
-            else _deviation_from_float32(
-                policy, rollouts, [passes[row] for row in dict.fromkeys(rows)], selection, recompute
-            ),
+            deviation,
             recompute,
             token_budget,
             without_float32,
@@ -331,16 +326,10 @@ def self_check(checked: CheckedSequences, engine: Engine, name: str) -> tuple[Se
             default=0,
         ),
         checked.recompute(1, int(checked.rollouts.times.max())),
-        _hardware_of(policy),
+        hardware_of(policy.device),
         checked.without_float32,
     )
     return check, results
-
-
-def _hardware_of(policy: Policy) -> str:
-    """Return the name of the policy's GPU, or what instructions of the CPU torch uses."""
-    device = policy.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
 
 
 def check_result(
@@ -449,40 +438,39 @@ def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) 
         )
 
 
-def _why_not_float32(policy: Policy, selection: ParameterSelection, in_training: bool) -> str:
-    """Return why a model in 16 bits is not compared with itself in float32; empty where it is, or has more bits.
-
-    The comparison takes a copy of the model in float32 and its gradient, beside what is measured.
-    """
-    if policy.dtype.itemsize >= 4:
-        return ""
-    if is_sharded(policy.model):
-        return "a sharded model cannot be copied"
-    if in_training:
-        return "the model is being trained, and the memory beside it belongs to the trainer"
-    total = total_memory_gib(policy.device)
-    wanted = 4 * (sum(one.numel() for one in policy.model.parameters()) + selection.n_parameters) / GIB
-    if wanted > _FLOAT32_SHARE * total:
-        return f"a copy in float32 with its gradient would take {wanted:.1f} of {total:.0f} GiB"
-    return ""
-
-
-def _deviation_from_float32(
+def _compared_with_float32(
     policy: Policy,
     rollouts: Rollouts,
     passes: Sequence[PlainPass],
     selection: ParameterSelection,
     recompute: RecomputeRule,
-) -> float | None:
+    in_training: bool,
+) -> tuple[float | None, str]:
+    """Return the largest deviation of squared norms in 16 bits from those in float32, or why they are not compared.
+
+    One layer at a time is float32, while it runs: no copy of the model is made.
+    """
     if policy.dtype.itemsize >= 4:
-        return None
-    wide = with_dtype(policy, torch.float32)
-    parameters = dict(wide.model.named_parameters())
-    chosen = replace(selection, parameters={name: parameters[name] for name in selection.parameters})
+        return None, ""
+    if is_sharded(policy.model):
+        return None, "no rank holds the layers of a sharded model whole"
+    if in_training:
+        return None, "the model is being trained, and its weights are left alone"
+    if recompute.why_not:
+        return None, f"its layers cannot run one at a time: {recompute.why_not}"
     values = []
-    for plain in passes:
-        again = recompute(1, int(rollouts.times[plain.row]))
-        exact = plain_pass(wide, rollouts, plain.row, chosen, None, recompute=again).gradients[0]
-        total = sum(exact.sq_norms.values())
-        values.append(abs(sum(plain.gradients[0].sq_norms.values()) - total) / (total or 1.0))
-    return float(max(values))
+    try:
+        for plain in passes:
+            exact = sq_norm_in_float32(policy, rollouts, plain.row, selection)
+            values.append(abs(sum(plain.gradients[0].sq_norms.values()) - exact) / (exact or 1.0))
+    except UnsupportedModuleError as error:
+        return None, f"its layers cannot run one at a time: {error}"
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = why_out_of_memory(error)
+    else:
+        return float(max(values)), ""
+    # Outside the handler, whose traceback would keep the tensors alive that did not fit.
+    release_unused(policy.device)
+    return None, f"memory ran out: {reason}"

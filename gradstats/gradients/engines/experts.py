@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from gradstats.gradients.engines.reduction import OuterProducts, Reduction, sq_norms
 from gradstats.gradients.parameters import UnsupportedModuleError, describe
-from gradstats.policy.memory import is_accelerator
+from gradstats.policy.memory import is_accelerator, is_out_of_memory
 
 # The fused kernel of CUDA reads rows that begin at multiples of this many bytes.
 _ALIGNMENT = 16
@@ -68,12 +68,17 @@ def _grouped(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def multiplies_groups(device: torch.device, dtype: torch.dtype) -> bool:
-    """Try the grouped product on two small matrices: torch, the device or the dtype may not have it."""
+    """Try the grouped product on two small matrices: torch, the device or the dtype may not have it.
+
+    Memory that runs out is an error, which is not remembered: it says nothing of the device.
+    """
     rows, ends = torch.eye(16, dtype=dtype, device=device), torch.tensor([4, 16], dtype=torch.int32, device=device)
     matrices = torch.stack([rows, 2 * rows])
     try:
         found = functional.grouped_mm(rows, matrices, offs=ends)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         return False
     return torch.equal(found, torch.cat([rows[:4], 2 * rows[4:]]))
 

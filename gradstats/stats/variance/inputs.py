@@ -172,6 +172,7 @@ class ComparisonInputs:
     # Of what the scores project, where these are those of one block; estimators may weight by those of the batch.
     sq_norms: Float[np.ndarray, " n"] | None = None
     measured: Measurement | None = None  # whose sketches these are; it may keep what is derived from them
+    _products: dict[str, ScoreProducts] = field(default_factory=dict)  # of all completions, where it keeps none
 
     def with_combined(self, chosen: Sequence[Weighting]) -> tuple[ComparisonInputs, list[Weighting]]:
         """Return inputs and estimators, with recipes whose weightings were measured as combinations of these."""
@@ -256,7 +257,7 @@ class ComparisonInputs:
         weighted = {name: self.weighted[name].of_block(block) for name in self.combined}
         scores = np.asarray(of_block.sketches)
         changed = {"scores": scores, "sq_norms": of_block.sq_norms, "probed": None, "weighted": weighted}
-        return replace(self, **changed, measured=None)
+        return replace(self, **changed, measured=None, _products={})
 
     def prepared(self, rows: Int[np.ndarray, " kept"]) -> Scores:
         """Return the scores of some completions, in that order."""
@@ -298,45 +299,63 @@ class ComparisonInputs:
 
         return multiplied() if self.measured is None else self.measured.derived("products within prompts", multiplied)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether scores are so large that they are multiplied in blocks."""
+        few = self.probed is not None or self.combined
+        return not few and use_blocked_products(self.scores, self.batch.group_sizes)
+
     def products(
-        self, rows: Int[np.ndarray, " kept"], prompt: Int[np.ndarray, " kept"], sketch_error: SketchError | None
+        self,
+        rows: Int[np.ndarray, " kept"],
+        prompt: Int[np.ndarray, " kept"],
+        sketch_error: SketchError | None,
+        shared: bool,
     ) -> ScoreProducts | None:
-        """Return what multiplies the scores of completions, in the order of their prompts; None where they are few."""
+        """Return what multiplies the scores of completions, in the order of their prompts; None where they are few.
+
+        With ``shared``, products of all completions are the same at every group size and, where the measurement keeps
+        what is derived from it, for every question.
+        """
         refuse_other_shape(self.scores, len(self.batch.rewards))
-        if self.probed is not None or self.combined or not use_blocked_products(self.scores, self.batch.group_sizes):
+        if not self.in_blocks:
             return None
-        products = ScoreProducts(self.scores, rows, prompt, self._within, sketch_error)
-        refuse_not_finite(rows[~np.isfinite(products.squares)])
-        return products
+        shared = shared and len(rows) == len(self.batch.rewards)
+        keeps = shared and self.measured is not None and self.measured.keeps_derived
+
+        def made() -> ScoreProducts:
+            products = ScoreProducts(self.scores, rows, prompt, self._within, sketch_error, kept=keeps)
+            refuse_not_finite(rows[~np.isfinite(products.squares)])
+            return products
+
+        directions = None if sketch_error is None else sketch_error.directions
+        parts = [np.ascontiguousarray(one).tobytes() for one in (rows, prompt, directions) if one is not None]
+        name = f"products of all, {hashlib.sha256(b''.join(parts)).hexdigest()}"
+        if keeps and self.measured is not None:
+            return self.measured.derived(name, made)
+        if not shared:
+            return made()
+        if name not in self._products:
+            self._products[name] = made()
+        return self._products[name]
 
     def products_of_split(
         self, groups: Groups, sketch_error: SketchError | None, shared: bool
     ) -> PooledProducts | None:
-        """Return the completions of one split as products, shared with other questions where they are kept."""
-
-        def made() -> PooledProducts | None:
-            products = self.products(groups.rows, groups.prompt[groups.group], sketch_error)
-            if products is None:
-                return None
-            found = self.among_products(products, np.arange(len(groups.rows)), groups)
-            return replace(found, shared=shared)
-
-        is_whole = groups.n_groups == groups.n_prompts and len(groups.rows) == len(self.batch.rewards)
-        shared = shared and is_whole and self.measured is not None and self.measured.keeps_derived
-        if not shared or self.measured is None:
-            return made()
-        directions = None if sketch_error is None else sketch_error.directions
-        parts = (groups.rows, groups.group, groups.prompt, self._squares, directions)
-        digest = hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in parts if one is not None))
-        return self.measured.derived(f"products of all, {digest.hexdigest()}", made)
+        """Return the completions of one split as products; see :meth:`products`."""
+        products = self.products(groups.rows, groups.prompt[groups.group], sketch_error, shared)
+        return None if products is None else self.among_products(products, np.arange(len(groups.rows)), groups)
 
     def among_products(self, products: ScoreProducts, places: Int[np.ndarray, " n"], groups: Groups) -> PooledProducts:
-        """Return the completions of one split among those of some products."""
+        """Return the completions of one split among those of some products, the same for the same split."""
         surplus = None
         if self.sketched and self._squares is not None:
             surplus = self._squares[products.rows[places]] - products.squares[places]
-        share = 1.0 / groups.groups_per_prompt[groups.prompt[groups.group]]
-        return PooledProducts(products, places, groups.group, share, self.sketched, surplus)
+        split = tuple(one.tobytes() for one in (places, groups.group, surplus) if one is not None)
+        if split not in products.splits:
+            share = 1.0 / groups.groups_per_prompt[groups.prompt[groups.group]]
+            products.splits[split] = PooledProducts(products, places, groups.group, share, self.sketched, surplus)
+        return products.splits[split]
 
     def in_coordinates(
         self, rows: Int[np.ndarray, " kept"], sketch_error: SketchError | None
@@ -578,8 +597,8 @@ def pooled(
 ) -> PooledCompletions:
     """Return the completions of one split, after a check of what the estimators need.
 
-    With ``shared``, a measurement that keeps what is derived from it keeps what is multiplied here, for whoever asks
-    about the same groups of all its completions.
+    With ``shared``, what is multiplied here serves other sizes of groups, and a measurement that keeps what is derived
+    from it keeps it for whoever asks about all its completions.
     """
     if groups.n_prompts < 2:
         raise ValueError(
@@ -667,7 +686,7 @@ def pools_by_size(
     scores = None
     if inputs.scores.ndim == 2 and inputs.probed is None and not inputs.combined:
         by_prompt = np.argsort(prompts, kind="stable")
-        scores = inputs.products(order[by_prompt], prompts[by_prompt], sketch_error)
+        scores = inputs.products(order[by_prompt], prompts[by_prompt], sketch_error, shared=True)
         if scores is None:
             scores, sketch_error = inputs.in_coordinates(order, sketch_error)
     return PoolsBySize(inputs, judged, order, prompts, scores, sketch_error)

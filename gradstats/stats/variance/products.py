@@ -127,8 +127,10 @@ class ScoreProducts:
         prompt: Int[np.ndarray, " n"],  # ascending
         within: PromptGrams,  # of all scores
         error: SketchError | None,  # of the sketch; None where inner products are exact
+        *,
+        kept: bool = False,  # whether further questions will ask for more of the same products
     ):
-        self.scores, self.rows, self.prompt, self.error = scores, rows, prompt, error
+        self.scores, self.rows, self.prompt, self.error, self.kept = scores, rows, prompt, error, kept
         self.n_prompts = int(prompt[-1]) + 1
         self.dtype = np.result_type(scores.dtype, np.float32)  # that scores are multiplied in
         self._products, self._place = within.products[rows], within.place[rows]
@@ -139,6 +141,7 @@ class ScoreProducts:
         self._sums = ScaleInvariantCache[UnitSums]()
         self._directions = np.zeros((0, 0))
         self.forms = Forms(self)
+        self.splits: dict[tuple[bytes, ...], PooledProducts] = {}  # by places, groups and surplus squares
         self._crosses: dict[frozenset[int], Statistic] = {}
 
     def sums_of(self, weights: Float[np.ndarray, " n"], n_prompts: int | None = None) -> WeightedSums:
@@ -424,7 +427,6 @@ class PooledProducts:
     share: Float[np.ndarray, " n"]  # 1/K, of the group in the mean over the K groups of its prompt
     sketched: bool
     surplus_sq: Float[np.ndarray, " n"] | None  # exact ‖S_i‖² less the sketch's; None when unknown or exact
-    shared: bool = False  # whether further questions will ask for more of the same products
     known: ScaleInvariantCache[Any] = field(
         default_factory=ScaleInvariantCache, repr=False
     )  # moments by the weights that they are of

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 from conftest import ragged_rollouts, tiny_config, tiny_model
-from gradient_models import changed, oracle
+from gradient_models import any_model, changed, oracle
 from transformers import AutoModelForCausalLM
 
 import gradstats.gradients as gradients
 from gradstats.config.sections import MeasurementSection
 from gradstats.gradients import measure
-from gradstats.gradients.checks.plain_pass import plain_pass, plain_sketch, plain_tokens
+from gradstats.gradients.checks.plain_pass import plain_pass, plain_sketch, plain_tokens, sq_norm_in_float32
 from gradstats.gradients.checks.self_check import Deviation, longest_row, of_tokens, two_rows, with_dtype
 from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.gradients.parameters import select_parameters
+from gradstats.gradients.recompute import _layers as recompute_layers
 from gradstats.gradients.sketches import CountSketch
 from gradstats.policy.policy import Policy
 from gradstats.rollouts.table import Rollouts
@@ -242,6 +243,33 @@ def test_bfloat16_reports_its_deviation_from_float32(rollouts):
     off = np.abs(measured.sq_norms / wide.sq_norms - 1)[rows].max()
     assert off < 2 * check["deviation_from_float32"] + 0.02
     assert measured.sketches.dtype == np.float32
+
+
+@pytest.mark.parametrize("in_slices", [False, True])
+@pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "gemma", "qwen2_moe"])
+def test_a_layer_at_a_time_has_the_norm_of_a_copy_in_float32(monkeypatch, rollouts, architecture, in_slices):
+    policy = Policy(any_model(architecture, tied=True, dtype=torch.bfloat16))
+    parameters = dict(policy.model.named_parameters())
+    before = {name: (one, one.data_ptr()) for name, one in parameters.items()}
+    wide = with_dtype(policy, torch.float32)
+    selection, of_copy = (select_parameters(one.model, "(layers|h)|embed|wte") for one in (policy, wide))
+    if in_slices:
+        monkeypatch.setattr("gradstats.gradients.checks.plain_pass._SLICE", 100)
+    # P of a metric, which multiplies gradients
+    factors = {name: torch.full_like(one, 3.0, dtype=torch.float32) for name, one in of_copy.parameters.items()}
+    selection, of_copy = (replace(one, preconditioner=factors) for one in (selection, of_copy))
+    layers, at_once = [module for _, module in recompute_layers(policy.model)], []
+
+    def count(*given):
+        at_once.append(sum(next(layer.parameters()).dtype == torch.float32 for layer in layers))
+
+    for layer in layers:
+        next(layer.children()).register_forward_pre_hook(count)
+    found = sq_norm_in_float32(policy, rollouts, 1, selection)
+    assert at_once[-4:] == [1] * 4  # forward and backward passes of two layers
+    assert {name: (one, one.data_ptr()) for name, one in policy.model.named_parameters()} == before
+    plain = plain_pass(wide, rollouts, 1, of_copy, None).gradients[0].sq_norms
+    assert found == pytest.approx(sum(plain.values()), rel=1e-5)
 
 
 def test_the_checked_rows_are_the_shortest_the_one_of_median_length_and_the_longest():

@@ -226,6 +226,23 @@ def test_questions_about_the_same_groups_share_what_is_multiplied(in_blocks, mon
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_several_group_sizes_are_multiplied_together(in_blocks, monkeypatch):
+    in_blocks()
+    batch, scores = random_scores([8] * 40, 30, np.float64)
+    alone = [quiet_compare(batch, LABELS, scores, size, scores_are_sketches=True).to_frame() for size in (2, 4, 8)]
+    made, evaluated = counted(monkeypatch, ScoreProducts, "__init__"), counted(monkeypatch, Forms, "_evaluate")
+    together = quiet_compare(batch, LABELS, scores, [2, 4, 8], scores_are_sketches=True).to_frame()
+    assert len(made) == len(evaluated) == 1
+    pd.testing.assert_frame_equal(together, pd.concat(alone, ignore_index=True), rtol=1e-9)
+    # Of a measurement that keeps what is derived from it, allocation asks for nothing else.
+    kept = measurement_of(batch, scores).keeping_derived()
+    variance_by_group_size(kept, LABELS, [2, 4, 8])
+    read = counted(monkeypatch, ScoreProducts, "blocks")
+    allocate(kept, LABELS[:4], tokens=1e5, group_sizes=[2, 4, 8])
+    assert not read
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_errors_of_several_estimators_are_estimated_together(in_blocks, monkeypatch):
     in_blocks()
     batch, scores = random_scores([8] * 60, 30, np.float64)
