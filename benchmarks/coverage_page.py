@@ -17,8 +17,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
 BAND = (0.92, 0.98)
 #: The population of the file whose rows the page sums up in words.
 LIGHTEST = "lognormal, sd 0.8"
-#: Rows whose batches are dealt, where few prompts carry the variance.
-BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
 
 
 def alpha_table(table: pd.DataFrame) -> str:
@@ -40,27 +38,31 @@ def alpha_table(table: pd.DataFrame) -> str:
 
 
 def heavy_tails_table(table: pd.DataFrame) -> str:
-    """The range over estimators of each quantity's coverage, by population and number of prompts, as Markdown."""
-    table = table.assign(coverage=table["covered"] / table["data_sets"])
-    across = table["estimator"].isin(BATCH_LEVEL)
+    """The range over estimators of each quantity's coverage, by population and number of prompts, as Markdown.
+
+    The column *open* is the share of intervals of ``trace_cov`` without an upper end.
+    """
+    table = table.assign(coverage=table["covered"] / table["data_sets"], two=table["two_sided"] / table["shown"])
     # What is relative to the reference is exact for the reference itself.
-    alone = table["quantity"].isin(["trace_cov", "noise_to_signal", "in_best_set"])
+    alone = table["quantity"].isin(["trace_cov", "critical_batch", "in_best_set"])
     shown = table.loc[alone | (table["estimator"] != "rloo")]
-    columns = {f"`{name}`": (name, False) for name in ("trace_cov", "ratio")}
-    columns |= {"`ratio`, batch-level": ("ratio", True), "all ratios together": ("ratio_simultaneous", False)}
-    columns |= {f"`{name}`": (name, False) for name in ("noise_to_signal", "matched_ratio", "cosine")}
-    columns |= {"lowest in the best set": ("in_best_set", False)}
+    columns = {"`trace_cov`": ("trace_cov", False), "open": ("trace_cov", None)}
+    columns |= {"`ratio`": ("ratio", False), "`ratio`, batch-level": ("ratio", True)}
+    columns |= {"all ratios": ("ratio_simultaneous", False), "critical batch": ("critical_batch", False)}
+    columns |= {f"`{name}`": (name, False) for name in ("matched_ratio", "cosine")}
+    columns |= {"lowest in the best set": ("in_best_set", False), "α": ("alpha", False)}
     lines = [
-        f"| population | prompts | effective prompts | {' | '.join(columns)} |",
+        f"| population | prompts | effective | {' | '.join(columns)} |",
         "|---|---|---|" + "---|" * len(columns),
     ]
     heavy = shown.loc[shown["population"] != LIGHTEST]
     for (prompts, population), rows in heavy.groupby(["n_prompts", "population"], sort=False):
-        cells = [
-            _range(rows.loc[(rows["quantity"] == quantity) & (across.loc[rows.index] == batch_level), "coverage"])
-            for quantity, batch_level in columns.values()
-        ]
-        worth = f"{rows['effective'].iloc[0] / rows['data_sets'].iloc[0]:.0f}"
+        cells = []
+        for quantity, batch_level in columns.values():
+            of_quantity = rows.loc[(rows["quantity"] == quantity) & (rows["batch_level"] == bool(batch_level))]
+            values = of_quantity["coverage"] if batch_level is not None else 1.0 - of_quantity["two"]
+            cells.append(_range(values))
+        worth = f"{rows['effective'].iloc[0]:.0f}"
         lines.append(f"| {population} | {prompts} | {worth} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
