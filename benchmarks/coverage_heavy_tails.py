@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,6 +30,7 @@ from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
 from gradstats.stats import fit_length_scaling
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.system.files import write_csv
 
 ROOT = Path(__file__).parents[1]
@@ -116,9 +118,9 @@ class Finite:
 
 @dataclass(frozen=True)
 class Difficulty:
-    r"""An infinite population whose :math:`\log‖S‖ = 0.6\log T + sd\,(u + e)/\sqrt2`, u of the prompt, both of unit size.
+    r"""An infinite population whose :math:`\log‖S‖ = 0.6\log T + sd\,(u + e)/\sqrt2`, u and e of unit size.
 
-    The part u is :math:`0.6h + 0.8z`, h the difficulty.
+    The part u is of the prompt, :math:`0.6h + 0.8z` with its difficulty h.
 
     Attributes:
         sd: of log‖S‖ about its line.
@@ -178,7 +180,7 @@ class Difficulty:
 Population = Finite | Difficulty
 
 
-def line_of(batch: Batch, method: str):
+def line_of(batch: Batch, method: str) -> LengthScalingFit:
     """The fit of α by one method."""
     return fit_length_scaling(
         lengths=batch.lengths.astype(float), sq_norms=batch.sq_norms, groups=batch.group_index, method=method
@@ -255,7 +257,7 @@ def one_data_set(population: Population, truth: Truth, n_prompts: int, seed: int
     names = LOCAL if seed % EVERY else (*LOCAL, *BATCH_LEVEL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        table = compare(batch, names, scores, n_resamples=DEALS, rng=seed).to_frame(LEVEL)
+        table: Any = compare(batch, names, scores, n_resamples=DEALS, rng=seed).to_frame(LEVEL)
         batches = batch_size(batch, LOCAL, scores).to_frame(LEVEL)
     table.index, batches.index = pd.Index(names), pd.Index(LOCAL)
     records = []
@@ -297,7 +299,8 @@ def simulate(case: tuple[int, int], sets: int) -> pd.DataFrame:
             block = [one_data_set(population, truth, n_prompts, seed) for seed in range(first, first + BLOCK)]
             write_csv(path, pd.concat(block))
         blocks.append(pd.read_csv(path, keep_default_na=False, na_values={"width": [""]}))
-    rows = pd.concat(blocks).groupby(["estimator", "quantity"], sort=False)
+    # pandas declares that such sums may be scalars.
+    rows: Any = pd.concat(blocks).groupby(["estimator", "quantity"], sort=False)
     counts = rows[["covered", "shown", "two_sided", "covered_two_sided"]].sum()
     found = counts.assign(width=rows["width"].median(), effective=rows["effective"].mean(), data_sets=rows.size())
     about = {"population": population.name, "n_prompts": n_prompts}
@@ -316,11 +319,11 @@ def main(sets: int = 400, sizes: tuple[int, ...] = (100, 30), processes: int = 2
     BLOCKS.mkdir(parents=True, exist_ok=True)
     cases = [(number, size) for size in sizes for number in range(len(POPULATIONS))]
     with ProcessPoolExecutor(processes, initializer=partial(os.nice, 10)) as pool:
-        table = pd.concat(pool.map(partial(simulate, sets=sets), cases))
+        table: Any = pd.concat(pool.map(partial(simulate, sets=sets), cases))
     keys = ["population", "n_prompts", "estimator", "quantity"]
     table = table[[*keys, *(name for name in table if name not in keys)]]
     if write:
-        write_csv(TABLE, table)
+        write_csv(TABLE, table, float_format="%.6g")
     share = table["covered"] / table["data_sets"]
     both = table["covered_two_sided"] / table["two_sided"].where(table["two_sided"] > 0)
     shown = table.assign(

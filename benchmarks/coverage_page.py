@@ -38,32 +38,26 @@ def alpha_table(table: pd.DataFrame) -> str:
 
 
 def heavy_tails_table(table: pd.DataFrame) -> str:
-    """The range over estimators of each quantity's coverage, by population and number of prompts, as Markdown.
+    """The range over estimators of each quantity's coverage, by population, as Markdown; first that of more prompts.
 
     The column *open* is the share of intervals of ``trace_cov`` without an upper end.
     """
-    table = table.assign(coverage=table["covered"] / table["data_sets"], two=table["two_sided"] / table["shown"])
+    table = table.assign(coverage=table["covered"] / table["data_sets"], open=1.0 - table["two_sided"] / table["shown"])
     # What is relative to the reference is exact for the reference itself.
-    alone = table["quantity"].isin(["trace_cov", "critical_batch", "in_best_set"])
-    shown = table.loc[alone | (table["estimator"] != "rloo")]
-    columns = {"`trace_cov`": ("trace_cov", False), "open": ("trace_cov", None)}
-    columns |= {"`ratio`": ("ratio", False), "`ratio`, batch-level": ("ratio", True)}
-    columns |= {"all ratios": ("ratio_simultaneous", False), "critical batch": ("critical_batch", False)}
-    columns |= {f"`{name}`": (name, False) for name in ("matched_ratio", "cosine")}
-    columns |= {"lowest in the best set": ("in_best_set", False), "α": ("alpha", False)}
-    lines = [
-        f"| population | prompts | effective | {' | '.join(columns)} |",
-        "|---|---|---|" + "---|" * len(columns),
-    ]
-    heavy = shown.loc[shown["population"] != LIGHTEST]
-    for (prompts, population), rows in heavy.groupby(["n_prompts", "population"], sort=False):
-        cells = []
-        for quantity, batch_level in columns.values():
-            of_quantity = rows.loc[(rows["quantity"] == quantity) & (rows["batch_level"] == bool(batch_level))]
-            values = of_quantity["coverage"] if batch_level is not None else 1.0 - of_quantity["two"]
-            cells.append(_range(values))
-        worth = f"{rows['effective'].iloc[0]:.0f}"
-        lines.append(f"| {population} | {prompts} | {worth} | {' | '.join(cells)} |")
+    alone = table["quantity"].isin(["trace_cov", "critical_batch", "alpha"])
+    shown = table.loc[(alone | (table["estimator"] != "rloo")) & (table["population"] != LIGHTEST)]
+    columns = {"`trace_cov`": ("trace_cov", "coverage"), "open": ("trace_cov", "open")}
+    columns |= {"`ratio`": ("ratio", "coverage"), "all ratios": ("ratio_simultaneous", "coverage")}
+    columns |= {"critical batch": ("critical_batch", "coverage")}
+    columns |= {f"`{name}`": (name, "coverage") for name in ("matched_ratio", "cosine")} | {"α": ("alpha", "coverage")}
+    lines = [f"| population | effective | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for population, rows in shown.groupby("population", sort=False):
+        by_size = [rows.loc[rows["n_prompts"] == size] for size in sorted(set(rows["n_prompts"]), reverse=True)]
+        cells = [", ".join(f"{of_size['effective'].iloc[0]:.0f}" for of_size in by_size)]
+        for quantity, of in columns.values():
+            of_quantity = [one.loc[(one["quantity"] == quantity) & ~one["batch_level"], of] for one in by_size]
+            cells.append(", ".join(map(_range, of_quantity)))
+        lines.append(f"| {population} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

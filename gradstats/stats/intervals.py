@@ -255,9 +255,7 @@ class FiellerRatio:
             self.deviations, n_influential, self.degrees, confidence_level, at_least=quantile
         )
         factor = of_contrast / max(np.sqrt(self._t_sq(confidence_level)), quantile)
-        return replace(
-            self, contrast_variance=self.contrast_variance * factor**2, covariance=self.covariance * factor
-        )
+        return replace(self, contrast_variance=self.contrast_variance * factor**2, covariance=self.covariance * factor)
 
     def solution(self, confidence_level: float, quantile: float = 0.0) -> list[tuple[float, float]]:
         """Return the set as one or two closed intervals, in order; empty where the statistics are not known."""
