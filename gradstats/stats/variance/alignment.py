@@ -81,7 +81,8 @@ class CriticalBatch:
         )
         noise = replace(self.noise, stderr=self.noise.stderr * np.sqrt(m / n_prompts), degrees=n_prompts - 1.0)
         if isinstance(noise, SkewedMeanEstimate):
-            noise = replace(noise, n_prompts=min(n_prompts, _MOST_SIMULATED))
+            carriers = noise.carriers * n_prompts / m
+            noise = replace(noise, n_prompts=min(n_prompts, _MOST_SIMULATED), carriers=carriers)
         return CriticalBatch(study, self.quadratic, noise, self.skewness)
 
 

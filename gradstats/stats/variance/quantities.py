@@ -18,10 +18,12 @@ from jaxtyping import Float
 from gradstats.config.options import EUCLIDEAN
 from gradstats.stats.intervals import (
     EXACT,
+    FEWEST_CARRIERS,
     FiellerRatio,
     StudentisedEstimate,
     fieller_ratio,
     largest_deviation,
+    prompts_that_carry,
     skewed_mean,
     studentised_ratio,
 )
@@ -254,11 +256,12 @@ class OfEstimatedScale:
     """A relative noise whose coefficient is estimated from the same prompts."""
 
     root: FiellerRatio  # √(tr Cov(g)/tr Cov(r)) over the coefficient, of either sign
+    carriers: float = math.inf  # prompts that carry the two variances
 
     def with_interval(self, confidence_level: float) -> Interval:
-        """Return ``(value, low, high)``: a ray without a value where the coefficient is not resolved."""
-        low, high = self.within(0.0, confidence_level)
-        return self.root.value**2 if np.isfinite(high) else np.nan, low, high
+        """Return ``(value, low, high)``: a ray, without a value where the coefficient is not resolved."""
+        known = self.root.is_bounded(confidence_level)
+        return self.root.value**2 if known else np.nan, *self.within(0.0, confidence_level)
 
     @property
     def deviations(self) -> Float[np.ndarray, " resamples"] | None:
@@ -266,11 +269,13 @@ class OfEstimatedScale:
         return self.root.deviations
 
     def within(self, quantile: float, confidence_level: float) -> tuple[float, float]:
-        """Return the ends for a quantile of the studentised deviation, or for Student's where that is larger."""
-        pieces = self.root.solution(confidence_level, quantile)
+        """Return the ends for a quantile of the studentised deviation, or for its own where that is larger."""
+        pieces = self.root.of_few_prompts(confidence_level, quantile).solution(confidence_level, quantile)
         if not pieces:
             return UNKNOWN[1:]
         low = min(0.0 if first <= 0.0 <= last else min(first**2, last**2) for first, last in pieces)
+        if self.carriers < FEWEST_CARRIERS and not self.root.is_exact:
+            return low, math.inf
         return low, max(max(first**2, last**2) for first, last in pieces)
 
 
@@ -296,8 +301,9 @@ def matched_ratio(gradient: GradientStatistics) -> Estimated:
     neither scale nor unit enters. Where both expectations are exact multiples of the true gradient (an own-sample mean
     keeps (N−1)/N of it, for completions drawn from the scored policy) these numbers are used, and the interval is that
     of ``ratio``. Otherwise :math:`c_r/c = ⟨E r, G⟩/⟨E g, G⟩` is estimated, and the interval is the Fieller set of
-    :math:`\sqrt{\mathrm{tr\,Cov}(g)/\mathrm{tr\,Cov}(r)}\;⟨E r, G⟩ / ⟨E g, G⟩`, squared: a ray with an infinite upper
-    end, without a value, where the projection of E g on G is not resolved.
+    :math:`\sqrt{\mathrm{tr\,Cov}(g)/\mathrm{tr\,Cov}(r)}\;⟨E r, G⟩ / ⟨E g, G⟩`, squared, with the quantile of ``ratio``
+    for its contrast: a ray with an infinite upper end where fewer than 15 prompts carry either variance, and without a
+    value where the projection of E g on G is not resolved.
     """
     if gradient.reference is None:
         return NOT_ESTIMATED
@@ -306,7 +312,8 @@ def matched_ratio(gradient: GradientStatistics) -> Estimated:
     if gradient.on_target is None or gradient.reference_on_target is None:
         return NOT_ESTIMATED
     root = (gradient.trace_cov / gradient.reference.trace_cov).root()
-    return OfEstimatedScale(fieller_ratio(root * gradient.reference_on_target, gradient.on_target))
+    carriers = min(prompts_that_carry(one.second_moment.pseudo_values) for one in (gradient, gradient.reference))
+    return OfEstimatedScale(fieller_ratio(root * gradient.reference_on_target, gradient.on_target), carriers)
 
 
 def matched_trace_cov(gradient: GradientStatistics) -> Statistic | None:

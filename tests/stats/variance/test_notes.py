@@ -120,6 +120,10 @@ def test_prompts_that_carry_the_noise_are_named_in_the_frame_and_a_note():
     assert "(prompt p007 counts most), and about 50 are needed" in text
     assert "intervals of reinforce and grpo may be too narrow" in text
     assert "80 prompts count as 1 effective prompts" in text
+    assert "tr Cov of reinforce and grpo is not bounded from above" in text
+    assert "80 prompts count as 1.1, and 15 are needed, which about 1,100 prompts would be worth" in text
+    assert np.isinf(frame["trace_cov_high"]).all()
+    assert np.isfinite(frame["ratio_high"]).all()
     alone = quiet_compare(batch, ["reinforce"], scores, reference="reinforce").notes
     assert "intervals of reinforce may be too narrow" in " ".join(alone)
 
@@ -128,7 +132,7 @@ def test_even_gradients_get_no_note():
     batch, _ = interleaved_batch([4] * 200)
     scores = np.random.default_rng(0).choice([-1.0, 1.0], size=(800, 50))
     result = quiet_compare(batch.with_fields(rewards=np.ones(800)), ["reinforce"], scores, reference="reinforce")
-    assert not any("effective prompts" in note for note in result.notes)
+    assert not any("effective prompts" in note or "bounded from above" in note for note in result.notes)
 
 
 def test_a_note_on_every_row_of_a_long_table_does_not_list_them():
