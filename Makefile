@@ -131,8 +131,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 	done
 	@$(BIN)/python -P experiments/varied_metric.py
 	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done
-	@$(BIN)/python docs/findings_page.py
-	@$(BIN)/python docs/claims_page.py
+	@$(BIN)/python docs/results_pages.py
 
 clean:  ## remove .venv and caches; keep runs/ and models/
 	@rm -rf $(VENV) .venv-verl site docs/generated docs/_static/mathjax .pytest_cache .ruff_cache .hypothesis
