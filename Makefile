@@ -81,7 +81,7 @@ docs: docs/_static/mathjax/tex-mml-chtml.js  ## execute the notebooks and build 
 	@OMP_NUM_THREADS=1 JUPYTER_PLATFORM_DIRS=1 $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html -c docs . site/html
 	@echo "open site/html/index.html"
 
-figures: $(VENV)/.base  ## redraw figures/ from the committed tables
+figures: $(VENV)/.base  ## draw all pictures under figures/ from the committed answers (a minute)
 	@$(BIN)/python figures/redraw.py
 
 models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf:
@@ -130,7 +130,7 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 		$(BIN)/gradstats run $$sweep; \
 	done
 	@$(BIN)/python -P experiments/varied_metric.py
-	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done
+	@$(BIN)/python figures/redraw.py --take-run $(FOUND:%=runs/%)
 	@$(BIN)/python docs/results_pages.py
 
 clean:  ## remove .venv and caches; keep runs/ and models/
