@@ -78,6 +78,7 @@ docs/_static/mathjax/tex-mml-chtml.js: $(VENV)/.docs
 	@rm $(@D)/mathjax-3.2.2.tgz
 
 docs: docs/_static/mathjax/tex-mml-chtml.js  ## execute the notebooks and build the documentation site in site/html; warnings are errors
+	@OMP_NUM_THREADS=1 JUPYTER_PLATFORM_DIRS=1 $(BIN)/python notebooks/execute.py
 	@OMP_NUM_THREADS=1 JUPYTER_PLATFORM_DIRS=1 $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html -c docs . site/html
 	@echo "open site/html/index.html"
 
