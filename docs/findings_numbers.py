@@ -36,36 +36,25 @@ from gradstats.stats.variance.quantities import FEW_PROMPTS
 RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
 #: Runs of 8 completions a prompt and enough effective prompts, but for ``embedded``, which is like ``embedded_zoo``.
 COMPARED = ("qwen_mawps", "embedded_resolved", "embedded_zoo")
-#: Baselines that are unbiased and not fitted to the gradients that are compared.
-UNBIASED = ("batch_mean(loo=True)", "james_stein", "token_mean(loo=True)", "length_weighted(alpha=0.8, loo=True)")
 #: Runs with curves along α and δ, and those with learned baselines.
 WITH_CURVES = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded")
 LEARNED = ("qwen_mawps", "embedded_resolved", "embedded")
+#: Checkpoints of reinforcement learning.
+STEPS = (0, 10, 20, 30, 40)
 EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
 #: Tokens of the completions behind the Monte-Carlo values of ``embedded_zoo``, over those of the completions compared:
 #: four completions of every second sentence, and of every prompt, each expected to be as long as what followed.
 TOKENS_OF_VALUES = 5.6
 
 
-def below_rloo(run: str) -> list[str]:
-    """Return the unbiased baselines that lie below RLOO, corrected for comparing all rows of the run."""
-    noise = {label: ratio(run, label, all_rows=True) for label in UNBIASED}
-    return [label for label, one in noise.items() if one is not None and one.below(1)]
-
-
-def below_everywhere() -> list[str]:
-    """Return the unbiased baselines that lie below RLOO in all compared runs."""
-    return [label for label in UNBIASED if all(label in below_rloo(run) for run in COMPARED)]
+def noise(label: str, all_rows: bool = False) -> dict[str, Number]:
+    """Return the relative noise of an estimator in the compared runs."""
+    return {run: one for run in COMPARED if (one := ratio(run, label, all_rows=all_rows)) is not None}
 
 
 def runs_below(label: str) -> list[str]:
-    """Return the compared runs in which an unbiased baseline lies below RLOO."""
-    return [run for run in COMPARED if label in below_rloo(run)]
-
-
-def noise(label: str, all_rows: bool = False) -> list[Number]:
-    """Return the relative noise of an estimator in the compared runs."""
-    return [one for run in COMPARED if (one := ratio(run, label, all_rows=all_rows)) is not None]
+    """Return the compared runs in which a baseline lies below RLOO, corrected for comparing all rows."""
+    return [run for run, one in noise(label, all_rows=True).items() if one.below(1)]
 
 
 def at_equal_tokens(group_size: int) -> dict[str, Number]:
@@ -74,9 +63,9 @@ def at_equal_tokens(group_size: int) -> dict[str, Number]:
     return {run: one for run in COMPARED if (one := of(run, "allocation", "relative_noise", **where)) is not None}
 
 
-def effective_prompts(run: str) -> float:
-    """Return the number of equally noisy prompts that the variance of RLOO rests on; NaN where it is not compared."""
-    found = rows(run, "variance", estimator="rloo")
+def effective_prompts(run: str, label: str = "rloo") -> float:
+    """Return how many equally noisy prompts an estimator's variance rests on; NaN where it is not compared."""
+    found = rows(run, "variance", estimator=label)
     return float(found["n_effective_prompts"].iloc[-1]) if "n_effective_prompts" in found and len(found) else math.nan
 
 
@@ -266,10 +255,6 @@ class InMetric(NamedTuple):
     noise: dict[str, Number]  # relative, of each estimator
     critical: Number  # batch
 
-    def of_layer(self, block: str) -> Number:
-        """Return α of a layer."""
-        return number(self.layers.loc[block], "alpha")
-
 
 def in_metric(run: str, metric: str = "") -> InMetric:
     """Return what a run gives, or a sweep over metrics in one of them."""
@@ -319,57 +304,28 @@ def shares_above_epsilon() -> pd.Series:
     return 1.0 - table("varied_metric", "moments").set_index("part")["below_1e-05"]
 
 
-class Step(NamedTuple):
-    """A checkpoint of reinforcement learning, and what is followed along training."""
-
-    step: str
-    reward: Number
-    length: Number
-    alpha: Number
-    reinforce: Number  # noise
-    variance: Number
-    critical: Number  # batch
+def at_step(step: int, column: str, label: str = "rloo", all_rows: bool = False) -> Number | None:
+    """Return a quantity of an estimator at a checkpoint of reinforcement learning."""
+    cell = f"name=checkpoint-{step}"
+    return of("embedded_reinforced", "sweep", column, all_rows, estimator=label, cell=cell)
 
 
-def step_of(cell: object) -> str:
-    """Return the step of a checkpoint."""
-    return str(cell).rpartition("-")[2]
-
-
-def along_training() -> list[Step]:
-    """Return the checkpoints."""
-    frame = table("embedded_reinforced", "sweep")
-    found = []
-    for cell, of_cell in frame.groupby("cell", sort=False):
-        labelled = of_cell.set_index("estimator")
-        rloo = labelled.loc["rloo"]
-        reward, length, slope = (number(rloo, column) for column in ("mean_reward", "mean_length", "alpha"))
-        reinforce = number(labelled.loc["reinforce"], "matched_ratio")
-        variance, critical = (number(rloo, column) for column in ("trace_cov", "noise_to_signal"))
-        found.append(Step(step_of(cell), reward, length, slope, reinforce, variance, critical))
-    return found
-
-
-def change_along_training(quantity: str) -> Number | None:
-    """Return by how much a quantity changes from the first checkpoint to the last, in pairs."""
-    cells = table("embedded_reinforced", "sweep")["cell"]
-    where = {"cell": cells.iloc[-1], "minus": cells.iloc[0], "quantity": quantity}
-    return of("embedded_reinforced", "cell_differences", "difference", **where)
-
-
-def sides_along_training() -> list[dict[str, list[str]]]:
+def sides_along_training() -> list[dict[str, list[int]]]:
     """Return the estimators below and above RLOO, corrected for comparing all rows of a step, and the steps."""
-    frame = table("embedded_reinforced", "sweep")
-    below: dict[str, list[str]] = {}
-    above: dict[str, list[str]] = {}
-    for _, row in frame[~frame["estimator"].isin(["rloo", "reinforce"])].iterrows():
-        for found, holds in (
-            (below, row["matched_ratio_simultaneous_high"] < 1.0),
-            (above, row["matched_ratio_simultaneous_low"] > 1.0),
-        ):
-            if holds:
-                found.setdefault(row["estimator"], []).append(step_of(row["cell"]))
-    return [below, above]
+    labels = table("embedded_reinforced", "sweep")["estimator"].unique()
+    found = {
+        label: {step: at_step(step, "matched_ratio", label, all_rows=True) for step in STEPS}
+        for label in labels
+        if label not in ("rloo", "reinforce")
+    }
+    return on_both_sides(found)
+
+
+def on_both_sides(found: dict[str, dict[Any, Number]]) -> list[dict[str, list[Any]]]:
+    """Return the labels whose noise is below 1 and above 1, and where: at a step, or in a mismatch."""
+    below = {label: [place for place, one in of_label.items() if one.below(1)] for label, of_label in found.items()}
+    above = {label: [place for place, one in of_label.items() if one.above(1)] for label, of_label in found.items()}
+    return [{label: places for label, places in one.items() if places} for one in (below, above)]
 
 
 class Mismatch(NamedTuple):
@@ -428,13 +384,9 @@ def effective_share(manifest: dict[str, Any]) -> float:
 
 def sides(found: dict[str, Mismatch]) -> list[dict[str, list[str]]]:
     """Return the corrections below and above the ratio of completions, corrected for comparing all rows, and where."""
-    below = {
-        label: [name for name, one in found.items() if one.of(label, all_rows=True).below(1)] for label in CORRECTIONS
-    }
-    above = {
-        label: [name for name, one in found.items() if one.of(label, all_rows=True).above(1)] for label in CORRECTIONS
-    }
-    return [{label: names for label, names in one.items() if names} for one in (below, above)]
+    return on_both_sides(
+        {label: {name: one.of(label, all_rows=True) for name, one in found.items()} for label in CORRECTIONS}
+    )
 
 
 def biases(found: dict[str, Mismatch]) -> dict[str, list[Number]]:
@@ -463,11 +415,6 @@ def farthest_from_one(mismatch: Mismatch) -> float:
 def reaching(found: dict[str, Mismatch], bound: float) -> list[str]:
     """Return the mismatches in which the ratio of a token reaches a bound."""
     return [name for name, one in found.items() if one.largest >= bound]
-
-
-def carrying(run: str, label: str) -> float:
-    """Return how many effective prompts an estimator rests on in a run."""
-    return float(rows(run, "variance", estimator=label)["n_effective_prompts"].iloc[0])
 
 
 def wide(one: Number) -> bool:
@@ -514,44 +461,14 @@ def cut_off() -> list[str]:
     return [run for run in RUNS if described(run)["truncated_share"] > 0.05]
 
 
-class Arm(NamedTuple):
-    """An arm of the sampler confound."""
-
-    alpha: Number
-    mean_length: Number
-    size: tuple[int, int]
-
-
-ARMS = {
-    "sampling.temperature=0.6,top_p=0.95,policy.temperature=1.0": "A",
-    "sampling.temperature=1.0,top_p=1.0,policy.temperature=1.0": "B",
-    "sampling.temperature=0.6,top_p=1.0,policy.temperature=0.6": "C",
-}
-
-
-def arms() -> dict[str, Arm]:
-    """Return what each arm gives, by its letter."""
-    return {
-        ARMS[row["cell"]]: Arm(
-            *(number(row, column) for column in ("alpha", "mean_length")),
-            (row["n_prompts"], row["n_completions"] // row["n_prompts"]),
-        )
-        for _, row in rows("qwen_sampler", "sweep", estimator="rloo").iterrows()
-    }
-
-
-def arm_differences() -> dict[str, dict[str, Number]]:
-    """Return the differences of arms, by their letters and quantity."""
-    found: dict[str, dict[str, Number]] = {}
-    for _, row in table("qwen_sampler", "cell_differences").iterrows():
-        pair = f"{ARMS[row['cell']]} − {ARMS[row['minus']]}"
-        found.setdefault(pair, {})[row["quantity"]] = number(row, "difference")
-    return found
-
-
 def of_cell(sweep: str, cell: str, column: str) -> Number | None:
     """Return a quantity of RLOO in a cell of a sweep."""
     return of(sweep, "sweep", column, estimator="rloo", cell=cell)
+
+
+def between_cells(sweep: str, cell: str, minus: str, quantity: str) -> Number | None:
+    """Return the difference of a quantity between two cells of a sweep, in pairs."""
+    return of(sweep, "cell_differences", "difference", cell=cell, minus=minus, quantity=quantity)
 
 
 class Temperatures(NamedTuple):
