@@ -92,7 +92,8 @@ _ = trainer.train()
 
 # %%
 logged = pd.DataFrame([row for row in trainer.state.log_history if "gradstats/trace_cov" in row]).set_index("step")
-logged[[name for name in logged if name.startswith("gradstats/reinforce/ratio") or name == "gradstats/alpha"]].round(2)
+logged = logged.rename(columns=lambda name: name.removeprefix("gradstats/"))
+logged[["alpha", "reinforce/ratio", "reinforce/ratio_low", "reinforce/ratio_high"]].round(2)
 
 # %% [markdown]
 # ## Its record
