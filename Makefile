@@ -78,10 +78,11 @@ docs/_static/mathjax/tex-mml-chtml.js: $(VENV)/.docs
 	@rm $(@D)/mathjax-3.2.2.tgz
 
 docs: docs/_static/mathjax/tex-mml-chtml.js  ## execute the notebooks and build the documentation site in site/html; warnings are errors
+	@OMP_NUM_THREADS=1 JUPYTER_PLATFORM_DIRS=1 $(BIN)/python notebooks/execute.py
 	@OMP_NUM_THREADS=1 JUPYTER_PLATFORM_DIRS=1 $(BIN)/python -m sphinx -W --keep-going -q -j 2 -b html -c docs . site/html
 	@echo "open site/html/index.html"
 
-figures: $(VENV)/.base  ## redraw figures/ from the committed tables
+figures: $(VENV)/.base  ## draw all pictures under figures/ from the committed answers (a minute)
 	@$(BIN)/python figures/redraw.py
 
 models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf:
@@ -130,9 +131,8 @@ findings: $(VENV)/.base models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(QWEN) d
 		$(BIN)/gradstats run $$sweep; \
 	done
 	@$(BIN)/python -P experiments/varied_metric.py
-	@for run in $(FOUND); do $(BIN)/python figures/redraw.py --take-run runs/$$run || exit 1; done
-	@$(BIN)/python docs/findings_page.py
-	@$(BIN)/python docs/claims_page.py
+	@$(BIN)/python figures/redraw.py --take-run $(FOUND:%=runs/%)
+	@$(BIN)/python docs/results_pages.py
 
 clean:  ## remove .venv and caches; keep runs/ and models/
 	@rm -rf $(VENV) .venv-verl site docs/generated docs/_static/mathjax .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Numbers of the committed runs in ``figures/``, and how the written pages state them."""
+"""Numbers of the committed runs in ``figures/`` by name, how the written pages state them, and what they exclude."""
 
 from __future__ import annotations
 
@@ -6,26 +6,114 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
+from scipy import stats
 
 from gradstats import data
-from gradstats.stats import fit_length_scaling
+from gradstats.stats import alpha_difference, fit_length_scaling
 
 FIGURES = Path(__file__).parents[1] / "figures"
-NOT_RUN = "not run"
-#: The length weights at the published exponent.
-WEIGHTED = "length_weighted(alpha=0.8, loo=True)"
-#: The same in the published form, with the own sample in the baseline.
-OWN_SAMPLE = "length_weighted(alpha=0.8)"
-#: RLOO's advantages, each completion divided by its length.
-BY_LENGTH = "recipe:custom(advantage=rloo, aggregation=sequence_mean)"
+UNRESOLVED = "not resolved"
+#: Runs, in the order of tables, and what the pages call them.
+NAMES = {
+    "qwen_mawps": "Qwen-0.5B on MAWPS",
+    "qwen_gsm8k": "Qwen-0.5B on GSM8K",
+    "qwen_1_5b": "Qwen-1.5B on GSM8K",
+    "smollm2": "SmolLM2 on sums",
+    "embedded_resolved": "embedded-2000",
+    "embedded": "embedded-96",
+    "embedded_zoo": "embedded-240",
+    "embedded_zoo_stale": "embedded-240, stale",
+    "zoo": "embedded-240",
+    "qwen_mawps_tokens": "Qwen-0.5B on MAWPS",
+    "embedded_tokens": "embedded",
+}
 
 # Relative width of an interval that is a rounding error.
 _ROUNDING = 1e-9
-#: A number with the ends of its interval.
-Triple = tuple[float, float, float]
+
+
+class Number(NamedTuple):
+    """A number with the ends of its interval; the number is NaN where it is not resolved."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Write the number with its interval, to two significant digits of the interval's half-width."""
+        if math.isnan(self.value):
+            return UNRESOLVED
+        if self.high - self.low <= _ROUNDING * abs(self.value):
+            return f"{self.value:.3g}"
+        number, low, high = (self._fixed(end) for end in self)
+        return f"{number} [{low}, {high}]" if math.isfinite(self.high) else f"{number} [≥ {low}]"
+
+    @property
+    def alone(self) -> str:
+        """The number without its interval, and its lower bound where it is not resolved."""
+        return self.bounded.partition(" [")[0]
+
+    @property
+    def bounded(self) -> str:
+        """The number with its interval; where it is not resolved, its lower bound, rounded down."""
+        return f"≥ {_outwards(self.low, math.floor):g}" if math.isnan(self.value) and self.low > 0 else str(self)
+
+    @property
+    def at_most(self) -> str:
+        """The upper end of the interval, rounded up to two significant digits."""
+        return f"≤ {_outwards(self.high, math.ceil):.2g}"
+
+    def below(self, bound: float) -> bool:
+        """Return whether the interval lies below a bound, by the digits with which it is written."""
+        return round(self.high, self._decimals) < bound
+
+    def above(self, bound: float) -> bool:
+        """Return whether the interval lies above a bound, by the digits with which it is written."""
+        return round(self.low, self._decimals) > bound
+
+    def excludes(self, bound: float) -> bool:
+        """Return whether the interval lies on one side of a bound."""
+        return self.below(bound) or self.above(bound)
+
+    def times(self, factor: float) -> Number:
+        """Return the number times a positive factor."""
+        return Number(*(factor * end for end in self))
+
+    def inverse(self) -> Number:
+        """Return the inverse of a positive number."""
+        return Number(1.0 / self.value, 1.0 / self.high, 1.0 / self.low if self.low > 0 else math.inf)
+
+    def widened(self, count: int) -> Number:
+        """Return the number with an interval that holds for so many numbers at once (Bonferroni, normal estimates)."""
+        factor = float(stats.norm.ppf(1.0 - 0.025 / count) / stats.norm.ppf(0.975))
+        value, low, high = self
+        return Number(value, value - factor * (value - low), value + factor * (high - value))
+
+    def minus(self, other: Number) -> Number:
+        """Return the difference from a number of an independent run: half-widths add in quadrature."""
+        value = self.value - other.value
+        low = value - math.hypot(self.value - self.low, other.high - other.value)
+        return Number(value, low, value + math.hypot(self.high - self.value, other.value - other.low))
+
+    @property
+    def _decimals(self) -> int:
+        half = (self.high - self.low) / 2.0 if math.isfinite(self.high) else self.value - self.low
+        return max(0, 1 - math.floor(math.log10(half))) if half > 0.0 else 12
+
+    def _fixed(self, number: float) -> str:
+        decimals = self._decimals
+        return f"{round(number, decimals) + 0.0:.{decimals}f}".replace("-", "−")  # + 0.0: no minus before zero
+
+
+def _outwards(number: float, towards: Any) -> float:
+    """Round to two significant digits, up or down; what is not positive becomes 0."""
+    if not number > 0.0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return towards(number / step) * step
 
 
 def committed_path(run: str, name: str) -> Path:
@@ -34,95 +122,63 @@ def committed_path(run: str, name: str) -> Path:
     return answer if answer.is_file() else FIGURES / run / name
 
 
-def table(run: str, name: str) -> pd.DataFrame | None:
-    """Return a committed table; None where the run or the table has not been committed."""
-    path = committed_path(run, f"{name}.csv")
-    return pd.read_csv(path) if path.exists() else None
+def table(run: str, name: str) -> pd.DataFrame:
+    """Return a committed table."""
+    return pd.read_csv(committed_path(run, f"{name}.csv"))
 
 
-def numbers(run: str, name: str) -> dict[str, Any] | None:
-    """Return a committed JSON file; None where the run or the file has not been committed."""
-    path = committed_path(run, f"{name}.json")
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def record(run: str, name: str) -> dict[str, Any]:
+    """Return a committed JSON file."""
+    return json.loads(committed_path(run, f"{name}.json").read_text(encoding="utf-8"))
 
 
-def with_interval(row: Mapping[str, Any] | pd.Series, column: str) -> Triple | None:
-    """Return a value of a row with the ends of its interval; None where it is missing or not resolved."""
-    value = row.get(column)
-    return None if value is None or pd.isna(value) else (value, row[f"{column}_low"], row[f"{column}_high"])
+def number(row: Mapping[str, Any] | pd.Series, column: str, all_rows: bool = False) -> Number:
+    """Return a value of a row with the ends of its interval, or of that which holds for all rows of its table."""
+    kind = "_simultaneous" if all_rows else ""
+    return Number(*(float(row.get(f"{column}{end}", math.nan)) for end in ("", f"{kind}_low", f"{kind}_high")))
 
 
-def for_all_rows(row: Mapping[str, Any] | pd.Series, column: str) -> Triple | None:
-    """Return a value of a row with the interval that holds for all rows of its table at once; None where unknown."""
-    value = row.get(column)
-    ends = [row.get(f"{column}_simultaneous_{end}") for end in ("low", "high")]
-    return None if any(one is None or pd.isna(one) for one in (value, *ends)) else (value, *ends)
-
-
-def cell(run: str, name: str, label: str, column: str, group_size: int | None = None) -> Triple | None:
-    """Return an estimator's value with the ends of its interval; None where it is not committed or not resolved."""
+def rows(run: str, name: str, **where: Any) -> pd.DataFrame:
+    """Return the rows of a committed table with these values."""
     frame = table(run, name)
-    if frame is None or column not in frame:
-        return None
-    rows = frame[frame["estimator"] == label]
-    if group_size is not None:
-        rows = rows[rows["group_size"] == group_size]
-    return None if rows.empty else with_interval(rows.iloc[0], column)
+    for column, value in where.items():
+        frame = frame[frame[column] == value]
+    return frame
 
 
-def published_exponent() -> Triple:
+def of(run: str, name: str, column: str, all_rows: bool = False, **where: Any) -> Number | None:
+    """Return a number of the first row of a committed table with these values; None where there is no such row."""
+    found = rows(run, name, **where)
+    return None if found.empty else number(found.iloc[0], column, all_rows)
+
+
+def ratio(run: str, estimator: str, column: str = "matched_ratio", all_rows: bool = False) -> Number | None:
+    """Return the relative noise of an estimator in the largest groups of a run, or another of its columns."""
+    largest = table(run, "variance")["group_size"].max()
+    return of(run, "variance", column, all_rows, estimator=estimator, group_size=largest)
+
+
+def alpha(run: str, of_what: str = "", quantity: str = "alpha") -> Number | None:
+    """Return α of a run, or what an entry of its record says, such as that of ``within_prompt``."""
+    found = record(run, "alpha")
+    found = found.get(of_what) if of_what else found
+    return None if not found or found.get(quantity) is None else number(found, quantity)
+
+
+def size(run: str) -> tuple[int, int]:
+    """Return the prompts of a run, and the completions of each."""
+    manifest = record(run, "manifest")
+    return manifest["n_prompts"], manifest["n_sequences"] // manifest["n_prompts"]
+
+
+def published_alpha() -> Number:
     """Return α of the published points of R1-Distill-Qwen-1.5B, refitted."""
     points = data.load("gloeckle2026")
     fit = fit_length_scaling(lengths=points["length"], sq_norms=points["sq_norm"])
-    return fit.alpha, *fit.confidence_interval()
+    return Number(fit.alpha, *fit.confidence_interval())
 
 
-def shown(triple: Triple | None, missing: str = NOT_RUN) -> str:
-    """Write a value with its interval, to two significant digits of the interval's half-width."""
-    if triple is None or pd.isna(triple[0]):
-        return missing
-    value, low, high = triple
-    if high - low <= _ROUNDING * abs(value):
-        return f"{value:.3g}"
-    decimals = decimals_of(triple)
-    number, first, last = (
-        f"{round(end, decimals) + 0.0:.{decimals}f}".replace("-", "−") for end in triple
-    )  # + 0.0: no minus before zero
-    return f"{number} [{first}, {last}]" if math.isfinite(high) else f"{number} [≥ {first}]"
-
-
-def decimals_of(triple: Triple) -> int:
-    """Return the decimals with which a value and its interval are written."""
-    value, low, high = triple
-    half = (high - low) / 2.0 if math.isfinite(high) else value - low
-    return max(0, 1 - math.floor(math.log10(half))) if half > 0.0 else 12
-
-
-def lower_bound(low: float) -> str:
-    """Write a lower bound, rounded down to two significant digits."""
-    if not low > 0.0:
-        return "≥ 0"
-    step = _second_digit(low)
-    return f"≥ {math.floor(low / step) * step:g}"
-
-
-def upper_bound(high: float) -> str:
-    """Write an upper bound, rounded up to two significant digits."""
-    if not high > 0.0:
-        return "≤ 0"
-    step = _second_digit(high)
-    return f"≤ {math.ceil(high / step) * step:.2g}"
-
-
-def _second_digit(number: float) -> float:
-    return 10.0 ** (math.floor(math.log10(number)) - 1)
-
-
-def excludes(triple: Triple | None, value: float) -> bool:
-    """Return whether an interval is known and does not hold a value."""
-    return triple is not None and (triple[1] > value or triple[2] < value)
-
-
-def side(triple: Triple | None) -> int:
-    """Return on which side of 1 an interval lies; 0 where it holds 1, or is not known."""
-    return 0 if triple is None else int(triple[1] > 1.0) - int(triple[2] < 1.0)
+def paired_alpha(one: pd.DataFrame, other: pd.DataFrame) -> Number:
+    """Return the difference of α of two tables of completions of the same prompts."""
+    found = alpha_difference(one, other)
+    return Number(found.difference, *found.confidence_interval())

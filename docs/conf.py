@@ -35,13 +35,7 @@ extensions = [
 ]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
-nb_execution_mode = "cache"  # notebooks are kept without output; one whose code is unchanged is not executed again
-nb_execution_cache_path = str(Path(__file__).parents[1] / "site" / "notebooks")
-nb_execution_in_temp = True
-nb_execution_raise_on_error = True
-nb_execution_timeout = 600
-nb_merge_streams = True
-nb_output_stderr = "remove"  # progress bars, and warnings with paths of the machine that builds the site
+nb_execution_mode = "off"  # make docs executes them before, and they are kept with their outputs
 nb_render_markdown_format = "myst"
 
 autosummary_generate = ["docs/generated/python.md"]

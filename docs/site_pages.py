@@ -168,11 +168,11 @@ def cell(text: str) -> str:
 
 
 def gallery_page() -> str:
-    """Return the page with every committed figure and the command that makes it."""
+    """Return the page with the figures that are there and the command that makes each."""
     declared = {figure.name: figure.caption for one in registry.all_analyses() for figure in one.figures}
     parts = [
-        "# Figure gallery\n\nEvery figure of the repository, and the command that makes it. `make figures` redraws "
-        "them from the numbers beside them, which are linked below each.\n"
+        "# Figure gallery\n\nFigures of the repository, and the command that makes each. `make figures` draws all of "
+        "them from the numbers beside them, which are linked below.\n"
     ]
     for folder, command, description in drawn_folders():
         parts.append(f"## {folder.name}\n\n{description}\n\n```bash\n{command}\n```\n")
@@ -181,9 +181,10 @@ def gallery_page() -> str:
             captions |= {figure.name: figure.caption for figure in figures_of(read_results(folder))}
         for picture in sorted(folder.glob("*.png")):
             caption = captions[picture.stem]
-            path = f"../../figures/{folder.name}/{picture.stem}"
-            numbers = f" [Numbers]({path}.csv)." if picture.with_suffix(".csv").exists() else ""
-            parts.append(f"![{caption}]({path}.png)\n\n*{picture.stem}*: {caption}{numbers}\n")
+            tables = (f"{picture.stem}.csv", f"tables/{picture.stem}.csv", "sweep.csv")
+            path = f"../../figures/{folder.name}"
+            numbers = next((f" [Numbers]({path}/{name})." for name in tables if (folder / name).exists()), "")
+            parts.append(f"![{caption}]({path}/{picture.name})\n\n*{picture.stem}*: {caption}{numbers}\n")
     return "\n".join(parts)
 
 

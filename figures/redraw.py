@@ -1,10 +1,10 @@
-"""Redraw every figure under figures/ from the numbers committed beside it; nothing is measured again.
+"""Draw every picture under figures/ from the numbers committed there; nothing is measured again.
 
 Each folder with a ``manifest.json`` and an ``alpha.json`` or ``variance.json`` holds what one experiment produced: its
-answers as in a run directory, the figures drawn from them, each with its table as CSV, and ``drawn_from.json``, which
-records the hash of every file of numbers at the time of drawing. ``--check`` lists the figures that are older than
-their numbers.
-The folder ``zoo`` has no numbers of its own: it is drawn from two runs, and ``rows.md`` states what they leave open.
+answers as in a run directory, from which its pictures are drawn beside them. Git keeps those that README and docs show;
+``drawn_from.json`` records a hash of the numbers of each folder at the time of drawing, and ``--check`` lists the
+folders whose pictures are older. The folder ``zoo`` has no numbers of its own: it is drawn from two runs, and
+``rows.md`` states what they leave open.
 ``--take-run RUN`` first copies the numbers and the manifest of a finished run directory, or of the folder of a sweep,
 whose cells are joined in one table.
 """
@@ -15,6 +15,7 @@ import hashlib
 import math
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -39,8 +40,10 @@ RECORDS = ("manifest.json", "experiment.yaml")
 #: α by block of parameters, of sweeps whose cells hold the same completions measured in several ways.
 BLOCKS = "blocks.csv"
 OF_SWEEPS = (TABLE, LISTED, BLOCKS)
-DRAWN = (".pdf", ".png", ".svg", ".pgf")
+PICTURE = {"formats": ["png"]}
 STAMP = "drawn_from.json"
+#: Runs of which pages and pictures use these answers alone: others are not copied.
+USED = dict.fromkeys(("embedded_zoo_stale", "qwen_mismatch", "qwen_stale"), ("alpha", "length_scaling", "variance"))
 #: The runs of the published methods: on-policy, and drawn by an earlier checkpoint.
 ZOO = {"embedded_zoo": "on-policy", "embedded_zoo_stale": "eight optimizer steps stale"}
 ZOO_ROWS = "rows.md"
@@ -77,17 +80,17 @@ def take(run: Path, root: Path = HERE) -> Path:
             shutil.copyfile(run / name, target / name)
     for path in numbers_in(target):
         path.unlink()
-    for path in numbers_in(run):
+    for path in numbers_in(run, USED.get(target.name)):
         (target / path.relative_to(run)).parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target / path.relative_to(run))
     return target
 
 
-def numbers_in(folder: Path) -> list[Path]:
-    """Return the files of the answers in a folder."""
+def numbers_in(folder: Path, names: Sequence[str] | None = None) -> list[Path]:
+    """Return the files of the answers in a folder, or of those of these names."""
     states = [*folder.glob("*.json"), *(folder / "tables").glob("*.json")]
     answers = [state.with_suffix("") for state in states if is_answer(read_json(state))]
-    return [path for stem in answers for path in answer_paths(stem)]
+    return [path for stem in answers if names is None or stem.name in names for path in answer_paths(stem)]
 
 
 def take_sweep(sweep: Path, root: Path = HERE) -> Path:
@@ -115,21 +118,13 @@ def take_sweep(sweep: Path, root: Path = HERE) -> Path:
 
 
 def redraw(folder: Path, venue: str = "icml") -> list[Path]:
-    """Draw the figures of one folder and record what they were drawn from; returns the paths."""
-    stamp, numbers = folder / STAMP, numbers_in(folder)
-    for name in read_json(stamp)["figures"] if stamp.exists() else []:  # an earlier version did not mark its figures
-        for old in (folder / Path(name).name, folder / f"{Path(name).stem}.csv"):
-            if old not in numbers:
-                old.unlink(missing_ok=True)
-    paths = []
+    """Draw the pictures of one folder in the place of earlier ones; returns the paths."""
     with TemporaryDirectory() as drawn:
-        for path in _drawn(folder, Path(drawn), venue):
-            if folder / path.name not in numbers:  # the numbers that figures are drawn from stay as they are
-                shutil.copyfile(path, folder / path.name)
-            paths.append(folder / path.name)
-    figures = sorted(path.name for path in paths if path.suffix in DRAWN)
-    write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _hashes(folder)})
-    return paths
+        # Their tables are left there: the answers hold the rows.
+        pictures = [path for path in _drawn(folder, Path(drawn), venue) if path.suffix == ".png"]
+        for old in folder.glob("*.png"):
+            old.unlink()
+        return [Path(shutil.copyfile(path, folder / path.name)) for path in pictures]
 
 
 def _drawn(folder: Path, drawn: Path, venue: str) -> list[Path]:
@@ -137,10 +132,10 @@ def _drawn(folder: Path, drawn: Path, venue: str) -> list[Path]:
     if not (folder / LISTED).exists():
         results = read_results(folder)
         rows = results.figure_style.model_dump(include={"labels", "estimators", "order"})
-        return draw_run(results, drawn, FiguresSection.model_validate({"venue": venue, **rows}))
+        return draw_run(results, drawn, FiguresSection.model_validate({"venue": venue, **PICTURE, **rows}))
     frame = pd.read_csv(folder / TABLE)
     frame.attrs = read_json(folder / "manifest.json")["of_table"]
-    style = FiguresSection.model_validate({"venue": venue, "column": "half"})
+    style = FiguresSection.model_validate({"venue": venue, "column": "half", **PICTURE})
     paths = draw_sweep(frame, read_sweep_list(folder).varied, drawn, style)
     return [*paths, *draw_blocks(folder, drawn, venue)]
 
@@ -155,7 +150,7 @@ def draw_blocks(folder: Path, drawn: Path, venue: str = "icml") -> list[Path]:
     frame = pd.read_csv(folder / BLOCKS)
     varied = read_sweep_list(folder).varied[0]
     cells = {str(rows[varied].iloc[0]): rows for _, rows in frame.groupby("cell", sort=False)}
-    style = FiguresSection.model_validate({"venue": venue, "column": "full"})
+    style = FiguresSection.model_validate({"venue": venue, "column": "full", **PICTURE})
     with styled(style) as current_figure:
         width = plt.rcParams["figure.figsize"][0]
         _, axes = plt.subplots(1, len(cells), figsize=(width, 0.6 + 0.22 * frame["block"].nunique()), squeeze=False)
@@ -182,17 +177,13 @@ def redraw_zoo(root: Path = HERE, venue: str = "icml") -> list[Path]:
     folder.mkdir(exist_ok=True)
     results = [read_results(run) for run in runs]
     with TemporaryDirectory() as drawn:
-        style = FiguresSection.model_validate({"venue": venue, "column": "full"})
-        drawn_paths = draw_overlay(results, Path(drawn), style, list(ZOO.values()))
-        paths = [folder / f"zoo{path.suffix}" for path in drawn_paths if path.stem == "variance"]
-        for path in paths:
-            shutil.copyfile(Path(drawn) / f"variance{path.suffix}", path)
+        style = FiguresSection.model_validate({"venue": venue, "column": "full", **PICTURE})
+        draw_overlay(results, Path(drawn), style, list(ZOO.values()))
+        picture = Path(shutil.copyfile(Path(drawn) / "variance.png", folder / "zoo.png"))
     with atomic_path(folder / ZOO_ROWS) as partial:
         partial.write_text(zoo_rows(pd.concat([zoo_frame(run) for run in results])), encoding="utf-8")
     write_json(folder / "manifest.json", {"runs": list(ZOO)})
-    figures = sorted(path.name for path in paths if path.suffix in DRAWN)
-    write_json(folder / STAMP, {"figures": figures, "venue": venue, "numbers": _sources(folder)})
-    return [*paths, folder / ZOO_ROWS]
+    return [picture, folder / ZOO_ROWS]
 
 
 def zoo_frame(run: SavedResults) -> pd.DataFrame:
@@ -234,70 +225,60 @@ def zoo_rows(frame: pd.DataFrame) -> str:
     return "\n".join([*lines, *(f"| `{name}` | {why} |" for name, why in LEFT_OUT.items()), ""])
 
 
+def sources(root: Path = HERE) -> dict[str, str]:
+    """Return folder → hash of the numbers that its pictures are drawn from, of folders that have some."""
+    folders = sorted(path.parent for path in root.glob("*/manifest.json"))
+    names = {folder.name: numbers_in(folder) or _of_sweep(folder) for folder in folders}
+    names["zoo"] = [root / run / name for run in ZOO for name in ("variance.csv", "variance.json")]
+    return {name: _hash(root, paths) for name, paths in names.items() if paths and all(one.exists() for one in paths)}
+
+
+def _of_sweep(folder: Path) -> list[Path]:
+    """Return the files of numbers of a sweep."""
+    return [folder / name for name in OF_SWEEPS if (folder / name).exists()] if (folder / LISTED).exists() else []
+
+
+def _hash(root: Path, paths: list[Path]) -> str:
+    """Return the hash of files with their names."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def complaints(root: Path = HERE) -> list[str]:
-    """List figures under a folder that are older than their numbers or lack a table, a manifest or a record."""
-    problems = []
-    for folder in sorted({path.parent for path in root.rglob("*") if path.suffix in DRAWN}):
-        if not (folder / "manifest.json").exists():
-            problems.append(
-                f"{folder} has figures and no manifest.json: copy a run with `figures/redraw.py --take-run RUN`"
-            )
-            continue
-        numbers = _sources(folder)
-        # The figure of a benchmark is drawn by the benchmark, so only its table is checked.
-        drawn_here = bool(numbers) or (folder / STAMP).exists()
-        stamp = read_json(folder / STAMP) if (folder / STAMP).exists() else {}
-        changed = [name for name, digest in numbers.items() if stamp.get("numbers", {}).get(name) != digest]
-        gone = sorted(set(stamp.get("numbers", {})) - set(numbers))
-        if changed or gone:
-            problems.append(
-                f"figures in {folder} are older than {', '.join(changed + gone)}: redraw them with `make figures`"
-            )
-        for path in sorted(path for path in folder.iterdir() if path.suffix in DRAWN):
-            if drawn_here and path.name not in stamp.get("figures", []):
-                problems.append(
-                    f"{path} was not drawn from the numbers in its folder: redraw with `make figures`, or remove it"
-                )
-            if not path.with_suffix(".csv").exists():
-                problems.append(f"{path} has no table {path.with_suffix('.csv').name}: redraw with `make figures`")
-    return problems
+    """List folders under one whose pictures are older than their numbers."""
+    drawn = read_json(root / STAMP) if (root / STAMP).exists() else {}
+    return [
+        f"pictures in {root / name} are older than its numbers: redraw them with `make figures`"
+        for name, digest in sources(root).items()
+        if drawn.get(name) != digest and any((root / name).glob("*.png"))
+    ]
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    paths = [*numbers_in(folder), *(folder / name for name in OF_SWEEPS if (folder / name).exists())]
-    names = sorted(path.relative_to(folder).as_posix() for path in paths)
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
-
-
-def _sources(folder: Path) -> dict[str, str]:
-    """Return the hash of every file of numbers that a folder's figures are drawn from."""
-    if folder.name != "zoo":
-        return _hashes(folder)
-    names = ("variance.csv", "variance.json")
-    found = {f"{run}/{name}": _hashes(folder.parent / run).get(name) for run in ZOO for name in names}
-    return {name: digest for name, digest in found.items() if digest is not None}
-
-
-def main(take_run: Path | None = None, venue: str = "icml", check: bool = False) -> None:
+def main(take_run: tuple[Path, ...] = (), venue: str = "icml", check: bool = False) -> None:
     """Redraw the figures.
 
     Args:
-        take_run: a finished run directory whose numbers are copied to figures/NAME first.
+        take_run: finished run directories whose numbers are copied to figures/NAME first.
         venue: the venue whose column width is used.
-        check: only list the figures that are older than their numbers.
+        check: only list the pictures that are older than their numbers.
     """
     if check:
         problems = complaints()
-        print("\n".join(problems) or "every figure is up to date")
+        print("\n".join(problems) or "every picture is up to date")
         sys.exit(1 if problems else 0)
-    if take_run is not None:
-        take(take_run)
-    folders = sorted(path.parent for path in HERE.glob("*/manifest.json"))
-    for folder in (one for one in folders if numbers_in(one) or (one / LISTED).exists()):
-        for path in redraw(folder, venue):
-            print(path.relative_to(HERE.parent))
-    for path in redraw_zoo(HERE, venue):
+    for run in take_run:
+        take(run)
+    for path in redraw_all(HERE, venue):
         print(path.relative_to(HERE.parent))
+
+
+def redraw_all(root: Path = HERE, venue: str = "icml") -> Iterator[Path]:
+    """Draw the pictures of all folders and record what they were drawn from; yields the paths."""
+    for name in sources(root):
+        yield from redraw_zoo(root, venue) if name == "zoo" else redraw(root / name, venue)
+    write_json(root / STAMP, sources(root))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@
 # ---
 
 # %% [markdown]
-# # The length exponent α and its confidence interval
+# # The length exponent α: of R1-Distill where its weights are, else of the embedded policy
 #
 # How does the gradient of a trace grow with its length, ‖∇ log π(y|x)‖ ∝ T^α? The published "α ≈ 0.79" was obtained for
 # DeepSeek-R1-Distill-Qwen-1.5B on 30 word problems. This notebook refits the published points and then measures α.
 #
-# The measurement uses R1-Distill if its weights are in the local cache and a GPU is available. Otherwise, the small
-# **embedded policy is used as a stand-in**; its α says nothing about R1-Distill.
+# R1-Distill is measured if its weights are in the local cache and a GPU is available. Otherwise, as in these outputs,
+# the small **embedded policy is used as a stand-in**; its α says nothing about R1-Distill.
 
 # %%
 import matplotlib as mpl
@@ -55,8 +55,11 @@ print("measured model:", label)
 
 # %%
 policy = gs.load_policy(R1_DISTILL if real else "embedded")
-source = "microsoft/orca-math-word-problems-200k" if real else "embedded"
-problems = gs.load_prompts(source, n=30, rng=0)
+if real:
+    # Solutions are free text; those without a number cannot be scored, and are left out.
+    problems = gs.load_prompts("microsoft/orca-math-word-problems-200k", n=30, rng=0, skip_unparsable=True)
+else:
+    problems = gs.load_prompts("embedded", n=30, rng=0)
 rollouts = gs.sample(policy, problems, group_size=1, max_new_tokens=1500 if real else 256, rng=0, progress=False)
 measured = gs.measure(policy, rollouts, sketch_dim=2048, progress=False)
 print(f"{len(measured)} completions, lengths {rollouts.lengths.min()}–{rollouts.lengths.max()}")

@@ -15,12 +15,20 @@
 # # Figures and tables for a paper
 #
 # The figures of a finished run can be redrawn from its saved numbers, at a venue's width and in any format, without the
-# model. The first cell creates two small runs of the **embedded policy** in a separate process.
+# model. The first cell creates two small runs of the **embedded policy** by the command `gradstats run`.
 
 # %%
 import subprocess
 import sys
 from pathlib import Path
+
+
+def gradstats(*arguments):
+    """Run a command of gradstats, which may not be on PATH."""
+    command = [str(Path(sys.executable).with_name("gradstats")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
 
 EXPERIMENT = """
 policy: {name: embedded, temperature: %s}
@@ -30,17 +38,10 @@ measurement: {sketch_dim: 512}
 figures: {formats: []}  # they are drawn below
 variance: {estimators: [reinforce, rloo, group_mean, "length_weighted(alpha=0.8, loo=True)"]}
 """
-runs = []
 for name, temperature in (("warm", 1.0), ("cool", 0.8)):
-    path = Path(f"{name}.yaml")
-    path.write_text(EXPERIMENT % temperature)
-    runs.append(Path("runs") / name)
-    command = ["gradstats", "run", str(path), "--out", str(runs[-1]), "--no-progress"]
-    # The kernel's environment may not be on PATH.
-    command[0] = str(Path(sys.executable).with_name(command[0]))
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-print(*sorted(str(path) for path in runs[0].glob("*")), sep="\n")
+    Path(f"{name}.yaml").write_text(EXPERIMENT % temperature)
+    gradstats("run", f"{name}.yaml", "--out", f"runs/{name}", "--no-progress")
+print(*sorted(str(path) for path in Path("runs/warm").glob("*")), sep="\n")
 
 # %% [markdown]
 # ## A single figure
@@ -50,37 +51,39 @@ print(*sorted(str(path) for path in runs[0].glob("*")), sep="\n")
 # %%
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import pandas as pd
 
 import gradstats as gs
-from gradstats.config.sections import FiguresSection
-from gradstats.report.figures import draw_overlay
-from gradstats.report.saved_results import read_results
 
-warm, cool = (read_results(path) for path in runs)
+table = pd.read_csv("runs/warm/variance.csv")
+table.attrs["reference"] = "rloo"
 with mpl.rc_context(gs.plots.style("neurips", "half")):
-    ax = gs.plots.plot_variance(warm.variance, sort=True)
-    written = gs.plots.save_figure(ax.figure, "figures/variance", formats=("pdf", "pgf"), source=warm.variance)
+    ax = gs.plots.plot_variance(table, sort=True)
+    written = gs.plots.save_figure(ax.figure, "figures/variance", formats=("pdf", "pgf"), source=table)
     plt.show()
 print(*written, sep="\n")
 
 # %% [markdown]
 # ## Two runs on the same axes
 #
-# Equivalent to `gradstats export runs/warm runs/cool --venue icml`. The runs differ in temperature, which the legend
-# shows and a warning states.
+# The runs differ in temperature, which the legend shows and a warning states.
 
 # %%
-paths = draw_overlay([warm, cool], Path("figures/overlay"), FiguresSection(venue="icml", formats=["pdf", "png"]))
-print(*paths, sep="\n")
+gradstats("export", "runs/warm", "runs/cool", "--venue", "icml", "--formats", "pdf", "png", "--out", "overlay")
+print(*sorted(str(path) for path in Path("overlay").rglob("*.*")), sep="\n")
 
 # %% [markdown]
 # ## Tables
 
 # %%
-from gradstats.tables import alpha_table
-
-print((runs[0] / "tables" / "variance.tex").read_text())
-print(alpha_table({"warm": warm.fit, "cool": cool.fit}).to_markdown())
+fits = {}
+for name in ("warm", "cool"):
+    points = pd.read_csv(f"runs/{name}/tables/length_scaling.csv")
+    fits[name] = gs.fit_length_scaling(
+        lengths=points["length"], sq_norms=points["sq_norm"], groups=points["prompt_id"], truncated=points["truncated"]
+    )
+print(Path("runs/warm/tables/variance.tex").read_text())
+print(gs.tables.alpha_table(fits).to_markdown())
 
 # %% [markdown]
 # Drawing does not import torch:

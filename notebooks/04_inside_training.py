@@ -20,6 +20,7 @@
 # runs, which asked whether lower noise trains better.
 
 # %%
+import re
 import warnings
 from pathlib import Path
 
@@ -33,7 +34,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 import gradstats as gs
 from gradstats.integrations.trl import VarianceMonitor, use_estimator
-from gradstats.prompts.embedded import extract_answer, generate_problems
 
 torch.set_num_threads(1)
 mpl.rcParams.update(gs.plots.style("icml", "full"))
@@ -44,12 +44,12 @@ policy = gs.load_policy("embedded", revision="step-2000", progress=False)
 
 
 def right(completions, answer, **_):
-    """Reward 1 for the right answer."""
+    """Reward 1 where the last number is the answer."""
     texts = [messages[0]["content"] for messages in completions]
-    return [float(extract_answer(text) == reference) for text, reference in zip(texts, answer, strict=True)]
+    return [float(re.findall(r"\d+", text)[-1:] == [reference]) for text, reference in zip(texts, answer, strict=True)]
 
 
-problems = generate_problems(64, rng=0, split="train")
+problems = gs.load_prompts("embedded", n=64, rng=0)
 rows = [{"prompt": [{"role": "user", "content": problem.prompt}], "answer": problem.answer} for problem in problems]
 settings = GRPOConfig(
     output_dir="grpo",
@@ -85,14 +85,15 @@ trainer.remove_callback(transformers.PrinterCallback)
 labels = ["rloo", "reinforce", "length_weighted(alpha=0.8, loo=True)", "asymmetric(delta=-0.1, loo=True)"]
 VarianceMonitor(labels, every=1, out="monitor", sketch_dim=2048).attach(trainer)
 use_estimator(trainer, "length_weighted(alpha=0.8, loo=True)")
-trainer.train()
+_ = trainer.train()
 
 # %% [markdown]
 # What the monitor logs goes through the trainer's own reporters. Four groups a step give wide intervals.
 
 # %%
 logged = pd.DataFrame([row for row in trainer.state.log_history if "gradstats/trace_cov" in row]).set_index("step")
-logged[[name for name in logged if name.startswith("gradstats/reinforce/ratio") or name == "gradstats/alpha"]]
+logged = logged.rename(columns=lambda name: name.removeprefix("gradstats/"))
+logged[["alpha", "reinforce/ratio", "reinforce/ratio_low", "reinforce/ratio_high"]].round(2)
 
 # %% [markdown]
 # ## Its record

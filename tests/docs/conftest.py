@@ -18,13 +18,6 @@ def docs_module(monkeypatch):
 
 
 @pytest.fixture
-def no_figures(docs_module, monkeypatch, tmp_path):
-    """An empty folder in the place of figures/."""
-    monkeypatch.setattr(docs_module("committed_numbers"), "FIGURES", tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def public(docs_module) -> dict[str, object]:
     """Public name without the package → what it is."""
     listed = [name for names in docs_module("site_pages").api_groups().values() for name in names]

@@ -130,7 +130,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page, docs_module):
-    anchor = docs_module("findings_page").anchor
+    anchor = docs_module("results_pages").anchor
     for link, at in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
         target = page.parent / link if link else page
         assert "://" in link or target.exists(), link
@@ -194,11 +194,9 @@ def words(page: Path) -> int:
 def test_numbers_of_the_first_pages_are_those_of_the_findings(docs_module):
     pages = [ROOT / "docs" / name for name in ("findings.md", "findings_details.md")]
     found = " ".join(word for page in pages for word in page.read_text("utf-8").split())  # a line may end in a number
-    shown, with_interval, table = (
-        getattr(docs_module("committed_numbers"), name) for name in ("shown", "with_interval", "table")
-    )
+    number, table = (getattr(docs_module("committed_numbers"), name) for name in ("number", "table"))
     # of the demo the first pages have rows that the findings take from larger runs
-    found += " ".join(shown(with_interval(row, "matched_ratio")) for _, row in table("embedded", "variance").iterrows())
+    found += " ".join(str(number(row, "matched_ratio")) for _, row in table("embedded", "variance").iterrows())
     for page in (ROOT / "README.md", ROOT / "docs" / "get_started.md"):
         stated = re.findall(r"\d[\d.]* \[[^\]]+\]", " ".join(page.read_text("utf-8").split()))
         assert stated

@@ -62,7 +62,9 @@ def test_every_figure_is_shown_with_its_command(pages):
         assert f"figures/{picture.parent.name}/{picture.name})" in page
     assert "<function" not in page  # a caption that states what a run was asked with
     assert "Thin bars: intervals that hold for all rows at once." in page
-    assert "gradstats run embedded\n" in page
+    assert "[Numbers](../../figures/qwen_mawps/tables/allocation.csv)" in page
+    assert "[Numbers](../../figures/embedded_cap/sweep.csv)" in page
+    assert "gradstats run qwen_mawps\n" in page
     assert "gradstats run embedded_cap\n" in page
     assert "python benchmarks/engines.py\n" in page
 

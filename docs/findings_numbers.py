@@ -1,0 +1,511 @@
+"""What the templates of findings.md, its details and claims.md look up beside single numbers of committed answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from committed_numbers import (
+    NAMES,
+    Number,
+    alpha,
+    committed_path,
+    number,
+    of,
+    paired_alpha,
+    published_alpha,
+    ratio,
+    record,
+    rows,
+    table,
+)
+
+from gradstats import data
+from gradstats import estimators as est
+from gradstats.analyses.numbers import minimiser_with_interval
+from gradstats.config.options import PROMPTS_PER_BATCH
+from gradstats.reference import EnumeratedPolicy
+from gradstats.report.saved_results import completion_means, read_results
+from gradstats.stats.variance.quantities import FEW_PROMPTS
+
+#: Runs whose α is compared, in the order of tables.
+RUNS = ("qwen_mawps", "qwen_gsm8k", "qwen_1_5b", "smollm2", "embedded_resolved", "embedded")
+#: Runs of 8 completions a prompt and enough effective prompts, but for ``embedded``, which is like ``embedded_zoo``.
+COMPARED = ("qwen_mawps", "embedded_resolved", "embedded_zoo")
+#: Runs with curves along α and δ, and those with learned baselines.
+WITH_CURVES = ("qwen_mawps", "qwen_gsm8k", "embedded_resolved", "embedded")
+LEARNED = ("qwen_mawps", "embedded_resolved", "embedded")
+#: Checkpoints of reinforcement learning.
+STEPS = (0, 10, 20, 30, 40)
+EXPONENT, SHIFT = "curve_length_weighted_loo_true_alpha", "curve_asymmetric_loo_true_delta"
+#: Tokens of the completions behind the Monte-Carlo values of ``embedded_zoo``, over those of the completions compared:
+#: four completions of every second sentence, and of every prompt, each expected to be as long as what followed.
+TOKENS_OF_VALUES = 5.6
+
+
+def noise(label: str, all_rows: bool = False) -> dict[str, Number]:
+    """Return the relative noise of an estimator in the compared runs."""
+    return {run: one for run in COMPARED if (one := ratio(run, label, all_rows=all_rows)) is not None}
+
+
+def runs_below(label: str) -> list[str]:
+    """Return the compared runs in which a baseline lies below RLOO, corrected for comparing all rows."""
+    return [run for run, one in noise(label, all_rows=True).items() if one.below(1)]
+
+
+def at_equal_tokens(group_size: int) -> dict[str, Number]:
+    """Return the noise of groups of a size over that of groups of 8, at equal tokens, in the compared runs."""
+    where = {"estimator": "rloo", "group_size": group_size}
+    return {run: one for run in COMPARED if (one := of(run, "allocation", "relative_noise", **where)) is not None}
+
+
+def effective_prompts(run: str, label: str = "rloo") -> float:
+    """Return how many equally noisy prompts an estimator's variance rests on; NaN where it is not compared."""
+    found = rows(run, "variance", estimator=label)
+    return float(found["n_effective_prompts"].iloc[-1]) if "n_effective_prompts" in found and len(found) else math.nan
+
+
+def few_prompts() -> list[str]:
+    """Return the runs in which fewer effective prompts carry the variance than intervals of noise need."""
+    return [run for run in (*RUNS, "embedded_zoo") if effective_prompts(run) < FEW_PROMPTS]
+
+
+def described(run: str) -> dict[str, Any]:
+    """Return what the table of runs states of one."""
+    results = read_results(committed_path(run, "."))
+    return {
+        "hours": hours_of(results.manifest),
+        "effective": effective_prompts(run),
+        **completion_means(results),
+    }
+
+
+def hours_of(manifest: Mapping[str, Any]) -> str:
+    """Write the hours of sampling and measuring, a lower bound where a step that was interrupted left no record.
+
+    Parts of a run were made at the same time, those of an earlier, smaller run as well.
+    """
+    steps = ("sampling", "measuring")
+    calls = [part["timings"] for part in manifest.get("parts", ())] or [manifest["timings"]]
+    taken = [sum(timings.get(step, 0.0) for step in steps) for timings in calls]
+    seconds, known = max(taken), all(step in timings for timings in calls for step in steps)
+    if manifest.get("parts") and len(manifest.get("rounds", ())) > 1:
+        # The parts of the earlier run are not recorded: it took at least this long, as many of equal length.
+        seconds += (sum(manifest["timings"].get(step, 0.0) for step in steps) - sum(taken)) / len(calls)
+        known = False
+    return f"{'' if known else '≥ '}{seconds / 3600:.2f}" if seconds else "—"
+
+
+def computed_hours() -> dict[str, float]:
+    """Return hours on two cores of what no run measured: those of a committed run, in proportion.
+
+    They are proportional to the completions, their lengths and the model's parameters.
+    """
+    run, repeated = (record(name, "manifest") for name in ("qwen_1_5b", "qwen_mawps"))
+    length, of_repeated = (described(name)["mean_length"] for name in ("qwen_1_5b", "qwen_mawps"))
+    hours_of_token = (run["timings"]["sampling"] + run["timings"]["measuring"]) / run["n_sequences"] / length / 3600
+    seven = repeated["n_sequences"] * of_repeated * hours_of_token * 7.6e9 / run["policy"]["n_parameters"]
+    return {"published": 30 * data.load("gloeckle2026")["length"].mean() * hours_of_token, "7B": seven}
+
+
+class Learned(NamedTuple):
+    """The baseline of least noise among those that are learned on other prompts."""
+
+    name: str
+    noise: Number
+    oracle: Number
+
+    @property
+    def gain(self) -> Number:
+        """What it gains over RLOO, in percent."""
+        return Number(*(100 * (1.0 - end) for end in (self.noise.value, self.noise.high, self.noise.low)))
+
+
+def learned(run: str) -> Learned:
+    """Return what is left to gain in a run, corrected for comparing all baselines."""
+    frame = table(run, "optimal_baselines")
+    of_learned = frame[frame["kind"] == "learned"]
+    best = of_learned.loc[of_learned["ratio_to_learned"].idxmin(), "estimator"].removeprefix("learned ")
+    base = frame[frame["estimator"] == "rloo"].iloc[0]
+    return Learned(best, *(number(base, column, True).inverse() for column in ("ratio_to_learned", "ratio")))
+
+
+def most_gained() -> float:
+    """Return the largest gain, in percent, that the interval of any run allows."""
+    return max(learned(run).gain.high for run in LEARNED)
+
+
+class Curve(NamedTuple):
+    """A curve of noise along a parameter: where it is lowest, as written and as a number, and where it surely is."""
+
+    lowest: str
+    minimiser: Number
+    at: float
+    noise: Number
+
+
+def curve(run: str, name: str) -> Curve:
+    """Return a curve; it is surely low where the upper end is lowest of the intervals for all values at once."""
+    points, minimiser = table(run, name), number(record(run, name), "minimiser")
+    row = points.loc[points["matched_ratio_simultaneous_high"].idxmin()]
+    lowest = minimiser_with_interval(*minimiser, points["value"].to_numpy())
+    return Curve(lowest, minimiser, row["value"], number(row, "matched_ratio", all_rows=True))
+
+
+def lower_along(name: str) -> list[str]:
+    """Return the runs in which a curve is somewhere below RLOO, corrected for comparing all its values."""
+    return [run for run in WITH_CURVES if curve(run, name).noise.below(1)]
+
+
+def shifted() -> list[str]:
+    """Return the runs in which the best shift of the group's mean differs from 0."""
+    return [run for run in WITH_CURVES if curve(run, SHIFT).minimiser.excludes(0)]
+
+
+def at_least(cosine: Number) -> str:
+    """Write a cosine, whose estimate may exceed 1 where its interval reaches it, by the lower end, rounded down."""
+    return str(cosine) if cosine.high < 1.0 else f"≥ {math.floor(cosine.low * 1e4) / 1e4:.4g}"
+
+
+def bias(share: Number) -> str:
+    """Write a share of bias, by its upper end where none is resolved."""
+    return str(share) if math.isnan(share.value) or share.low > 0.0 else share.at_most
+
+
+def shares_of_bias(label: str) -> dict[str, Number]:
+    """Return the bias of an estimator as a share of the squared error, in the runs that resolve it or bound it."""
+    found = {run: ratio(run, label, "matched_bias_share") for run in RUNS}
+    return {run: share for run, share in found.items() if share is not None and not math.isnan(share.value)}
+
+
+def biased_rows(label: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each run with the cosine and the bias of an estimator, as they are written."""
+    for run, share in shares_of_bias(label).items():
+        yield run, at_least(ratio(run, label, "cosine")), bias(share)
+
+
+def largest_bias(label: str) -> Number:
+    """Return the bias of an estimator in the run that bounds it least."""
+    return max(shares_of_bias(label).values(), key=lambda share: share.high)
+
+
+def error_with_bias(noise: Number, share: Number) -> Number:
+    """Return the squared error, bias included, over RLOO's at 128 prompts, by the ends of both intervals."""
+    return Number(*(one / (1.0 - bias) for one, bias in zip(noise, share, strict=True)))
+
+
+def equal_error(noise: Number, share: Number, batch: float = PROMPTS_PER_BATCH) -> Number:
+    r"""Return the prompts at which an estimator of less noise and some bias has the squared error of an unbiased one.
+
+    With n the relative noise and b the share of the bias in the squared error of B prompts, that of B′ prompts is, in
+    units of the variance of the other estimator, :math:`n/B' + nb/((1-b)B)`, and equals :math:`1/B'` at
+    :math:`B' = B(1-n)(1-b)/(nb)`.
+    """
+    ends = [batch * (1.0 - n) * (1.0 - b) / (n * b) for n, b in zip(noise, share, strict=True)]
+    return Number(ends[0], ends[2], ends[1])
+
+
+def alphas() -> dict[str, Number]:
+    """Return α of each run."""
+    return {run: alpha(run) for run in RUNS}
+
+
+def alphas_off(value: float) -> list[str]:
+    """Return the runs whose interval of α does not hold a value."""
+    return [run for run, one in alphas().items() if one.excludes(value)]
+
+
+class Blocks(NamedTuple):
+    """The blocks of least and of largest α of a run, and whether they lie apart."""
+
+    low: pd.Series
+    high: pd.Series
+    apart: bool
+
+
+def extreme_blocks(run: str) -> Blocks:
+    """Return the two, apart by intervals for all blocks, since both ends were chosen among all of them."""
+    blocks = table(run, "alpha_by_block")
+    blocks = blocks[blocks["share_of_sq_norm"] >= 1e-3]
+    low, high = (blocks.loc[found] for found in (blocks["alpha"].idxmin(), blocks["alpha"].idxmax()))
+    one, other = (number(row, "alpha").widened(len(blocks)) for row in (low, high))
+    return Blocks(low, high, one.high < other.low)
+
+
+def lengths_of_traces() -> list[int]:
+    """Return the largest length of each long trace."""
+    return table("alpha_over_lengths", "along_traces").groupby("prompt_id")["length"].max().tolist()
+
+
+def alphas_of_segments() -> list[float]:
+    """Return α in segments of the long traces."""
+    fits = table("alpha_over_lengths", "fits")
+    return fits.loc[fits["fit"].str.startswith("from "), "alpha"].tolist()
+
+
+class InMetric(NamedTuple):
+    """What a run gives in one metric."""
+
+    alpha: Number
+    layers: pd.DataFrame  # α of each layer and its share of the squared norms, by block
+    noise: dict[str, Number]  # relative, of each estimator
+    critical: Number  # batch
+
+
+def in_metric(run: str, metric: str = "") -> InMetric:
+    """Return what a run gives, or a sweep over metrics in one of them."""
+    if metric:
+        column = {"measurement.metric": metric}
+        frame, blocks = rows(run, "sweep", **column), rows(run, "blocks", **column)
+        of_run = number(frame.iloc[0], "alpha")
+    else:
+        frame, blocks = table(run, "variance"), table(run, "alpha_by_block")
+        of_run = number(record(run, "alpha"), "alpha")
+    frame, layers = frame.set_index("estimator"), blocks[blocks["block"].str.startswith("layers.")].set_index("block")
+    rloo = frame.loc["rloo"]
+    # Where a single prompt carries the variance, no comparison says anything.
+    known = rloo["n_effective_prompts"] > 2.0
+    unknown = Number(math.nan, math.nan, math.nan)
+    noise = {str(label): number(row, "matched_ratio") if known else unknown for label, row in frame.iterrows()}
+    return InMetric(of_run, layers, noise, number(rloo, "noise_to_signal") if known else unknown)
+
+
+def turned(euclidean: InMetric, adam: InMetric) -> list[str]:
+    """Return the estimators on one side of RLOO in the Euclidean metric and on the other in Adam's."""
+    pairs = {label: (one, adam.noise[label]) for label, one in euclidean.noise.items() if label in adam.noise}
+    return [
+        label
+        for label, (one, other) in pairs.items()
+        if (one.below(1) and other.above(1)) or (one.above(1) and other.below(1))
+    ]
+
+
+def paired_layers_apart() -> list[str]:
+    """Return the layers of Qwen-0.5B whose α differs between metrics, in pairs and by intervals for all layers."""
+    found = (
+        (str(row["block"]), number(row, "difference", True))
+        for _, row in table("varied_metric", "differences").iterrows()
+    )
+    return [block for block, difference in found if block.startswith("layers.") and difference.excludes(0)]
+
+
+def with_other_metric(name: str) -> Number:
+    """Return by how much α of 32 prompts of Qwen-0.5B changes with another ε, or with other second moments."""
+    points = table("varied_metric", "points")
+    return paired_alpha(*(points[points["metric"] == one] for one in (name, "of the run")))
+
+
+def shares_above_epsilon() -> pd.Series:
+    """Return the share of coordinates whose √v̂ exceeds 1e-5, by part of Qwen-0.5B."""
+    return 1.0 - table("varied_metric", "moments").set_index("part")["below_1e-05"]
+
+
+def at_step(step: int, column: str, label: str = "rloo", all_rows: bool = False) -> Number | None:
+    """Return a quantity of an estimator at a checkpoint of reinforcement learning."""
+    cell = f"name=checkpoint-{step}"
+    return of("embedded_reinforced", "sweep", column, all_rows, estimator=label, cell=cell)
+
+
+def sides_along_training() -> list[dict[str, list[int]]]:
+    """Return the estimators below and above RLOO, corrected for comparing all rows of a step, and the steps."""
+    labels = table("embedded_reinforced", "sweep")["estimator"].unique()
+    found = {
+        label: {step: at_step(step, "matched_ratio", label, all_rows=True) for step in STEPS}
+        for label in labels
+        if label not in ("rloo", "reinforce")
+    }
+    return on_both_sides(found)
+
+
+def on_both_sides(found: dict[str, dict[Any, Number]]) -> list[dict[str, list[Any]]]:
+    """Return the labels whose noise is below 1 and above 1, and where: at a step, or in a mismatch."""
+    below = {label: [place for place, one in of_label.items() if one.below(1)] for label, of_label in found.items()}
+    above = {label: [place for place, one in of_label.items() if one.above(1)] for label, of_label in found.items()}
+    return [{label: places for label, places in one.items() if places} for one in (below, above)]
+
+
+class Mismatch(NamedTuple):
+    """One way in which the sampler differed from the scored policy."""
+
+    rows: pd.DataFrame  # of the estimators, by label
+    effective: float  # share of the completions, by the ratios
+    largest: float  # ratio of a token
+
+    @property
+    def carried(self) -> bool:
+        """Whether more than a single prompt carries the variance of what is compared with."""
+        return bool(self.rows.loc["recipe:rloo_is", "n_effective_prompts"] > 2.0)
+
+    def of(self, label: str, column: str = "matched_ratio", all_rows: bool = False) -> Number:
+        """Return a number of a correction, not resolved where a single prompt carries what it is compared with."""
+        unknown = Number(math.nan, math.nan, math.nan)
+        return number(self.rows.loc[label], column, all_rows) if self.carried else unknown
+
+
+#: The cells of the sweep over mismatches, and how the page names the difference.
+MISMATCHES = {
+    "dtype=bfloat16": "bfloat16",
+    "name=models_embedded-int8": "INT8 weights",
+    "name=models_embedded-fp8": "FP8 weights",
+    "name=models_embedded-int4": "INT4 weights",
+    "revision=step-5492": "8 steps earlier",
+}
+#: Corrections but for three: two are as TIS, but for the third digit, and one as no correction.
+CORRECTIONS = {
+    "rloo": "no correction",
+    "recipe:tis": "TIS",
+    "recipe:sequence_tis": "Sequence TIS",
+    "recipe:geo_rs": "Geometric rejection",
+}
+
+
+def mismatches() -> dict[str, Mismatch]:
+    """Return what the sweep over mismatches gives, by the name of the difference."""
+    frame, cells = table("embedded_mismatch", "sweep"), record("embedded_mismatch", "manifest")["cells"]
+    return {
+        name: Mismatch(
+            frame[frame["cell"] == cell].set_index("estimator"),
+            effective_share(cells[cell]),
+            max(one["token_ratio"] for one in cells[cell]["sampler_gap"]["quantiles"]),
+        )
+        for cell, name in MISMATCHES.items()
+    }
+
+
+def effective_share(manifest: dict[str, Any]) -> float:
+    """Return the effective completions of a run, by the ratios, as a share of all."""
+    gap = {one["quantity"]: one["estimate"] for one in manifest["sampler_gap"]["quantities"]}
+    return gap["effective_sample_size"] / manifest["n_sequences"]
+
+
+def sides(found: dict[str, Mismatch]) -> list[dict[str, list[str]]]:
+    """Return the corrections below and above the ratio of completions, corrected for comparing all rows, and where."""
+    return on_both_sides(
+        {label: {name: one.of(label, all_rows=True) for name, one in found.items()} for label in CORRECTIONS}
+    )
+
+
+def biases(found: dict[str, Mismatch]) -> dict[str, list[Number]]:
+    """Return the bias of each correction as a share of the squared error; lower ends hold for all of them at once."""
+    labels = (*CORRECTIONS, "recipe:icepop", "recipe:mis", "recipe:worst_token_rs")
+    shares = {label: [one.of(label, "matched_bias_share") for one in found.values() if one.carried] for label in labels}
+    known = {label: [one for one in of_label if not math.isnan(one.value)] for label, of_label in shares.items()}
+    count = sum(map(len, known.values()))
+    return {
+        label: [one._replace(low=min(one.low, one.widened(count).low)) for one in of_label]
+        for label, of_label in known.items()
+    }
+
+
+def of_correction(found: dict[str, Mismatch], label: str) -> list[Number]:
+    """Return the noise of a correction in each mismatch in which it is compared."""
+    return [one.of(label) for one in found.values() if one.carried]
+
+
+def farthest_from_one(mismatch: Mismatch) -> float:
+    """Return how far the noise of any correction is from 1, rounded up to three decimals."""
+    most = max(abs(mismatch.of(label).value - 1.0) for label in CORRECTIONS)
+    return math.ceil(round(1e3 * most, 6)) / 1e3
+
+
+def reaching(found: dict[str, Mismatch], bound: float) -> list[str]:
+    """Return the mismatches in which the ratio of a token reaches a bound."""
+    return [name for name, one in found.items() if one.largest >= bound]
+
+
+def wide(one: Number) -> bool:
+    """Return whether an interval says so little that its number is not stated: its ends are a factor of 10 apart."""
+    return one.high >= 10 * one.low
+
+
+def held(run: str, tokens: int) -> Number | None:
+    """Return the share of a completion's energy that its heaviest tokens hold."""
+    found = rows(run, "token_profiles", profile="concentration", first=tokens, last=tokens)
+    return None if found.empty else Number(*found[["value", "low", "high"]].iloc[0])
+
+
+def proxy(run: str, name: str, quantity: str) -> Number | None:
+    """Return how well a proxy stands for the energies of tokens."""
+    return of(run, "tokens", quantity, proxy=name)
+
+
+def model_differences() -> tuple[int, dict[str, Number]]:
+    """Return how many differences of α between models are resolved, and those from the published points.
+
+    Each model stands by its run with the narrowest interval.
+    """
+    chosen: dict[str, str] = {}
+    for run in RUNS:
+        kept = chosen.setdefault(record(run, "manifest")["policy"]["name"], run)
+        widths = [(one.high - one.low) for one in (alpha(run), alpha(kept)) if one]
+        if widths[0] < widths[1]:
+            chosen[record(run, "manifest")["policy"]["name"]] = run
+    alphas = {NAMES[run]: alpha(run) for run in chosen.values()} | {"": published_alpha()}
+    pairs = [one.minus(other) for one, other in combinations(alphas.values(), 2) if one and other]
+    published = {name: one.minus(alphas[""]) for name, one in alphas.items() if name}
+    return sum(one.excludes(0) for one in pairs), published
+
+
+def curved() -> list[str]:
+    """Return the runs in which the slope of the line changes with length."""
+    found = {run: alpha(run, "curvature", "curvature") for run in RUNS}
+    return [run for run, one in found.items() if one is not None and one.excludes(0)]
+
+
+def cut_off() -> list[str]:
+    """Return the runs of which more than a twentieth of the completions were cut off."""
+    return [run for run in RUNS if described(run)["truncated_share"] > 0.05]
+
+
+def of_cell(sweep: str, cell: str, column: str) -> Number | None:
+    """Return a quantity of RLOO in a cell of a sweep."""
+    return of(sweep, "sweep", column, estimator="rloo", cell=cell)
+
+
+def between_cells(sweep: str, cell: str, minus: str, quantity: str) -> Number | None:
+    """Return the difference of a quantity between two cells of a sweep, in pairs."""
+    return of(sweep, "cell_differences", "difference", cell=cell, minus=minus, quantity=quantity)
+
+
+class Temperatures(NamedTuple):
+    """The two temperatures between which α differs most."""
+
+    one: float
+    other: float
+    difference: Number
+    for_all: Number
+
+
+def largest_difference(sweep: str) -> Temperatures:
+    """Return the two, with an interval of one pair and one for all pairs."""
+    cells, frame = rows(sweep, "sweep", estimator="rloo"), rows(sweep, "cell_differences", quantity="alpha")
+    temperatures = dict(zip(cells["cell"], cells["sampling.temperature"], strict=True))
+    row = frame.loc[frame["difference"].abs().idxmax()]
+    difference = number(row, "difference")
+    return Temperatures(
+        temperatures[row["cell"]], temperatures[row["minus"]], difference, difference.widened(len(frame))
+    )
+
+
+def std_factor(success: float, group_size: int = 8) -> float:
+    """Return the factor by which GRPO's standard deviation changes the gradient of prompts of one success rate."""
+    policy = EnumeratedPolicy(
+        vocabulary=2,
+        max_length=1,
+        features=lambda prompt, prefix: np.array([[0.0], [1.0]]),
+        theta=np.array([np.log(success / (1.0 - success))]),
+        reward=lambda prompt, tokens: float(tokens == (1,)),
+    )
+    return float(policy.moments(est.grpo(), group_size).mean[0] / policy.gradient[0])
+
+
+def most_moved_by_deviation() -> float:
+    """Return the largest share of the gradient that a bin of success rates gains or loses with GRPO, rounded up."""
+    shares = table("embedded_resolved", "success_bins").pivot(
+        index="success_low", columns="estimator", values="share_of_gradient"
+    )
+    return math.ceil(1e4 * (shares["grpo"] - shares["rloo"]).abs().max()) / 1e4
