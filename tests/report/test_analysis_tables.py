@@ -130,7 +130,7 @@ def found() -> gs.analyses.RatioDiagnostics:
     return gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
 
 
-def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics, tmp_path):
+def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics):
     table = table_of("ratios", found.to_frame(0.9))
     assert table.rows[:3] == (
         f"token, all (n = {found.spreads[0].n:,})",
@@ -139,19 +139,7 @@ def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics,
     )
     assert table.rows[3].startswith("token, 1–")
     assert "90%" in table.caption
-    value, low, high = table.columns["effective sample size"][1]
-    assert (low, high) == pytest.approx(found.confidence_interval(0.9))
-    assert low < value < high
-    paths = table.save(tmp_path / "ratios")
-    assert len(pd.read_csv(paths[2])) == len(found.to_frame())
-
-
-def test_clips(found: gs.analyses.RatioDiagnostics):
-    table = analysis_tables.table_of(CLIPPING, found.clipping_frame(), in_words=False)
-    assert "grpo" in table.rows
-    value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
-    assert 0 <= low <= value <= high <= 1
-    assert "| recipe | " in table.to_markdown()
+    assert table.columns["effective sample size"][1][1:] == pytest.approx(found.confidence_interval(0.9))
 
 
 def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.analyses.RatioDiagnostics):
@@ -253,21 +241,6 @@ def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
     )
     assert "of the rows that have one at this level" in variance_table(table).caption
     assert "the others are not judged." in variance_table(table).caption
-
-
-def test_matched_ratios_that_hold_together_have_a_column():
-    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
-        in_best_set=[True, False, True]
-    )
-    table["matched_ratio_simultaneous_low"] = [1.0, 1.05, 0.75]
-    table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
-    found = variance_table(table)
-    headings, texts = found.cells("plain")
-    assert headings.index("relative noise of all rows") == headings.index("relative noise") + 1
-    column = headings.index("relative noise of all rows")
-    assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
-    assert "Relative noise of all rows: between these ends all rows lie at once." in found.caption
-    assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
 
 
 def test_a_column_that_is_asked_for_must_be_there():
