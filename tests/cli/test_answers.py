@@ -318,6 +318,17 @@ def test_a_bias_that_matters_is_a_verdict():
     assert said(RLOO, open_above)["bias"] == "gspo: ≥ 66 % of the error of a batch of 128 prompts"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0.0, 0.004, "< 1 %"), (0.0, 0.03, "≤ 3 %"), (0.02, 0.05, "2–5 %"), (0.6, NAN, "≥ 60 %"), (NAN, NAN, ""),
+    ],
+)  # fmt: skip
+def test_a_share_of_bias_is_said_as_far_as_it_is_known(low, high, text):
+    row = NoiseRow(("grpo",), 1.0, (1.0, 0.9, 1.1), (0.9, 1.1), (NAN, low, high), False)
+    assert row.bias_text() == text
+
+
 def test_what_is_not_resolved_from_the_reference_says_how_many_prompts_resolve_it():
     open_, near = ("constant(b=optimal)", 0.77, 0.53, 1.03, {}), ("grpo", 1.002, 0.93, 1.08, {})
     rows = (RLOO, open_, near, ("reinforce", 2.12, 1.78, 2.53, {}))

@@ -62,9 +62,6 @@ SAID = {
     "variance MEASURED --estimators rloo group_mean --group-size 2 4 --all": ["rloo, N = 4"],
     "ask MEASURED success_bins rloo grpo --notes": ["share of variance", "forms groups of 4 completions"],
     "ask MEASURED allocation rloo --tokens 5000 --group-sizes 2 4 32": ["rloo, 32* × "],
-    "ask MEASURED curve 'length_weighted(loo=True)' alpha=0:2:5": [
-        "length_weighted(loo=True) has the least relative noise at alpha = "
-    ],
     "ask MEASURED group_sizes rloo --group-size 4": [
         "Sizes are those of rloo with as much noise; that of no other estimator could be estimated."
     ],
@@ -338,6 +335,22 @@ def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(own_ru
     words = ("run", own_run / "experiment.yaml", "--out", own_run, "--dry-run", "--trust")
     code, _, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
+
+
+def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):
+    code, out, err = run(
+        monkeypatch, capsys, "ask", measured, "curve", "length_weighted(loo=True)", "alpha=0:2:5", "--out", tmp_path
+    )
+    assert code == 0, err
+    assert "length_weighted(loo=True) has the least relative noise at alpha = " in " ".join(out.split())
+    name = "curve_length_weighted_loo_true_alpha"
+    assert (tmp_path / "figures" / f"{name}.pdf").is_file()
+    expected = gs.variance_curve(
+        gs.read_measurement(measured), "length_weighted(loo=True)", "alpha", [0.0, 0.5, 1.0, 1.5, 2.0]
+    ).to_frame()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "tables" / f"{name}.csv"), expected, check_dtype=False)
+    about = json.loads((tmp_path / "tables" / f"{name}.json").read_text())
+    assert about["minimiser"] == pytest.approx(expected.attrs["minimiser"])
 
 
 def test_as_json_with_options(monkeypatch, capsys, measured):

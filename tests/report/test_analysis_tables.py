@@ -243,6 +243,21 @@ def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
     assert "the others are not judged." in variance_table(table).caption
 
 
+def test_matched_ratios_that_hold_together_have_a_column():
+    table = frame_for_variance_table([1.0, 1.3, 0.9], [1.0, 1.1, 0.8], [1.0, 1.5, 1.1]).assign(
+        in_best_set=[True, False, True]
+    )
+    table["matched_ratio_simultaneous_low"] = [1.0, 1.05, 0.75]
+    table["matched_ratio_simultaneous_high"] = [1.0, 1.6, 1.15]
+    found = variance_table(table)
+    headings, texts = found.cells("plain")
+    assert headings.index("relative noise of all rows") == headings.index("relative noise") + 1
+    column = headings.index("relative noise of all rows")
+    assert [row[column] for row in texts] == ["1", "[1.05, 1.60]", "[0.75, 1.15]"]
+    assert "Relative noise of all rows: between these ends all rows lie at once." in found.caption
+    assert [line.count("textbf") for line in bold_rows(found)] == [1, 1]
+
+
 def test_a_column_that_is_asked_for_must_be_there():
     table = frame_for_variance_table([1.0, 1.3, 0.8], [1.0, 1.1, 0.7], [1.0, 1.5, 0.9])
     with pytest.raises(ValueError, match=r"the table lacks the column\(s\) ratio_high"):
