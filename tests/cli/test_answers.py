@@ -297,17 +297,6 @@ def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
     assert "avoid" not in found
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "text"),
-    [
-        (0.0, 0.004, "< 1 %"), (0.0, 0.03, "≤ 3 %"), (0.02, 0.05, "2–5 %"), (0.6, NAN, "≥ 60 %"), (NAN, NAN, ""),
-    ],
-)  # fmt: skip
-def test_a_share_of_bias_is_said_as_far_as_it_is_known(low, high, text):
-    row = NoiseRow(("grpo",), 1.0, (1.0, 0.9, 1.1), (0.9, 1.1), (NAN, low, high), False)
-    assert row.bias_text() == text
-
-
 BIAS_UP_TO_1 = {"matched_bias_share_high": 1.0}
 
 
