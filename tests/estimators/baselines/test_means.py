@@ -9,6 +9,7 @@ from scipy.optimize import minimize_scalar
 from gradstats import estimators as est
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.grouping import (
+    is_batch_level,
     mean_scale,
     packed_rewards,
     rewards_to_go,
@@ -93,9 +94,18 @@ def test_a_group_of_one_has_the_factor_of_its_rule(singleton: str, factor: float
     parameters = {"singleton": singleton, "loo": False}
     assert unbiased(1, parameters) == mean_scale(1, parameters) == unbiased_if_loo(1, parameters) == factor
     assert est.rloo(singleton=singleton).expected_scale(1) == factor
-    assert est.token_mean(singleton=singleton, scope="batch").expected_scale(1) is None  # whatever the group
     if factor is not None:
         assert expected_gradient(est.group_mean(singleton=singleton).weights, 0.3, 1) == pytest.approx(factor)
+
+
+def test_with_the_own_sample_the_factor_is_known_for_the_mean_only():
+    included, left_out = {"singleton": "zero", "loo": False}, {"singleton": "zero", "loo": True}
+    assert (mean_scale(5, included), mean_scale(5, left_out)) == (0.8, 1.0)
+    assert (unbiased_if_loo(5, included), unbiased_if_loo(5, left_out)) == (None, 1.0)
+    # over a batch, the size of the group does not decide
+    assert unbiased_if_loo(1, {**included, "scope": "batch"}) is None
+    assert is_batch_level({"scope": "batch"})
+    assert not is_batch_level({"scope": "group"})
 
 
 def test_by_hand():
