@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-# Two workers with one thread each: the tests use many small models, which run slower with more threads. Files come in the
-# order of their names: xdist would begin with those of many tests, and leave a few long ones to one worker at the end.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two workers with one thread each: the tests use many small models, which run slower with more threads. Each begins with
+# half of the files, and who is done first takes over part of what the other has left.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+# Without bytecode each worker, and each process that a test starts, would compile the package and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 # Every call is checked against the shapes and types of its annotations, which takes half as long again. An int is also a
 # float, and a float a complex number, as type checkers have it.
 CHECKED = '--jaxtyping-packages=gradstats,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))'

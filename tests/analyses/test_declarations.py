@@ -47,6 +47,10 @@ ASKED = {
 }
 
 
+#: Whose numbers are known exactly here.
+WITHOUT_INTERVAL = ("shift",)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A measurement with two blocks of parameters, and values of both kinds."""
@@ -122,6 +126,10 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
         if not figure.table and (drawn := figure.rows(frame)) is not None:
             figure.draw(drawn)
             plt.close("all")
+    assert len(repr(found)) < 4000
+    assert "Estimate(" not in repr(found)
+    assert re.search(r"\d \[−?[\d.,]+, −?[\d.,]+\]|[≥≤] \d", repr(found)) or name in WITHOUT_INTERVAL
+    assert "<table" in found._repr_html_()
     for text in (repr(found), found._repr_html_()):
         assert all(column in text for column in found.printed_columns or list(frame)[:1])
 

@@ -141,6 +141,9 @@ def test_another_answer_is_replaced_only_where_that_is_asked_for(tmp_path):
         FileExistsError, match="holds a finished result with another level: replace it with --overwrite"
     ):
         Answer("mine", FRAME, {**ABOUT, "level": 0.9}).save(tmp_path / "mine", overwrite=False)
+    Answer("mine", FRAME, {"asked": {"bins": 2, "size": 4}}).save(tmp_path / "asked")
+    with pytest.raises(FileExistsError, match="holds a finished result with size = 4, not 8: replace it with"):
+        Answer("mine", FRAME, {"asked": {"bins": 2, "size": 8}}).save(tmp_path / "asked", overwrite=False)
     with pytest.raises(FileExistsError, match="holds a finished result with other numbers"):
         Answer("mine", FRAME.assign(n=[1, 2, 4]), ABOUT).save(tmp_path / "mine", overwrite=False)
     Answer("mine", FRAME.assign(n=[1, 2, 4]), ABOUT).save(tmp_path / "mine")

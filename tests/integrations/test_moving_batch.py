@@ -52,7 +52,7 @@ def test_several_steps_resolve_what_none_does():
 
 def test_the_interval_over_steps_covers():
     rng, inside = np.random.default_rng(2), []
-    for _ in range(300):
+    for _ in range(150):
         moving = MovingBatch()
         *_, found = [moving.add(step(rng, spread=0.5), "grpo", 8.0) for _ in range(WINDOW)]
         truth = 64.0 * np.exp(0.1**2 / 2.0)

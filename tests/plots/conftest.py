@@ -15,10 +15,3 @@ def narrowest():
     with mpl.rc_context(style("neurips", "half")):
         yield
     plt.close("all")
-
-
-@pytest.fixture
-def one_column(narrowest):
-    """One column of two, in another style than the narrowest."""
-    with mpl.rc_context(style("icml", "half")):
-        yield

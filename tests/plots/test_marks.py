@@ -7,8 +7,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from fixture_frames import CASES
-from legibility import assert_legible
 from matplotlib.lines import Line2D
 
 from gradstats.plots.marks import (
@@ -120,26 +118,6 @@ def test_lines_span_known_ends_and_arrows_and_crosses_stand_for_the_others():
     assert (cross.get_marker(), tuple(cross.get_xdata())) == ("x", (1.0,))
     (arrow,) = ax.texts
     assert arrow.xy == (2.0, 1.0)
-
-
-# That of batch sizes leaves out what has no interval.
-WITHOUT_INTERVALS = ("token_energy", "proxy", "length_reward", "block_heatmap", "batch_size")
-WITH_INTERVALS = [name for name in CASES if name not in WITHOUT_INTERVALS]
-
-
-@pytest.mark.parametrize("name", WITH_INTERVALS)
-def test_no_figure_draws_an_estimate_without_interval_as_an_exact_one(name):
-    plot, frame = CASES[name]
-    for shape, expected in (("nan intervals", True), ("ordinary", False)):
-        plot(frame(shape))
-        figure = plt.gcf()
-        figure.canvas.draw()
-        crosses = [
-            line for ax in figure.axes for line in ax.lines if line.get_marker() == "x" and len(line.get_xdata())
-        ]
-        named = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-        assert bool(crosses) is (NO_INTERVAL in named) is expected, shape
-        assert_legible(figure)
 
 
 def test_a_label_breaks_before_its_parameters_where_it_is_too_long():

@@ -6,8 +6,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-from fixture_frames import CASES, variance
-from legibility import assert_legible
+from fixture_frames import variance
 
 from gradstats.plots import save_figure, style
 from gradstats.plots.save import sample_size, sample_size_of, write_sample_size
@@ -35,23 +34,6 @@ def test_cells_of_a_sweep_state_their_range():
     assert sample_size_of(frame) == "64 prompts × 8 completions in each cell"
     frame["n_completions"] = [256, 512]
     assert sample_size_of(frame) == "64 prompts and 256–512 completions in each cell"
-
-
-@pytest.mark.parametrize("shape", ["one row", "long names"])
-@pytest.mark.parametrize("name", CASES)
-def test_is_written_on_every_figure_beside_what_is_there(name, shape):
-    plot, frame = CASES[name]
-    plot(frame(shape))
-    figure = plt.gcf()
-    figure.canvas.draw()
-    before = figure.axes[0].get_window_extent().height
-    write_sample_size(figure, "1234 prompts × 16 completions, in groups of 4")
-    figure.canvas.draw()
-    assert_legible(figure)
-    title = figure._suptitle.get_window_extent()
-    assert title.x1 > 0.97 * figure.bbox.width
-    assert title.y1 > 0.97 * figure.bbox.height - 6
-    assert figure.axes[0].get_window_extent().height > 0.95 * before - 2  # room is added, not taken
 
 
 def test_nothing_is_written_where_nothing_is_known():

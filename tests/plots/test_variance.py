@@ -281,25 +281,6 @@ def test_group_sizes_are_told_apart():
     assert row_labels(plot_variance(frame)) == ["RLOO, N=4", "RLOO, N=8"]
 
 
-@pytest.mark.usefixtures("one_column")
-@pytest.mark.parametrize("n", [0, 1, 4, 30])
-def test_any_number_of_rows_fits_the_page(n):
-    fig = plot_variance(table(n)).figure
-    fig.canvas.draw()
-    assert fig.get_size_inches()[0] == pytest.approx(3.25)
-    ax = fig.axes[0]
-    boxes = [label.get_window_extent() for label in ax.get_yticklabels() if label.get_text()]
-    for box in boxes:
-        assert box.x0 >= 0
-    for upper, lower in itertools.pairwise(boxes):
-        assert lower.y1 <= upper.y0 + 1.0
-    ticks = [t.get_window_extent() for t in ax.get_xticklabels() if t.get_text()]
-    ticks = [t for t in ticks if ax.bbox.x0 - 1 <= (t.x0 + t.x1) / 2 <= ax.bbox.x1 + 1]
-    for left, right in itertools.pairwise(ticks):
-        assert left.x1 < right.x0
-    assert ax.xaxis.label.get_window_extent().x1 <= fig.bbox.x1
-
-
 @pytest.mark.parametrize("span", [0.01, 0.2, 1.0, 5.0, 20.0])
 def test_log_ticks_are_plain_and_apart_at_any_range(span):
     frame = table(2)

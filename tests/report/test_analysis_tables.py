@@ -130,7 +130,7 @@ def found() -> gs.analyses.RatioDiagnostics:
     return gs.ratio_diagnostics(turned_policy().sample(40, 4, rng=0)[0], n_bins=2)
 
 
-def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics, tmp_path):
+def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics):
     table = table_of("ratios", found.to_frame(0.9))
     assert table.rows[:3] == (
         f"token, all (n = {found.spreads[0].n:,})",
@@ -139,19 +139,7 @@ def test_rows_of_all_completions_come_first(found: gs.analyses.RatioDiagnostics,
     )
     assert table.rows[3].startswith("token, 1–")
     assert "90%" in table.caption
-    value, low, high = table.columns["effective sample size"][1]
-    assert (low, high) == pytest.approx(found.confidence_interval(0.9))
-    assert low < value < high
-    paths = table.save(tmp_path / "ratios")
-    assert len(pd.read_csv(paths[2])) == len(found.to_frame())
-
-
-def test_clips(found: gs.analyses.RatioDiagnostics):
-    table = analysis_tables.table_of(CLIPPING, found.clipping_frame(), in_words=False)
-    assert "grpo" in table.rows
-    value, low, high = table.columns["tokens clipped"][table.rows.index("grpo")]
-    assert 0 <= low <= value <= high <= 1
-    assert "| recipe | " in table.to_markdown()
+    assert table.columns["effective sample size"][1][1:] == pytest.approx(found.confidence_interval(0.9))
 
 
 def test_a_share_that_needs_token_energies_is_explained_in_the_caption(found: gs.analyses.RatioDiagnostics):

@@ -104,12 +104,12 @@ def test_the_first_figure_of_each_run_stands_below_its_alpha(folders, tmp_path, 
     assert "Of the first 1 runs" in page
 
 
-@pytest.mark.parametrize("file", ["variance.csv", "alpha.json", "tables/length_scaling.csv"])
-def test_a_damaged_answer_is_named_and_the_page_shows_the_others(folders, tmp_path, file):
-    (folders[1] / file).write_text("{")
-    with pytest.warns(UserWarning, match=re.escape(str(folders[1] / file))):
+def test_a_damaged_answer_is_named_and_the_page_shows_the_others(folders, tmp_path):
+    (folders[1] / "variance.csv").write_text("{")
+    with pytest.warns(UserWarning, match=re.escape(str(folders[1] / "variance.csv"))):
         page = write_gallery(folders, tmp_path / "gallery.html").read_text()
-    assert "two #2" in page or "two" in page
+    alpha = read_json(folders[1] / "alpha.json")
+    assert f'<td data-key="{alpha["alpha"]!r}">' in page
 
 
 @pytest.fixture(scope="module")

@@ -708,6 +708,7 @@ def test_what_was_finished_before_a_failure_is_kept_and_gone_on_from(policy, tmp
 
 def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatch, capsys):
     from command_line import run
+    from small_runs import leave_out_pictures
 
     import gradstats
 
@@ -731,8 +732,10 @@ def test_the_sample_command_and_a_run_take_a_server(policy, tmp_path, monkeypatc
             sampling:
               {{group_size: 2, max_new_tokens: 8, reward: exact, sampler: openai, base_url: "{server.base_url}"}}
             measurement: {{sketch_dim: 64}}
+            figures: {{formats: []}}
             """
         )
+        leave_out_pictures(monkeypatch)
         code, _, err = run(monkeypatch, capsys, "run", tmp_path / "served.yaml", "--out", tmp_path / "run")
         assert code == 0, err
         # What is received sends the key nowhere, and says where it would have gone.

@@ -2,65 +2,23 @@
 
 import numpy as np
 import pytest
-from estimator_batches import FEW, batches, expected_gradient
-from hypothesis import given
-from hypothesis import strategies as st
+from estimator_batches import expected_gradient
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import minimize_scalar
 
 from gradstats import estimators as est
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.grouping import (
-    discounted_sums,
-    first_of_group,
     is_batch_level,
     mean_scale,
-    pack,
     packed_rewards,
-    reduce_by_group,
-    reduce_others,
-    reference_sets,
     rewards_to_go,
     unbiased,
     unbiased_if_loo,
-    unpack,
     weighted_mean_advantages,
 )
 
-VALUES = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0])
-INDEX = np.array([1, 0, 1, 2, 1, 0])
 MASK = np.array([[True, False, True, False], [False, True, True, True]])
-
-
-def test_groups_and_the_others_of_a_group_are_reduced_in_the_order_of_their_index():
-    assert_array_equal(reduce_by_group(VALUES, INDEX, 3), [1 + 9, 3 + 4 + 5, 1])
-    assert_array_equal(reduce_by_group(VALUES, INDEX, 3, np.maximum), [9, 5, 1])
-    rows = np.stack([VALUES, -VALUES], axis=1)
-    assert_array_equal(reduce_by_group(rows, INDEX, 3), [[10, -10], [12, -12], [1, -1]])
-    assert_array_equal(reduce_others(VALUES, INDEX, 3), [9, 9, 8, 0, 7, 1])
-    assert_array_equal(reduce_others(VALUES, INDEX, 3, np.maximum, -np.inf), [5, 9, 5, -np.inf, 4, 1])
-    assert_array_equal(first_of_group(VALUES, INDEX, 3), [3, 1, 3, 1, 3, 1])
-
-
-@FEW
-@given(batch=batches(), operation=st.sampled_from([np.add, np.maximum, np.logaddexp]))
-def test_the_others_of_a_group_against_a_loop(batch: Batch, operation: np.ufunc):
-    index, n_groups = batch.group_index, batch.n_groups
-    identity = 0.0 if operation is np.add else -np.inf
-    reduced = reduce_others(batch.logprobs, index, n_groups, operation, identity)
-    for row in range(len(index)):
-        expected = np.full(batch.mask.shape[1], identity)
-        for other in np.flatnonzero(index == index[row]):
-            expected = operation(expected, batch.logprobs[other]) if other != row else expected
-        assert_allclose(reduced[row], expected, atol=1e-12)
-
-
-def test_sets_are_groups_or_the_batch():
-    batch = Batch(VALUES, [1] * 6, INDEX)
-    for scope, expected, number in (("group", INDEX, 3), ("batch", [0] * 6, 1)):
-        index, n_sets = reference_sets(batch, scope)
-        assert_array_equal(index, expected)
-        assert n_sets == number
 
 
 def test_the_weighted_mean_by_hand():
@@ -89,21 +47,6 @@ def test_singletons(name: str):
     batch = Batch([0.7], [3], ["a"], sq_norms=[2.0])
     for singleton, expected in {"zero": 0.0, "reward": 0.7, "nan": np.nan}.items():
         assert_allclose(est.get(name, singleton=singleton).advantages(batch), [expected])
-
-
-def test_counted_tokens_move_to_the_left_and_back():
-    values = np.array([[1.0, 8.0, 2.0, 9.0], [7.0, 3.0, 4.0, 5.0]])
-    packed = pack(values, MASK)
-    assert_array_equal(packed, [[1, 2, 8, 9], [3, 4, 5, 7]])
-    assert_array_equal(unpack(packed, MASK), values)
-
-
-def test_discounted_sums_by_hand():
-    values = np.array([[1.0, 2.0, 4.0]])
-    assert_array_equal(discounted_sums(values, 0.5), [[1 + 1 + 1, 2 + 2, 4]])
-    assert_array_equal(discounted_sums(values, 1.0), [[7, 6, 4]])
-    assert_array_equal(discounted_sums(values, 0.0), values)
-    assert_array_equal(values, [[1, 2, 4]])
 
 
 def test_returns_discount_by_counted_token():

@@ -28,9 +28,14 @@ def generated(trainer) -> tuple[dict[str, torch.Tensor], Generation]:
 
 
 class TestGroupMean:
-    @pytest.mark.parametrize("label", ["group_mean", "recipe:dr_grpo", "rloo(loo=False)"])
     @pytest.mark.parametrize(
-        ("rewards", "masked"), [(odd_rewards, False), (one_missing, False), (odd_rewards, True), (one_missing, True)]
+        ("label", "rewards", "masked"),
+        [
+            ("group_mean", odd_rewards, False),
+            ("group_mean", one_missing, True),
+            ("recipe:dr_grpo", one_missing, False),
+            ("rloo(loo=False)", odd_rewards, True),
+        ],
     )
     def test_trains_as_without_scale_bit_for_bit(self, tmp_path, rewards, masked, label):
         settings = {"gradient_checkpointing": False, "mask_truncated_completions": masked}
@@ -46,19 +51,6 @@ class TestGroupMean:
         use_estimator(other, "reinforce")
         with pytest.raises(AssertionError):
             assert_same_bits(own, trained(other))
-
-
-@pytest.mark.parametrize(
-    ("kind", "label"),
-    [("GRPO", "grpo(eps=1e-4)"), ("GRPO", "recipe:grpo(scale=group_std(eps=1e-4))"), ("RLOO", "rloo")],
-)
-def test_the_trainers_own_estimator_gives_its_own_advantages(tmp_path, kind, label):
-    own, _ = generated(small_trainer(kind, tmp_path))
-    other = small_trainer(kind, tmp_path)
-    used = use_estimator(other, label)
-    found, _ = generated(other)
-    np.testing.assert_allclose(found["advantages"], own["advantages"], atol=2e-6)
-    assert used.n_replaced == 1
 
 
 @pytest.mark.parametrize(

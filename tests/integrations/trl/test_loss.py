@@ -67,9 +67,13 @@ def batch_of(seen: Generation, **fields) -> Batch:
     return Batch(seen.rewards().double().numpy(), found.sum(axis=1), groups, found, **fields)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("loss_type", LOSSES)
+#: Every loss with every scale, and truncated completions masked in every other of these pairs.
+PAIRS = [
+    (loss, scale, (row + column) % 2 == 0) for row, loss in enumerate(LOSSES) for column, scale in enumerate(SCALES)
+]
+
+
+@pytest.mark.parametrize(("loss_type", "scale", "masked"), PAIRS)
 def test_every_token_has_the_weight_that_it_has_in_the_loss(trainers, monkeypatch, loss_type, scale, masked):
     trainer = trainers[loss_type]
     monkeypatch.setattr(trainer, "scale_rewards", scale)
@@ -114,39 +118,39 @@ def test_every_token_has_the_weight_that_it_has_in_the_loss(trainers, monkeypatc
             np.testing.assert_allclose(recipe.token_weights(batch) / batch.n_groups, found, rtol=1e-5, atol=1e-8)
 
 
-class TestAdvantagesInUse:
-    """With every setting the trainer's own estimator, put in the place of its own, gives its own advantages."""
+IN_USE = [
+    ("GRPO", {}, "grpo(eps=1e-4)"),
+    ("GRPO", {}, "recipe:grpo(scale=group_std(eps=1e-4))"),
+    ("GRPO", {"scale_rewards": "batch"}, "recipe:custom(advantage=group_mean, scale=batch_std(eps=1e-4))"),
+    ("GRPO", {"scale_rewards": "none"}, "group_mean"),
+    ("GRPO", {"scale_rewards": "none"}, "recipe:dr_grpo"),
+    ("RLOO", {}, "rloo"),
+]
+#: Completions without a reward: none, one, and all of a group but one.
+MISSING = [(), (5,), (0, 1, 2)]
 
-    @pytest.mark.parametrize("missing", [(), (5,), (0, 1, 2)], ids=["all", "one missing", "a group of one"])
-    @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-    @pytest.mark.parametrize(
-        ("kind", "settings", "label"),
-        [
-            ("GRPO", {}, "grpo(eps=1e-4)"),
-            ("GRPO", {}, "recipe:grpo(scale=group_std(eps=1e-4))"),
-            ("GRPO", {"scale_rewards": "batch"}, "recipe:custom(advantage=group_mean, scale=batch_std(eps=1e-4))"),
-            ("GRPO", {"scale_rewards": "none"}, "group_mean"),
-            ("GRPO", {"scale_rewards": "none"}, "recipe:dr_grpo"),
-            ("RLOO", {}, "rloo"),
-        ],
-    )
-    def test_are_those_of_the_trainer(self, tmp_path, kind, settings, label, masked, missing):
-        def some(completion_ids, **_):
-            return [None if place in missing else value for place, value in enumerate(odd_rewards(completion_ids))]
 
-        def half(completion_ids, **_):  # one of two reward functions has no value for some
-            return [None if place % 3 else float(len(ids)) for place, ids in enumerate(completion_ids)]
+@pytest.mark.parametrize(
+    ("kind", "settings", "label", "missing", "masked"),
+    [(*one, missing, (row + at) % 2 == 0) for row, one in enumerate(IN_USE) for at, missing in enumerate(MISSING)],
+)
+def test_the_trainers_own_estimator_in_use_gives_its_own_advantages(tmp_path, kind, settings, label, missing, masked):
+    def some(completion_ids, **_):
+        return [None if place in missing else value for place, value in enumerate(odd_rewards(completion_ids))]
 
-        rewards = [some, half] if not missing else [some]
-        settings = {"mask_truncated_completions": masked, "max_completion_length": 6, **settings}
-        own, seen = drawn(small_trainer(kind, tmp_path, rewards=rewards, **settings))
-        trainer = small_trainer(kind, tmp_path, rewards=rewards, **settings)
-        used = use_estimator(trainer, label)
-        found, _ = drawn(trainer)
-        live = seen.mask().any(dim=1)
-        assert live.all() != masked
-        np.testing.assert_allclose(found["advantages"][live], own["advantages"][live], rtol=1e-4, atol=2e-6)
-        assert (used.n_replaced, used.n_kept) == (1, 0)
+    def half(completion_ids, **_):  # one of two reward functions has no value for some
+        return [None if place % 3 else float(len(ids)) for place, ids in enumerate(completion_ids)]
+
+    rewards = [some, half] if not missing else [some]
+    settings = {"mask_truncated_completions": masked, "max_completion_length": 6, **settings}
+    own, seen = drawn(small_trainer(kind, tmp_path, rewards=rewards, **settings))
+    trainer = small_trainer(kind, tmp_path, rewards=rewards, **settings)
+    used = use_estimator(trainer, label)
+    found, _ = drawn(trainer)
+    live = seen.mask().any(dim=1)
+    assert live.all() != masked
+    np.testing.assert_allclose(found["advantages"][live], own["advantages"][live], rtol=1e-4, atol=2e-6)
+    assert (used.n_replaced, used.n_kept) == (1, 0)
 
 
 @pytest.mark.parametrize("label", ["length_weighted(alpha=0.8, loo=True)", "group_mean", "otb"])

@@ -96,6 +96,7 @@ def test_what_passes_through_no_weights_is_done_by_the_first_rank(tmp_path):
     assert (tmp_path / f"opened-0-{pid}").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:rank 1 of 2 died")
 def test_a_run_whose_second_rank_is_killed_leaves_the_files_of_one_process(experiment, finished, tmp_path):
     marks = tmp_path / "marks"
