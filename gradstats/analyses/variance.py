@@ -80,7 +80,7 @@ _HERE, _QUANTITIES = "analyses/variance.py", "stats/variance/quantities.py"
 #: Entry of a frame's ``.attrs``: how many estimators were compared, where only some are listed.
 COMPARED_ROWS = "n_compared"
 #: What a reader has to know about columns of intervals that hold together, and about the best set.
-TOGETHER = "between these ends all rows lie at once"
+_TOGETHER = "between these ends all rows lie at once"
 _BEST_SET = "best set"
 
 
@@ -122,7 +122,7 @@ def _columns_of(one: Quantity) -> tuple[Column, ...]:
         one.together_heading,
         file=_QUANTITIES,
         places=one.together_in,
-        sentence=lambda frame: f"{one.together_heading.capitalize()}: {TOGETHER}.",
+        sentence=lambda frame: f"{one.together_heading.capitalize()}: {_TOGETHER}.",
     )
     return own, together
 
