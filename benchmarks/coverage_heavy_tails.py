@@ -273,7 +273,8 @@ def one_data_set(population: Population, truth: Truth, n_prompts: int, seed: int
             add("", quantity, line.alpha, *line.confidence_interval(LEVEL), exact)
         elif name in names:
             row = batches.loc[name] if quantity == "critical_batch" else table.loc[name]
-            add(name, quantity, *(float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high")), exact)
+            value, low, high = (float(row[f"{quantity}{end}"]) for end in ("", "_low", "_high"))
+            add(name, quantity, value, low, high, exact)
     for quantity, rows in (("ratio", names), ("matched_ratio", LOCAL)):
         ends = table.loc[list(rows), [f"{quantity}_simultaneous_{end}" for end in ("low", "high")]].to_numpy()
         exact = np.array([truth[name, quantity] for name in rows])

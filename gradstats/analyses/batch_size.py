@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from gradstats.measurement.measurement import Measurement
 
 #: Prompts of a batch where none are asked for: a common size of a step of GRPO.
-PROMPTS = 64
+_PROMPTS = 64
 #: The alignment whose batch the sentence names.
 _HALF = 0.5
 # Characters of the sentence, which fits two lines of 80 columns however it breaks.
@@ -366,9 +366,9 @@ def _groups_asked_for(prompts: float | None, tokens: float | None, per_prompt: f
                 f"tokens={tokens:g} is below one group, which takes {per_prompt:.0f} completion tokens here: give more"
             )
         return tokens / per_prompt
-    asked = PROMPTS if prompts is None else prompts
+    asked = _PROMPTS if prompts is None else prompts
     if not 1 <= asked < math.inf:
-        raise ValueError(f"prompts={asked:g} is not a batch: give at least 1 prompt, for example {PROMPTS}")
+        raise ValueError(f"prompts={asked:g} is not a batch: give at least 1 prompt, for example {_PROMPTS}")
     return float(asked)
 
 

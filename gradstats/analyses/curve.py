@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from gradstats.measurement.measurement import Measurement
 
 #: The parameter that is not an estimator's: completions per group. Along it an equal total of completions is judged.
-GROUP_SIZE, PER_COMPLETION = "group_size", "per_completion"
+_GROUP_SIZE, _PER_COMPLETION = "group_size", "per_completion"
 #: Quantities whose simultaneous intervals a curve has beside those of a comparison.
 _JUDGED_TOGETHER = ("cosine", "matched_bias_share")
 #: Fits whose exponents are marked on a curve of length weights, and what each is called.
@@ -153,7 +153,7 @@ class VarianceCurve(RemarkedResult):
         frame.insert(0, "value", self.values)
         if self.per_completion and self.lowest_at(confidence_level) is not None:
             intervals = [one.with_interval(confidence_level) for one in self.per_completion]
-            frame[with_ends(PER_COMPLETION)] = np.array(intervals)
+            frame[with_ends(_PER_COMPLETION)] = np.array(intervals)
         for name in _JUDGED_TOGETHER:
             ends = simultaneous([row.quantities[name] for row in self.comparison.rows], confidence_level)
             frame[f"{name}_simultaneous_low"], frame[f"{name}_simultaneous_high"] = np.array(ends).T
@@ -193,7 +193,7 @@ class VarianceCurve(RemarkedResult):
             return f"Where {self.estimator} has its lowest variance along {self.parameter} is not known."
         low, high = self.confidence_interval(confidence_level)
         at = minimiser_with_interval(value, low, high, self.values)
-        per_completion = " at an equal total of completions" if self.parameter == GROUP_SIZE else ""
+        per_completion = " at an equal total of completions" if self.parameter == _GROUP_SIZE else ""
         text = f"{self.estimator} has the least relative noise{per_completion} at {self.parameter} = {at}"
         if lowest is not None and lowest.is_at_an_end:
             return f"{text}, an end of the range: it may be less beyond."
@@ -262,22 +262,22 @@ def variance_curve(
     if state_values is not None:
         options["values"] = state_values
     label = estimator if isinstance(estimator, str) else estimator.label
-    if parameter == GROUP_SIZE:
+    if parameter == _GROUP_SIZE:
         chosen: list[Weighting] = [families.get(estimator)]
-        options[GROUP_SIZE] = [_whole(value) for value in grid]
+        options[_GROUP_SIZE] = [_whole(value) for value in grid]
     else:
-        if np.size(np.asarray(options.get(GROUP_SIZE))) > 1:
-            raise ValueError(f"a curve along {parameter} has one group size, got {options[GROUP_SIZE]}: choose one")
+        if np.size(np.asarray(options.get(_GROUP_SIZE))) > 1:
+            raise ValueError(f"a curve along {parameter} has one group size, got {options[_GROUP_SIZE]}: choose one")
         chosen = [with_parameter(estimator, parameter, value) for value in grid]
     with warnings.catch_warnings():  # the notes of the curve say the same
         warnings.simplefilter("ignore", UserWarning)
         comparison = compare(measured_or_batch, chosen, scores, **options)
     variances = [row.at_matched_signal for row in comparison.rows]
-    if parameter == GROUP_SIZE:
+    if parameter == _GROUP_SIZE:
         variances = [None if one is None else one.scaled(size) for one, size in zip(variances, grid, strict=True)]
     lowest = minimiser_of(grid, variances, discrete=_counts(chosen, parameter))
     per_completion: list[Estimate] = []
-    if parameter == GROUP_SIZE and lowest is not None:
+    if parameter == _GROUP_SIZE and lowest is not None:
         per_completion = [studentised_ratio(one, lowest.variances[-1]) for one in lowest.variances]
     advantage = chosen[0].advantage if isinstance(chosen[0], Recipe) else chosen[0]
     by_length = parameter == "alpha" and advantage.name == "length_weighted"
@@ -287,14 +287,14 @@ def variance_curve(
 
 def _whole(value: float) -> int:
     if not float(value).is_integer():
-        raise ValueError(f"{GROUP_SIZE}={value:g} must be a whole number of completions")
+        raise ValueError(f"{_GROUP_SIZE}={value:g} must be a whole number of completions")
     return index(int(value))
 
 
 def _counts(chosen: Sequence[Weighting], parameter: str) -> bool:
     """Return whether a parameter counts something, so that there is nothing between its values."""
     parameters = getattr(chosen[0], "parameters", {})
-    return parameter == GROUP_SIZE or isinstance(parameters.get(parameter), int)
+    return parameter == _GROUP_SIZE or isinstance(parameters.get(parameter), int)
 
 
 def _fitted_exponents(
@@ -491,7 +491,7 @@ def _parameter(frame: pd.DataFrame) -> str:
 
 def draw_curve(frame: pd.DataFrame) -> object:
     """Draw a curve: variance at an equal total of completions for group sizes, otherwise all its panels."""
-    if frame.attrs.get("parameter") == GROUP_SIZE:
+    if frame.attrs.get("parameter") == _GROUP_SIZE:
         label = str(frame.attrs.get("curve", "estimator"))
         return plot_group_size(frame.assign(estimator=label, group_size=frame["value"]), value="trace_cov")
     return plot_variance_curve_panels(frame)
@@ -571,7 +571,7 @@ ANALYSIS = Analysis(
     columns=(
         Column("value", "of the parameter"),
         Column(
-            PER_COMPLETION,
+            _PER_COMPLETION,
             "noise at an equal total of completions over that at the largest size",
             "noise at equal completions",
             estimated=True,

@@ -45,7 +45,7 @@ LEFT_OUT = "left_out"
 # What only holds at a level: intervals, bounds, and what is shown by them.
 _OF_A_LEVEL = re.compile(r"\[|≥|≤|±|at most|\bshown\b|\bresolved?\b")
 #: The places whose tables have a column that has a heading.
-PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
+_PLACES: tuple[Place, ...] = ("paper", "page", "terminal")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Column:
     short: bool = False  # whether the result's repr and the first screen of the command show it
     limits: Limits = NO_LIMITS  # the least and the greatest possible value; an unbiased estimate may lie beyond
     file: str = ""  # that computes it, from the folder of the package; that of the analysis by default
-    places: tuple[Place, ...] = PLACES  # whose tables have it, where it has a heading
+    places: tuple[Place, ...] = _PLACES  # whose tables have it, where it has a heading
     sentence: Callable[[pd.DataFrame], str] = lambda frame: ""  # that captions of tables with it contain
 
 
@@ -102,7 +102,7 @@ class Ranking:
     scale: str = ""
 
 
-class Tabulated:
+class _Tabulated:
     """What the tables of files and of print share: columns and their headings."""
 
     name: str
@@ -145,7 +145,7 @@ class Tabulated:
 
 
 @dataclass(frozen=True)
-class FurtherTable(Tabulated):
+class FurtherTable(_Tabulated):
     """A table beside that of an answer: under a name of its own among the files of a run and in JSON."""
 
     name: str
@@ -160,7 +160,7 @@ class FurtherTable(Tabulated):
 
 
 @dataclass(frozen=True)
-class Analysis(Tabulated):
+class Analysis(_Tabulated):
     """A question and everything that is shown of its answer; see docs/design.md and CONTRIBUTING.md."""
 
     #: In ``gradstats ask RUN NAME``, and of its files.
@@ -365,7 +365,7 @@ class Analysis(Tabulated):
             found = self.call_with_source(asked_of, **taken)
         options = {option: taken[argument] for option, argument in self.settings.items() if argument in taken}
         asked = self.not_usual({**options, **settings}, without=() if "estimators" in settings else ("estimators",))
-        asked |= {name: as_text(value) for name, value in settings.items() if value is not None}
+        asked |= {name: _as_text(value) for name, value in settings.items() if value is not None}
         about: dict[str, Any] = {"metric": metric_label(asked_of.metadata)} if hasattr(asked_of, "metadata") else {}
         batch_level: list[str] = []
         if "estimators" in arguments and "estimators" not in settings:
@@ -397,7 +397,7 @@ class Analysis(Tabulated):
             argument = self.settings.get(option, option)
             usual = parameters[argument].default if argument in parameters else _section_default(option)
             if option not in without and value is not None and not _equal(value, usual):
-                found[option] = as_text(value)
+                found[option] = _as_text(value)
         return found
 
     def command_line(self, answer: Answer) -> list[str] | None:
@@ -480,10 +480,10 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def as_text(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     """Return the value of an option as files hold it: estimators by their labels."""
     if isinstance(value, (list, tuple)):
-        return [as_text(one) for one in value]
+        return [_as_text(one) for one in value]
     if isinstance(value, (str, bool, int, float)):
         return value
     return getattr(value, "label", str(value))
@@ -504,7 +504,7 @@ def chosen(columns: Iterable[Column], headings: Mapping[str, str], short: Collec
     """Return the columns of another question, of which tables show some, in another order or under other headings."""
     known = {one.name: one for one in columns}
     first = [
-        replace(known[name], heading=heading, short=name in short, places=PLACES) for name, heading in headings.items()
+        replace(known[name], heading=heading, short=name in short, places=_PLACES) for name, heading in headings.items()
     ]
     others = [replace(one, heading="", short=False) for name, one in known.items() if name not in headings]
     return (*first, *others)

@@ -31,14 +31,14 @@ _FEWEST_ENERGY_PROMPTS = 10.0
 # On-policy samples are called off-policy in at most one of a hundred studies.
 _VERDICT_LEVEL = 0.99
 # The samples say that they are on-policy only if they exclude temperatures outside these, relative to the scored one.
-EQUIVALENT = (0.8, 1.25)
+_EQUIVALENT = (0.8, 1.25)
 WORDS = {
     "surprise": "surprise minus entropy",
     "mean_score_sq": "squared mean score",
     "energy_ratio": "energy ratio",
 }
 #: What on-policy sampling gives.
-EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
+_EXPECTED = {"surprise": 0.0, "mean_score_sq": 0.0, "energy_ratio": 1.0}
 _LIMITS = {"surprise": NO_LIMITS, "mean_score_sq": (0.0, math.inf), "energy_ratio": (0.0, math.inf)}
 _UNITS = {"surprise": " nats per completion"}
 
@@ -84,11 +84,13 @@ class OnPolicyCheck(ReprMixin):
         """
         tested = {
             name: getattr(self, name)
-            for name in EXPECTED
+            for name in _EXPECTED
             if np.isfinite(getattr(self, name).stderr)
             and (name != "energy_ratio" or self.energy_prompts >= _FEWEST_ENERGY_PROMPTS)
         }
-        raw = [estimate.pvalue(EXPECTED[name], only_above=name == "mean_score_sq") for name, estimate in tested.items()]
+        raw = [
+            estimate.pvalue(_EXPECTED[name], only_above=name == "mean_score_sq") for name, estimate in tested.items()
+        ]
         return dict(zip(tested, holm(raw).tolist(), strict=True))
 
     def failures(self, confidence_level: float = _VERDICT_LEVEL) -> list[str]:
@@ -116,7 +118,7 @@ class OnPolicyCheck(ReprMixin):
             return False
         low, high = self.compatible_temperatures(confidence_level)
         scale = 1.0 if self.scorer_temperature is None else self.scorer_temperature
-        return True if EQUIVALENT[0] * scale <= low <= scale <= high <= EQUIVALENT[1] * scale else None
+        return True if _EQUIVALENT[0] * scale <= low <= scale <= high <= _EQUIVALENT[1] * scale else None
 
     def verdict(self, confidence_level: float = _VERDICT_LEVEL) -> str:
         """Whether the samples are on-policy: by the recorded settings, which overrule a test, and by the samples.
@@ -124,7 +126,7 @@ class OnPolicyCheck(ReprMixin):
         They are called consistent with on-policy sampling only where they exclude every temperature below 0.8 and above
         1.25 of the scored one; otherwise the question is not resolved, and the compatible temperatures are given.
         """
-        estimates = {name: getattr(self, name) for name in EXPECTED if np.isfinite(getattr(self, name).stderr)}
+        estimates = {name: getattr(self, name) for name in _EXPECTED if np.isfinite(getattr(self, name).stderr)}
         failures = self.failures(confidence_level)
         evidence = self._evidence(estimates, confidence_level)
         off = f"{' and '.join(WORDS[name] for name in failures)} off"
@@ -168,7 +170,7 @@ class OnPolicyCheck(ReprMixin):
     def _evidence(self, estimates: Mapping[str, Estimate], confidence_level: float) -> str:
         evidence = "; ".join(
             f"{WORDS[name]} {format_estimate(*estimate.with_interval(confidence_level), limits=_LIMITS[name])}"
-            f"{_UNITS.get(name, '')}, expected {EXPECTED[name]:g}"
+            f"{_UNITS.get(name, '')}, expected {_EXPECTED[name]:g}"
             for name, estimate in estimates.items()
         )
         if "energy_ratio" in estimates and self.energy_prompts < _FEWEST_ENERGY_PROMPTS:
@@ -179,7 +181,7 @@ class OnPolicyCheck(ReprMixin):
         """One row per quantity: ``quantity, on_policy_value, estimate, low, high, pvalue`` (adjusted by Holm)."""
         rows = []
         pvalues = self.pvalues()
-        for name, expected in EXPECTED.items():
+        for name, expected in _EXPECTED.items():
             estimate = getattr(self, name)
             low, high = estimate.confidence_interval(confidence_level)
             rows.append(

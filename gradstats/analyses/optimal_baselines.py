@@ -246,7 +246,7 @@ PUBLISHED = (
     "james_stein",
 )
 #: Prompts below which nothing can be learned on the others.
-FEWEST_PROMPTS = 4
+_FEWEST_PROMPTS = 4
 _ON_POLICY = "the gradient of what was drawn (target='on_policy')"
 _OF_ANOTHER_POLICY = (
     "leave-one-out baselines are biased for completions of another policy: measure on-policy, or judge against "
@@ -389,9 +389,9 @@ def optimal_baselines(
         raise ValueError(_OF_WHAT_WAS_DRAWN if judged.agree else _OF_ANOTHER_POLICY)
     inputs.batch.require(("sq_norms",), ORACLE)
     groups = split_into_groups(shuffled_prompts(inputs.batch.group_index, generator), inputs.order, group_size)
-    if groups.n_prompts < FEWEST_PROMPTS:
+    if groups.n_prompts < _FEWEST_PROMPTS:
         raise ValueError(
-            f"learning on the other prompts needs at least {FEWEST_PROMPTS} prompts, got {groups.n_prompts}: measure "
+            f"learning on the other prompts needs at least {_FEWEST_PROMPTS} prompts, got {groups.n_prompts}: measure "
             "more"
         )
     pool = pooled(inputs, groups, chosen, generator.spawn(1)[0], judged, prompts_per_batch, n_resamples)

@@ -26,7 +26,7 @@ from gradstats.system.lazy_imports import pd
 CHOICE = 0.5  # nats of entropy above which a token counts as a choice
 HEAVIEST = 16
 LONG = 150  # tokens from which on the heaviest ones' share is taken
-ESTIMATORS = ("reinforce", "length_weighted(alpha=0.8, loo=True)", "norm_weighted(loo=True)")
+_ESTIMATORS = ("reinforce", "length_weighted(alpha=0.8, loo=True)", "norm_weighted(loo=True)")
 
 #: The quantities of a profile and their headings, in the order of the table.
 PROFILE_QUANTITIES = {
@@ -216,7 +216,7 @@ def profile_policy(measured: Measurement, *, rng: int | np.random.Generator | No
         optimal_constant_ratio=optimal_ratio,
         pooled=pooled,
         within=fit_length_scaling(measured, method="within_prompt"),
-        comparison=compare(measured, ESTIMATORS, rng=rng),
+        comparison=compare(measured, _ESTIMATORS, rng=rng),
     )
 
 

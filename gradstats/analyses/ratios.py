@@ -114,7 +114,7 @@ def _share(part: np.ndarray, whole: np.ndarray, prompts: Int[np.ndarray, " n"]) 
     return (mean_statistic(parts) / mean_statistic(wholes)).estimate()
 
 
-RATIOS = ("token", "product", "geometric_mean")
+_RATIOS = ("token", "product", "geometric_mean")
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,7 +157,7 @@ class RatioDiagnostics(Result):
     @property
     def product(self) -> RatioSpread:
         r"""The spread of the ratio of whole completions, :math:`\prod_t ρ_t`."""
-        return self.spreads[RATIOS.index("product")]
+        return self.spreads[_RATIOS.index("product")]
 
     def confidence_interval(self, confidence_level: float = CONFIDENCE_LEVEL, quantity: str = "") -> tuple[Any, Any]:
         """Return the interval of a quantity in every row; by default that of the effective number of completions."""
@@ -276,7 +276,7 @@ def _spreads(batch: Batch, bins: np.ndarray) -> list[RatioSpread]:
         "geometric_mean": (product / batch.lengths, of_completion),
     }
     spreads = []
-    for ratio in RATIOS:
+    for ratio in _RATIOS:
         logs, rows = values[ratio]
         for one in np.unique(bins):
             here = bins[rows] == one

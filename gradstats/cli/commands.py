@@ -15,7 +15,7 @@ from gradstats.analyses import registry
 from gradstats.cli import terminal
 
 # RuntimeError covers the self-check and torch's out-of-memory error, whose messages state the remedy.
-EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
+_EXPECTED = (ValueError, OSError, LookupError, ImportError, TypeError, RuntimeError)
 
 
 def unexpected(error: Exception) -> str:
@@ -123,7 +123,7 @@ def main() -> None:
     except KeyboardInterrupt:
         terminal.fail("interrupted; finished work is kept, and the same command resumes from there")
         sys.exit(130)
-    except EXPECTED as error:
+    except _EXPECTED as error:
         if isinstance(error, BrokenPipeError) and _reader_left():
             sys.exit(0)
         if os.environ.get("GRADSTATS_TRACEBACK"):

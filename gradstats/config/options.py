@@ -120,7 +120,7 @@ def written(value: object) -> str:
 
 #: What estimates the second moments from the rollouts themselves.
 ESTIMATE = "estimate"
-ADAM = "adam"
+_ADAM = "adam"
 #: The label of the Euclidean metric.
 EUCLIDEAN = "euclidean"
 
@@ -161,7 +161,7 @@ def adam_section(metric: str | None) -> AdamSection | None:
     if metric in (None, EUCLIDEAN):
         return None
     name, options = read_label(metric)
-    if name != ADAM:
+    if name != _ADAM:
         raise ValueError(f"the metric {name!r} is unknown: choose euclidean, or adam, as in adam(eps=1e-8)")
     return AdamSection(**options)
 

@@ -42,7 +42,7 @@ class NamedCode:
 
 
 @dataclass(frozen=True)
-class Destination:
+class _Destination:
     """What a setting would send somewhere, with the user's credentials."""
 
     setting: str
@@ -106,25 +106,25 @@ def refuse_untrusted(
         )
 
 
-def _destinations_in(settings: Mapping[str, object]) -> Iterator[Destination]:
+def _destinations_in(settings: Mapping[str, object]) -> Iterator[_Destination]:
     """Return where settings of an experiment would send prompts, results or credentials."""
     options = _at(settings, "sampling", "sampler_options")
     own = os.environ.get(BASE_URL_ENV, "").rstrip("/")
     for address in (_at(settings, "sampling", "base_url"), _at(options, "base_url")):
         if address is not None and str(address).rstrip("/") != own:
             what = f"send prompts, and the key in {API_KEY_ENV}, to {_shown(_host(str(address)))}"
-            yield Destination("sampling.base_url", str(address), what)
+            yield _Destination("sampling.base_url", str(address), what)
     variable = _at(options, "api_key_env")
     if variable not in (None, API_KEY_ENV):
         what = f"send the secret in {_shown(str(variable))} to a server"
-        yield Destination("sampling.sampler_options.api_key_env", str(variable), what)
+        yield _Destination("sampling.sampler_options.api_key_env", str(variable), what)
     for setting, here, what in (
         ("tracking", "none", "log settings and results with your account at"),
         ("execution.address", "auto", "hand its work to the cluster at"),
     ):
         value = _at(settings, *setting.split("."))
         if value not in (None, here):
-            yield Destination(setting, str(value), f"{what} {_shown(str(value))}")
+            yield _Destination(setting, str(value), f"{what} {_shown(str(value))}")
 
 
 def written_secret(sampling: Mapping[str, object]) -> str | None:

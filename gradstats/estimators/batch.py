@@ -196,7 +196,7 @@ def _checked_mask(value: npt.ArrayLike | None, lengths: np.ndarray, width: int) 
 
 
 #: What to do about an infinite value of a field.
-REMEDIES = {
+_REMEDIES = {
     ("old_logprobs", -math.inf): (
         "the sampler cannot have drawn a token of probability 0: record the log-probabilities of the distribution that "
         "was drawn from, after top-k and top-p, or leave the completion out (rollouts.select, or drop its row)"
@@ -221,7 +221,7 @@ def _token_field(name: str, value: npt.ArrayLike, mask: np.ndarray) -> Float[np.
     bad = np.argwhere(mask & ~allowed)
     if bad.size:
         row, column = bad[0]
-        remedy = REMEDIES.get(
+        remedy = _REMEDIES.get(
             (name, float(array[row, column])), "give those tokens a value, or leave the completion out"
         )
         raise ValueError(

@@ -88,7 +88,7 @@ def get_all(estimators: Iterable[str | Weighting]) -> list[Weighting]:
 
 
 #: A name that stands for several parameters at once: the width ε of a clip to [1 − ε, 1 + ε].
-TOGETHER = {"clip_width": ("eps_low", "eps_high")}
+_TOGETHER = {"clip_width": ("eps_low", "eps_high")}
 
 
 def with_parameter(estimator: str | Weighting, parameter: str, value: float) -> Weighting:
@@ -101,7 +101,7 @@ def with_parameter(estimator: str | Weighting, parameter: str, value: float) -> 
         'recipe:dapo(eps_low=0.1, eps_high=0.1)'
     """
     number = int(value) if float(value).is_integer() else float(value)
-    changed: dict[str, object] = dict.fromkeys(TOGETHER.get(parameter, (parameter,)), number)
+    changed: dict[str, object] = dict.fromkeys(_TOGETHER.get(parameter, (parameter,)), number)
     if isinstance(estimator, str):
         return get(estimator, **changed)
     if isinstance(estimator, Estimator):

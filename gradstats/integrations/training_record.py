@@ -50,9 +50,9 @@ class WarnOnce:
 
 
 #: The setting that varies from one measured step to the next.
-VARIED = "policy.revision"
+_VARIED = "policy.revision"
 #: Prompts that the on-policy check needs.
-FEWEST_PROMPTS = 3
+_FEWEST_PROMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TrainingRecord:
                 variance = answers["variance"].frame if "variance" in answers else None
                 on_policy = _on_policy(measured) if alpha is None else alpha.on_policy
             run.write_manifest(measured, paths, gap, computed_with)
-            listed.settings[revision] = {VARIED: revision}
+            listed.settings[revision] = {_VARIED: revision}
             write_sweep_list(self.folder, listed)
             self._listed = listed
         return RecordedStep(run.path, measured, alpha, variance, on_policy, gap, run.remarks)
@@ -113,7 +113,7 @@ class TrainingRecord:
         earlier = read_sweep_list(self.folder).settings if (self.folder / LISTED).is_file() else {}
         return SweepList(
             self.experiment.name,
-            [VARIED],
+            [_VARIED],
             {cell: settings for cell, settings in earlier.items() if cell < revision},
         )
 
@@ -129,7 +129,7 @@ class TrainingRecord:
 def _on_policy(measured: Measurement) -> OnPolicyCheck | None:
     from gradstats.analyses import check_on_policy
 
-    return check_on_policy(measured) if len(set(measured.rollouts.prompt_id)) >= FEWEST_PROMPTS else None
+    return check_on_policy(measured) if len(set(measured.rollouts.prompt_id)) >= _FEWEST_PROMPTS else None
 
 
 #: What every key begins with.

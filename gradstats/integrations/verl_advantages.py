@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: What every registered name begins with, and the name of the estimator that :data:`_VARIABLE` holds.
-PREFIX = "gradstats"
+_PREFIX = "gradstats"
 #: The environment variable that holds a label with parameters, which a configuration of verl cannot carry.
 _VARIABLE = "GRADSTATS_ESTIMATOR"
 #: Fields of a batch that verl's rewards and mask give.
-GIVEN = ("token_rewards",)
+_GIVEN = ("token_rewards",)
 
 #: What verl calls: token rewards, mask and further entries by name; returns advantages and returns, (B, T) each.
 AdvantageFunction = Callable[..., tuple[Tensor, Tensor]]
@@ -109,7 +109,7 @@ def known_labels() -> list[str]:
             estimator = families.get(name)
         except (TypeError, ValueError):  # a parameter without a default
             continue
-        if set(estimator.needs) <= set(GIVEN):
+        if set(estimator.needs) <= set(_GIVEN):
             found.append(name)
     return found
 
@@ -123,7 +123,7 @@ def chosen(label: str) -> VerlAdvantages:
     estimator = families.get(label)
     if "singleton" not in label:
         estimator = _as_alone_in_verl(estimator)
-    missing = [need for need in estimator.needs if need not in GIVEN]
+    missing = [need for need in estimator.needs if need not in _GIVEN]
     if missing:
         raise ValueError(
             f"{estimator.label} needs {missing[0]}, which verl does not pass on to an estimator: in a study, "
@@ -153,12 +153,12 @@ def advantage_functions(variables: Mapping[str, str] = os.environ) -> dict[str, 
     These are ``gradstats/LABEL`` for every one of :func:`known_labels`, and ``gradstats`` for the estimator of the
     environment variable ``GRADSTATS_ESTIMATOR``. A label there that cannot be used gives a function that says so.
     """
-    found: dict[str, AdvantageFunction] = {f"{PREFIX}/{label}": chosen(label) for label in known_labels()}
+    found: dict[str, AdvantageFunction] = {f"{_PREFIX}/{label}": chosen(label) for label in known_labels()}
     if label := variables.get(_VARIABLE, "").strip():
         try:
-            found[PREFIX] = chosen(label)
+            found[_PREFIX] = chosen(label)
         except (KeyError, TypeError, ValueError) as error:
-            found[PREFIX] = _refusing(f"{_VARIABLE} is {label!r}: {error.args[0] if error.args else error}")
+            found[_PREFIX] = _refusing(f"{_VARIABLE} is {label!r}: {error.args[0] if error.args else error}")
     return found
 
 

@@ -51,7 +51,7 @@ from gradstats.system.lazy_imports import mpl, pd
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DRAWN = tuple(QUANTITIES[name] for name in (JUDGED.name, "trace_cov", "within_prompt", "noise_to_signal"))
+_DRAWN = tuple(QUANTITIES[name] for name in (JUDGED.name, "trace_cov", "within_prompt", "noise_to_signal"))
 
 
 def plot_group_size(
@@ -88,7 +88,7 @@ def plot_group_size(
     import matplotlib.pyplot as plt
 
     frame = as_frame(table)
-    quantity = quantity_to_draw(value, DRAWN)
+    quantity = quantity_to_draw(value, _DRAWN)
     require_columns(frame, ["estimator", "group_size", *with_ends(value)], "draw what compare() gives")
     frame, sentence = rows_of_one_unit(frame, [quantity])
     largest = frame.loc[frame["group_size"] == frame["group_size"].max()]

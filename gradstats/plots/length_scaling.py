@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CURVE_POINTS = 200
 _CUT_OFF = "cut off at the cap"
 # Several fits on the same axes are told apart without colour.
-MARKERS, LINES = "o^sDv", ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
+_MARKERS, _LINES = "o^sDv", ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 # Where published points stand, in shares of the axes: at the lower right, since norms increase with length.
 _INSET = (0.6, 0.1, 0.39, 0.3)
 # Share of the axes between the inset and what is drawn beside it.
@@ -88,7 +88,7 @@ def plot_length_scaling(
         _draw_published(ax, data.load(published) if isinstance(published, str) else published, confidence_level)
     place, colors = sum(line.get_gid() == "fit" for line in ax.lines), palette()
     color = colors[place % len(colors)] if color is None else color
-    marker, dashes = MARKERS[place % len(MARKERS)], LINES[place % len(LINES)]
+    marker, dashes = _MARKERS[place % len(_MARKERS)], _LINES[place % len(_LINES)]
 
     _draw_points(ax, fit, color, marker)
     curve = fit.predict(np.geomspace(fit.lengths.min(), fit.lengths.max(), _CURVE_POINTS), confidence_level)

@@ -95,7 +95,7 @@ def wrapped_to_axis(text: str, share: float = PANEL_SHARE) -> str:
 
 
 # Left- and right-pointing triangles are left out: they mark intervals that run off an axis.
-MARKERS = "osD^vPXp*d"
+_MARKERS = "osD^vPXp*d"
 # Order is appearance: a name keeps its place, and new names are added at the end.
 KNOWN = (
     "rloo", "reinforce", "group_mean", "grpo", "token_mean", "length_weighted", "norm_weighted", "constant",
@@ -139,11 +139,11 @@ def estimator_appearance(label: str) -> Appearance:
     """
     colors = palette()
     name = label.partition("(")[0].strip()
-    pairs = len(colors) * len(MARKERS)
+    pairs = len(colors) * len(_MARKERS)
     unknown = _RESERVED + zlib.crc32(name.encode()) % (pairs - _RESERVED)
     place = KNOWN.index(name) if name in KNOWN else unknown
     # Shifting the marker by one each round of the palette keeps every (colour, marker) pair distinct.
-    marker = MARKERS[(place + place // len(colors)) % len(MARKERS)]
+    marker = _MARKERS[(place + place // len(colors)) % len(_MARKERS)]
     return Appearance(color=colors[place % len(colors)], marker=marker)
 
 

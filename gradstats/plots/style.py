@@ -134,7 +134,7 @@ Color = tuple[float, float, float]
 #: Least contrast (WCAG) of a colour to light paper and to dark paper.
 LEAST_CONTRAST = {"light": 1.8, "dark": 4.5}
 # Shares of ink in a line to compare with, and in a remark.
-LINE, REMARK = 0.58, 0.65
+_LINE, REMARK = 0.58, 0.65
 _STEPS = 40
 
 
@@ -159,7 +159,7 @@ def paper() -> Color:
     return colors.to_rgb(mpl.rcParams["axes.facecolor"])
 
 
-def muted(share: float = LINE) -> Color:
+def muted(share: float = _LINE) -> Color:
     """Return the colour with a share of ink on the paper, from 0 for paper to 1 for ink."""
     return _mixed(paper(), ink(), share)
 

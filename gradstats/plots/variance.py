@@ -56,18 +56,18 @@ _ROW_HEIGHT = 0.2
 _TWO_LINE_ROW_HEIGHT = 0.29
 _AXIS_HEIGHT = 0.5
 # More rows than these are lower, so that those of every published method fit a page.
-MANY_ROWS, DENSE_ROW_HEIGHT, DENSE_LINE = 20, 0.15, 0.105
+_MANY_ROWS, _DENSE_ROW_HEIGHT, _DENSE_LINE = 20, 0.15, 0.105
 # A label longer than this breaks before its parenthesis, and, where it still is, between its parameters.
 _WRAP_BEYOND = 20
 # Characters of a line of a label, at 8-point text, in half a page's width and in more than that.
-LONGEST_LINE, LONGEST_LINE_OF_WIDE = 26, 40
+_LONGEST_LINE, _LONGEST_LINE_OF_WIDE = 26, 40
 _WIDE = 4.0
 # Share of the width of a narrow figure that labels may take.
 _LABELS = 0.57
 # Positions of ticks on a log axis of less than a decade.
 _FINE = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 # Rows of a figure that is read at a glance.
-MOST_ROWS = 8
+_MOST_ROWS = 8
 # A star's points leave it smaller than other markers of the same size.
 _STAR = 1.6
 
@@ -85,8 +85,8 @@ def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"
 
     Centres are in units of a row with a label of one line, and start at 0.
     """
-    row = _ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_ROW_HEIGHT
-    line = _TWO_LINE_ROW_HEIGHT - _ROW_HEIGHT if len(labels) <= MANY_ROWS else DENSE_LINE
+    row = _ROW_HEIGHT if len(labels) <= _MANY_ROWS else _DENSE_ROW_HEIGHT
+    line = _TWO_LINE_ROW_HEIGHT - _ROW_HEIGHT if len(labels) <= _MANY_ROWS else _DENSE_LINE
     heights = np.array([1.0 + line * label.count("\n") / row for label in labels])
     centres = np.cumsum(heights) - heights / 2.0
     height = (row * max(heights.sum(), 1.0) + _AXIS_HEIGHT) * mpl.rcParams["font.size"] / 8.0
@@ -96,7 +96,7 @@ def rows_of_own_height(labels: Sequence[str]) -> tuple[Float[np.ndarray, " rows"
 def longest_line() -> int:
     """Return how many characters a line of a row's label may have at the width of figures."""
     inches = figure_inches()
-    return LONGEST_LINE_OF_WIDE if inches >= _WIDE else min(LONGEST_LINE, int(_LABELS * inches / CHARACTER))
+    return _LONGEST_LINE_OF_WIDE if inches >= _WIDE else min(_LONGEST_LINE, int(_LABELS * inches / CHARACTER))
 
 
 def wrap_label(label: str, longest: int | None = None) -> str:
@@ -266,11 +266,11 @@ _NARROW_LINE = 22
 _NARROW_AXIS = 18
 _PANELS = shown_in("panels")
 # Below these widths, as if text were of 8 points, panels have smaller names, and one tick.
-SMALL_NAMES, ONE_TICK = 2.5, 2.9
+_SMALL_NAMES, _ONE_TICK = 2.5, 2.9
 # Characters of a line for which a tick with its number needs the room.
 _TICK = 9
 # Inches of a line of a title, or of the name of an axis.
-LINE = 0.13
+_LINE = 0.13
 
 
 def plot_variance(
@@ -389,10 +389,10 @@ def plot_variance_panels(
         _draw_named(ax, frame, quantity, reference, longest)
         name = "\n".join(wrapped(reference_name(frame, reference), int(_NARROW_AXIS / widening())))
         label = in_mathematics(filled_in(quantity.panel_label, frame.attrs, name))
-        size = mpl.rcParams["axes.labelsize"] if inches >= SMALL_NAMES else "x-small"
+        size = mpl.rcParams["axes.labelsize"] if inches >= _SMALL_NAMES else "x-small"
         ax.set_xlabel(in_metric(label, frame.attrs) if ax is axes[0] else label, fontsize=size)
         # The first panel is the widest.
-        plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2 if inches >= ONE_TICK else 1)
+        plain_ticks(ax, quantity.logarithmic, most=4 if ax is axes[0] else 2 if inches >= _ONE_TICK else 1)
     if JUDGED in quantities:
         _mark_best_set(axes[0], frame)
     for ax in axes[1:]:
@@ -453,7 +453,7 @@ def plot_variance_of_runs(
     if axes is None:
         lines = max((title.count("\n") for title in titles), default=0)
         lines += name.count("\n")
-        height += 0.25 + LINE * lines * mpl.rcParams["font.size"] / 8.0
+        height += 0.25 + _LINE * lines * mpl.rcParams["font.size"] / 8.0
         size = (mpl.rcParams["figure.figsize"][0], height + sentence_height(sentence) + legend_height([], keys))
         axes = list(plt.subplots(1, len(runs), figsize=size, squeeze=False)[1][0])
     if len(axes) != len(runs):
@@ -527,8 +527,8 @@ def short_rows(frame: pd.DataFrame, value: str, *, named_by_size: bool = False) 
         shared[first] = full if len(full) <= 3 * longest else f"{names[first]} and {len(others)} equal"
     kept = _sorted_rows(ordered.iloc[[group[0] for group in groups]], value)
     at_ends = [*range(len(kept))]
-    if len(kept) > MOST_ROWS:
-        half = MOST_ROWS // 2
+    if len(kept) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
         inner = [at for at in at_ends[half:-half] if kept["estimator"].iloc[at] == reference]
         at_ends = [*at_ends[: half - len(inner)], *inner, *at_ends[-half:]]
     by_size = named_by_size or _sizes_differ(frame)

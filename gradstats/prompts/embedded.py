@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-MIN_STEPS, MAX_STEPS = 2, 8
+_MIN_STEPS, _MAX_STEPS = 2, 8
 _STANDARD_STEPS = (2, 4)
 LARGEST_COUNT, LARGEST_AMOUNT = 99, 9
 PRONOUNS = {
@@ -153,7 +153,7 @@ def _split_of(prompt: str) -> Split:
 def parse_problem(prompt: str) -> Story:
     """Return what a problem says."""
     sentences = re.findall(r"[^.?]+[.?]", prompt)
-    start = _START.fullmatch(sentences[0]) if len(sentences) > MIN_STEPS else None
+    start = _START.fullmatch(sentences[0]) if len(sentences) > _MIN_STEPS else None
     found = [_CHANGE.fullmatch(sentence.strip()) for sentence in sentences[1:-1]]
     if start is None or not all(found) or start[1] not in PRONOUNS:
         raise ValueError(f"prompt must look like 'Mia has 12 apples. On Monday she buys 4. ...', got {prompt!r}.")
@@ -171,8 +171,8 @@ def _step_range(steps: int | tuple[int, int] | None) -> tuple[int, int]:
     if len(ends) != 2 or not all(isinstance(end, int) for end in ends):
         raise ValueError(f"steps is {steps!r}: give one number, or two, the low end first")
     low, high = ends
-    if not MIN_STEPS <= low <= high <= MAX_STEPS:
-        raise ValueError(f"steps must lie between {MIN_STEPS} and {MAX_STEPS}, low end first, got {steps}.")
+    if not _MIN_STEPS <= low <= high <= _MAX_STEPS:
+        raise ValueError(f"steps must lie between {_MIN_STEPS} and {_MAX_STEPS}, low end first, got {steps}.")
     return low, high
 
 

@@ -33,7 +33,7 @@ class Problem:
     details: Settings = field(default_factory=dict)
 
 
-AnswerFormat = Literal["text", "last_number", "hashes"]
+_AnswerFormat = Literal["text", "last_number", "hashes"]
 
 _FRACTIONS, _SUPERSCRIPTS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒", "⁰¹²³⁴⁵⁶⁷⁸⁹"
 # Digits with all that may join them to one value, or to several: 1,204.50 or 2 1/2 or 12:30 or 2024-01-05.
@@ -103,8 +103,8 @@ class ColumnMapping:
     drop_repeats: bool = False
 
     def __post_init__(self) -> None:
-        if self.answer_format not in get_args(AnswerFormat):
-            known = ", ".join(get_args(AnswerFormat))
+        if self.answer_format not in get_args(_AnswerFormat):
+            known = ", ".join(get_args(_AnswerFormat))
             raise ValueError(f"answer_format must be one of {known}, not {self.answer_format!r}")
 
 

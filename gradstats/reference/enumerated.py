@@ -132,7 +132,7 @@ END = 0
 #: Groups whose gradients are formed together.
 _CHUNK = 20_000
 
-Prefix = tuple[int, ...]
+_Prefix = tuple[int, ...]
 
 
 class EnumeratedPolicy:
@@ -181,8 +181,8 @@ class EnumeratedPolicy:
         max_length: int = 4,
         dimension: int = 4,
         n_prompts: int = 1,
-        reward: Callable[[int, Prefix], float] | None = None,
-        features: Callable[[int, Prefix], Float[np.ndarray, "v d"]] | None = None,
+        reward: Callable[[int, _Prefix], float] | None = None,
+        features: Callable[[int, _Prefix], Float[np.ndarray, "v d"]] | None = None,
         theta: Float[np.ndarray, "d"] | None = None,
         old_theta: Float[np.ndarray, "c"] | None = None,
         prompt_probabilities: Float[np.ndarray, "p"] | None = None,
@@ -224,10 +224,10 @@ class EnumeratedPolicy:
         self.old_theta = self.theta if old_theta is None else np.asarray(old_theta)
         if self.old_theta.shape != self.theta.shape:
             raise ValueError(f"old_theta has shape {self.old_theta.shape}, but theta has {self.theta.shape}")
-        self._nodes: dict[tuple[int, Prefix], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._nodes: dict[tuple[int, _Prefix], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._enumerate()
 
-    def _node(self, prompt: int, prefix: Prefix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _node(self, prompt: int, prefix: _Prefix) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log π (V,), the scores of every token (V, D) and log π_old (V,) after a prefix, computed once."""
         if (prompt, prefix) not in self._nodes:
             features = np.asarray(self._features(prompt, prefix), dtype=np.float64)
@@ -236,7 +236,7 @@ class EnumeratedPolicy:
             self._nodes[prompt, prefix] = log_pi, features - np.exp(log_pi) @ features, old_log_pi
         return self._nodes[prompt, prefix]
 
-    def _walk(self, prompt: int, prefix: Prefix) -> Iterator[Prefix]:
+    def _walk(self, prompt: int, prefix: _Prefix) -> Iterator[_Prefix]:
         """Yield all trajectories that begin with a prefix, depth first."""
         for token in range(self.vocabulary):
             longer = (*prefix, token)
@@ -272,9 +272,9 @@ class EnumeratedPolicy:
         self.values = self._exact_values(pairs)
         self.greedy_rewards = self._greedy()[self.prompts]
 
-    def _exact_values(self, pairs: list[tuple[int, Prefix]]) -> Float[np.ndarray, "k t"]:
-        mass: dict[tuple[int, Prefix], float] = {}
-        reward: dict[tuple[int, Prefix], float] = {}
+    def _exact_values(self, pairs: list[tuple[int, _Prefix]]) -> Float[np.ndarray, "k t"]:
+        mass: dict[tuple[int, _Prefix], float] = {}
+        reward: dict[tuple[int, _Prefix], float] = {}
         for row, (prompt, tokens) in enumerate(pairs):
             for t in range(len(tokens)):
                 key = (prompt, tokens[:t])
@@ -290,7 +290,7 @@ class EnumeratedPolicy:
         rows = {pair: row for row, pair in enumerate(zip(self.prompts, self.trajectories, strict=True))}
         rewards = np.empty(self.n_prompts)
         for prompt in range(self.n_prompts):
-            prefix: Prefix = ()
+            prefix: _Prefix = ()
             while (prompt, prefix) not in rows:
                 prefix = (*prefix, int(np.argmax(self._node(prompt, prefix)[0])))
             rewards[prompt] = self.rewards[rows[prompt, prefix]]

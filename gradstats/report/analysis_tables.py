@@ -351,7 +351,7 @@ def _ranked(
     )
     ranked = []
     for block, names in enumerate(groups):
-        scale = common_scale([_scale(records[places[name][0]], ranking) for name in names])
+        scale = _common_scale([_scale(records[places[name][0]], ranking) for name in names])
         ranked += [ShortRow(tuple(names), scale, rest[at], rows[at].cells, block, at) for at in places[names[0]]]
     return ranked if ranking.in_blocks else sorted(ranked, key=lambda row: judged[row.at])
 
@@ -369,7 +369,7 @@ def _scale(row: Mapping[Hashable, Any], ranking: Ranking) -> float:
     return math.sqrt(row[ranking.scale]) if ranking.scale == "ratio" else float(row[ranking.scale])
 
 
-def common_scale(scales: Sequence[float]) -> float:
+def _common_scale(scales: Sequence[float]) -> float:
     """Return the first of some scales over that of all others; 1 where these differ or are not known."""
     relative = [scales[0] / scale for scale in scales[1:] if scale > 0]
     common = relative and all(math.isclose(one, relative[0], rel_tol=EQUAL) for one in relative)

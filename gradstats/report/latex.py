@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
@@ -252,27 +252,6 @@ def fitting(rows: Sequence[str], columns: Sequence[LatexColumn], layout: Layout)
             break
         n += 1
     return max(n, 1)
-
-
-def refuse_unknown(headings: Sequence[str], known: Iterable[str], names: Mapping[str, str]) -> None:
-    """Refuse columns that a table lacks."""
-    columns = list(known)
-    unknown = next((heading for heading in headings if heading not in columns), None)
-    if unknown is not None:
-        by_heading = {heading: name for name, heading in names.items()}
-        has = ", ".join(by_heading.get(heading, heading) for heading in columns)
-        raise ValueError(f"columns: the table has no column {unknown!r}, only {has}")
-
-
-def refuse_too_wide(rows: Sequence[str], columns: Sequence[LatexColumn], layout: Layout) -> None:
-    """Refuse columns that do not fit beside each other."""
-    n = fitting(rows, columns, layout)
-    if n < len(columns):
-        names = ", ".join(column.heading for column in columns[:n])
-        raise ValueError(
-            f"columns: {len(columns)} columns do not fit {layout.place} ({layout.inches:g} in); the first {n} do "
-            f"({names}): name fewer, or take column='full'"
-        )
 
 
 def latex_table(

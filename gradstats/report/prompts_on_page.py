@@ -63,11 +63,11 @@ def _written_out(character: str) -> str:
 
 
 #: What a page holds at most: prompts with completions, completions of each, characters of each text.
-MOST_PROMPTS, MOST_COMPLETIONS, MOST_CHARACTERS = 40, 4, 1500
+_MOST_PROMPTS, MOST_COMPLETIONS, MOST_CHARACTERS = 40, 4, 1500
 _SHOWN = ("prompt_id", "sample_id", "reward", "length", "truncated", "prompt_text", "completion_text")
 
 
-def _spread_over(prompts: list[str], most: int = MOST_PROMPTS) -> list[str]:
+def _spread_over(prompts: list[str], most: int = _MOST_PROMPTS) -> list[str]:
     """Return at most so many prompts of an ordered list, evenly spaced from the first to the last.
 
     >>> _spread_over(["a", "b", "c", "d", "e"], 3)

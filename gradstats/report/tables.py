@@ -19,8 +19,6 @@ from gradstats.report.latex import (
     fitting,
     latex_escape,
     latex_table,
-    refuse_too_wide,
-    refuse_unknown,
     unbroken,
 )
 from gradstats.system.files import csv_text, write_csv
@@ -78,14 +76,20 @@ class Table:
         Raises:
             ValueError: when it asks for columns that do not fit, or that the table lacks.
         """
-        if layout.columns:
-            headings = list(dict.fromkeys(self.names.get(name, name) for name in layout.columns))
-            refuse_unknown(headings, self.columns, self.names)
-            refuse_too_wide(self.rows, [self._latex_column(heading) for heading in headings], layout)
-            return headings
-        ranked = list(dict.fromkeys([*self.first, *self.columns]))
-        fit = set(ranked[: fitting(self.rows, [self._latex_column(heading) for heading in ranked], layout)])
-        return [heading for heading in self.columns if heading in fit]
+        asked = list(dict.fromkeys(self.names.get(name, name) for name in layout.columns or ()))
+        for heading in asked:
+            if heading not in self.columns:
+                by_heading = {heading: name for name, heading in self.names.items()}
+                has = ", ".join(by_heading.get(heading, heading) for heading in self.columns)
+                raise ValueError(f"columns: the table has no column {heading!r}, only {has}")
+        ranked = asked or list(dict.fromkeys([*self.first, *self.columns]))
+        fit = ranked[: fitting(self.rows, [self._latex_column(heading) for heading in ranked], layout)]
+        if len(fit) < len(asked):
+            raise ValueError(
+                f"columns: {len(asked)} columns do not fit {layout.place} ({layout.inches:g} in); the first {len(fit)} "
+                f"do ({', '.join(fit)}): name fewer, or take column='full'"
+            )
+        return asked or [heading for heading in self.columns if heading in fit]
 
     def to_latex(self, layout: Layout | None = None) -> str:
         r"""Return a ``table`` environment with booktabs rules.

@@ -37,7 +37,7 @@ _WORTH_AVOIDING = 1.1
 _WORTH_NAMING = 0.1
 
 NO_BREAK = "\u00a0"
-UNKNOWN: Triple = (math.nan, math.nan, math.nan)
+_UNKNOWN: Triple = (math.nan, math.nan, math.nan)
 _BIAS = "matched_bias_share"
 
 # Share of completions above which a headline says that they were cut off.
@@ -141,7 +141,7 @@ def noise_of(comparison: Answer) -> list[NoiseRow]:
         own, (_, low, high) = shown[row.at], at_once[row.at]
         if any(map(math.isfinite, own)):
             together = (own[1] if math.isnan(low) else low, own[2] if math.isnan(high) else high)
-            bias = biases[row.at] if biases[row.at][1] > ROUNDING else UNKNOWN
+            bias = biases[row.at] if biases[row.at][1] > ROUNDING else _UNKNOWN
             found.append(NoiseRow(row.names, row.scale, own, together, bias, reference in row.names))
     return found
 

@@ -25,7 +25,7 @@ from gradstats.rewards.answers import (
 )
 from gradstats.rewards.grading import ReferenceAnswerError, ScoringTimeoutError
 
-Expression = Basic | MatrixBase | str
+_Expression = Basic | MatrixBase | str
 
 # Time limit of math-verify for one parse or one comparison.
 _SECONDS = 5
@@ -34,7 +34,7 @@ _SECONDS = 5
 class _Reference(NamedTuple):
     """What a reference answer was read as."""
 
-    expressions: tuple[Expression, ...]
+    expressions: tuple[_Expression, ...]
     misread: str | None  # what math-verify reads where that is not what is written
 
 
@@ -105,7 +105,7 @@ def _reference(answer: str) -> _Reference:
     if written.isalpha() and len(written) <= _LONGEST_PRODUCT:  # "yes" is a word, "xyz" may be a product
         return _Reference((*_parse(f"${written}$"), *_parse(rf"$\text{{{written}}}$")), None)
     ways = [_as_text, _as_mathematics] if is_text and not _ALGEBRA.search(written) else [_as_mathematics, _as_text]
-    misread: list[Expression] = []
+    misread: list[_Expression] = []
     for way in ways:
         expressions, whole = way(written)
         if expressions and whole and not has_no_plain_reading(written):
@@ -141,7 +141,7 @@ def _is_name(text: str) -> bool:
     return bool(re.fullmatch(r"[A-Za-z][A-Za-z' -]*", text.strip())) and longest > _LONGEST_PRODUCT
 
 
-def _as_text(written: str) -> tuple[tuple[Expression, ...], bool]:
+def _as_text(written: str) -> tuple[tuple[_Expression, ...], bool]:
     """Return what a text is read as, and whether what is left of it means nothing: a unit, or other words."""
     expressions = _parse(written)
     if not expressions:
@@ -154,7 +154,7 @@ def _as_text(written: str) -> tuple[tuple[Expression, ...], bool]:
     return tuple(expressions), whole and _is_read(extracted, expressions[0])
 
 
-def _as_mathematics(written: str) -> tuple[tuple[Expression, ...], bool]:
+def _as_mathematics(written: str) -> tuple[tuple[_Expression, ...], bool]:
     """Return what a text is read as in dollars, and whether each of its numbers and letters was."""
     expressions = _parse(f"${written}$", [LatexExtractionConfig()])
     if not expressions:
@@ -162,7 +162,7 @@ def _as_mathematics(written: str) -> tuple[tuple[Expression, ...], bool]:
     return tuple(expressions), not words_of(written) and _is_read(written, expressions[0])
 
 
-def _is_read(written: str, expression: Expression) -> bool:
+def _is_read(written: str, expression: _Expression) -> bool:
     """Return whether an expression holds every number of a text; a fraction may have been reduced."""
     if isinstance(expression, str):
         return not numbers_of(written)
@@ -182,7 +182,7 @@ def _parts(number: Number) -> list[Decimal]:
     return [abs(Decimal(int(number.p))), Decimal(int(number.q))] if isinstance(number, Rational) else []
 
 
-def _is_words(expression: Expression) -> bool:
+def _is_words(expression: _Expression) -> bool:
     return isinstance(expression, str | Symbol)
 
 
@@ -228,7 +228,7 @@ def _plain_text(text: str) -> str:
 _ANY = (LatexExtractionConfig(), ExprExtractionConfig())
 
 
-def _parse(text: str, kinds: Sequence[LatexExtractionConfig | ExprExtractionConfig] = _ANY) -> list[Expression]:
+def _parse(text: str, kinds: Sequence[LatexExtractionConfig | ExprExtractionConfig] = _ANY) -> list[_Expression]:
     try:
         return parse(text, extraction_config=kinds, parsing_timeout=_SECONDS, raise_on_error=True)
     except TimeoutException as error:

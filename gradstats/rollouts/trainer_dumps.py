@@ -28,7 +28,7 @@ from gradstats.system.lazy_imports import pa, pd
 
 
 @dataclass(frozen=True)
-class TrainerDump:
+class _TrainerDump:
     """A dump as parallel lists, whatever its format."""
 
     kind: str
@@ -203,7 +203,7 @@ def _dump_files(path: Path, pattern: str, what: str) -> list[Path]:
     return [path]
 
 
-def require_columns(there: Sequence[str], columns: Sequence[str], file: Path) -> None:
+def _require_columns(there: Sequence[str], columns: Sequence[str], file: Path) -> None:
     """Refuse a file that lacks a column."""
     for column in columns:
         if column not in there:
@@ -277,7 +277,7 @@ def read_trl_completions(
             others = table.select([name for name in table.column_names if name not in texts]).to_pandas()
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(f"{file} cannot be read as Parquet ({error}): copy it again from the trainer") from error
-        require_columns(table.column_names, ("step", *texts), file)
+        _require_columns(table.column_names, ("step", *texts), file)
         for name, values in texts.items():
             values += table.column(name).to_pylist()
         frames.append(others)
@@ -295,7 +295,7 @@ def read_trl_completions(
     calls = any(not isinstance(turns, str) and any("tool_calls" in turn for turn in turns) for turns in completions)
     if calls and "tools" not in options:
         lost.append("the tools that the prompts describe (give template_options={'tools': [...]})")
-    return TrainerDump(
+    return _TrainerDump(
         kind="trl",
         source=source,
         steps=_steps(frame["step"].tolist(), source),
@@ -381,7 +381,7 @@ def _trl_rewards(frame: pd.DataFrame, reward: str | Mapping[str, float] | None, 
             )
         reward = numeric[0]
     weights = {reward: 1.0} if isinstance(reward, str) else dict(reward)
-    require_columns([str(name) for name in frame], list(weights), file)
+    _require_columns([str(name) for name in frame], list(weights), file)
     values = np.array(
         [
             [
@@ -476,7 +476,7 @@ def read_verl_rollouts(
         lost.append(f"the chat template around {unrestored} of {len(encoded)} prompts ({remedy})")
     done = [f"the chat template restored around {len(encoded) - unrestored}"] * (unrestored < len(encoded))
     done += [f"{unrestored} tokenised as the text stands"] * bool(unrestored)
-    return TrainerDump(
+    return _TrainerDump(
         kind="verl",
         source=Path(path).name,
         steps=_steps([row["step"] for row in rows], Path(path).name),

@@ -25,12 +25,12 @@ from gradstats.sampling.vllm_sampler import VllmSampler
 from gradstats.system.environment import version_of
 from gradstats.system.files import digest, read_json, write_json
 
-#: Name → what it is; ``gradstats.sampling`` takes these as ``sampler``.
-SAMPLERS = {
-    "transformers": "batches of prompts of similar length through the policy's own generate",
-    "continuous": "transformers' continuous batching, which starts a new prompt when a completion ends",
-    "vllm": "vLLM in this process (extra vllm)",
-    "openai": "a server of the OpenAI completions API at base_url (extra openai)",
+#: Name → the engine; ``gradstats.sample`` takes these as ``sampler``.
+SAMPLERS: dict[str, Any] = {
+    "transformers": TransformersSampler,
+    "continuous": ContinuousSampler,
+    "vllm": VllmSampler,
+    "openai": ServerSampler,
 }
 
 
@@ -50,14 +50,8 @@ def open_sampler(policy: Policy, section: SamplingSection) -> Sampler:
         arguments = {"base_url": base_url or "", **options}
     elif name == "transformers":
         arguments = options
-    kinds: dict[str, Any] = {
-        "transformers": TransformersSampler,
-        "continuous": ContinuousSampler,
-        "vllm": VllmSampler,
-        "openai": ServerSampler,
-    }
     try:
-        return kinds[name](policy, **arguments)
+        return SAMPLERS[name](policy, **arguments)
     except TypeError as error:
         named = ", ".join(options)  # without values, one of which may be a key
         raise ValueError(f"sampler_options ({named}) do not suit the sampler {name!r}: {error}") from error

@@ -153,7 +153,7 @@ class TokenEntry:
 
 
 @dataclass(frozen=True)
-class ServerAnswer:
+class _ServerAnswer:
     """What an answer says of its completion, whichever form it has."""
 
     text: str
@@ -165,7 +165,7 @@ class ServerAnswer:
     ended_by: int | None  # the token that ended the completion
 
 
-def _read_answer(body: object) -> ServerAnswer:
+def _read_answer(body: object) -> _ServerAnswer:
     """Read what a server says of a completion.
 
     ================ ============================================= ==============================================
@@ -224,7 +224,7 @@ def _read_answer(body: object) -> ServerAnswer:
             "length"
         )
     ended_by = choice.get("stop_reason", choice.get("matched_stop"))
-    return ServerAnswer(
+    return _ServerAnswer(
         text,
         str(reason),
         None if ids is None or (native and not ids) else [_integer(token, "token id") for token in _list(ids)],
@@ -574,7 +574,7 @@ class ServerSampler:
         size = vocabulary_size(self.policy.model)
         return [f"the token id {token}" for token in tokens if not 0 <= token < size]
 
-    def _refuse_oversized(self, answer: ServerAnswer, max_tokens: int) -> None:
+    def _refuse_oversized(self, answer: _ServerAnswer, max_tokens: int) -> None:
         """Refuse ids that cannot be decoded, and more than a completion can be, before any of it is tokenised."""
         listed = [*(answer.token_ids or ()), *(entry.token for entry in answer.entries if entry.token is not None)]
         faults = self._impossible(listed)
@@ -596,7 +596,7 @@ class ServerSampler:
         """A bound of the characters of a token: bytes count as characters in a vocabulary, and a space may be added."""
         return 1 + max(map(len, self.policy.tokenizer.get_vocab()))
 
-    def _tokens(self, answer: ServerAnswer) -> tuple[list[int], list[float] | None, str]:
+    def _tokens(self, answer: _ServerAnswer) -> tuple[list[int], list[float] | None, str]:
         """Return the token ids of an answer, their log-probabilities, and where the ids come from."""
         if answer.token_ids is not None:
             return answer.token_ids, self._placed(answer.token_ids, answer.entries), "engine"
@@ -619,7 +619,7 @@ class ServerSampler:
         return restored.tokens, logprobs if known else None, restored.source
 
     def _from_entries(
-        self, answer: ServerAnswer, counts: Sequence[int] | None
+        self, answer: _ServerAnswer, counts: Sequence[int] | None
     ) -> tuple[list[int], list[float] | None, str]:
         """Return the ids of entries, of which llama.cpp gives only the last where several tokens make one letter."""
         tokenizer = self.policy.tokenizer

@@ -22,7 +22,6 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.configuration_utils import GenerationConfig as GenerationConfig_for_continuous_sampler
 from transformers.generation.continuous_batching.requests import GenerationOutput
 
 from gradstats.policy.memory import in_parts_that_fit
@@ -331,7 +330,7 @@ class ContinuousSampler:
             options |= _ON_CPU
         options |= {"seed": int(seeds[0]), **self.options}
         config = ContinuousBatchingConfig(**options)  # pyright: ignore[reportArgumentType]  # it checks them
-        generation = GenerationConfig_for_continuous_sampler(
+        generation = GenerationConfig(
             do_sample=True,
             temperature=settings.temperature,
             top_p=settings.top_p,

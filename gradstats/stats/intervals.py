@@ -307,7 +307,7 @@ def fieller_ratio(numerator: Statistic, denominator: Statistic) -> FiellerRatio:
 #: With fewer effective prompts nothing bounds from above what they carry.
 FEWEST_CARRIERS = 15
 #: At least so many simulated samples, and about so many simulated numbers where prompts are few.
-FEWEST_SAMPLES, NUMBERS = 999, 200_000
+_FEWEST_SAMPLES, _NUMBERS = 999, 200_000
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ def studentised_lognormal(n_prompts: int, spread: float, share: float) -> Float[
 def _random_numbers(n_prompts: int) -> tuple[Float[np.ndarray, "samples m"], Float[np.ndarray, "samples m"]]:
     """Return the same numbers in every call, so that intervals can be repeated."""
     rng = np.random.default_rng(0)
-    shape = (int(np.clip(NUMBERS // n_prompts, FEWEST_SAMPLES, 1999)), n_prompts)
+    shape = (int(np.clip(_NUMBERS // n_prompts, _FEWEST_SAMPLES, 1999)), n_prompts)
     return rng.standard_normal(shape), rng.random(shape)
 
 

@@ -134,7 +134,7 @@ def mean_score_sq(measured: MeasuredPolicy, prompts: Int[np.ndarray, " n"], rng:
 
 
 # Relative to the scored temperature. Beyond these ends nothing is excluded.
-GRID = (0.5, 2.0, 41)  # the ends and the number, at equal ratios
+_GRID = (0.5, 2.0, 41)  # the ends and the number, at equal ratios
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def temperature_test(excess: Sequence[np.ndarray], prompts: Int[np.ndarray, " n"
     tokens = np.concatenate(list(excess))
     owner = np.repeat(prompts, [len(d) for d in excess])
     sizes = np.bincount(prompts)
-    temperatures = np.geomspace(*GRID)
+    temperatures = np.geomspace(*_GRID)
     means, stderrs = [], []
     for temperature in temperatures:
         tilted = tokens * np.exp(-(1.0 - 1.0 / temperature) * tokens)

@@ -17,7 +17,7 @@ from gradstats.stats.jackknife import Interval
 #: The share of studies in which the planned size is enough.
 ASSURANCE = 0.8
 #: Plans above this number are reported as infinite.
-MOST_PROMPTS = 10**12
+_MOST_PROMPTS = 10**12
 _NODES = 400
 
 
@@ -38,7 +38,7 @@ def smallest(enough: Callable[[int], bool], fewest: int = 3) -> int | float:
     low, high = fewest, 2 * fewest
     while not enough(high):
         low, high = high, 2 * high
-        if high > MOST_PROMPTS:
+        if high > _MOST_PROMPTS:
             return math.inf
     while high - low > 1:
         middle = (low + high) // 2

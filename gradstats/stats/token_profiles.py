@@ -37,7 +37,7 @@ def prompt_mean(
     return probed_statistic(np.bincount(prompts, weights=values) / sizes, per_probe)
 
 
-FEWEST_PROMPTS = 3
+_FEWEST_PROMPTS = 3
 
 
 def summed_energy(measured: MeasuredRollouts) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n k"] | None]:
@@ -67,15 +67,15 @@ def tokens_of(measured: Measurement) -> tuple[list[TokenScores], Int[np.ndarray,
     tokens = None if measured.token_projections is None else measured.token_scores()
     if tokens is None:
         raise ValueError(NO_PROBES)
-    return tokens, prompts_of(measured)
+    return tokens, _prompts_of(measured)
 
 
-def prompts_of(measured: MeasuredRollouts) -> Int[np.ndarray, " n"]:
+def _prompts_of(measured: MeasuredRollouts) -> Int[np.ndarray, " n"]:
     """Return the prompt of each completion, numbered from 0."""
     prompts = np.unique(np.asarray(measured.rollouts.prompt_id), return_inverse=True)[1]
     n_prompts = int(prompts.max()) + 1
-    if n_prompts < FEWEST_PROMPTS:
-        raise ValueError(f"intervals need at least {FEWEST_PROMPTS} prompts, got {n_prompts}: measure more")
+    if n_prompts < _FEWEST_PROMPTS:
+        raise ValueError(f"intervals need at least {_FEWEST_PROMPTS} prompts, got {n_prompts}: measure more")
     return prompts
 
 
@@ -231,10 +231,10 @@ def doubling_bins(longest: int) -> tuple[Int[np.ndarray, " bins"], Int[np.ndarra
     return np.concatenate([[1], last[:-1] + 1]), last
 
 
-COUNTS = (1, 2, 4, 8, 16, 32)
+_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-def concentration(measured: Measurement, counts: Sequence[int] = COUNTS) -> TokenProfile:
+def concentration(measured: Measurement, counts: Sequence[int] = _COUNTS) -> TokenProfile:
     r"""Return the share of a completion's token energy in its m heaviest tokens, averaged over completions.
 
     It is :math:`\sum_{t \in \mathrm{top}\,m} e_t/\sum_t e_t` with :math:`e_t = ‖s_t‖²`. Tokens are ranked by energies
@@ -381,7 +381,7 @@ def local_slope(measured: Measurement) -> TokenProfile:
     kept, estimates, counts = [], [], []
     for start, stop in pairwise(last):
         alive = np.array([len(total) >= stop for total, _ in sums])
-        if len(set(prompts[alive])) < FEWEST_PROMPTS:
+        if len(set(prompts[alive])) < _FEWEST_PROMPTS:
             break
         ends = []
         for at in (start, stop):

@@ -27,7 +27,7 @@ from gradstats.system.files import naming_full_disk
 #: The name of the lock file.
 LOCK = ".lock"
 #: Pattern of the names of the locks of parts, and what they begin with.
-PART_LOCKS, PART = ".part-*-of-*.lock", ".part-"
+_PART_LOCKS, PART = ".part-*-of-*.lock", ".part-"
 # Seconds between two touches of a part's lock; after how many without one a part of another host counts as dead; how
 # long a part waits while another writes what they share.
 _BETWEEN_TOUCHES, _LONGEST_SILENCE, _PATIENCE = 30.0, 600.0, 3600.0
@@ -45,7 +45,7 @@ def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
     is recognised and taken over. Locks of other hosts cannot be checked and are respected.
     """
     with _held(Path(folder) / LOCK):
-        for lock in sorted(Path(folder).glob(PART_LOCKS)):
+        for lock in sorted(Path(folder).glob(_PART_LOCKS)):
             if is_running(lock):
                 who = _who(_read_holder(lock))
                 raise LockedError(
@@ -67,7 +67,7 @@ def part_writer(folder: str | os.PathLike[str], number: int, n_parts: int) -> It
     lock = part_lock(folder, number, n_parts)
     with ExitStack() as held:
         with part_alone(folder):
-            for other in folder.glob(PART_LOCKS):
+            for other in folder.glob(_PART_LOCKS):
                 if not other.name.endswith(f"-of-{n_parts}.lock") and is_running(other):
                     who = _who(_read_holder(other))
                     raise LockedError(

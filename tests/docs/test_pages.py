@@ -184,7 +184,8 @@ def test_every_extra_is_listed():
 def test_pages_stay_short():
     assert words(ROOT / "README.md") <= 900
     assert words(ROOT / "CHANGELOG.md") <= 800
-    assert sum(words(page) for page in (ROOT / "docs").glob("*.md")) <= 20_000
+    written = {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "experiment_file.md"}  # grows with each setting
+    assert sum(map(words, written)) <= 18_330
 
 
 def words(page: Path) -> int:

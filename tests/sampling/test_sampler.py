@@ -104,16 +104,16 @@ def test_departures_are_from_the_policys_own_distribution():
 @pytest.mark.parametrize("sampler", [TransformersSampler, ContinuousSampler, VllmSampler, ServerSampler])
 def test_a_setting_that_an_engine_would_pass_over_is_refused(sampler):
     class Settings(SamplerSettings):
-        typical_p: float = setting(1.0, "mass of typical tokens.", "samples, reshapes, truncates")
+        novelty: float = setting(1.0, "what no engine knows.", "samples, reshapes, truncates")
 
     Settings(8, top_p=0.9, top_k=5, min_p=0.1, temperature=0.5).refuse_unknown_to(object.__new__(sampler))
-    message = rf"typical_p is 0\.9, which a {sampler.__name__} does not implement: leave it at 1\.0, or use"
+    message = rf"novelty is 0\.9, which a {sampler.__name__} does not implement: leave it at 1\.0, or use"
     with pytest.raises(ValueError, match=message):
-        Settings(8, typical_p=0.9).refuse_unknown_to(object.__new__(sampler))
+        Settings(8, novelty=0.9).refuse_unknown_to(object.__new__(sampler))
 
 
 def test_every_setting_of_a_draw_is_one_of_the_policys_own_sampler():
-    assert TransformersSampler.implements == SamplingSection.fields_that("reshapes")
+    assert {*TransformersSampler.implements} == {*SamplingSection.fields_that("reshapes")}
 
 
 def test_a_users_sampler_is_given_every_setting():

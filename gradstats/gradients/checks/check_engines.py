@@ -27,7 +27,7 @@ _PROMPT_LENGTH = 8
 Row = dict[str, str | float]
 
 
-OK, FAILS, UNSUPPORTED, NOT_RUN, FOR_INFORMATION = "ok", "fails", "not supported", "not run", "for information"
+_OK, _FAILS, _UNSUPPORTED, _NOT_RUN, _FOR_INFORMATION = "ok", "fails", "not supported", "not run", "for information"
 
 
 @uncompiled()
@@ -63,14 +63,14 @@ def check_engines(
             lacking = isinstance(error, NotImplementedError) or (casting and isinstance(error, TypeError))
             if not (is_out_of_memory(error) or lacking):
                 raise
-            rows.append(_row(name, "all", "all", NOT_RUN, note=str(error).splitlines()[0]))
+            rows.append(_row(name, "all", "all", _NOT_RUN, note=str(error).splitlines()[0]))
             continue
         rows += checked
         if widest is not None:
-            rows.append(_row(name, f"against {dtypes[0]}", "loop", FOR_INFORMATION, deviation(loop, widest)))
+            rows.append(_row(name, f"against {dtypes[0]}", "loop", _FOR_INFORMATION, deviation(loop, widest)))
         widest = loop if widest is None else widest
     frame = pd.DataFrame(rows)
-    frame.attrs["passed"] = FAILS not in set(frame["verdict"]) and set(frame["verdict"]) != {NOT_RUN}
+    frame.attrs["passed"] = _FAILS not in set(frame["verdict"]) and set(frame["verdict"]) != {_NOT_RUN}
     return frame
 
 
@@ -114,7 +114,7 @@ def _check_dtype(
             alone = np.concatenate([_sq_norms_of(engine, policy, rollouts, [row], selection) for row in every])
             padded = _sq_norms_of(engine, policy, rollouts, every, selection)
         except UnsupportedModuleError as error:
-            rows.append(_row(dtype, "against loop", name, UNSUPPORTED, note=str(error)))
+            rows.append(_row(dtype, "against loop", name, _UNSUPPORTED, note=str(error)))
             continue
         rows.append(_judged(dtype, "against loop", name, deviation(alone, loop), tolerance))
         rows.append(_judged(dtype, "alone against padded", name, deviation(padded, alone), tolerance))
@@ -128,11 +128,11 @@ def _attention(policy: Policy, measured: Callable[[], np.ndarray], tolerance: fl
     dtype, check = dtype_name(policy.dtype), "eager against sdpa"
     model = policy.model
     if policy.dtype == torch.float64:
-        return _row(dtype, check, "loop", NOT_RUN, note="eager attention takes its softmax in float32")
+        return _row(dtype, check, "loop", _NOT_RUN, note="eager attention takes its softmax in float32")
     if not getattr(model, "_supports_sdpa", False):
-        return _row(dtype, check, "loop", NOT_RUN, note="the model has no sdpa attention")
+        return _row(dtype, check, "loop", _NOT_RUN, note="the model has no sdpa attention")
     if getattr(model.config, "attn_logit_softcapping", None) is not None:
-        return _row(dtype, check, "loop", NOT_RUN, note="sdpa attention omits this model's cap on attention logits")
+        return _row(dtype, check, "loop", _NOT_RUN, note="sdpa attention omits this model's cap on attention logits")
     kept = attention_of(model)
     sq_norms = []
     try:
@@ -145,7 +145,7 @@ def _attention(policy: Policy, measured: Callable[[], np.ndarray], tolerance: fl
 
 
 def _judged(dtype: str, check: str, engine: str, deviation: float, tolerance: float) -> Row:
-    return _row(dtype, check, engine, OK if deviation <= tolerance else FAILS, deviation, tolerance)
+    return _row(dtype, check, engine, _OK if deviation <= tolerance else _FAILS, deviation, tolerance)
 
 
 def _row(

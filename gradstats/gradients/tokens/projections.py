@@ -43,7 +43,7 @@ from gradstats.policy.model import n_logits, output_embedding
 from gradstats.policy.policy import Policy
 
 #: Rank of a matrix's direction.
-RANK = 16
+_RANK = 16
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Tangents:
 
     seed: int
     n: int
-    rank: int = RANK
+    rank: int = _RANK
 
     @property
     def distribution(self) -> str:

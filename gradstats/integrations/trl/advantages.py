@@ -43,7 +43,7 @@ _OF_COMPLETIONS = ("truncated",)
 
 
 @dataclass(frozen=True)
-class ScoredCompletions:
+class _ScoredCompletions:
     """Completions with what an estimator needs of them, one entry per completion."""
 
     rollouts: Rollouts
@@ -105,28 +105,28 @@ class EstimatorInUse:
             self._complaints.say(f"step {step} keeps the trainer's own advantages", reason)
             return None
 
-    def _scored(self, generation: Generation) -> ScoredCompletions | None:
+    def _scored(self, generation: Generation) -> _ScoredCompletions | None:
         """Return this process's usable completions with what the estimator needs; None where there are none."""
         rollouts = generation.rollouts()
         needed = [name for name in self.estimator.needs if name not in _OF_COMPLETIONS]
         if rollouts is None or not needed:
-            return None if rollouts is None else ScoredCompletions(rollouts, {})
+            return None if rollouts is None else _ScoredCompletions(rollouts, {})
         with live_policy(generation.trainer) as policy, torch.enable_grad():
             self._session = opened(self._session, policy, rollouts, self.section)
             if set(needed) <= set(_OF_FORWARD):
                 statistics = self._session.token_statistics(rollouts)
-                return ScoredCompletions(rollouts, {name: statistics[name] for name in needed})
+                return _ScoredCompletions(rollouts, {name: statistics[name] for name in needed})
             measured = self._session.measure(rollouts)
         # Completions whose gradient is not finite are missing.
-        return ScoredCompletions(measured.rollouts, {name: list(getattr(measured, name)) for name in needed})
+        return _ScoredCompletions(measured.rollouts, {name: list(getattr(measured, name)) for name in needed})
 
-    def _advantages(self, generation: Generation, parts: Sequence[ScoredCompletions]) -> tuple[Tensor, Tensor]:
+    def _advantages(self, generation: Generation, parts: Sequence[_ScoredCompletions]) -> tuple[Tensor, Tensor]:
         """Return the advantages of all processes' completions, (N,) or (N, T), 0 where one is not usable, and the mean
         over the counted tokens of each, (N,).
         """
         if not any((part.rollouts.lengths > 0).any() for part in parts):
             raise ValueError("no completion has a reward and a token that counts")
-        joined = ScoredCompletions(
+        joined = _ScoredCompletions(
             Rollouts.concatenate(part.rollouts for part in parts),
             {name: [value for part in parts for value in part.fields[name]] for name in parts[0].fields},
         )

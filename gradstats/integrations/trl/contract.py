@@ -48,7 +48,7 @@ IN_USE = "gradstats_estimator"
 #: The trainers that are known.
 _TRAINERS = ("GRPOTrainer", "RLOOTrainer")
 #: Private methods that are wrapped, with their parameters.
-METHODS = {
+_METHODS = {
     "_calculate_rewards": ("inputs", "prompts", "completions", "completion_ids_list"),
     "_generate_and_score_completions": ("inputs",),
 }
@@ -60,7 +60,7 @@ def check_trainer(trainer: Trainer) -> None:
     if not any(kinds.get(name, "").startswith("trl.") for name in _TRAINERS):
         raise TypeError(f"the trainer is a {type(trainer).__name__}: attach to TRL's {' or '.join(_TRAINERS)}")
     known = f"TRL {installed('trl')} is installed, and this integration knows the trainers of {known_versions('trl')}"
-    for name, expected in METHODS.items():
+    for name, expected in _METHODS.items():
         method = getattr(trainer, name, None)
         if method is None:
             raise TypeError(f"{type(trainer).__name__} has no {name}: {known}")
@@ -202,7 +202,7 @@ def sampler_settings(trainer: Trainer) -> dict[str, object]:
 
 
 #: Values of ``loss_type`` that divide the loss of each completion by its own length; all others by one number.
-BY_LENGTH = ("grpo", "sapo")
+_BY_LENGTH = ("grpo", "sapo")
 
 
 def own_estimator(trainer: Trainer) -> str:
@@ -213,7 +213,7 @@ def own_estimator(trainer: Trainer) -> str:
     standard deviation is 1e-4, that of the label 1e-6. ``loss_type="bnpo"`` divides by the tokens of a micro-batch,
     which is taken as one number.
     """
-    by_length = getattr(trainer, "loss_type", None) in BY_LENGTH
+    by_length = getattr(trainer, "loss_type", None) in _BY_LENGTH
     used = vars(trainer).get(IN_USE)
     if used is None and any(kind.__name__ == "RLOOTrainer" for kind in type(trainer).__mro__):
         return "rloo"

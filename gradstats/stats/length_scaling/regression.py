@@ -33,7 +33,7 @@ _LEAST_SLACK = 1e-6
 # Less than one degree of freedom, up to rounding.
 _LEAST_DEGREES = 0.99
 # Fewer prompts that enter a slope do not show how prompts differ.
-FEWEST_PROMPTS = 3
+_FEWEST_PROMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class RegressionLine:
             return self.regression.classical(contrasts)
         if method == "hc3":
             return self.regression.hc3(contrasts)
-        if self._n_informative < FEWEST_PROMPTS:
+        if self._n_informative < _FEWEST_PROMPTS:
             unknown, _ = _unknown(self._n_informative, "t")
             return np.full(len(contrasts), unknown), np.full(len(contrasts), unknown)
         stderr, degrees = self.regression.cr2(contrasts, self.clusters)
@@ -292,7 +292,7 @@ class RegressionLine:
         return np.where(degrees < _LEAST_DEGREES, np.nan, stderr), degrees
 
     def _bootstrap(self, level: float, n_resamples: int, rng: np.random.Generator) -> tuple[float, float]:
-        if self._n_informative < FEWEST_PROMPTS:
+        if self._n_informative < _FEWEST_PROMPTS:
             return _unknown(self._n_informative, "t")
         kept = self._informative()[self.clusters]
         design = self.regression.design[kept]
@@ -447,7 +447,7 @@ class TheilSenLine:
         dy = self.y[:, None] - self.y[None, :]
         by_sequence = (np.sign(dx) * np.sign(dy - self.slope * dx)).sum(axis=1)
         n_clusters = int(self.clusters.max()) + 1
-        if n_clusters < FEWEST_PROMPTS:
+        if n_clusters < _FEWEST_PROMPTS:
             return _unknown(n_clusters, "rank")
         by_prompt = np.bincount(self.clusters, weights=by_sequence)
         variance = float(by_prompt @ by_prompt) * n_clusters / (n_clusters - 1.0)
@@ -478,7 +478,7 @@ def theil_sen_line(
     return TheilSenLine(slope, float(np.median(y - slope * x)), x, y, clusters)
 
 
-MAX_STEPS = 100
+_MAX_STEPS = 100
 
 
 def gamma_line(
@@ -545,7 +545,7 @@ def _maximise(
         return float(terms.sum())
 
     beta = start
-    for _ in range(MAX_STEPS):
+    for _ in range(_MAX_STEPS):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             mean = np.exp(design @ beta)
             slope, curvature = (target - mean, mean) if power == 1 else (target / mean - 1.0, target / mean)

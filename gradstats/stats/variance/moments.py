@@ -446,7 +446,7 @@ class ComponentsOf:
 #: Deals whose gradients are formed together, in one product.
 _DEALS_AT_ONCE = 32
 #: Folds of deals, whose scatter is the error that a finite number of deals leaves.
-N_FOLDS = 16
+_N_FOLDS = 16
 
 
 def shuffled_deals(
@@ -508,9 +508,9 @@ class DealtDifferences:
         self._members = np.split(np.arange(len(groups.group)), np.cumsum(groups.sizes)[:-1])
         # Row 0: second moment; row 1: signal; then crosses. By fold of deals: sums of values, and of their changes
         # without each prompt.
-        self._values = np.zeros((2 + len(others), N_FOLDS))
-        self._changes = np.zeros((2 + len(others), N_FOLDS, m))
-        self._deals = np.zeros(N_FOLDS)
+        self._values = np.zeros((2 + len(others), _N_FOLDS))
+        self._changes = np.zeros((2 + len(others), _N_FOLDS, m))
+        self._deals = np.zeros(_N_FOLDS)
         self._kept, self._drawn = np.zeros(m), np.zeros(m)
 
     @property
@@ -545,7 +545,7 @@ class DealtDifferences:
             for some, max_norm in ((weights, self._max_norm), (fixed, None))
         )
         expected = [(value * by, without * by) for (value, without), by in zip(expected, self._scales, strict=True)]
-        folds = (self.n_deals + np.arange(n_deals)) % N_FOLDS
+        folds = (self.n_deals + np.arange(n_deals)) % _N_FOLDS
         np.add.at(self._deals, folds, 1.0)
         places = (folds[:, None] * m + prompts).ravel()
         for row, ((value, without), (fixed_value, fixed_without)) in enumerate(zip(found, expected, strict=True)):
@@ -553,7 +553,7 @@ class DealtDifferences:
             difference = value - fixed_value
             change = np.repeat(without - fixed_without - difference[:, None], self._size, axis=1)
             np.add.at(self._values[row], folds, difference)
-            self._changes[row] += np.bincount(places, change.ravel(), N_FOLDS * m).reshape(N_FOLDS, m)
+            self._changes[row] += np.bincount(places, change.ravel(), _N_FOLDS * m).reshape(_N_FOLDS, m)
 
     def added_to(self, closed: list[Statistic]) -> list[Statistic]:
         """Second moment of a batch gradient, signal and crosses, given those under the fixed weights in closed form."""

@@ -33,7 +33,7 @@ from gradstats.stats.variance.sketch_error import SketchError
 
 #: Deals of prompts into batches, where their number is chosen: from so many, doubled until the error that they leave
 #: is at most this share of the squared standard error, up to so many.
-FEWEST_DEALS, MOST_DEALS = 64, 512
+_FEWEST_DEALS, _MOST_DEALS = 64, 512
 SMALL_DEAL_SHARE = 0.01
 #: A batch-level estimator weights each dealt batch by itself: no more than this many of them, beyond the fewest deals.
 MOST_WEIGHTED_BATCHES = 2**15
@@ -276,11 +276,11 @@ class PooledCompletions:
 
         others, scores = () if target is None else (target,), self._scores_of(estimator)
         dealt = DealtDifferences(weights_of, fixed, scores, self.groups, size, rng, others, max_norm=self.max_grad_norm)
-        most = MOST_DEALS
+        most = _MOST_DEALS
         if estimator.across_groups:
-            most = min(most, max(FEWEST_DEALS, MOST_WEIGHTED_BATCHES * size // self.groups.n_prompts))
+            most = min(most, max(_FEWEST_DEALS, MOST_WEIGHTED_BATCHES * size // self.groups.n_prompts))
         while True:
-            more = self.n_resamples or min(max(FEWEST_DEALS, dealt.n_deals), most - dealt.n_deals)
+            more = self.n_resamples or min(max(_FEWEST_DEALS, dealt.n_deals), most - dealt.n_deals)
             for prompts in shuffled_deals(rng, self.groups.n_prompts, size, more):
                 dealt.add(prompts)
             kept = dealt.kept_share

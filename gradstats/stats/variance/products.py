@@ -31,7 +31,7 @@ FEW_BYTES, MANY_BYTES = 2**24, 2**27
 #: Of so many numbers on, scores are multiplied in blocks; fewer are held as vectors.
 FEWEST_NUMBERS = 2**24
 #: Completions of a prompt up to which Gram matrices of prompts are small beside the scores.
-MOST_COMPLETIONS = 64
+_MOST_COMPLETIONS = 64
 #: Rows in which the same forms are 0 are multiplied without these, where they are so many.
 FEWEST_ALIKE = 256
 #: Forms whose products with scores are held at once.
@@ -465,4 +465,4 @@ class PooledProducts:
 
 def use_blocked_products(scores: np.ndarray, group_sizes: Int[np.ndarray, " prompts"]) -> bool:
     """Whether scores are so large that they are multiplied in blocks."""
-    return scores.ndim == 2 and scores.size >= FEWEST_NUMBERS and int(group_sizes.max()) <= MOST_COMPLETIONS
+    return scores.ndim == 2 and scores.size >= FEWEST_NUMBERS and int(group_sizes.max()) <= _MOST_COMPLETIONS

@@ -18,7 +18,7 @@ from gradstats.stats.jackknife import Statistic, mean_statistic
 from gradstats.stats.variance.scores import Scores, probe_blocks
 
 _N_DIRECTIONS = 16
-N_FOLDS = 4
+_N_FOLDS = 4
 
 
 class SketchError:
@@ -50,7 +50,7 @@ class SketchError:
         else:
             signs = rng.choice(np.array([-1.0, 1.0]), size=(dim, _N_DIRECTIONS))
             self.directions = signs * np.sqrt(2.0 / (dim * _N_DIRECTIONS))
-        n_folds = max(1, min(N_FOLDS, n_prompts // 2))
+        n_folds = max(1, min(_N_FOLDS, n_prompts // 2))
         # Folds are runs of prompt numbers: fold f begins at bounds[f].
         self.bounds = np.linspace(0, n_prompts, n_folds + 1).round().astype(int)
 
@@ -190,7 +190,7 @@ def probed_statistic(values: Float[np.ndarray, " m"], per_probe: Float[np.ndarra
         n_probes = per_probe.shape[1]
         centred = per_probe - per_probe.mean(axis=1, keepdims=True)
         shuffled = np.random.default_rng(0).permutation(len(values))
-        folds = np.array_split(shuffled, max(1, min(N_FOLDS, len(values) // 2)))
+        folds = np.array_split(shuffled, max(1, min(_N_FOLDS, len(values) // 2)))
         slopes = np.stack([centred[fold].mean(axis=0) for fold in folds]) / np.sqrt(n_probes * (n_probes - 1.0))
     return mean_statistic(values, slopes)
 
