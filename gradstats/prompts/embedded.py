@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-_MIN_STEPS, _MAX_STEPS = 2, 8
+_MIN_STEPS, MAX_STEPS = 2, 8
 _STANDARD_STEPS = (2, 4)
 LARGEST_COUNT, LARGEST_AMOUNT = 99, 9
 PRONOUNS = {
@@ -171,8 +171,8 @@ def _step_range(steps: int | tuple[int, int] | None) -> tuple[int, int]:
     if len(ends) != 2 or not all(isinstance(end, int) for end in ends):
         raise ValueError(f"steps is {steps!r}: give one number, or two, the low end first")
     low, high = ends
-    if not _MIN_STEPS <= low <= high <= _MAX_STEPS:
-        raise ValueError(f"steps must lie between {_MIN_STEPS} and {_MAX_STEPS}, low end first, got {steps}.")
+    if not _MIN_STEPS <= low <= high <= MAX_STEPS:
+        raise ValueError(f"steps must lie between {_MIN_STEPS} and {MAX_STEPS}, low end first, got {steps}.")
     return low, high
 
 
