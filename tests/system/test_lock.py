@@ -7,13 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
-from gradstats.system import lock as lock_module
-from gradstats.system.lock import LOCK, LockedError, is_running, only_writer, part_alone, part_lock, part_writer
+from gradstats.system.lock import LOCK, LockedError, only_writer
 
 _HOLD = """
 import sys, time
@@ -112,74 +109,6 @@ def test_a_full_disk_is_named_and_the_empty_lock_is_taken_over(tmp_path, monkeyp
             pass
     with only_writer(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
-
-
-def foreign(lock, seconds_ago=0.0):
-    """A lock that another host left, and touched so long ago."""
-    lock.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00+00:00"}))
-    then = lock.stat().st_mtime - seconds_ago
-    os.utime(lock, (then, then))
-    return lock
-
-
-def test_parts_write_together_and_neither_twice_nor_with_a_process_that_works_on_all(tmp_path):
-    with part_writer(tmp_path, 1, 2), part_writer(tmp_path, 2, 2):
-        with pytest.raises(LockedError, match=r"a part of .* is being made \(process \d+ on .*wait until all parts"):
-            enter(only_writer(tmp_path))
-        with pytest.raises(LockedError, match="another process is working on"):
-            enter(part_writer(tmp_path, 2, 2))
-        with pytest.raises(LockedError, match="is being made in another number of parts .*-of-2.lock"):
-            enter(part_writer(tmp_path, 3, 3))
-        with part_alone(tmp_path):
-            pass
-    assert list(tmp_path.iterdir()) == []
-    with only_writer(tmp_path), pytest.raises(LockedError, match="another process is working on"):
-        enter(part_writer(tmp_path, 1, 2))
-
-
-def test_a_part_waits_while_another_writes_what_they_share(tmp_path):
-    order = []
-
-    def write():
-        with part_alone(tmp_path):
-            order.append("second")
-
-    thread = threading.Thread(target=write)
-    with part_alone(tmp_path):
-        thread.start()
-        time.sleep(0.3)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "second"]
-
-
-def test_a_lost_host_does_not_hold_parts_up(tmp_path, monkeypatch):
-    foreign(part_lock(tmp_path, 1, 2))
-    assert is_running(part_lock(tmp_path, 1, 2))
-    with pytest.raises(LockedError, match="process 7 on elsewhere, since .*if it no longer runs, remove"):
-        enter(only_writer(tmp_path))
-    enter(part_writer(tmp_path, 1, 2))  # the same part is started again, on this host
-    assert list(tmp_path.iterdir()) == []
-    silent = foreign(part_lock(tmp_path, 2, 2), seconds_ago=3600)
-    assert not is_running(silent)
-    enter(only_writer(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(lock_module, "_PATIENCE", 0.1)
-    brief = tmp_path / ".lock"
-    brief.write_text(json.dumps({"host": "elsewhere", "briefly": True}))
-    enter(part_alone(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_running_part_touches_its_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_module, "_BETWEEN_TOUCHES", 0.01)
-    with part_writer(tmp_path, 1, 2):
-        lock = part_lock(tmp_path, 1, 2)
-        os.utime(lock, (0, 0))
-        end = time.monotonic() + 30
-        while lock.stat().st_mtime < 1:
-            assert time.monotonic() < end
-            time.sleep(0.01)
 
 
 def enter(context):
