@@ -20,7 +20,8 @@ from gradstats.runs.sampling_step import experiment_problems, sample_shards
 from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import make_values
-from gradstats.runs.workers import let_workers_make, require_execution
+from gradstats.runs.watching import let_workers_make
+from gradstats.runs.workers import require_execution
 from gradstats.system.lock import Company, only_writer, together, turn
 from gradstats.system.outputs import claim, refuse_links
 from gradstats.system.user_code import code_beside

@@ -66,7 +66,7 @@ def _require_cluster(address: str) -> None:
         ) from error
 
 
-def workers_of_ray(run: RunDirectory, task: Task, section: ExecutionSection, report: ProgressReport) -> list[Worker]:
+def workers_of_ray(run: RunDirectory, section: ExecutionSection, report: ProgressReport) -> list[Worker]:
     """Start the workers of a run, and say what each is given where there are GPUs."""
     ray = _ray()
     if ray.cluster_resources().get("GPU", 0):
@@ -77,7 +77,7 @@ def workers_of_ray(run: RunDirectory, task: Task, section: ExecutionSection, rep
         max_retries=_MOST_DEATHS,
         retry_exceptions=[WorkerDiedError],
     )
-    begun = _Begun(run, section, report)
+    task, begun = Task.of(run, section), _Begun(run, section, report)
     return [RayWorker(remote.remote(task, run.call.resolve()), begun) for _ in range(section.workers)]
 
 

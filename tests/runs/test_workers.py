@@ -83,7 +83,6 @@ def test_the_shard_of_a_worker_that_dies_is_made_again(by, finished, tmp_path, c
     ("reward", "execution", "kind", "message"),
     [
         ("ending_rewards:dies", TWO, RuntimeError, r"died \(exit code -9\), and no worker is left: if memory ran out"),
-        ("ending_rewards:raises", TWO, Exception, "the grader is not there"),
         ("ending_rewards:dies_on_second_rank", {"ranks_per_worker": 2}, RuntimeError, "a worker died .*no worker is"),
     ],
 )
@@ -93,6 +92,17 @@ def test_what_ends_every_worker_is_an_error(by, tmp_path, reward, execution, kin
         run_experiment(by(reward, **execution), tmp_path / "run", progress=False)
     assert time.monotonic() - start < 300
     assert not list((tmp_path / "run").rglob(".turn"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("execution", [TWO, BY_RAY])
+def test_an_error_of_a_worker_is_raised_as_itself(by, tmp_path, execution):
+    given = by(**execution)
+    nothing = given.model_copy(update={"measurement": given.measurement.model_copy(update={"params": "absent"})})
+    with pytest.raises(ValueError, match="absent"):
+        run_experiment(nothing, tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / "rollouts" / "complete.json").exists()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gradstats.system.lock import LOCK, LockedError, only_writer
+from gradstats.system.lock import LOCK, LockedError, claimed, only_writer, together, turn
 
 _HOLD = """
 import sys, time
@@ -109,6 +109,62 @@ def test_a_full_disk_is_named_and_the_empty_lock_is_taken_over(tmp_path, monkeyp
             pass
     with only_writer(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+
+
+def test_processes_work_together_until_the_last_has_the_folder_alone(tmp_path):
+    with together(tmp_path) as one, together(tmp_path) as other:
+        with pytest.raises(LockedError, match="another process is working on"):
+            enter(only_writer(tmp_path))
+        assert not one.becomes_only()
+        one.join()
+        assert not one.becomes_only()  # it no longer belongs to them
+        assert other.becomes_only()
+        for entered in (together(tmp_path), only_writer(tmp_path)):
+            with pytest.raises(LockedError, match="another process is working on"):
+                enter(entered)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_end_at_once_one_is_the_last(tmp_path):
+    for _ in range(50):
+        with together(tmp_path) as one, together(tmp_path) as other:
+            found = []
+            threads = [
+                threading.Thread(target=lambda who=who: found.append(who.becomes_only())) for who in (one, other)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(found) == [False, True]
+
+
+def test_what_processes_share_is_written_in_turns(tmp_path):
+    order = []
+
+    def write():
+        with turn(tmp_path):
+            order.append("second")
+
+    thread = threading.Thread(target=write)
+    with turn(tmp_path):
+        thread.start()
+        time.sleep(0.3)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_is_of_one_process_and_ends_with_it(tmp_path, holder):
+    with claimed(tmp_path / LOCK) as file:
+        assert file is None
+    holder.kill()
+    holder.wait()
+    with claimed(tmp_path / LOCK) as file, claimed(tmp_path / LOCK) as again:
+        assert file is not None
+        assert again is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def enter(context):
