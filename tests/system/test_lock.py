@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gradstats.system.lock import LOCK, LockedError, claimed, only_writer, together, turn
+from gradstats.system.lock import LOCK, Company, LockedError, claimed, only_writer, together, turn
 
 _HOLD = """
 import sys, time
@@ -128,14 +131,8 @@ def test_processes_work_together_until_the_last_has_the_folder_alone(tmp_path):
 def test_of_two_that_end_at_once_one_is_the_last(tmp_path):
     for _ in range(50):
         with together(tmp_path) as one, together(tmp_path) as other:
-            found = []
-            threads = [
-                threading.Thread(target=lambda who=who: found.append(who.becomes_only())) for who in (one, other)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(2) as pool:
+                found = list(pool.map(Company.becomes_only, (one, other)))
             assert sorted(found) == [False, True]
 
 
