@@ -53,6 +53,14 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     assert (run_directory / "run" / "figures" / "variance.svg").exists()
 
 
+def test_a_process_that_is_not_the_last_of_a_run_says_so(monkeypatch, capsys, run_directory, tmp_path):
+    monkeypatch.setattr("gradstats.runs.pipeline.run_experiment", lambda *_, **__: None)
+    code, out, err = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--out", tmp_path / "out")
+    assert (code, out) == (0, "")
+    assert "nothing is missing in" in err
+    assert "another process of the run is still there, and analyses it" in " ".join(err.split())
+
+
 def test_settings_without_set_are_refused_with_the_remedy(monkeypatch, capsys, run_directory, tmp_path):
     words = ("prompts.n=2", "sampling.seed=3", "--out", tmp_path / "out")
     code, _, err = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", *words)

@@ -10,6 +10,7 @@ from killed_runs import contents
 
 from gradstats.config.sections import ExecutionSection
 from gradstats.config.validation import WrongSetting, WrongSettingsError
+from gradstats.gradients.distributed import GroupMemoryError
 from gradstats.runs import ray_workers, workers
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.ray_workers import connected, make_shards
@@ -92,6 +93,17 @@ def test_what_ends_every_worker_is_an_error(by, tmp_path, reward, execution, kin
         run_experiment(by(reward, **execution), tmp_path / "run", progress=False)
     assert time.monotonic() - start < 300
     assert not list((tmp_path / "run").rglob(".turn"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rank_that_runs_out_of_memory_alone_ends_all_with_its_message(by, tmp_path):
+    given = by(ranks_per_worker=2)
+    estimators = [*given.variance.estimators, "second_rank_without_memory:weight"]
+    short = given.model_copy(update={"variance": given.variance.model_copy(update={"estimators": estimators})})
+    with pytest.raises(RuntimeError, match=r"memory ran out on one rank, .* \(token_budget=\d+\)") as raised:
+        run_experiment(short, tmp_path / "run", progress=False)
+    assert type(raised.value) is GroupMemoryError
 
 
 @pytest.mark.slow
