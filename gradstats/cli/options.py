@@ -154,13 +154,6 @@ class Execution:
     ranks_per_worker: Annotated[int | None, described_by(ExecutionSection, "ranks_per_worker")] = None
     threads: Annotated[int | None, described_by(ExecutionSection, "threads")] = None
     address: Annotated[str | None, described_by(ExecutionSection, "address")] = None
-    part: Annotated[
-        str | None,
-        tyro.conf.arg(
-            help="k/n, for the k-th of n processes that make the run together in a shared directory (--out); run the "
-            "experiment once more without it to analyse."
-        ),
-    ] = None
     trust: Annotated[
         bool,
         tyro.conf.arg(

@@ -49,11 +49,6 @@ if TYPE_CHECKING:
 
     from gradstats.report.sweeps import SweepResult
     from gradstats.runs.analysis import RunResult
-    from gradstats.runs.pipeline import PartResult
-
-
-#: Exit code of a part whose shards are drawn but not measured: EX_TEMPFAIL, after which launchers try again.
-UNFINISHED = 75
 
 
 _BY_DEFAULT = Execution()
@@ -70,7 +65,8 @@ def run(
     as_json: AsJson = False,
     execution: Advanced[OptionsOf[Execution]] = _BY_DEFAULT,
 ) -> None:
-    """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run.
+    """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run,
+    and shares the work where it is started several times.
 
     A file with ``vary`` is a sweep: it is run once for each cell, and what the cells found is joined.
 
@@ -83,17 +79,15 @@ def run(
         execution: where the work is done.
     """
     given = asdict(execution)
-    part, trust = given.pop("part"), given.pop("trust")
+    trust = given.pop("trust")
     overrides = with_execution(overrides, **given)
     from gradstats.config.sweep import varies
 
     if varies(experiment):
-        if part is not None:
-            raise ValueError("--part makes one run together with others, and this file varies settings: leave it out")
         _run_sweep(experiment, out, dry_run, overrides, trust, progress, as_json)
         return
     with code_of_run(Path(experiment).parent, trust):
-        result = _run(experiment, out, dry_run, overrides, trust, progress, part)
+        result = _run(experiment, out, dry_run, overrides, trust, progress)
     if result is not None and as_json:
         terminal.print_json(terminal.run_as_json(result))
     elif result is not None:
@@ -107,7 +101,6 @@ def _run(
     overrides: SettingWords,
     trust: bool,
     progress: bool,
-    part: str | None,
 ) -> RunResult | None:
     from gradstats.config.experiment import load_experiment
     from gradstats.runs.validate import check_names
@@ -118,44 +111,19 @@ def _run(
         # Checked before torch is imported, which takes longer; the steps themselves check again, and warn.
         warnings.simplefilter("ignore")
         check_names(loaded)
-    from gradstats.runs.directory import RunPart
-
     if dry_run:
         from gradstats.runs.cost import estimate_cost
 
-        n_workers = loaded.execution.workers if part is None else RunPart.of(part).n_parts
-        terminal.show_cost(loaded, estimate_cost(loaded, progress=progress), n_workers)
+        terminal.show_cost(loaded, estimate_cost(loaded, progress=progress), loaded.execution.workers)
         return None
-    from gradstats.runs.pipeline import run_experiment, run_part
+    from gradstats.runs.pipeline import run_experiment
+    from gradstats.runs.ranks import is_first
 
     path = out or Path("runs") / loaded.name
-    if part is not None:
-        show_part(run_part(loaded, path, RunPart.of(part), progress=progress))
-        return None
-    return run_experiment(loaded, path, progress=progress)
-
-
-def show_part(result: PartResult) -> None:
-    """Print what a part of a run has made, and what comes next.
-
-    Raises:
-        SystemExit: with ``UNFINISHED`` when its shards could not be measured yet, so that launchers repeat it.
-    """
-    if result.n_awaited:
-        what = (
-            f"its {result.n_shards} shards are drawn; they are measured when all parts have drawn theirs, and "
-            f"{result.n_awaited} shards are missing: repeat this command then"
-        )
-    else:
-        what = (
-            f"its {result.n_shards} shards are drawn and measured → {result.path}; when all parts have ended, the same "
-            "command without --part analyses the run"
-        )
-    terminal.console.print(terminal.escape(f"part {result.part}: {what}"))
-    for remark in dict.fromkeys(result.remarks):
-        terminal.note(remark)
-    if result.n_awaited:
-        sys.exit(UNFINISHED)
+    result = run_experiment(loaded, path, progress=progress)
+    if result is None and is_first():
+        terminal.note(f"nothing is missing in {path}; another process of the run is still there, and analyses it")
+    return result
 
 
 def sample(

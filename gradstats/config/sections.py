@@ -187,10 +187,13 @@ class ExecutionSection(Section):
 
     executor: ExecutorName = setting(
         "local",
-        "where shards are made: local, in this process; ray, by workers on this machine or on a cluster.",
+        "where shards are made: local, on this machine; ray, by workers on this machine or on a cluster, all of which "
+        "see the run directory.",
         "nothing",
     )
-    workers: Count = setting(1, "how many workers ray starts.", "nothing")
+    workers: Count = setting(
+        1, "how many processes make the shards; a single one on this machine is this one.", "nothing"
+    )
     gpus_per_worker: NonNegativeInt | None = setting(
         None,
         "GPUs of each worker, 0 for CPUs; by default one for each rank where there are GPUs and policy.device takes "
@@ -204,7 +207,7 @@ class ExecutionSection(Section):
         "nothing",
     )
     threads: Count | None = setting(
-        None, "threads of each worker; torch's own choice by default, and 1 for a worker of ray.", "nothing"
+        None, "threads of each process; torch's own choice by default, and 1 where there are workers.", "nothing"
     )
     address: str | None = setting(
         None,
@@ -218,6 +221,11 @@ class ExecutionSection(Section):
             return self
         taken = self.ranks_per_worker if n_gpus and device in ("auto", "cuda") else 0
         return self.model_copy(update={"gpus_per_worker": taken})
+
+    @property
+    def several(self) -> bool:
+        """Whether other processes than this one make the shards."""
+        return self.executor == "ray" or self.workers * self.ranks_per_worker > 1
 
     @property
     def processors_per_worker(self) -> int:

@@ -190,13 +190,14 @@ def _devices(experiment: Experiment) -> str:
     """Say which of the GPUs that there are a run uses; nothing where one process has one GPU or none."""
     execution, n_gpus = experiment.execution, torch.cuda.device_count()
     settled = execution.with_gpus(experiment.policy.device, n_gpus)
-    if execution.executor == "local":
-        remedy = f"--executor ray --workers {n_gpus} gives each a worker"
+    if not execution.several:
+        remedy = f"--workers {n_gpus} gives each a worker"
         left_idle = n_gpus > 1 and settled.gpus_per_worker == 1
         return f"uses one of the {n_gpus} GPUs of this machine: {remedy}" if left_idle else ""
     if execution.address is None:
         there = f"; this machine has {n_gpus} GPU" if n_gpus else ""
-        return f"workers of ray: {execution.workers}, {settled.given_to_each()}{there}"
+        what = "workers of ray" if execution.executor == "ray" else "workers"
+        return f"{what}: {execution.workers}, {settled.given_to_each()}{there}"
     if execution.gpus_per_worker is None:
         return f"workers of ray: {execution.workers}, with a GPU for each rank if the cluster has GPUs"
     return f"workers of ray: {execution.workers}, {execution.given_to_each()}"

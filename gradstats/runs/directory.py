@@ -1,15 +1,16 @@
-"""The files of one run, and the processes that may share it as parts."""
+"""The files of one run."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,99 +24,26 @@ from gradstats.report.saved_results import (
 )
 from gradstats.rewards.grading import MisreadReferenceWarning
 from gradstats.rollouts.table import token_sources
-from gradstats.runs.executors.local import Executor, LocalExecutor
+from gradstats.runs.claims import Spent
 from gradstats.runs.growth import may_grow, read_plan, rounds_of
+from gradstats.runs.ranks import is_first, n_ranks
 from gradstats.runs.regrading import finish_regrading, read_regradings
 from gradstats.runs.tracking import Tracking
 from gradstats.system.environment import environment
 from gradstats.system.files import partials, read_json, remove_partials, write_json
-from gradstats.system.lock import LOCK, PART, is_running, part_alone, part_lock
+from gradstats.system.lock import LOCK, TURN, turn
 from gradstats.system.outputs import OutputType
+from gradstats.system.shards import PLAN
 
 if TYPE_CHECKING:
     from gradstats.analyses import SamplerGap
 
 
-# Seconds that a part waits for one that is not running, which may be about to start.
-_GRACE = 300.0
-_BETWEEN_LOOKS = 1.0
-
-
-@dataclass(frozen=True)
-class RunPart:
-    """One of several processes that make a run: every n-th batch and shard."""
-
-    number: int  # from 1
-    n_parts: int
-
-    @classmethod
-    def of(cls, text: str) -> RunPart:
-        """Read ``"k/n"``.
-
-        >>> RunPart.of("2/8")
-        RunPart(number=2, n_parts=8)
-        """
-        number, _, n_parts = text.partition("/")
-        if not (number.isdecimal() and n_parts.isdecimal() and 1 <= int(number) <= int(n_parts)):
-            raise ValueError(f"part is {text!r}: write k/n, for the k-th of n parts, as in 2/8")
-        return cls(int(number), int(n_parts))
-
-    def __str__(self) -> str:
-        """Return ``"k/n"``."""
-        return f"{self.number}/{self.n_parts}"
-
-    def own(self, numbers: Iterable[int]) -> list[int]:
-        """Return the shards that this part makes: k - 1, k - 1 + n, …"""
-        return [number for number in numbers if number % self.n_parts == self.number - 1]
-
-    def wait_for(self, folder: Path, missing: Callable[[], list[int]], say: Callable[[str], None]) -> bool:
-        """Wait until the shards of the other parts are there, as long as these parts are running or may start."""
-        said, since = False, time.monotonic()
-        while waiting := missing():
-            others = {number % self.n_parts + 1 for number in waiting}
-            if all(is_running(part_lock(folder, other, self.n_parts)) for other in others):
-                since = time.monotonic()
-            elif time.monotonic() - since > _GRACE:
-                return False
-            if not said:
-                named = ", ".join(f"{other}/{self.n_parts}" for other in sorted(others))
-                say(f"waiting for {len(waiting)} shards of the parts {named}")
-                said = True
-            time.sleep(_BETWEEN_LOOKS)
-        return True
-
-    def write_record(
-        self, folder: Path, timings: Mapping[str, float], remarks: Sequence[str], execution: Mapping[str, object] | None
-    ) -> None:
-        """Leave what a part did for the manifest of the run, added to what it did in earlier calls."""
-        path = folder / f"{PART}{self.number}-of-{self.n_parts}.json"
-        earlier = read_json(path) if path.exists() else {"timings": {}, "remarks": []}
-        names = dict.fromkeys([*earlier["timings"], *timings])
-        summed = {name: round(earlier["timings"].get(name, 0.0) + timings.get(name, 0.0), 2) for name in names}
-        write_json(
-            path,
-            {
-                "part": str(self),
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-                "timings": summed,
-                "remarks": list(dict.fromkeys([*earlier["remarks"], *remarks])),
-                "execution": earlier.get("execution") if execution is None else dict(execution),
-            },
-        )
-
-
-def part_records(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return what the parts of a run have left, by file."""
-    return {path: read_json(path) for path in sorted(folder.glob(f"{PART}*-of-*.json"))}
-
-
 _REMARKED = (UserWarning, RuntimeWarning, MisreadReferenceWarning)
 #: The step that every call repeats, so that its remarks are not kept.
 ANALYSIS = "analysis"
-#: Seconds of steps that ended since the manifest was written, so that a call that is killed later does not lose them.
-_STEPS = ".steps.json"
+#: What processes did since the manifest was written, each in a file of its own.
+CALLS = ".call-*.json"
 #: What to do where a setting with such an effect differs from that of the run.
 _REMEDIES = {
     "grows": "a run can grow but not shrink, so choose another directory (--out)",
@@ -134,23 +62,29 @@ class RunDirectory:
     # those of the steps before the analysis, by step, which a later call does not meet again
     remarks_of_steps: dict[str, list[str]] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)  # where the steps are logged; nowhere by default
-    executor: Executor = field(default_factory=LocalExecutor)
-    part: RunPart | None = None  # which of several processes this is that make the run together; None for the only one
-    # what parts did before, for the manifest, by the file that they left
-    parts: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    alone: bool = True  # whether this process was the only one when it began
+    spent: Spent = field(default_factory=Spent)  # what this process has computed
+    # what all processes have computed since the manifest was written, where that is known
+    executed: dict[str, Any] | None = None
+    _since: dict[str, float] = field(
+        default_factory=dict
+    )  # this process's part of the timings, which no manifest holds
+    _call: str = field(default_factory=lambda: f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
 
     @classmethod
-    def open(cls, path: Path, experiment: Experiment, part: RunPart | None = None) -> RunDirectory:
-        """Create a run directory, or open one that has the same settings.
+    def open(cls, path: Path, experiment: Experiment, *, alone: bool = True) -> RunDirectory:
+        """Create a run directory, or open one that has the same settings; ``alone``: no other process works on it.
 
         The number of prompts and the size of their groups may be larger than before: the run is then extended. How many
         sequences are measured together may change.
         """
         previous = path / "experiment.yaml"
-        finish_regrading(path)
+        if alone:
+            finish_regrading(path)
         grows = False
         # Before the first shard exists, nothing depends on the settings: a wrong path may be corrected in place.
-        if previous.exists() and (part is not None or any((path / "rollouts").glob("*.parquet"))):
+        begun = not alone or any((path / "rollouts").glob("*.parquet"))
+        if previous.exists() and begun:
             before, settled = read_recorded_experiment(previous).settled_settings(), experiment.settled_settings()
             for name in (*settled, *(name for name in before if name not in settled)):
                 value = settled.get(name)
@@ -164,14 +98,15 @@ class RunDirectory:
                         f"{next(remedies, otherwise)}"
                     )
                 grows = True
-        run = cls(path, experiment, part=part)
+        run = cls(path, experiment, alone=alone)
         run.rollouts.mkdir(parents=True, exist_ok=True)
         run.measurement.mkdir(parents=True, exist_ok=True)
-        if part is None:
+        if alone:
             run.remove_partials()
-            run.take_over(remarks=not grows)
-        if not grows:  # else only when the larger run is known to contain the smaller one
-            run.write_experiment()
+            if not begun:
+                (run.rollouts / PLAN).unlink(missing_ok=True)
+            if not grows:  # else only when the larger run is known to contain the smaller one
+                run.write_experiment()
         return run
 
     def remove_partials(self) -> None:
@@ -181,20 +116,31 @@ class RunDirectory:
         for folder in (self.path, self.rollouts, self.measurement, self.values, *others, *shards):
             remove_partials(folder)
 
-    def take_over(self, *, remarks: bool = True, without: str | None = None) -> None:
-        """Add what earlier calls and parts did to the timings and remarks of the run."""
-        earlier = self.read_manifest()
-        self.timings = dict(earlier.get("timings", {}))
+    def take_over(self, *, without: str | None = None) -> None:
+        """Add what earlier calls and other processes did to the timings and remarks of the run."""
+        earlier, rounds = self.read_manifest(), self._rounds()
+        calls = [call for path in self.path.glob(CALLS) if path != self.call and (call := _read_call(path))]
+        own, self.timings, self.remarks_of_steps, self.remarks = self.remarks_of_steps, {}, {}, []
         # An extension that was interrupted has planned more completions than the remarks were about.
-        remarks = remarks and earlier.get("rounds") == self._rounds()
-        for step, said in (earlier.get("remarks_of_steps", {}) if remarks else {}).items():
-            self.keep_remarks(step, [remark for remark in said if remark != without])
-        self.parts = part_records(self.path)
-        for record in self.parts.values():
-            self.keep_remarks("parts", record["remarks"])
-        for timings in (self._unrecorded_timings(), *(record["timings"] for record in self.parts.values())):
+        for call in (earlier, *calls, {"rounds": rounds, "remarks_of_steps": own}):
+            if call.get("rounds") == rounds:
+                for step, said in call.get("remarks_of_steps", {}).items():
+                    self.keep_remarks(step, [remark for remark in said if remark != without])
+        for timings in (earlier.get("timings", {}), *(call["timings"] for call in calls), self._since):
             for name, seconds in timings.items():
                 self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
+        spent = [*(call["spent"] for call in calls), self._spent()]
+        hosts = Counter[str]()
+        for one in spent:
+            hosts[one["host"]] += one["n_shards"]
+        if sum(hosts.values()):
+            seconds = {name: round(sum(one[name] for one in spent), 2) for name in ("loading", "parts")}
+            self.executed = {
+                **self.experiment.execution.model_dump(exclude={"address"}),
+                **({"ranks_per_worker": n_ranks()} if n_ranks() > 1 else {}),
+                "processor_seconds": seconds,
+                "parts_by_host": dict(+hosts),
+            }
 
     def keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
         """Keep what was said in a step, once; in the manifest also for later calls, unless it is the analysis."""
@@ -204,13 +150,9 @@ class RunDirectory:
             kept = self.remarks_of_steps.setdefault(step, [])
             kept += [remark for remark in said if remark not in kept]
 
-    def own(self, numbers: list[int]) -> list[int]:
-        """Return those of the shards that this process makes."""
-        return numbers if self.part is None else self.part.own(numbers)
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Write what the parts of a run share, while the context is open."""
-        return nullcontext() if self.part is None else part_alone(self.path)
+    def turn(self) -> AbstractContextManager[None]:
+        """Write what the processes of a run share, one after another."""
+        return turn(self.path)
 
     def write_experiment(self) -> None:
         """Record the resolved experiment."""
@@ -254,26 +196,26 @@ class RunDirectory:
                 yield
             finally:
                 seconds = time.monotonic() - start
-                self.timings[name] = round(self.timings.get(name, 0.0) + seconds, 2)
+                for timings in (self.timings, self._since):
+                    timings[name] = round(timings.get(name, 0.0) + seconds, 2)
                 self.tracking.log({f"{name}/seconds": self.timings[name]})
                 self.keep_remarks(name, [text for category, text in caught if category in _REMARKED])
-                self._record_timing(name, seconds)
+                if is_first():
+                    self.record()
 
-    def _record_timing(self, name: str, seconds: float) -> None:
-        """Add to the timings beside the manifest, which comes with the analysis; parts leave records of their own."""
-        if self.part is not None:
-            return
-        timings = self._unrecorded_timings()
-        timings[name] = round(timings.get(name, 0.0) + seconds, 2)
+    @property
+    def call(self) -> Path:
+        """The file in which this process leaves what it did."""
+        return self.path / CALLS.replace("*", self._call)
+
+    def _spent(self) -> dict[str, Any]:
+        return {"host": socket.gethostname(), **asdict(self.spent)}
+
+    def record(self) -> None:
+        """Leave what this process did for the manifest, which comes with the analysis."""
+        said = {"rounds": self._rounds(), "remarks_of_steps": self.remarks_of_steps}
         with suppress(OSError):  # a full disk, which is what the step itself then reports
-            write_json(self.path / _STEPS, {"timings": timings})
-
-    def _unrecorded_timings(self) -> dict[str, float]:
-        """Return the seconds of steps that ended since the manifest was written; none where they cannot be read."""
-        try:
-            return read_json(self.path / _STEPS)["timings"]
-        except (OSError, ValueError, KeyError):
-            return {}
+            write_json(self.call, {"timings": self._since, **said, "spent": self._spent()})
 
     def _rounds(self) -> list[dict[str, int]]:
         """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""
@@ -302,7 +244,6 @@ class RunDirectory:
         """Record versions, commit, hardware, seeds, timings and the files of results."""
         experiment = self.experiment
         earlier = self.read_manifest()
-        executed = self.executor.describe() if self.executor.spent.n_parts else earlier.get("execution")
         write_json(
             self.path / "manifest.json",
             {
@@ -337,16 +278,25 @@ class RunDirectory:
                 },
                 **environment(),
                 "timings": self.timings,
-                "execution": executed,
-                "parts": list(self.parts.values()) or earlier.get("parts", []),
+                "execution": self.executed or earlier.get("execution"),
+                **({"parts": earlier["parts"]} if earlier.get("parts") else {}),  # of an earlier version
                 "remarks": list(dict.fromkeys(self.remarks)),
                 "remarks_of_steps": {step: said for step, said in self.remarks_of_steps.items() if said},
                 "computed_with": dict(computed_with),
                 "files": [str(path.relative_to(self.path)) for path in paths],
             },
         )
-        for path in (*self.parts, self.path / _STEPS):
+        for path in self.path.glob(CALLS):
             path.unlink(missing_ok=True)
+        self._since = {}
+
+
+def _read_call(path: Path) -> dict[str, Any]:
+    """Return what a process did; nothing where its record is damaged, which costs no result."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
 
 
 def experiment_folder(path: Path) -> Path | None:
@@ -370,7 +320,8 @@ def listed_results(path: Path) -> list[Path]:
 
 def _holds_something(path: Path) -> bool:
     """Return whether a folder contains more than the remains of a run that was killed at its very beginning."""
-    left = {*partials(path), *path.glob(f"{PART}*"), *(path / name for name in ("rollouts", "measurement", LOCK))}
+    own = ("rollouts", "measurement", LOCK, TURN)
+    left = {*partials(path), *path.glob(CALLS), *(path / name for name in own)}
     folders = [path / name for name in ("rollouts", "measurement") if (path / name).is_dir()]
     return bool(set(path.iterdir()) - left) or any(set(folder.iterdir()) - set(partials(folder)) for folder in folders)
 

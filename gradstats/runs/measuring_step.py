@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradstats.config.experiment import Experiment
 from gradstats.config.sections import MeasurementSection
 from gradstats.estimators.recipes.weightings import is_of_estimator
 from gradstats.measurement.disk_size import measured_bytes, require_space
 from gradstats.measurement.measurement import Measurement, read_measurement, shared_entry, weightings_in
 from gradstats.measurement.state_values import StoredValues
 from gradstats.rollouts.table import Rollouts
+from gradstats.runs.claims import Board, Claim, make_missing
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.executors.local import WorkerPool, ask
 from gradstats.runs.growth import RESTORE, drawn_shards, read_plan, settings_digest
+from gradstats.runs.ranks import agreed, is_first
 from gradstats.runs.sampling_step import experiment_policy, n_planned_shards, reference_policy
 from gradstats.runs.weightings import (
     advantages_of,
@@ -55,90 +54,26 @@ def measures_advantages(run: RunDirectory) -> bool:
     return bool(possible_weightings(run.experiment).advantages)
 
 
-@dataclass(frozen=True)
-class MeasuringWork:
-    """The inputs of measuring, see :class:`gradstats.runs.executors.local.Work`."""
-
-    path: Path  # the run directory, for messages
-    experiment: Experiment
-    section: MeasurementSection  # what is measured, with the version of the sketches that the finished shards hold
-    revisions: dict[str, str | None]  # what names on the hub resolved to
-    checked: Rollouts  # the completions that the self-check looks at
-    checked_later: tuple[str, int]  # prompt_id and sample_id of one that it is repeated on
-    earlier: dict[str, Any] | None  # metadata of a finished shard, whose self-check serves again
-    progress: bool  # let transformers show its own progress bars
-
-    def open(self) -> MeasuringSession:
-        """Load the policy and its reference, and run the self-check."""
-        from gradstats.gradients.session import MeasuringSession
-        from gradstats.policy.checkpoint import refuse_other_policy
-
-        policy = experiment_policy(self.experiment, self.revisions, self.progress)
-        if not self.experiment.behaviour_policy:  # whose weights are meant to differ
-            recorded = self.checked.metadata.get("policy")
-            refuse_other_policy(recorded, policy.digests, f"the rollouts of {self.path}", RESTORE)
-        reference = reference_policy(self.experiment, self.revisions, self.progress)
-        session = MeasuringSession.open(
-            policy, self.checked, self.section, reference_policy=reference, earlier=self.earlier
-        )
-        session.checked_later = self.checked_later
-        return session
-
-
-@dataclass(frozen=True)
-class MeasureShard:
-    """The part that measures one shard."""
-
-    rollouts: Rollouts
-    names: tuple[str, ...]  # the further weightings that are not measured
-    values: dict[str, list[np.ndarray]]  # state values by field, where weightings are advantages from these
-    earlier: Measurement | None = None  # of these completions, without those weightings
-
-    def __call__(self, session: MeasuringSession, report: Report) -> Measurement:
-        """Return the measurement."""
-        weightings = weightings_of(session, self.rollouts, self.names, self.values)
-        measured = session.measure(self.rollouts, report.chunk, weightings, self.earlier)
-        # Weights of ratios and KL terms follow from the measurement itself.
-        weighted = {
-            name: gradients if is_of_estimator(name) else replace(gradients, weights=None)
-            for name, gradients in measured.weighted.items()
-        }
-        return replace(measured, weighted=weighted)
-
-
-@dataclass(frozen=True)
-class ScoreShard:
-    """The part that finds how far the ratios of one shard vary."""
-
-    rollouts: Rollouts
-
-    def __call__(self, session: MeasuringSession, report: Report) -> float:
-        """Return :func:`gradstats.runs.weightings.spread_of_ratios`."""
-        return spread_of_ratios(session, self.rollouts)
-
-
-def _scored_policy(session: MeasuringSession, report: Report) -> dict[str, object]:
-    """Return the description of the policy that a worker scores with: a part."""
-    return {"policy": session.metadata["policy"]}
-
-
 def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
     complete = run.measurement / "complete.json"
-    origin, shards = _origin(run), _shards(run)
-    n_shards = n_planned_shards(run)
-    missing = missing_measurements(run)
-    if complete.exists() and not missing and read_json(complete).get("n_shards") == n_shards:
+    shards = _shards(run)
+    n_shards, missing = agreed(lambda: (n_planned_shards(run), missing_measurements(run)))
+
+    def is_complete() -> bool:
+        return complete.exists() and not missing and read_json(complete).get("n_shards") == n_shards
+
+    if agreed(is_complete):
         return
     with run.step("measuring"):
-        if origin:
-            with run.alone():
-                write_json(run.measurement / PLAN, {"format": FORMAT, **origin, "n_shards": n_shards})
-        if missing := run.own(missing):
+        if is_first() and shards.origin:
+            with run.turn():
+                write_json(run.measurement / PLAN, {"format": FORMAT, **shards.origin, "n_shards": n_shards})
+        if missing:
             _measure(run, shards, drawn_shards(run.rollouts).read_all(n_shards), missing, progress)
-    with run.alone():
-        if not shards.missing(n_shards):
-            write_json(complete, {"n_shards": n_shards})
+        if is_first():
+            with run.turn():
+                write_json(complete, {"n_shards": n_shards})
 
 
 def _measure(
@@ -148,35 +83,67 @@ def _measure(
     if section.second_moments is not None:
         from gradstats.runs.second_moments import with_estimated_moments
 
-        with run.alone():
+        with run.turn():
             tables, section = with_estimated_moments(run, tables, progress)
     unmeasured = Rollouts.concatenate([tables[number] for number in missing])
     # Sketches by block are not counted: how many blocks there are is known only where the model is.
     require_space(run.measurement, measured_bytes(unmeasured, section))
     # Shards of one measurement hold the same weightings and sketches; the newest has the latest self-check.
-    done = max(shards.finished(len(tables)), key=lambda number: shards.path(number).stat().st_mtime, default=None)
-    with run.executor.crew(_work(run, section, shards, done, tables, unmeasured, progress)) as crew:
-        if done is None:
-            names = _chosen_weightings(run, crew, tables, progress)
+    done = agreed(
+        lambda: max(shards.finished(len(tables)), key=lambda number: shards.path(number).stat().st_mtime, default=None)
+    )
+    earlier = None if done is None else shards.read_one(done)
+    with run.spent.loaded(
+        lambda: _session(run, section, earlier, tables, unmeasured, progress), run.experiment.execution.threads
+    ) as session:
+        if earlier is None:
+            names = _chosen_weightings(run, session, tables, progress)
         else:
             # Of weightings by ratios, which the first shards decided on, all shards hold the same.
             further = possible_weightings(run.experiment).advantages
-            names = tuple(dict.fromkeys([*shards.read_one(done).weighted, *further]))
+            names = tuple(dict.fromkeys([*earlier.weighted, *further]))
         values = StoredValues(run.values) if any(map(is_of_estimator, names)) else None
-        if values is not None and done is not None:
-            _refuse_other_advantages(run, shards.read_one(done), tables[done], values.of_shard(done, tables[done]))
+        if values is not None and done is not None and earlier is not None:
+            _refuse_other_advantages(run, earlier, tables[done], values.of_shard(done, tables[done]))
         run.tracking.begin()
-        n_sequences = sum(map(len, tables))
+        n_sequences, sizes = sum(map(len, tables)), {number: len(tables[number]) for number in missing}
         with progress_bar("measuring", n_sequences, done=n_sequences - len(unmeasured), shown=progress) as report:
+            there = agreed(lambda: frozenset(number for number in missing if shards.is_made(number)))
 
-            def part(number: int) -> MeasureShard:
-                earlier = shards.read_one(number) if shards.path(number).exists() else None
-                table = tables[number] if earlier is None else earlier.rollouts
-                lacking = tuple(name for name in names if earlier is None or name not in earlier.weighted)
+            def is_measured(number: int) -> bool:
+                lacks = number in there and not set(names) <= set(weightings_in(shards.path(number)))
+                return shards.is_made(number) and not lacks
+
+            def measure(claim: Claim) -> None:
+                number = claim.number
+                old = shards.read_one(number) if number in there else None
+                table = tables[number] if old is None else old.rollouts
+                lacking = tuple(name for name in names if old is None or name not in old.weighted)
                 of_table = {} if values is None else values.of_shard(number, table)
-                return MeasureShard(table, lacking, of_table, earlier)
+                measured = _measured(session, table, lacking, of_table, old, claim)
+                if is_first():
+                    shards.write_one(number, measured)
 
-            shards.write_all(crew.work(missing, part, report))
+            make_missing(Board(shards, sizes, report, is_measured), run.spent, measure)
+
+
+def _measured(
+    session: MeasuringSession,
+    rollouts: Rollouts,
+    names: tuple[str, ...],
+    values: dict[str, list[np.ndarray]],
+    earlier: Measurement | None,
+    report: Report,
+) -> Measurement:
+    """Measure one shard: all of it, or the further weightings ``names`` that an earlier measurement lacks."""
+    weightings = weightings_of(session, rollouts, names, values)
+    measured = session.measure(rollouts, report.chunk, weightings, earlier)
+    # Weights of ratios and KL terms follow from the measurement itself.
+    weighted = {
+        name: gradients if is_of_estimator(name) else replace(gradients, weights=None)
+        for name, gradients in measured.weighted.items()
+    }
+    return replace(measured, weighted=weighted)
 
 
 def _refuse_other_advantages(
@@ -193,47 +160,51 @@ def _refuse_other_advantages(
             )
 
 
-def _work(
+def _session(
     run: RunDirectory,
     section: MeasurementSection,
-    shards: Shards[Measurement],
-    done: int | None,
+    earlier: Measurement | None,
     tables: list[Rollouts],
     unmeasured: Rollouts,
     progress: bool,
-) -> MeasuringWork:
+) -> MeasuringSession:
+    """Load the policy and its reference, and run the self-check; that of an earlier shard serves again."""
     from gradstats.gradients.checks.self_check import checked_rows
-    from gradstats.gradients.session import sequence_to_check
+    from gradstats.gradients.session import MeasuringSession, sequence_to_check
+    from gradstats.policy.checkpoint import refuse_other_policy
 
-    rollouts, earlier = Rollouts.concatenate(tables), None
-    if done is not None:
-        measured = shards.read_one(done)
-        earlier = measured.metadata
+    rollouts, known = Rollouts.concatenate(tables), None
+    if earlier is not None:
+        known = earlier.metadata
         if section.sketch_version is None:
-            section = section.model_copy(update={"sketch_version": shared_entry(measured, "sketch_version")})
+            section = section.model_copy(update={"sketch_version": shared_entry(earlier, "sketch_version")})
+    checked = rollouts.select(checked_rows(rollouts))
     revisions = read_plan(run.rollouts).get("revisions", {})
-    checked, later = rollouts.select(checked_rows(rollouts)), sequence_to_check(unmeasured)
-    return MeasuringWork(run.path, run.experiment, section, revisions, checked, later, earlier, progress)
+    policy = experiment_policy(run.experiment, revisions, progress)
+    if not run.experiment.behaviour_policy:  # whose weights are meant to differ
+        recorded = checked.metadata.get("policy")
+        refuse_other_policy(recorded, policy.digests, f"the rollouts of {run.path}", RESTORE)
+    reference = reference_policy(run.experiment, revisions, progress)
+    session = MeasuringSession.open(policy, checked, section, reference_policy=reference, earlier=known)
+    session.checked_later = sequence_to_check(unmeasured)
+    return session
 
 
 def _chosen_weightings(
-    run: RunDirectory, crew: WorkerPool[MeasuringSession], tables: list[Rollouts], progress: bool
+    run: RunDirectory, session: MeasuringSession, tables: list[Rollouts], progress: bool
 ) -> tuple[str, ...]:
-    """Let the workers score completions where that decides which weightings are needed."""
+    """Score completions where that decides which weightings are needed."""
     possible = possible_weightings(run.experiment)
     asked = possible.off_policy != possible.always
-    metadata = ask(crew, _scored_policy, "the description of the policy") if asked else {}
+    metadata = {"policy": session.metadata["policy"]} if asked else {}
     with progress_bar("scoring", sum(map(len, tables)), shown=progress and asked) as report:
 
-        def spreads() -> Generator[float, None, None]:
-            # The first alone: in each part of a run, and in whichever order workers finish, it decides the same.
-            for numbers in (range(1), range(1, len(tables))):
-                for number, spread in crew.work(numbers, lambda number: ScoreShard(tables[number]), report):
-                    yield spread
-                    report.advance(len(tables[number]))
+        def spreads() -> Iterator[float]:
+            for table in tables:
+                yield spread_of_ratios(session, table)
+                report.advance(len(table))
 
-        with closing(spreads()) as found:
-            return needed_weightings(tables, possible, run.experiment.variance.target, metadata, found)
+        return needed_weightings(tables, possible, run.experiment.variance.target, metadata, spreads())
 
 
 def _shards(run: RunDirectory) -> Shards[Measurement]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
@@ -12,20 +11,19 @@ from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room, questions_of
-from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory, RunPart
-from gradstats.runs.executors.choice import executor_of
-from gradstats.runs.executors.local import Executor
+from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory
 from gradstats.runs.growth import read_plan
-from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages, missing_measurements
+from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages
+from gradstats.runs.ranks import agreed, is_first, joined_ranks, n_ranks
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
-from gradstats.runs.sampling_step import experiment_problems, missing_rollouts, n_planned_shards, sample_shards
+from gradstats.runs.sampling_step import experiment_problems, sample_shards
 from gradstats.runs.tracking import Tracking, require_tracker, result_values
 from gradstats.runs.validate import check_names
-from gradstats.runs.values_step import continue_prefixes, make_values, make_values_in_parts
-from gradstats.system.environment import gpu_of_worker
-from gradstats.system.lock import only_writer, part_alone, part_writer
+from gradstats.runs.values_step import make_values
+from gradstats.runs.watching import let_workers_make
+from gradstats.runs.workers import require_execution
+from gradstats.system.lock import Company, only_writer, together, turn
 from gradstats.system.outputs import claim, refuse_links
-from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
 #: Settings of a run's experiment that regrading does not use.
@@ -40,106 +38,84 @@ _NOT_REGRADED = (
 )
 
 
-def run_experiment(
-    experiment: Experiment, path: Path, *, progress: bool = True, executor: Executor | None = None
-) -> RunResult:
+def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True) -> RunResult | None:
     """Sample, measure, fit, compare and draw; finished steps are not repeated.
 
     Rollouts and measurements are written shard by shard, each complete or absent. A run that was interrupted at any
-    moment resumes from its finished shards and ends with the same numbers as an uninterrupted one.
+    moment resumes from its finished shards and ends with the same numbers as an uninterrupted one. Any number of
+    processes may run the same experiment in the same directory at once: each makes the shards that no other does, and
+    the last of them analyses.
+
+    Returns:
+        The results; None in a process that was not the last, and in all ranks of a model but the first.
     """
-    with code_beside(experiment.folder):
+    with code_beside(experiment.folder), joined_ranks():
         check_names(experiment)
         require_tracker(experiment.tracking)
-        claim(path, RUN_DIRECTORY)
-        with ExitStack() as opened:
-            chosen = executor or opened.enter_context(executor_of(experiment.execution, experiment.policy.device))
-            path.mkdir(parents=True, exist_ok=True)
-            with only_writer(path):
-                refuse_links(path)
-                return _run(experiment, path, progress, chosen)
+        require_execution(experiment.execution)
+        if n_ranks() > 1:  # what needs whole parameters is refused
+            Experiment.model_validate(experiment.model_dump() | {"execution": {"ranks_per_worker": n_ranks()}})
+        with opened_run(experiment, path) as (run, company), ExitStack() as opened:
+
+            def follow() -> None:
+                run.tracking = opened.enter_context(Tracking.of(experiment, path))
+
+            if run.alone and is_first():
+                follow()
+            if experiment.execution.several and n_ranks() == 1:
+                let_workers_make(run, progress)
+            else:
+                make_shards(run, progress)
+            if company is None or not company.becomes_only():
+                return None
+            if not run.alone:
+                follow()
+            run.remove_partials()
+            run.take_over()
+            return _analysed(run, progress)
 
 
-def _run(experiment: Experiment, path: Path, progress: bool, executor: Executor) -> RunResult:
-    run = RunDirectory.open(path, experiment)
-    run.executor = executor.counted_apart()
-    with Tracking.of(experiment, path) as run.tracking:
-        sample_shards(run, progress)
-        steps = (measure_shards, make_values)
-        for step in reversed(steps) if measures_advantages(run) else steps:
-            step(run, progress)
-        result = analyse(run, progress)
-        if run.tracking.module is not None:
-            level, alpha = experiment.variance.confidence_level, result.alpha
-            frame = None if result.comparison is None else result.comparison.to_frame(level)
-            on_policy = None if alpha is None else alpha.on_policy
-            values = result_values(result.measured.rollouts, alpha, frame, on_policy=on_policy, gap=result.gap)
-            run.tracking.results(values, frame, [path for path in result.paths if path.suffix == ".png"])
+@contextmanager
+def opened_run(experiment: Experiment, path: Path) -> Iterator[tuple[RunDirectory, Company | None]]:
+    """Open a run that other processes may have open too, which are the company; ranks but the first do not belong."""
+    if not is_first():
+        agreed(lambda: None)
+        yield RunDirectory(path, experiment), None
+        return
+    claim(path, RUN_DIRECTORY)
+    path.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        with turn(path):  # while one process opens the run, it is the only one
+            company = held.enter_context(together(path))
+            refuse_links(path)
+            alone = company.becomes_only()
+            if not alone:
+                company.join()
+            run = RunDirectory.open(path, experiment, alone=alone)
+            if alone:
+                company.join()
+        agreed(lambda: None)
+        yield run, company
+
+
+def make_shards(run: RunDirectory, progress: bool) -> None:
+    """Sample, measure and make state values, together with the other processes of the run."""
+    progress = progress and is_first()
+    sample_shards(run, progress)
+    steps = (measure_shards, make_values)
+    for step in reversed(steps) if measures_advantages(run) else steps:
+        step(run, progress)
+
+
+def _analysed(run: RunDirectory, progress: bool) -> RunResult:
+    result = analyse(run, progress)
+    if run.tracking.module is not None:
+        level, alpha = run.experiment.variance.confidence_level, result.alpha
+        frame = None if result.comparison is None else result.comparison.to_frame(level)
+        on_policy = None if alpha is None else alpha.on_policy
+        values = result_values(result.measured.rollouts, alpha, frame, on_policy=on_policy, gap=result.gap)
+        run.tracking.results(values, frame, [path for path in result.paths if path.suffix == ".png"])
     return result
-
-
-@dataclass(frozen=True)
-class PartResult:
-    """What one of several processes has made of a run."""
-
-    part: RunPart
-    path: Path
-    n_shards: int  # that it makes
-    n_measured: int  # of these
-    n_awaited: int  # shards of other parts that were not drawn yet, without which none can be measured
-    remarks: list[str]
-
-
-def run_part(experiment: Experiment, path: Path, part: RunPart, *, progress: bool = True) -> PartResult:
-    """Sample and measure the shards of one of several processes, which share a run directory.
-
-    Measuring begins when all parts have sampled, since its checks look at all completions. A part waits for the others
-    as long as they are running; where they are not, the same call continues later. :func:`run_experiment` makes what is
-    missing in the end, and analyses.
-    """
-    with code_beside(experiment.folder):
-        check_names(experiment)
-        claim(path, RUN_DIRECTORY)
-        _see_one_gpu(experiment, part)
-        with executor_of(experiment.execution, experiment.policy.device) as executor:
-            path.mkdir(parents=True, exist_ok=True)
-            with part_writer(path, part.number, part.n_parts):
-                return _run_part(experiment, path, part, progress, executor)
-
-
-def _see_one_gpu(experiment: Experiment, part: RunPart) -> None:
-    """Let this process see one of its machine's GPUs, by the number of its part: all parts would take the first."""
-    import torch
-
-    execution, n_gpus = experiment.execution, torch.cuda.device_count()
-    takes_one = execution.with_gpus(experiment.policy.device, n_gpus).gpus_per_worker == 1
-    if execution.executor == "local" and takes_one and n_gpus > 1:
-        own = os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of_worker(part.number - 1, n_gpus)
-        with progress_bar("part", 1, shown=False) as report:
-            report.say(f"part {part} computes on GPU {own}, of {n_gpus} that it could see")
-
-
-def _run_part(experiment: Experiment, path: Path, part: RunPart, progress: bool, executor: Executor) -> PartResult:
-    with part_alone(path):
-        refuse_links(path)
-        run = RunDirectory.open(path, experiment, part)
-    run.executor = executor
-    try:
-        sample_shards(run, progress)
-        with progress_bar("waiting", 1, shown=False) as report:
-            drawn = part.wait_for(path, lambda: missing_rollouts(run), report.say)
-        if drawn and measures_advantages(run):
-            drawn = make_values_in_parts(run, progress)
-        if drawn:
-            measure_shards(run, progress)
-            if experiment.values.monte_carlo:
-                continue_prefixes(run, progress)
-    finally:
-        executed = executor.describe() if executor.spent.n_parts else None
-        part.write_record(path, run.timings, run.remarks, executed)
-    own = part.own(range(n_planned_shards(run)))
-    measured = [number for number in own if number not in missing_measurements(run)]
-    return PartResult(part, path, len(own), len(measured), len(missing_rollouts(run)), run.remarks)
 
 
 def regrade_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from gradstats.report.sweeps import (
     write_sweep_list,
     write_sweep_results,
 )
-from gradstats.runs.executors.choice import executor_of, require_executor
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
+from gradstats.runs.workers import require_execution
 from gradstats.system.files import atomic_path, partials, remove_partials
 from gradstats.system.lock import LOCK, only_writer
 from gradstats.system.outputs import OutputType, claim, csv_with, refuse_links
@@ -69,7 +70,7 @@ def run_sweep(
     folder = Path(out) if out is not None else Path("runs") / sweep.name
     _refuse_other_folder(folder, sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
-    with executor_of(first.execution, first.policy.device) as executor, only_writer(folder):
+    with _cluster_of(first), only_writer(folder):
         refuse_links(folder, cells=_cell_names(folder, sweep))
         remove_partials(folder)
         _list_cells(folder, sweep)
@@ -78,7 +79,7 @@ def run_sweep(
         for cell in sweep.cells:
             try:
                 _share(folder, cell, finished)
-                run_experiment(cell.experiment, folder / cell.name, progress=progress, executor=executor)
+                run_experiment(cell.experiment, folder / cell.name, progress=progress)
                 finished.append(cell)
             except (ValueError, OSError, RuntimeError, LookupError, ImportError, TypeError) as error:
                 failed[cell.name] = error
@@ -91,6 +92,16 @@ def run_sweep(
             "and the same command runs those that are missing"
         ) from error
     return result
+
+
+def _cluster_of(first: Experiment) -> AbstractContextManager[object]:
+    """Start ray for all cells, where it is asked for."""
+    require_execution(first.execution)
+    if first.execution.executor != "ray":
+        return nullcontext()
+    from gradstats.runs.ray_workers import connected
+
+    return connected(first.execution, first.policy.device)
 
 
 def _cell_names(folder: Path, sweep: Sweep) -> list[str]:
@@ -125,7 +136,7 @@ def check_cells(sweep: Sweep) -> None:
             try:
                 check_names(cell.experiment)
                 require_tracker(cell.experiment.tracking)
-                require_executor(cell.experiment.execution)
+                require_execution(cell.experiment.execution)
             except ValueError as error:
                 raise ValueError(f"{cell.name}: {error}") from error
 

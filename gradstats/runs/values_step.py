@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
 from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.runs.claims import Board, Claim, make_missing
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import drawn_shards, read_plan
+from gradstats.runs.ranks import agreed, is_first
 from gradstats.runs.regrading import read_regradings
 from gradstats.runs.sampling_step import (
     behaviour_policy,
@@ -21,7 +21,7 @@ from gradstats.runs.sampling_step import (
 )
 from gradstats.runs.weightings import possible_weightings
 from gradstats.system.files import FORMAT, digest, read_json, write_json
-from gradstats.system.progress import Report, progress_bar
+from gradstats.system.progress import progress_bar
 from gradstats.system.shards import PLAN, Shards, read_origin
 
 if TYPE_CHECKING:
@@ -35,33 +35,15 @@ _OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")
 def make_values(run: RunDirectory, progress: bool) -> None:
     """Make the state values that the experiment asks for and that are not there yet."""
     section = run.experiment.values
+
+    def fit() -> None:
+        with run.turn():
+            _fit_head(run, progress)
+
     if section.fitted:
-        _fit_head(run, progress)
+        agreed(fit)
     if section.monte_carlo:
         continue_prefixes(run, progress)
-
-
-def make_values_in_parts(run: RunDirectory, progress: bool) -> bool:
-    """Make the values that a part of a run measures advantages from; the part of the first shard fits the head.
-
-    Returns:
-        Whether they are there: the others wait for the head, as long as that part is running or may start.
-    """
-    section = run.experiment.values
-    if section.monte_carlo:
-        continue_prefixes(run, progress)
-    if not section.fitted:
-        return True
-    if run.part is None or run.own([0]):
-        _fit_head(run, progress)
-        return True
-    made_from, path = _made_from(run, read_rollouts(run.rollouts)), run.values / FITTED
-
-    def missing() -> list[int]:
-        return [] if path.exists() and read_state_values(path).metadata.get("made_from") == made_from else [0]
-
-    with progress_bar("waiting", 1, shown=False) as report:
-        return run.part.wait_for(run.path, missing, report.say)
 
 
 def _made_from(run: RunDirectory, rollouts: Rollouts) -> str:
@@ -89,7 +71,8 @@ def _fit_head(run: RunDirectory, progress: bool) -> None:
     from gradstats.values import fit_values
 
     with run.step("values"):
-        policy = experiment_policy(run.experiment, read_plan(run.rollouts).get("revisions", {}), progress)
+        revisions = read_plan(run.rollouts).get("revisions", {})
+        policy = experiment_policy(run.experiment, revisions, progress, sharded=False)
         budget = run.experiment.measurement.token_budget or TOKEN_BUDGET
         fitted = fit_values(
             policy,
@@ -107,72 +90,67 @@ def _fit_head(run: RunDirectory, progress: bool) -> None:
         values.to_parquet(path)
 
 
-@dataclass(frozen=True)
-class PrefixWork:
-    """The inputs of values of prefixes, see :class:`gradstats.runs.executors.local.Work`."""
-
-    experiment: Experiment
-    revisions: dict[str, str | None]  # what names on the hub resolved to
-    progress: bool  # let transformers show its own progress bars
-
-    def open(self) -> tuple[Policy, list[Problem]]:
-        """Load the policy that drew the completions, and the problems."""
-        policy = behaviour_policy(self.experiment, self.revisions, self.progress)
-        return policy, experiment_problems(self.experiment, self.revisions)
-
-
-@dataclass(frozen=True)
-class ContinueShard:
-    """The part that draws completions from the prefixes of one shard."""
-
-    number: int  # of the shard, which the seed depends on
-    rollouts: Rollouts
-    experiment: Experiment
-    settings: dict[str, object]  # what the values depend on, for their metadata
-
-    def __call__(self, context: tuple[Policy, list[Problem]], report: Report) -> StateValues:
-        """Return the values."""
-        from gradstats.values import monte_carlo_values
-
-        (policy, problems), section = context, self.experiment.values
-        values = monte_carlo_values(
-            policy,
-            self.rollouts,
-            problems,
-            k=section.monte_carlo,
-            steps=section.steps,
-            reward=self.experiment.sampling.reward,
-            rng=int(digest([section.seed, self.number])[:8], 16),
-            batch_size=section.batch_size,
-            report=report,
-        )
-        return StateValues.of(self.rollouts, values, {"policy": policy.describe(), **self.settings})
-
-
 def continue_prefixes(run: RunDirectory, progress: bool) -> None:
     """Draw completions from the beginning of each step, shard by shard, where a shard has none yet."""
-    with run.alone():
-        plan = _plan(run)
-    shards = Shards(run.values, ".parquet", read_state_values, StateValues.to_parquet, read_origin(run.values))
-    missing = run.own(shards.missing(plan["n_shards"]))
+
+    def planned() -> tuple[dict[str, Any], list[int]]:
+        with run.turn():
+            plan = _plan(run)
+        return plan, _shards(run).missing(plan["n_shards"])
+
+    plan, missing = agreed(planned)
     if not missing:
         return
-    revisions = read_plan(run.rollouts).get("revisions", {})
-    drawn = drawn_shards(run.rollouts)
+    with run.step("values"):
+        shards, drawn, revisions = (
+            _shards(run),
+            drawn_shards(run.rollouts),
+            read_plan(run.rollouts).get("revisions", {}),
+        )
+        with run.spent.loaded(
+            lambda: behaviour_policy(run.experiment, revisions, progress), run.experiment.execution.threads
+        ) as policy:
+            problems = experiment_problems(run.experiment, revisions)
 
-    def part(number: int) -> ContinueShard:
-        return ContinueShard(number, drawn.read_one(number), run.experiment, plan["values"])
+            def make(claim: Claim) -> None:
+                rollouts = drawn.read_one(claim.number)
+                values = _continued(policy, problems, run.experiment, rollouts, claim, plan["values"])
+                if is_first():
+                    shards.write_one(claim.number, values)
 
-    with run.step("values"), run.executor.crew(PrefixWork(run.experiment, revisions, progress)) as crew:
-        n_shards = plan["n_shards"]
-        with progress_bar("values of prefixes", n_shards, done=n_shards - len(missing), shown=progress) as report:
+            total, sizes = plan["n_shards"], dict.fromkeys(missing, 1)
+            with progress_bar("values of prefixes", total, done=total - len(missing), shown=progress) as report:
+                make_missing(Board(shards, sizes, report, shards.is_made), run.spent, make)
 
-            def made() -> Generator[tuple[int, StateValues], None, None]:
-                for number, values in crew.work(missing, part, report):
-                    yield number, values
-                    report.advance()
 
-            shards.write_all(made())
+def _continued(
+    policy: Policy,
+    problems: list[Problem],
+    experiment: Experiment,
+    rollouts: Rollouts,
+    claim: Claim,
+    settings: dict[str, object],
+) -> StateValues:
+    """Draw completions from the prefixes of one shard."""
+    from gradstats.values import monte_carlo_values
+
+    section = experiment.values
+    values = monte_carlo_values(
+        policy,
+        rollouts,
+        problems,
+        k=section.monte_carlo,
+        steps=section.steps,
+        reward=experiment.sampling.reward,
+        rng=int(digest([section.seed, claim.number])[:8], 16),
+        batch_size=section.batch_size,
+        report=claim,
+    )
+    return StateValues.of(rollouts, values, {"policy": policy.describe(), **settings})
+
+
+def _shards(run: RunDirectory) -> Shards[StateValues]:
+    return Shards(run.values, ".parquet", read_state_values, StateValues.to_parquet, read_origin(run.values))
 
 
 def _plan(run: RunDirectory) -> dict[str, Any]:

@@ -53,10 +53,13 @@ def installed(package: str) -> str | None:
         return None
 
 
-def gpu_of_worker(number: int, n_gpus: int) -> str:
-    """Return the CUDA_VISIBLE_DEVICES of a worker that shares the visible GPUs with others, by its number from 0."""
+def gpus_of_worker(number: int, each: int, n_gpus: int) -> str | None:
+    """Return the CUDA_VISIBLE_DEVICES of a worker with so many GPUs, by its number from 0; None without any GPU."""
+    if not n_gpus:
+        return None
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (shown.split(",") if shown else [str(gpu) for gpu in range(n_gpus)])[number % n_gpus]
+    visible = shown.split(",") if shown else [str(gpu) for gpu in range(n_gpus)]
+    return ",".join(visible[number * each : (number + 1) * each])
 
 
 #: Extra → what it adds for users; those for developers are not among them.

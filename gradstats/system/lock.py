@@ -1,10 +1,11 @@
-"""One writer at a time: a lock file in the folder, which names the host, the process and when it started.
+"""Locks of a folder: one writer at a time, or several processes that work on it together and claim what they make.
 
-Several processes may declare themselves parts of one run. Each then has a lock of its own, which it touches now and
-then, and takes the lock of the folder only for the moments in which it writes what the parts share.
+A lock is a file that names the host, the process and when it started, with an advisory lock on it (``flock``, which
+NFS passes on between hosts). The operating system releases that when its process ends, for whatever reason, so that no
+clock and no time-out is involved: a file that a killed process left is taken over.
 
-``filelock`` does not serve here: it leaves its file behind, and the holder cannot write who it is into the file that it
-locks.
+``filelock`` does not serve here: it leaves its file behind, and the holder cannot write who it is, or how far it has
+come, into the file that it locks.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import fcntl
 import json
 import os
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -26,143 +26,116 @@ from gradstats.system.files import naming_full_disk
 
 #: The name of the lock file.
 LOCK = ".lock"
-#: Pattern of the names of the locks of parts, and what they begin with.
-_PART_LOCKS, PART = ".part-*-of-*.lock", ".part-"
-# Seconds between two touches of a part's lock; after how many without one a part of another host counts as dead; how
-# long a part waits while another writes what they share.
-_BETWEEN_TOUCHES, _LONGEST_SILENCE, _PATIENCE = 30.0, 600.0, 3600.0
+#: The name of the lock file of those who work on a folder together, which one of them holds to write what they share.
+TURN = ".turn"
 
 
 class LockedError(RuntimeError):
     """Another process is writing to a folder."""
 
 
+class _HeldError(LockedError):
+    """A process that runs holds a lock."""
+
+
 @contextmanager
 def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Prevent other processes of this program from writing to a folder while the context is open.
 
-    The operating system releases the lock when its process ends, for whatever reason: the lock file of a killed process
-    is recognised and taken over. Locks of other hosts cannot be checked and are respected.
+    The lock file of a killed process of this host is taken over; one that another host left is respected, since not
+    every file system passes locks on.
     """
-    with _held(Path(folder) / LOCK):
-        for lock in sorted(Path(folder).glob(_PART_LOCKS)):
-            if is_running(lock):
-                who = _who(_read_holder(lock))
-                raise LockedError(
-                    f"a part of {folder} is being made ({who}): wait until all parts have ended; if it no longer runs, "
-                    f"remove {lock}"
-                )
-            lock.unlink(missing_ok=True)
-        yield
-
-
-@contextmanager
-def part_writer(folder: str | os.PathLike[str], number: int, n_parts: int) -> Iterator[None]:
-    """Let other parts of a run write to a folder, but no process that works on all of it, while the context is open.
-
-    The lock that a killed process of the same part left is taken over, also on another host: launchers start a part
-    once.
-    """
-    folder = Path(folder)
-    lock = part_lock(folder, number, n_parts)
-    with ExitStack() as held:
-        with part_alone(folder):
-            for other in folder.glob(_PART_LOCKS):
-                if not other.name.endswith(f"-of-{n_parts}.lock") and is_running(other):
-                    who = _who(_read_holder(other))
-                    raise LockedError(
-                        f"{folder} is being made in another number of parts ({other.name}, {who}): give every process "
-                        "the same number"
-                    )
-            # Another part that looks whether this one is running holds the lock for a moment.
-            held.enter_context(_waiting(lambda: _held(lock, of_any_host=True), lambda: True, 1.0))
-        ended = threading.Event()
-        touching = threading.Thread(target=_touch_until, args=(lock, ended), daemon=True)
-        touching.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            touching.join()
-
-
-@contextmanager
-def part_alone(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Write what the parts of a run share: other parts wait, while the context is open."""
     path = Path(folder) / LOCK
-
-    def is_brief() -> bool:
-        holder = _read_holder(path)
-        return bool(holder.get("briefly", not holder))  # nothing is said while it is being written
-
+    file = _acquired(path)
     try:
-        held = _waiting(lambda: _held(path, briefly=True), is_brief, _PATIENCE)
-    except LockedError:
-        if not is_brief() or _read_holder(path).get("host") == socket.gethostname():
-            raise
-        path.unlink(missing_ok=True)  # its host died in that moment
-        held = _waiting(lambda: _held(path, briefly=True), is_brief, _PATIENCE)
-    with held:
         yield
-
-
-def _waiting(hold: Callable[[], AbstractContextManager[None]], while_it: Callable[[], bool], most: float) -> ExitStack:
-    """Hold a lock as soon as it is free, if that is within ``most`` seconds and as long as it is worth waiting."""
-    end = time.monotonic() + most
-    while True:
-        with ExitStack() as held:
-            try:
-                held.enter_context(hold())
-                return held.pop_all()
-            except LockedError:
-                if not while_it() or time.monotonic() > end:
-                    raise
-        time.sleep(0.05)
-
-
-def part_lock(folder: Path, number: int, n_parts: int) -> Path:
-    """Return the lock of a part of a run."""
-    return folder / f"{PART}{number}-of-{n_parts}.lock"
-
-
-def is_running(lock: Path) -> bool:
-    """Return whether a process holds the lock of a part; one of another host, whether it was touched lately."""
-    try:
-        with lock.open("r+b", buffering=0) as file:
-            if _holder(file).get("host", socket.gethostname()) == socket.gethostname():
-                return not _try_lock(file)
-        return _now_of(lock) - lock.stat().st_mtime < _LONGEST_SILENCE
-    except FileNotFoundError:
-        return False
-
-
-def _now_of(lock: Path) -> float:
-    """Return the time by the clock of the file system that a lock is on."""
-    probe = lock.with_name(f".{os.getpid()}-{threading.get_ident()}.clock.partial")
-    probe.touch()
-    try:
-        return probe.stat().st_mtime
     finally:
-        probe.unlink(missing_ok=True)
-
-
-def _touch_until(lock: Path, ended: threading.Event) -> None:
-    while not ended.wait(_BETWEEN_TOUCHES):
-        with suppress(OSError):
-            os.utime(lock)
+        _release(file, path)
 
 
 @contextmanager
-def _held(path: Path, **options: bool) -> Iterator[None]:
-    file = _acquired(path, **options)
+def turn(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Write what the processes that work on a folder share, one after another."""
+    path = Path(folder) / TURN
+    file = _acquired(path, of_any_host=True, wait=True)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before it is freed: no one else can hold it now
-        file.close()
+        _release(file, path)
 
 
-def _acquired(path: Path, *, of_any_host: bool = False, briefly: bool = False) -> BinaryIO:
+@contextmanager
+def claimed(path: Path) -> Iterator[BinaryIO | None]:
+    """Claim what a file stands for, and yield the file; None where another process has claimed it."""
+    try:
+        file = _acquired(path, of_any_host=True)
+    except _HeldError:
+        yield None
+        return
+    try:
+        yield file
+    finally:
+        _release(file, path)
+
+
+@dataclass
+class Company:
+    """The processes that work on a folder together, of which this is one."""
+
+    folder: Path
+    _file: BinaryIO
+
+    def becomes_only(self) -> bool:
+        """Whether no other process works on the folder, which is from now on as by :func:`only_writer`.
+
+        Where several ask at the same time, none or the last of them is: those who are not no longer belong to it.
+        """
+        if not _try_lock(self._file):
+            return False
+        _write_holder(self._file, self.folder / LOCK)
+        return True
+
+    def join(self) -> None:
+        """Belong to it again, after having asked."""
+        if not _try_lock(self._file, shared=True):
+            raise _HeldError(_sentence(self.folder / LOCK, _holder(self._file), running=True))
+        _write_holder(self._file, self.folder / LOCK, shared=True)
+
+
+@contextmanager
+def together(folder: str | os.PathLike[str]) -> Iterator[Company]:
+    """Let others who work on a folder together write to it, but no process that works on all of it.
+
+    To be entered in a :func:`turn`.
+    """
+    path = Path(folder) / LOCK
+    file = _acquired(path, shared=True)
+    company = Company(Path(folder), file)
+    try:
+        yield company
+    finally:
+        if company.becomes_only():
+            (path.parent / TURN).unlink(missing_ok=True)  # of a process that was killed
+            _release(file, path)
+        else:
+            file.close()
+
+
+def holder_of(path: Path) -> dict[str, object]:
+    """Return what a lock file says; nothing where there is none, or it is being written."""
+    try:
+        with path.open("rb") as file:
+            return _holder(file)
+    except OSError:
+        return {}
+
+
+def _release(file: BinaryIO, path: Path) -> None:
+    path.unlink(missing_ok=True)  # before it is freed: no one else can hold it now
+    file.close()
+
+
+def _acquired(path: Path, *, of_any_host: bool = False, shared: bool = False, wait: bool = False) -> BinaryIO:
     """Return the open lock file, held by this process."""
     while True:
         if path.is_dir() and not path.is_symlink():
@@ -171,23 +144,36 @@ def _acquired(path: Path, *, of_any_host: bool = False, briefly: bool = False) -
             descriptor = _descriptor(path)
         file = os.fdopen(descriptor, "r+b", buffering=0)  # unbuffered: closing must not fail for what is not written
         try:
-            holds = _try_lock(file)
+            holds = _try_lock(file, shared=shared, wait=wait)
+            if holds and not _same_file(
+                file, path
+            ):  # its holder removed it meanwhile, and someone may have made another
+                file.close()
+                continue
             holder = _holder(file)
-            foreign = holder.get("host", socket.gethostname()) != socket.gethostname()
-            if not holds or (foreign and not of_any_host):
-                raise LockedError(_sentence(path, holder, running=not holds))
-            if _same_file(file, path):  # else its holder removed it meanwhile, and someone may have made another
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                about = {"host": socket.gethostname(), "pid": os.getpid(), "started": now}
-                file.seek(0)
-                file.truncate()
-                with naming_full_disk(path):
-                    file.write(json.dumps(about | ({"briefly": True} if briefly else {})).encode())
-                return file
+            foreign = holder.get("host", socket.gethostname()) != socket.gethostname() and not holder.get("shared")
+            if not holds:
+                raise _HeldError(_sentence(path, holder, running=True))
+            if foreign and not of_any_host:
+                raise LockedError(_sentence(path, holder, running=False))
+            _write_holder(file, path, **({"shared": True} if shared else {}))
         except BaseException:
             file.close()
             raise
-        file.close()
+        return file
+
+
+def _write_holder(file: BinaryIO, path: Path, **more: object) -> None:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    write_into(file, {"host": socket.gethostname(), "pid": os.getpid(), "started": now, **more}, path)
+
+
+def write_into(file: BinaryIO, about: dict[str, object], path: Path) -> None:
+    """Replace what the file of a lock says."""
+    file.seek(0)
+    file.truncate()
+    with naming_full_disk(path):
+        file.write(json.dumps(about).encode())
 
 
 def _descriptor(path: Path) -> int:
@@ -207,9 +193,9 @@ def _descriptor(path: Path) -> int:
         ) from error
 
 
-def _try_lock(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO, *, shared: bool = False, wait: bool = False) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True
@@ -230,15 +216,6 @@ def _same_file(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _read_holder(path: Path) -> dict[str, object]:
-    """Read what a lock file says; nothing where it was removed meanwhile."""
-    try:
-        with path.open("rb") as file:
-            return _holder(file)
-    except FileNotFoundError:
-        return {}
 
 
 def _who(holder: dict[str, object]) -> str:

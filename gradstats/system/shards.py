@@ -104,7 +104,15 @@ class Shards(Generic[Content]):
         """Write shards, each as soon as it is made, and close the generator whatever happens."""
         with closing(made):
             for number, content in made:
-                self.write(self._with_origin(content, number), self.path(number))
+                self.write_one(number, content)
+
+    def write_one(self, number: int, content: Content) -> None:
+        """Write one shard."""
+        self.write(self._with_origin(content, number), self.path(number))
+
+    def is_made(self, number: int) -> bool:
+        """Return whether a shard exists."""
+        return self.path(number).exists()
 
     def read_one(self, number: int) -> Content:
         """Read one shard."""

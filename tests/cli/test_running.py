@@ -19,10 +19,8 @@ from small_runs import only_two_figures
 import gradstats
 import gradstats as gs
 from gradstats.analyses.numbers import format_estimate
-from gradstats.cli.running import UNFINISHED, show_part, show_sweep
+from gradstats.cli.running import show_sweep
 from gradstats.config.experiment import experiment_schema, load_experiment
-from gradstats.runs.directory import RunPart
-from gradstats.runs.pipeline import PartResult
 from gradstats.system.files import to_json
 
 mpl.use("Agg")
@@ -55,16 +53,12 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
     assert f"{run_directory / 'run' / 'figures'}: " in out
 
 
-@pytest.mark.parametrize(("n_awaited", "said"), [(0, "drawn and measured"), (3, "3 shards are missing: repeat")])
-def test_a_part_that_could_not_measure_yet_is_to_be_repeated(capsys, tmp_path, n_awaited, said):
-    result = PartResult(RunPart(2, 4), tmp_path, n_shards=5, n_measured=0, n_awaited=n_awaited, remarks=[])
-    if n_awaited:
-        with pytest.raises(SystemExit) as ended:
-            show_part(result)
-        assert ended.value.code == UNFINISHED
-    else:
-        show_part(result)
-    assert said in " ".join(capsys.readouterr().out.split())
+def test_a_process_that_is_not_the_last_of_a_run_says_so(monkeypatch, capsys, run_directory, tmp_path):
+    monkeypatch.setattr("gradstats.runs.pipeline.run_experiment", lambda *_, **__: None)
+    code, out, err = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--out", tmp_path / "out")
+    assert (code, out) == (0, "")
+    assert "nothing is missing in" in err
+    assert "another process of the run is still there, and analyses it" in " ".join(err.split())
 
 
 def test_settings_without_set_are_refused_with_the_remedy(monkeypatch, capsys, run_directory, tmp_path):

@@ -15,10 +15,8 @@ from gradstats.config.experiment import load_experiment
 from gradstats.gradients import MeasuringSession
 from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
-from gradstats.runs import directory as parts
-from gradstats.runs.directory import RunPart
 from gradstats.runs.growth import resolve_revisions, rounds_of
-from gradstats.runs.pipeline import run_experiment, run_part
+from gradstats.runs.pipeline import run_experiment
 from gradstats.sampling.plan import SamplingPlan
 
 
@@ -90,17 +88,6 @@ def test_a_finished_run_grows_and_keeps_what_it_has(small, begun, path, tmp_path
         shutil.copytree(begun, tmp_path / "again")
         run(larger, tmp_path / "again")
         assert contents(tmp_path / "again") == after
-
-
-def test_parts_make_a_run_grow_by_the_same_bytes(small, path, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_GRACE", -1.0)
-    monkeypatch.setattr(parts, "_BETWEEN_LOOKS", 0.0)
-    larger = small(prompts={"n": 6}, sampling={"group_size": 3})
-    run(larger, shutil.copytree(path, tmp_path / "by one process"))
-    made = [run_part(larger, path, RunPart(number, 2), progress=False) for number in (1, 2, 1)]
-    assert made[0].n_awaited > 0  # the second part has drawn nothing yet
-    assert [one.n_awaited for one in made[1:]] == [0, 0]
-    assert contents(path) == contents(tmp_path / "by one process")
 
 
 def test_the_results_of_a_run_that_grew_are_of_all_its_completions(small, path):

@@ -1,4 +1,4 @@
-"""A second ``gradstats run`` or ``sweep`` on a folder is refused, and the first one ends as if nothing had happened."""
+"""Runs that are killed, copied in part or damaged, and a command that would change one which is being made."""
 
 import hashlib
 import os
@@ -151,14 +151,14 @@ def contents_of_two_writers(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_second_process_is_refused_by_name_and_harms_nothing(file, tmp_path, monkeypatch, capsys):
+def test_a_run_that_is_being_made_is_not_regraded(file, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     lock = out / ".lock"
     with started("run", file, out) as process:
         wait_for(lambda: (out / "rollouts" / "shard-00001.parquet").exists() and lock.read_bytes(), process)
         process.send_signal(signal.SIGSTOP)
         before = contents_of_two_writers(out)
-        code, _, err = run(monkeypatch, capsys, "run", file, "--out", out, "--no-progress")
+        code, _, err = run(monkeypatch, capsys, "regrade", out, "--trust", "--no-progress")
         assert code == 1
         assert f"another process is working on {out} (process {process.pid} on " in " ".join(err.split())
         assert contents_of_two_writers(out) == before

@@ -21,7 +21,8 @@ from gradstats.measurement.measurement import read_measurement
 from gradstats.policy.checkpoint import checkpoint_names
 from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
-from gradstats.runs.measuring_step import MeasureShard, measure_shards
+from gradstats.runs.measuring_step import _measured as measured_shard
+from gradstats.runs.measuring_step import measure_shards
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.weightings import (
     PossibleWeightings,
@@ -202,7 +203,8 @@ def test_token_weights_are_kept_of_advantages_alone(stale):
     session, off_policy, _ = stale
     values = [np.linspace(0.0, 1.0, len(mask)) for mask in off_policy.masks]
     report = SimpleNamespace(chunk=lambda *_: None)
-    measured = MeasureShard(off_policy, (CLIP[0], "gae"), {"fitted_values": values})(session, report)
+    names = (CLIP[0], "gae")
+    measured = measured_shard(session, off_policy, names, {"fitted_values": values}, None, report)
     assert {name: one.weights is None for name, one in measured.weighted.items()} == {CLIP[0]: True, "gae": False}
     for row, value, reward in zip(measured.weighted["gae"].weights, values, off_policy.rewards, strict=True):
         np.testing.assert_allclose(row, (reward - value) / 2)  # of two completions

@@ -192,7 +192,7 @@ def test_a_killed_regrading_that_is_repeated_leaves_what_it_would_have_left(
 
 def untimed(path):
     """All files but those with times: the analysis, which is left out here, joins the steps' into the manifest."""
-    return {name: content for name, content in contents(path).items() if name != ".steps.json"}
+    return {name: content for name, content in contents(path).items() if not name.startswith(".call-")}
 
 
 def ones(self, texts, problems):

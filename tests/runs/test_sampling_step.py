@@ -29,16 +29,6 @@ def test_problems_and_policy_are_those_of_the_public_functions(experiment):
     )
 
 
-@pytest.mark.parametrize(("ranks", "in_group", "sharded"), [(2, True, True), (1, True, False), (2, False, False)])
-def test_a_policy_is_divided_in_a_group_of_ranks_alone(experiment, monkeypatch, ranks, in_group, sharded):
-    given = {}
-    monkeypatch.setattr("gradstats.policy.policy.load_policy", lambda _, **settings: given.update(settings))
-    monkeypatch.setattr("gradstats.policy.sharding.in_group", lambda: in_group)
-    execution = experiment.execution.model_copy(update={"ranks_per_worker": ranks})
-    experiment_policy(experiment.model_copy(update={"execution": execution}), {})
-    assert given["sharded"] is sharded
-
-
 def test_the_plan_has_every_completion_once_in_batches(experiment):
     plan = sampling_plan(experiment, {})
     pairs = [pair for batch in plan.rows for pair in batch]

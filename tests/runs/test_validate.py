@@ -221,9 +221,10 @@ def test_cost_estimates_follow_the_settings(policy_folder, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("n_gpus", "device", "execution", "sentence"),
     [
-        (8, "auto", {}, "uses one of the 8 GPUs of this machine: --executor ray --workers 8 gives each a worker"),
+        (8, "auto", {}, "uses one of the 8 GPUs of this machine: --workers 8 gives each a worker"),
         (8, "cpu", {}, ""),
-        (8, "auto", {"ranks_per_worker": 8}, ""),
+        (8, "auto", {"ranks_per_worker": 8}, "workers: 1, each with 8 CPU and 8 GPU; this machine has 8 GPU"),
+        (8, "auto", {"workers": 4}, "workers: 4, each with 1 CPU and 1 GPU; this machine has 8 GPU"),
         (1, "auto", {}, ""),
         (8, "auto", RAY, "workers of ray: 2, each with 1 CPU and 1 GPU; this machine has 8 GPU"),
         (8, "cpu", RAY, "workers of ray: 2, each with 1 CPU and no GPU; this machine has 8 GPU"),

@@ -20,8 +20,8 @@ from gradstats.gradients.engines.ghost import ghost_engine
 from gradstats.measurement.measurement import Measurement, read_measurement
 from gradstats.measurement.state_values import FITTED, read_state_values
 from gradstats.report.saved_results import read_results
-from gradstats.runs.directory import RunDirectory, RunPart
-from gradstats.runs.pipeline import regrade_run, run_experiment, run_part
+from gradstats.runs.directory import RunDirectory
+from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.runs.values_step import make_values
 
 
@@ -167,18 +167,6 @@ def test_advantages_of_other_rewards_are_not_compared(without_probes, tmp_path):
     assert rows.isna().tolist() == [False, True, False, True]
 
 
-def test_a_part_without_the_first_shard_waits_for_the_head(without_probes, tmp_path, monkeypatch):
-    _, given, _ = without_probes
-    monkeypatch.setattr("gradstats.runs.directory._GRACE", 0.0)
-    for number in (1, 2):
-        run_part(given, tmp_path / "run", RunPart(number, 2), progress=False)
-    (tmp_path / "run" / "values" / FITTED).unlink(missing_ok=True)
-    for shard in (tmp_path / "run" / "measurement").glob("shard-*"):
-        shutil.rmtree(shard)
-    monkeypatch.setattr("gradstats.values.fit_values", None)  # the second part does not fit
-    assert run_part(given, tmp_path / "run", RunPart(2, 2), progress=False).n_measured == 0
-
-
 def test_other_values_are_refused_before_more_is_measured(without_probes, tmp_path):
     path, given, _ = without_probes
     run = shutil.copytree(path, tmp_path / "run")
@@ -275,18 +263,6 @@ def test_a_run_that_grows_keeps_the_advantages_that_it_has_measured(without_prob
     other = grown.model_copy(update={"values": given.values.model_copy(update={"tokens_per_completion": 2})})
     again = run_experiment(other, run, progress=False)
     assert again.comparison.to_frame().set_index("estimator")["trace_cov"].isna().tolist() == [False, True, False, True]
-
-
-def test_one_of_several_parts_fits_the_head_before_they_measure(without_probes, tmp_path, monkeypatch):
-    path, given, _ = without_probes
-    monkeypatch.setattr("gradstats.runs.directory._GRACE", 0.0)
-    for number in (1, 2, 1):  # neither measures until both have sampled
-        run_part(given, tmp_path / "run", RunPart(number, 2), progress=False)
-    monkeypatch.setattr("gradstats.values.fit_values", None)  # not called again
-    assert run_part(given, tmp_path / "run", RunPart(2, 2), progress=False).n_measured == 1
-    whole, parts = (read_measurement(folder / "measurement") for folder in (path, tmp_path / "run"))
-    for one, other in zip(whole.weighted["gae"].weights, parts.weighted["gae"].weights, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

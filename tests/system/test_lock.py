@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gradstats.system import lock as lock_module
-from gradstats.system.lock import LOCK, LockedError, is_running, only_writer, part_alone, part_lock, part_writer
+from gradstats.system.lock import LOCK, Company, LockedError, claimed, only_writer, together, turn
 
 _HOLD = """
 import sys, time
@@ -114,72 +114,54 @@ def test_a_full_disk_is_named_and_the_empty_lock_is_taken_over(tmp_path, monkeyp
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
 
-def foreign(lock, seconds_ago=0.0):
-    """A lock that another host left, and touched so long ago."""
-    lock.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": "2026-01-01T00:00:00+00:00"}))
-    then = lock.stat().st_mtime - seconds_ago
-    os.utime(lock, (then, then))
-    return lock
-
-
-def test_parts_write_together_and_neither_twice_nor_with_a_process_that_works_on_all(tmp_path):
-    with part_writer(tmp_path, 1, 2), part_writer(tmp_path, 2, 2):
-        with pytest.raises(LockedError, match=r"a part of .* is being made \(process \d+ on .*wait until all parts"):
-            enter(only_writer(tmp_path))
+def test_processes_work_together_until_the_last_has_the_folder_alone(tmp_path):
+    with together(tmp_path) as one, together(tmp_path) as other:
         with pytest.raises(LockedError, match="another process is working on"):
-            enter(part_writer(tmp_path, 2, 2))
-        with pytest.raises(LockedError, match="is being made in another number of parts .*-of-2.lock"):
-            enter(part_writer(tmp_path, 3, 3))
-        with part_alone(tmp_path):
-            pass
+            enter(only_writer(tmp_path))
+        assert not one.becomes_only()
+        one.join()
+        assert not one.becomes_only()  # it no longer belongs to them
+        assert other.becomes_only()
+        for entered in (together(tmp_path), only_writer(tmp_path)):
+            with pytest.raises(LockedError, match="another process is working on"):
+                enter(entered)
     assert list(tmp_path.iterdir()) == []
-    with only_writer(tmp_path), pytest.raises(LockedError, match="another process is working on"):
-        enter(part_writer(tmp_path, 1, 2))
 
 
-def test_a_part_waits_while_another_writes_what_they_share(tmp_path):
+def test_of_two_that_end_at_once_one_is_the_last(tmp_path):
+    for _ in range(50):
+        with together(tmp_path) as one, together(tmp_path) as other:
+            with ThreadPoolExecutor(2) as pool:
+                found = list(pool.map(Company.becomes_only, (one, other)))
+            assert sorted(found) == [False, True]
+
+
+def test_what_processes_share_is_written_in_turns(tmp_path):
     order = []
 
     def write():
-        with part_alone(tmp_path):
+        with turn(tmp_path):
             order.append("second")
 
     thread = threading.Thread(target=write)
-    with part_alone(tmp_path):
+    with turn(tmp_path):
         thread.start()
         time.sleep(0.3)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
-
-
-def test_a_lost_host_does_not_hold_parts_up(tmp_path, monkeypatch):
-    foreign(part_lock(tmp_path, 1, 2))
-    assert is_running(part_lock(tmp_path, 1, 2))
-    with pytest.raises(LockedError, match="process 7 on elsewhere, since .*if it no longer runs, remove"):
-        enter(only_writer(tmp_path))
-    enter(part_writer(tmp_path, 1, 2))  # the same part is started again, on this host
-    assert list(tmp_path.iterdir()) == []
-    silent = foreign(part_lock(tmp_path, 2, 2), seconds_ago=3600)
-    assert not is_running(silent)
-    enter(only_writer(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(lock_module, "_PATIENCE", 0.1)
-    brief = tmp_path / ".lock"
-    brief.write_text(json.dumps({"host": "elsewhere", "briefly": True}))
-    enter(part_alone(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_running_part_touches_its_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_module, "_BETWEEN_TOUCHES", 0.01)
-    with part_writer(tmp_path, 1, 2):
-        lock = part_lock(tmp_path, 1, 2)
-        os.utime(lock, (0, 0))
-        end = time.monotonic() + 30
-        while lock.stat().st_mtime < 1:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+def test_a_claim_is_of_one_process_and_ends_with_it(tmp_path, holder):
+    with claimed(tmp_path / LOCK) as file:
+        assert file is None
+    holder.kill()
+    holder.wait()
+    with claimed(tmp_path / LOCK) as file, claimed(tmp_path / LOCK) as again:
+        assert file is not None
+        assert again is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def enter(context):

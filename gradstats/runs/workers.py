@@ -1,0 +1,145 @@
+"""Workers: processes that make the shards of a run.
+
+Each is a process of the module :mod:`gradstats.runs.worker`, or for a model larger than one GPU a ``torchrun`` of as
+many ranks, and does what ``gradstats run`` does but the analysis: it claims shards in the run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gradstats.config.sections import ExecutionSection
+from gradstats.runs.directory import RunDirectory
+from gradstats.system.environment import gpus_of_worker, installed
+from gradstats.system.user_code import search_folders
+from gradstats.system.worker import search_path
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker has ended without saying why."""
+
+
+def require_execution(section: ExecutionSection) -> None:
+    """Refuse settings that nothing follows, and an executor that is not installed."""
+    if section.executor == "local" and section.address is not None:
+        raise ValueError(
+            f"execution.address is {section.address}, and the executor local starts its workers on this machine: "
+            "choose --executor ray, or leave it out"
+        )
+    if section.executor == "ray" and installed("ray") is None:
+        raise ImportError(
+            "execution.executor is ray, which is not installed: pip install 'gradstats[ray]', or run with "
+            "--executor local"
+        )
+    if section.gpus_per_worker and section.gpus_per_worker < section.ranks_per_worker:
+        raise ValueError(
+            f"execution.gpus_per_worker is {section.gpus_per_worker}, but each of the {section.ranks_per_worker} ranks "
+            f"of a worker needs a GPU of its own: set it to {section.ranks_per_worker}"
+        )
+
+
+class Worker(Protocol):
+    """A worker, wherever it is."""
+
+    def is_running(self) -> bool:
+        """Return whether it has not ended; raise the error that ended it."""
+        ...
+
+    def stop(self) -> None:
+        """Let it end when its current shard is finished."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker needs to know, wherever it is started."""
+
+    work: bytes  # experiment, run directory and folders of the user's code, pickled
+    folder: str  # the working directory, which relative paths of an experiment refer to
+    paths: str  # where modules are searched for
+    threads: int
+    n_ranks: int
+    gpus: int | None  # None where there is none to share out
+
+    @classmethod
+    def of(cls, run: RunDirectory, execution: ExecutionSection) -> Task:
+        """Return what the workers of a run need."""
+        work = pickle.dumps((run.experiment, run.path.resolve(), search_folders()))
+        threads, n_gpus = execution.threads or 1, execution.gpus_per_worker
+        return cls(work, os.getcwd(), search_path(), threads, execution.ranks_per_worker, n_gpus)
+
+
+class LocalWorker:
+    """A worker on this machine, with the numbers of its GPUs; None leaves it those that this process sees."""
+
+    def __init__(self, task: Task, gpus: str | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="gradstats-worker-"))
+        file = self._folder / "work"
+        file.write_bytes(task.work)
+        self._said = (self._folder / "said").open("wb")
+        module = ["-m", "gradstats.runs.worker", str(file)]
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.n_ranks}"]
+        environment = {"PYTHONPATH": task.paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": str(task.threads)}
+        environment |= {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+        self._process = subprocess.Popen(
+            [sys.executable, *(ranks if task.n_ranks > 1 else []), *module],
+            stdin=subprocess.PIPE,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            cwd=task.folder if os.path.isdir(task.folder) else None,
+            start_new_session=True,  # Ctrl-C must not reach it: the current shard may finish
+            env=os.environ | environment,
+        )
+
+    def is_running(self) -> bool:
+        """Return whether it has not ended; raise the error that ended it."""
+        code = self._process.poll()
+        if code is None:
+            return True
+        left = self._folder / "work.error"
+        error = pickle.loads(left.read_bytes()) if left.exists() else None
+        said = (self._folder / "said").read_text(errors="replace").strip() if self._folder.exists() else ""
+        self.kill()
+        if error is not None:
+            raise error
+        if code not in (0, 130):
+            raise WorkerDiedError(f"a worker died (exit code {code})" + (f": {said[-1000:]}" if said else ""))
+        return False
+
+    def stop(self) -> None:
+        """Let it end when its current shard is finished."""
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"\n")
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """End it at once, with its ranks, whose standard input ends."""
+        self._process.kill()
+        self._process.communicate()
+        self._said.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def local_workers(run: RunDirectory) -> list[Worker]:
+    """Start the workers of a run on this machine."""
+    import torch
+
+    n_gpus = torch.cuda.device_count()
+    settled = run.experiment.execution.with_gpus(run.experiment.policy.device, n_gpus)
+    settled.require_gpus(n_gpus)
+    task, each = Task.of(run, settled), settled.gpus_per_worker or 0
+    return [LocalWorker(task, gpus_of_worker(k, each, n_gpus)) for k in range(settled.workers)]
