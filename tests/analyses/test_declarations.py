@@ -48,7 +48,7 @@ ASKED = {
 
 
 #: Whose numbers are known exactly here.
-WITHOUT_INTERVAL = ("shift",)
+WITHOUT_INTERVAL = ("shift", "plan")
 
 
 @pytest.fixture(scope="module")

@@ -361,7 +361,7 @@ def test_a_comparison_as_json_says_its_answer(monkeypatch, capsys, measured):
     assert "rloo" in sentence
     words = ("--estimators", "grpo", "recipe:gmpo", "--confidence-level", 0.9999999, "--json")
     _, out, _ = run(monkeypatch, capsys, "variance", measured, *words)
-    assert json.loads(out)["sentence"].startswith("Not resolved: grpo")
+    assert json.loads(out)["sentence"].endswith("2 rows are not resolved.")
 
 
 def test_as_json_with_options(monkeypatch, capsys, measured):

@@ -61,7 +61,7 @@ def test_every_figure_is_shown_with_its_command(pages):
     for picture in DOCS.parent.glob("figures/*/*.png"):
         assert f"figures/{picture.parent.name}/{picture.name})" in page
     assert "<function" not in page  # a caption that states what a run was asked with
-    assert "Thin bars: intervals that hold for all rows at once." in page
+    assert "Thin bars: intervals that hold for all 15 estimators compared at once." in page
     assert "[Numbers](../../figures/qwen_mawps/tables/allocation.csv)" in page
     assert "[Numbers](../../figures/embedded_cap/sweep.csv)" in page
     assert "gradstats run qwen_mawps\n" in page
