@@ -334,7 +334,8 @@ class OptimalBaselines(RemarkedResult):
                 bound = percentage_at_most(max(most, 0.0))
                 answer = f"No learned baseline is shown to beat rloo: the {self.best} saves at most {bound}"
         if ORACLE in beside:
-            answer += f"; the oracle has {format_estimate(*beside[ORACLE])} times its variance"
+            learned = self.best.removeprefix("learned ")
+            answer += f"; the oracle has {format_estimate(*beside[ORACLE])} times the variance of the {learned}"
         return f"{answer}."
 
 
