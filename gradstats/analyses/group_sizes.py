@@ -313,8 +313,8 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
         if unit_of(estimator) != unit_of(rloo):
             why = f"it is measured in {unit_of(estimator)}"
         raise ValueError(
-            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved at "
-            f"{percent(CONFIDENCE_LEVEL)} by {pool.groups.n_prompts} prompts ({why}): measure more prompts"
+            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved by "
+            f"{pool.groups.n_prompts} prompts ({why}): measure more prompts"
         )
     return crosses[0] / crosses[1]
 
