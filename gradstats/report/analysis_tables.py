@@ -126,7 +126,8 @@ def table_of(
     )
     sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
     sentences = {shown: sentence for shown, sentence in sentences.items() if sentence}
-    bold = [] if _BEST not in declares or JUDGED.name not in headings else rows_in_best_set(frame)
+    # Bold only where the caption says of what: a single estimator is compared with none.
+    bold = rows_in_best_set(frame) if _BEST in declares and headings.get(JUDGED.name) in sentences else []
     return Table(
         caption=" ".join(filter(None, [declared.caption(named), *dict.fromkeys(sentences.values())])),
         heading=heading if isinstance(heading, str) else heading(named),
