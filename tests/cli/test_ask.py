@@ -120,6 +120,7 @@ REFUSED = {
     "ask MEASURED tokens": "measure with token_probes=",
     "ask MEASURED variance_by_block": ("measure with block_sketches=True (in a run measurement.block_sketches: true)"),
     "ask MEASURED group_sizes rloo --group-size 5": "no prompt has the 10 completions that two groups of 5 need",
+    "ask MEASURED group_sizes rloo --group-size 2": "noise is computed from groups of 2 and of this size",
     "ask MEASURED group_sizes batch_mean": "is a batch-level estimator",
     "ask MEASURED shift pass_at_k": "baseline: best of the others",
     "ask MEASURED shift rlo": "no estimator is called 'rlo'",
