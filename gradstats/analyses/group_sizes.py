@@ -209,7 +209,9 @@ def _equivalents(
                 f"{one.label} is a batch-level estimator, for which an equivalent group size is not defined"
             )
     if group_size < 3:
-        raise ValueError(f"group_size={group_size} must be at least 3: groups of 2 are the second anchor")
+        raise ValueError(
+            f"group_size={group_size} must be at least 3: the noise is computed from groups of 2 and of this size"
+        )
     labels = [one.label for one in chosen]
     inputs, chosen, judged = prepared_inputs(measured_or_batch, chosen, scores, scores_are_sketches, target)
     inputs.refuse_unknown_token_scores(chosen)
@@ -313,8 +315,8 @@ def _coefficient(pool: PooledCompletions, estimator: Weighting, rloo: Weighting,
         if unit_of(estimator) != unit_of(rloo):
             why = f"it is measured in {unit_of(estimator)}"
         raise ValueError(
-            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved at "
-            f"{percent(CONFIDENCE_LEVEL)} by {pool.groups.n_prompts} prompts ({why}): measure more prompts"
+            f"{estimator.label}: its scale relative to rloo, along the target, is not resolved by "
+            f"{pool.groups.n_prompts} prompts ({why}): measure more prompts"
         )
     return crosses[0] / crosses[1]
 

@@ -187,7 +187,7 @@ def _formula(value: float, low: float, high: float, margin: float, narrow: bool)
         number, interval = _in_brackets(value, low, high, margin)
         if number == UNRESOLVED:
             return None
-        return _in_mathematics(rf"{number}\ {interval}" if number else interval)
+        return _in_mathematics(r"\ ".join(part for part in (number, interval) if part))
     if all(abs(value - end) <= ROUNDING * abs(value) for end in known):
         return _in_mathematics(format_number(value))
     below, above = value - low, high - value

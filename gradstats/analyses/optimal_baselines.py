@@ -334,7 +334,8 @@ class OptimalBaselines(RemarkedResult):
                 bound = percentage_at_most(max(most, 0.0))
                 answer = f"No learned baseline is shown to beat rloo: the {self.best} saves at most {bound}"
         if ORACLE in beside:
-            answer += f"; the oracle has {format_estimate(*beside[ORACLE])} times its variance"
+            learned = self.best.removeprefix("learned ")
+            answer += f"; the oracle has {format_estimate(*beside[ORACLE])} times the variance of the {learned}"
         return f"{answer}."
 
 
@@ -452,7 +453,10 @@ ANALYSIS = Analysis(
     columns=(
         Column("kind", "learned, published or oracle"),
         Column("parameters", "what was learned, with its range"),
-        *chosen(COLUMNS, {"ratio": "over oracle"}, short=("ratio",)),
+        *(
+            replace(one, meaning="variance over that of the oracle") if one.name == "ratio" else one
+            for one in chosen(COLUMNS, {"ratio": "over oracle"}, short=("ratio",))
+        ),
         Column("ratio_to_learned", "variance over that of the best learned baseline", "over best learned", short=True),
         Column("ratio_to_learned_simultaneous", "its interval that holds for all rows at once"),
     ),

@@ -605,11 +605,13 @@ def plan(
             without an estimator, and an estimator without a measurement.
     """
     if estimator is None:
-        if signal or any(one is not None for one in (ratio, within, equivalent, critical_batch)):
-            raise ValueError(
-                "--ratio and --signal need --estimator, as --within, --equivalent and --critical-batch do: name the "
-                "estimator to plan for"
-            )
+        of_one = {
+            "--ratio": ratio, "--signal": signal or None, "--within": within, "--equivalent": equivalent,
+            "--critical-batch": critical_batch,
+        }  # fmt: skip
+        if given := [option for option, value in of_one.items() if value is not None]:
+            needs = "needs" if len(given) == 1 else "need"
+            raise ValueError(f"{' and '.join(given)} {needs} --estimator: name the estimator to plan for")
         fit = None
         if measured is not None or lengths is not None:
             fit = fit_length_scaling(measured, lengths=lengths, sq_norms=sq_norms, groups=groups, truncated=truncated)

@@ -84,7 +84,7 @@ _BEST_SET = "best set"
 
 def _on_bold(frame: pd.DataFrame) -> str:
     """Say what is bold, as far as the column ``in_best_set`` decides."""
-    if "in_best_set" not in frame:
+    if "in_best_set" not in frame or _n_compared(frame) < 2:
         return ""
     heading, judged = JUDGED.heading, frame["in_best_set"].notna().to_numpy()
     if not judged.any():

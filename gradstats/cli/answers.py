@@ -174,11 +174,15 @@ def noise_table(comparison: Answer, most: int) -> list[str]:
         comparison: of the estimators.
         most: how many rows are shown; of more, those in the middle are left out.
     """
-    rows, n_left_out, gap = _outermost(noise_of(comparison), most)
     _, group_size = of_first_size(comparison)
+    sizes = [] if group_size is None else comparison.frame["group_size"].dropna().unique()
+    others = ", ".join(f"{one:g}" for one in sizes if one != group_size)
+    rows, n_left_out, gap = _outermost(noise_of(comparison), most - bool(others))
     size = "" if group_size is None else f", {group_size:g} completions a group"
     title = f"{_INDENT}samples for equal noise, {comparison.about.get('reference')} = 1{size}"
     said = [line for text in what_is_open(comparison) for line in _folded(text, _INDENT)]
+    if others:
+        said.append(f"{_INDENT}groups of {others}: --all")
     if not rows:
         return [title, *said]
     texts = [row.text() for row in rows]

@@ -99,7 +99,10 @@ def split_layer(name: str) -> tuple[int, str] | None:
 
 
 #: The error of a measurement without the sketches by block that are needed.
-NO_BLOCK_SKETCHES = "this measurement holds no sketches by block: measure with block_sketches=True"
+NO_BLOCK_SKETCHES = (
+    "this measurement holds no sketches by block: measure with block_sketches=True (in a run "
+    "measurement.block_sketches: true)"
+)
 #: Why inner products of gradients are not known.
 NO_SKETCHES = (
     "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for example "

@@ -66,7 +66,8 @@ def _in_letters(texts: Iterable[str]) -> Iterable[str]:
     return (re.sub(r"(?<!\w)-(?=\d)", "−", _LETTER.sub(lambda found: GREEK[found[0]], text)) for text in texts)
 
 
-# What decides, and what a reader needs to trust it, comes before what can be computed from it.
+# What decides, and what a reader needs to trust it, comes before what can be computed from it. Where estimators are not
+# ranked by their relative noise, the columns of a first screen decide.
 _NARROW_FIRST = (JUDGED.name, "cosine", "matched_bias_share", "ratio", "trace_cov")
 _BEST = "in_best_set"
 
@@ -120,9 +121,13 @@ def table_of(
     headings = declared.headings_of(numbers, place)
     declares = {one.name: one for one in declared.columns}
     columns = {shown: _cells(declared, name, numbers) for name, shown in headings.items()}
+    short = (
+        () if JUDGED.name in headings else tuple(name for name in headings if name in declares and declares[name].short)
+    )
     sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
     sentences = {shown: sentence for shown, sentence in sentences.items() if sentence}
-    bold = [] if _BEST not in declares or JUDGED.name not in headings else rows_in_best_set(frame)
+    # Bold only where the caption says of what: a single estimator is compared with none.
+    bold = rows_in_best_set(frame) if _BEST in declares and headings.get(JUDGED.name) in sentences else []
     return Table(
         caption=" ".join(filter(None, [declared.caption(named), *dict.fromkeys(sentences.values())])),
         heading=heading if isinstance(heading, str) else heading(named),
@@ -132,7 +137,7 @@ def table_of(
         bold=frozenset((row, list(headings).index(JUDGED.name)) for row in bold),
         label=declared.label,
         names=headings,
-        first=tuple(headings[name] for name in _NARROW_FIRST if name in headings),
+        first=tuple(headings[name] for name in (*short, *_NARROW_FIRST) if name in headings),
         about=sentences,
     )
 

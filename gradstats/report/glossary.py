@@ -123,7 +123,10 @@ TERMS: dict[str, str] = {
 
 
 def meaning_of(column: str, declared: str = "") -> str:
-    """Return what a column means: a word of the glossary, or else what its quantity or the column itself declares."""
+    """Return what a column means: a word of the glossary, or else what its quantity or the column itself declares.
+
+    A column that declares another meaning than its quantity, as noise over signal at a number of tokens, keeps it.
+    """
     if column.endswith("_simultaneous"):
         return TERMS["ratios of all rows"]
     if column == "in_best_set":
@@ -131,4 +134,6 @@ def meaning_of(column: str, declared: str = "") -> str:
     if column not in QUANTITIES:
         return TERMS.get(column, declared)
     term, meaning = QUANTITIES[column].term, QUANTITIES[column].meaning
+    if declared not in ("", meaning):
+        return declared
     return TERMS.get(term, f"{meaning[:1].upper()}{meaning[1:]}.")

@@ -48,7 +48,8 @@ def run_tables(
                 if by_value:
                     frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
                 frame.attrs[COMPARED_ROWS] = answer.frame["estimator"].nunique()
-            tables[file] = table_of(declared, frame)
+            # Of a question that was asked several times each file has a table of its own.
+            tables[file] = replace(table_of(declared, frame), label=f"tab:{file.replace('_', '-')}")
     return tables
 
 

@@ -236,7 +236,9 @@ def left_out(remarks: Iterable[str]) -> list[Verdict]:
 def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     rows, about = noise_of(comparison), comparison.about
     planned = about[PLANNED] if PLANNED in about else with_plans(comparison).about[PLANNED]
-    best = _best(rows, naming(str(about.get("reference", ""))), _n_unresolved(comparison), naming)
+    reference, (_, size) = naming(str(about.get("reference", ""))), of_first_size(comparison)
+    reference += "" if size is None else f" in groups of {size:g}"
+    best = _best(rows, reference, _n_unresolved(comparison), naming)
     found = (best, _avoid(rows, naming))
     found = (*found, _bias(rows, about.get("prompts_per_batch"), naming), _open(planned, naming))
     return [one for one in found if one is not None]
@@ -327,7 +329,11 @@ def _best(rows: Sequence[NoiseRow], reference: str, n_unresolved: int, naming: N
     better = [one for one in rows if one.together[1] < 1.0 - EQUAL]
     if not better:
         nothing = "nothing that could be judged" if n_unresolved else "nothing"
-        return Verdict("best", f"{nothing} is shown to beat {reference}{not_judged}")
+        text = f"{nothing} is shown to beat {reference}"
+        if alone := [naming(one.labels[0]) for one in rows if one.shown[2] < 1.0 - EQUAL]:
+            whose = "its own interval alone" if len(alone) == 1 else "their own intervals alone"
+            text += f" by intervals for all rows; by {whose} {_and_more(alone, 2)} {'is' if len(alone) == 1 else 'are'}"
+        return Verdict("best", text + not_judged)
     # The one that is surely good has the lowest upper end.
     best = min(better, key=lambda one: one.together[1])
     text = f"{naming(best.labels[0])}: {best.text()} times the samples of {reference}"

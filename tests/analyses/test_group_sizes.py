@@ -174,7 +174,7 @@ def test_what_cannot_be_judged_has_no_equivalent_size():
 def test_a_scale_that_is_not_resolved_is_said_with_its_reason_and_level(target, why):
     batch, scores, _ = turned_policy().sample(40, 6, rng=3)
     opposed = scores * np.where(np.arange(len(scores)) % 2, 1.0, -1.0)[:, None]
-    with pytest.raises(ValueError, match=f"is not resolved at 95% by 40 prompts .*{why}"):
+    with pytest.raises(ValueError, match=f"is not resolved by 40 prompts .*{why}"):
         equivalent_group_size(batch, "reinforce", 3, opposed, target=target)
 
 

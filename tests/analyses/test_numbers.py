@@ -34,6 +34,8 @@ COSINE, SHARE, POSITIVE = (-1.0, 1.0), (0.0, 1.0), (0.0, INF)
         ((0.765625, 0.765625 - 1e-15, 0.765625 + 1e-15), "0.766", "$0.766$"),
         ((2.5, NAN, NAN), "2.5", "$2.5$"),
         ((INF, NAN, NAN), "not bounded", r"$\infty$"),
+        ((INF, 11.0, INF), "not bounded", r"$\infty$"),
+        ((1.0, 1.0, INF), "1", "$1$"),
         ((NAN, NAN, NAN), "–", "--"),
         ((NAN, 57.7, INF), "≥ 57", r"$\geq 57$"),
         ((NAN, NAN, 3.0), "≤ 3", r"$\leq 3$"),

@@ -235,7 +235,8 @@ def test_the_sentence_states_the_gain(found):
         start = f"No learned baseline is shown to beat rloo: the {found.best} saves at most {percentage_at_most(high)}"
         if resolved:
             start = f"The {found.best} saves {percentage(gain, low, high)} of the variance of rloo"
-        said = f"{start}; the oracle has {format_estimate(*oracle)} times its variance."
+        learned = found.best.removeprefix("learned ")
+        said = f"{start}; the oracle has {format_estimate(*oracle)} times the variance of the {learned}."
         assert found.sentence(level) == said
 
 

@@ -242,6 +242,13 @@ def test_rows_of_noise_leave_room_for_what_follows():
     assert 20 < len(first_screen("a run", [], comparison_of(RLOO, *rows), ["what follows"] * 5)) <= LINES
 
 
+def test_group_sizes_that_are_not_shown_are_named():
+    rows = [("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4, 8)]
+    assert noise_table(comparison_of(*rows), most=5)[-1] == "  groups of 4, 8: --all"
+    assert "groups of" not in noise_table(comparison_of(RLOO), most=5)[-1]
+    assert said(*rows, ("grpo", 0.8, 0.7, 0.9, {"group_size": 2}))["best"].endswith("samples of rloo in groups of 2")
+
+
 def said(*rows, **about):
     return {one.topic: one.text for one in verdicts(None, with_plans(comparison_of(*rows, **about)))}
 
@@ -292,8 +299,11 @@ def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
     at_once = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": 1.1}
     wide = {"matched_ratio_simultaneous_low": 1.05, "matched_ratio_simultaneous_high": 4.0}
     found = said(("grpo", 0.8, 0.7, 0.9, at_once), ("rloo", 1.0, 1.0, 1.0, {}), ("reinforce", 2.12, 1.78, 2.53, wide))
-    assert found["best"] == "nothing is shown to beat rloo"
+    at_once_none = "nothing is shown to beat rloo by intervals for all rows; by"
+    assert found["best"] == f"{at_once_none} its own interval alone grpo is"
     assert "avoid" not in found
+    found = said(("grpo", 0.8, 0.7, 0.9, at_once), RLOO, ("gspo", 0.9, 0.85, 0.95, at_once))
+    assert found["best"] == f"{at_once_none} their own intervals alone grpo and gspo are"
 
 
 def test_rows_that_are_not_resolved_may_be_the_best():

@@ -118,8 +118,9 @@ REFUSED = {
     "ask MEASURED curve length_weighted alfa=0:1:3": "has no parameter 'alfa': known are alpha",
     "ask MEASURED ratios": "ratios need the log-probabilities of sampler and scorer",
     "ask MEASURED tokens": "measure with token_probes=",
-    "ask MEASURED variance_by_block": "holds no sketches by block: measure with block_sketches=True",
+    "ask MEASURED variance_by_block": ("measure with block_sketches=True (in a run measurement.block_sketches: true)"),
     "ask MEASURED group_sizes rloo --group-size 5": "no prompt has the 10 completions that two groups of 5 need",
+    "ask MEASURED group_sizes rloo --group-size 2": "noise is computed from groups of 2 and of this size",
     "ask MEASURED group_sizes batch_mean": "is a batch-level estimator",
     "ask MEASURED shift pass_at_k": "baseline: best of the others",
     "ask MEASURED shift rlo": "no estimator is called 'rlo'",
@@ -127,9 +128,9 @@ REFUSED = {
         "method='rank' is not available here for a fit by 'ols': choose from t, hc3, cluster, bootstrap"
     ),
     "plan": "give either a pilot (a fit; of the command a run",
-    "plan MEASURED --critical-batch 2": "--critical-batch do: name the estimator to plan for",
+    "plan MEASURED --critical-batch 2": "--critical-batch needs --estimator: name the estimator to plan for",
     "plan MEASURED --estimator rloo": "it is a multiple of the reference: choose another estimator",
-    "plan MEASURED --ratio 0.9": "--ratio and --signal need --estimator",
+    "plan MEASURED --ratio 0.9 --signal": "--ratio and --signal need --estimator: name the estimator",
     "plan --estimator grpo": "give a measurement folder or a run directory as the pilot of --estimator",
     "plan MEASURED --dry-run": "--dry-run needs a run directory with an experiment.yaml",
 }

@@ -235,6 +235,13 @@ def test_the_best_set_is_bold_as_the_comparison_gives_it():
     assert "not judged" not in found.caption
 
 
+def test_an_estimator_that_is_compared_with_none_is_not_the_best():
+    sizes = frame_for_variance_table([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
+    found = variance_table(sizes.assign(in_best_set=True, estimator="rloo", group_size=[2, 4, 8]))
+    assert not bold_rows(found)
+    assert "best set" not in found.caption
+
+
 def test_rows_that_are_not_judged_are_not_claimed_to_be_higher():
     table = frame_for_variance_table([1.0, 1.3, np.nan], [1.0, 1.1, 0.0], [1.0, 1.5, np.inf]).assign(
         in_best_set=[True, False, None], trace_cov=[1.0, 2.0, 3.0]

@@ -563,7 +563,16 @@ def test_every_column_is_defined_in_the_words_of_the_glossary_with_its_file(comp
     assert "ratio to RLOO" in defined
     assert all(column["meaning"].endswith(".") for column in defined.values())
     for quantity in COMPARED:
-        assert meaning_of(quantity.name) == TERMS[quantity.term]
+        assert meaning_of(quantity.name) == meaning_of(quantity.name, quantity.meaning) == TERMS[quantity.term]
+
+
+def test_a_column_keeps_a_meaning_that_is_not_its_quantity_s():
+    for question, name, meaning in (
+        ("allocation", "noise_to_signal", "variance of the batch gradient at the target's scale over ‖∇J‖²"),
+        ("optimal_baselines", "ratio", "variance over that of the oracle"),
+    ):
+        (column,) = (one for one in registry.get(question).columns if one.name == name)
+        assert meaning_of(name, column.meaning).startswith(meaning)
 
 
 def test_names_are_escaped_and_break_where_words_end():

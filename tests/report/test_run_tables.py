@@ -50,7 +50,8 @@ def test_a_run_has_a_table_of_each_result(tables):
     assert {"equivalent_group_size", "optimal_baselines", "curve_length_weighted_loo_true_alpha"} <= set(added)
     equivalent = added["equivalent_group_size"].caption
     assert "over n = 96 prompts. Each estimator with N = 4 completions per prompt." in equivalent
-    assert len({table.label for table in tables.values()}) == len(tables)
+    for of_run in (tables, added):  # of which the second has two curves
+        assert len({table.label for table in of_run.values()}) == len(of_run)
     assert tables["alpha_by_block"].label == "tab:alpha-by-block"
 
 
@@ -58,6 +59,13 @@ def test_captions_state_level_and_tokens(tables):
     assert "95% intervals" in tables["length_bins"].caption
     tokens = pd.read_csv(COMMITTED / "embedded_values" / "tables" / "length_scaling.csv")["length"].sum()
     assert f"{tokens:,} completion tokens" in tables["allocation"].caption
+
+
+def test_the_columns_that_answer_come_first_where_there_is_no_room_for_all(tables):
+    shown = {name: table.headings_at(Layout("icml", "half")) for name, table in tables.items()}
+    assert {"share of gradient", "share of variance"} <= set(shown["length_bins"])
+    assert "share of variance" in shown["success_bins"]
+    assert shown["variance"][:1] == ["relative noise"]
 
 
 def test_every_table_is_written_at_its_width(tables, tmp_path):
