@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from killed_runs import MOMENTS, contents, forked, in_new_process
 
 from gradstats.runs import claims
 from gradstats.runs.claims import Board, Spent, make_missing
-from gradstats.system.lock import holder_of
+from gradstats.runs.pipeline import opened_run
+from gradstats.system.lock import holder_of, together
 from gradstats.system.shards import Shards
 
 #: In processes that fork: what a write, a claim or the end of a run is interrupted by.
@@ -159,6 +161,25 @@ def test_a_first_ctrl_c_stops_after_the_current_shard_and_a_second_at_once(board
             "stopping when the current batch is finished; Ctrl-C again stops immediately and loses it"
         ]
         assert not one.claim_of(1).exists()
+
+
+def test_a_process_that_begins_during_the_analysis_waits_for_its_end(experiment, tmp_path, capsys):
+    alone = []
+
+    def begin():
+        with opened_run(experiment, tmp_path) as (run, _):
+            alone.append(run.alone)
+
+    thread = threading.Thread(target=begin)
+    with together(tmp_path) as company:
+        company.share()
+        assert company.becomes_only()
+        thread.start()
+        time.sleep(2 * claims.BETWEEN_LOOKS)
+        assert alone == []
+    thread.join()
+    assert alone == [True]
+    assert "note: waiting: another process is working on" in capsys.readouterr().err
 
 
 def shared(experiment, folder, n, *moments):
