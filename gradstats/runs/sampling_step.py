@@ -89,7 +89,7 @@ def n_planned_shards(run: RunDirectory) -> int:
 
 
 def missing_rollouts(run: RunDirectory) -> list[int]:
-    """Return the shards of a run that have not been drawn yet, by any of its parts."""
+    """Return the shards of a run that have not been drawn yet."""
     return _shards(run).missing(n_planned_shards(run))
 
 

@@ -102,7 +102,7 @@ class Company:
         Where several ask at the same time, one is: those who are not no longer belong to it.
         """
         if not self.alone:
-            self._file.close()  # before it asks: on NFS a lock that cannot be raised is kept, and none would be the last
+            self._file.close()  # first: NFS keeps a lock that cannot be raised, and none would be the last
             with suppress(HeldError):
                 self._file, self.alone = _acquired(self.path, of_company=True), True
         return self.alone
