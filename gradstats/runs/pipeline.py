@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room, questions_of
+from gradstats.runs.claims import BETWEEN_LOOKS
 from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory
 from gradstats.runs.growth import read_plan
 from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages
@@ -22,8 +24,9 @@ from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import make_values
 from gradstats.runs.watching import let_workers_make
 from gradstats.runs.workers import require_execution
-from gradstats.system.lock import Company, only_writer, together, turn
+from gradstats.system.lock import Company, HeldError, only_writer, together, turn
 from gradstats.system.outputs import claim, refuse_links
+from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
 #: Settings of a run's experiment that regrading does not use.
@@ -85,17 +88,31 @@ def opened_run(experiment: Experiment, path: Path) -> Iterator[tuple[RunDirector
     claim(path, RUN_DIRECTORY)
     path.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
-        with turn(path):  # while one process opens the run, it is the only one
-            company = held.enter_context(together(path))
-            refuse_links(path)
-            alone = company.becomes_only()
-            if not alone:
-                company.join()
-            run = RunDirectory.open(path, experiment, alone=alone)
-            if alone:
-                company.join()
+        run, company = _begun(experiment, path, held)
         agreed(lambda: None)
         yield run, company
+
+
+def _begun(experiment: Experiment, path: Path, held: ExitStack) -> tuple[RunDirectory, Company]:
+    """Open a run as soon as no process analyses it; while one process opens it, it is the only one."""
+    n_times = 0
+    while True:
+        try:
+            with ExitStack() as opened, turn(path):
+                company = opened.enter_context(together(path))
+                refuse_links(path)
+                run = RunDirectory.open(path, experiment, alone=company.alone)
+                company.share()
+                held.push(opened.pop_all())
+                return run, company
+        except HeldError as error:
+            if not error.by_company:
+                raise
+            n_times += 1
+            if n_times == 2:  # a process that ends holds it for a moment
+                with progress_bar("waiting", 1, shown=False) as report:
+                    report.say(f"waiting: {error}")
+            time.sleep(BETWEEN_LOOKS)
 
 
 def make_shards(run: RunDirectory, progress: bool) -> None:

@@ -89,7 +89,7 @@ def n_planned_shards(run: RunDirectory) -> int:
 
 
 def missing_rollouts(run: RunDirectory) -> list[int]:
-    """Return the shards of a run that have not been drawn yet, by any of its parts."""
+    """Return the shards of a run that have not been drawn yet."""
     return _shards(run).missing(n_planned_shards(run))
 
 
@@ -116,6 +116,11 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
             n_shards = len(grown.rows)
             warn_of_rollouts(Rollouts.concatenate(_shards(run).read_all(n_shards)))
             with run.turn():
+                if rounds_of(run.rollouts) != grown.rounds:
+                    raise ValueError(
+                        f"another process has enlarged {run.path} meanwhile, and goes on with it: repeat this command "
+                        "with its settings to share the work"
+                    )
                 write_json(complete, {"n_shards": n_shards, "n_completions": grown.n_completions, **size})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -277,35 +277,21 @@ def _refuse_long_prompts(
 Drawn = TypeVar("Drawn")
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """A batch that failed."""
-
-    answers: dict[str, Completion]
-    error: BaseException
-
-
-def draw_with_answers(
-    sampler: Sampler, answers: Mapping[str, Completion], draw: Callable[[], Drawn]
-) -> Drawn | Unfinished:
-    """Draw a batch with the answers kept from an earlier failure of it."""
-    if not isinstance(sampler, KeepsAnswers):
-        return draw()
-    sampler.kept.clear()
-    sampler.kept.update(answers)
-    try:
-        return draw()
-    except BaseException as error:
-        if not sampler.kept:
-            raise
-        return Unfinished(dict(sampler.kept), error)
-    finally:
-        sampler.kept.clear()
-
-
 def draw_keeping_answers(sampler: Sampler, path: Path, draw: Callable[[], Drawn]) -> Drawn:
     """Draw a batch with the answers in a file, which is written when that fails and removed when it succeeds."""
-    return keep_answers(draw_with_answers(sampler, read_answers(path), draw), path)
+    kept = sampler.kept if isinstance(sampler, KeepsAnswers) else {}
+    kept.clear()
+    kept.update(read_answers(path))
+    try:
+        drawn = draw()
+    except BaseException:
+        if kept:
+            write_json(path, {"answers": {key: asdict(completion) for key, completion in kept.items()}})
+        raise
+    finally:
+        kept.clear()
+    path.unlink(missing_ok=True)
+    return drawn
 
 
 def answers_path(folder: Path, batch: int) -> Path:
@@ -323,15 +309,6 @@ def read_answers(path: Path) -> dict[str, Completion]:
         raise ValueError(
             f"{path} does not contain server responses: remove it; they will be requested again"
         ) from error
-
-
-def keep_answers(drawn: Drawn | Unfinished, path: Path) -> Drawn:
-    """Write the answers of an unfinished batch and raise its error; remove those of a finished one and return it."""
-    if isinstance(drawn, Unfinished):
-        write_json(path, {"answers": {key: asdict(completion) for key, completion in drawn.answers.items()}})
-        raise drawn.error
-    path.unlink(missing_ok=True)
-    return drawn
 
 
 def _completion(entry: dict[str, object]) -> Completion:

@@ -16,7 +16,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,8 +34,12 @@ class LockedError(RuntimeError):
     """Another process is writing to a folder."""
 
 
-class _HeldError(LockedError):
-    """A process that runs holds a lock."""
+class HeldError(LockedError):
+    """A process that runs holds a lock; ``by_company``: it works on the folder together with others."""
+
+    def __init__(self, path: Path, holder: dict[str, object]) -> None:
+        super().__init__(_sentence(path, holder, running=True))
+        self.by_company = not holder or "shared" in holder  # empty while it is being written
 
 
 @contextmanager
@@ -69,7 +73,7 @@ def claimed(path: Path) -> Iterator[BinaryIO | None]:
     """Claim what a file stands for, and yield the file; None where another process has claimed it."""
     try:
         file = _acquired(path, of_any_host=True)
-    except _HeldError:
+    except HeldError:
         yield None
         return
     try:
@@ -82,43 +86,47 @@ def claimed(path: Path) -> Iterator[BinaryIO | None]:
 class Company:
     """The processes that work on a folder together, of which this is one."""
 
-    folder: Path
+    path: Path  # of the lock file
+    alone: bool  # whether no other process works on the folder
     _file: BinaryIO
+
+    def share(self) -> None:
+        """Let others work on the folder, which until then the first process has alone."""
+        if self.alone and not _try_lock(self._file, shared=True):
+            raise HeldError(self.path, _holder(self._file))
+        self.alone = False
 
     def becomes_only(self) -> bool:
         """Whether no other process works on the folder, which is from now on as by :func:`only_writer`.
 
-        Where several ask at the same time, none or the last of them is: those who are not no longer belong to it.
+        Where several ask at the same time, one is: those who are not no longer belong to it.
         """
-        if not _try_lock(self._file):
-            return False
-        _write_holder(self._file, self.folder / LOCK)
-        return True
-
-    def join(self) -> None:
-        """Belong to it again, after having asked."""
-        if not _try_lock(self._file, shared=True):
-            raise _HeldError(_sentence(self.folder / LOCK, _holder(self._file), running=True))
-        _write_holder(self._file, self.folder / LOCK, shared=True)
+        if not self.alone:
+            self._file.close()  # first: NFS keeps a lock that cannot be raised, and none would be the last
+            with suppress(HeldError):
+                self._file, self.alone = _acquired(self.path, of_company=True), True
+        return self.alone
 
 
 @contextmanager
 def together(folder: str | os.PathLike[str]) -> Iterator[Company]:
-    """Let others who work on a folder together write to it, but no process that works on all of it.
+    """Work on a folder together with others who do, but with no process that works on all of it.
 
-    To be entered in a :func:`turn`.
+    To be entered in a :func:`turn`, which ends after :meth:`Company.share`.
     """
     path = Path(folder) / LOCK
-    file = _acquired(path, shared=True)
-    company = Company(Path(folder), file)
+    try:
+        company = Company(path, True, _acquired(path, of_company=True))
+    except HeldError:
+        company = Company(path, False, _acquired(path, of_company=True, shared=True))
     try:
         yield company
     finally:
-        if company.becomes_only():
-            (path.parent / TURN).unlink(missing_ok=True)  # of a process that was killed
-            _release(file, path)
-        else:
-            file.close()
+        if not company._file.closed and company.becomes_only():
+            if (path.parent / TURN).exists():  # of a process that was killed, or of one that begins
+                with claimed(path.parent / TURN):
+                    pass
+            _release(company._file, path)
 
 
 def holder_of(path: Path) -> dict[str, object]:
@@ -135,8 +143,10 @@ def _release(file: BinaryIO, path: Path) -> None:
     file.close()
 
 
-def _acquired(path: Path, *, of_any_host: bool = False, shared: bool = False, wait: bool = False) -> BinaryIO:
-    """Return the open lock file, held by this process."""
+def _acquired(
+    path: Path, *, of_any_host: bool = False, of_company: bool = False, shared: bool = False, wait: bool = False
+) -> BinaryIO:
+    """Return the open lock file, held by this process; ``of_company``: as one of several, ``shared`` with them."""
     while True:
         if path.is_dir() and not path.is_symlink():
             raise LockedError(f"{path} is a folder, but the lock file of {path.parent} belongs there: remove it")
@@ -153,10 +163,10 @@ def _acquired(path: Path, *, of_any_host: bool = False, shared: bool = False, wa
             holder = _holder(file)
             foreign = holder.get("host", socket.gethostname()) != socket.gethostname() and not holder.get("shared")
             if not holds:
-                raise _HeldError(_sentence(path, holder, running=True))
+                raise HeldError(path, holder)
             if foreign and not of_any_host:
                 raise LockedError(_sentence(path, holder, running=False))
-            _write_holder(file, path, **({"shared": True} if shared else {}))
+            _write_holder(file, path, **({"shared": True} if of_company else {}))
         except BaseException:
             file.close()
             raise

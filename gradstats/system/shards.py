@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -98,13 +98,8 @@ class Shards(Generic[Content]):
 
     def make_missing(self, n_shards: int, make: Callable[[int], Content]) -> None:
         """Make the shards that do not exist yet, one after another, and write each as soon as it is made."""
-        self.write_all((number, make(number)) for number in self.missing(n_shards))
-
-    def write_all(self, made: Generator[tuple[int, Content], None, None]) -> None:
-        """Write shards, each as soon as it is made, and close the generator whatever happens."""
-        with closing(made):
-            for number, content in made:
-                self.write_one(number, content)
+        for number in self.missing(n_shards):
+            self.write_one(number, make(number))
 
     def write_one(self, number: int, content: Content) -> None:
         """Write one shard."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from killed_runs import MOMENTS, contents, forked, in_new_process
 
 from gradstats.runs import claims
 from gradstats.runs.claims import Board, Spent, make_missing
-from gradstats.system.lock import holder_of
+from gradstats.runs.pipeline import opened_run
+from gradstats.system.lock import holder_of, together
 from gradstats.system.shards import Shards
 
 #: In processes that fork: what a write, a claim or the end of a run is interrupted by.
@@ -37,7 +39,7 @@ class Bar:
 @pytest.fixture
 def board(tmp_path, monkeypatch):
     """A board of five shards, each a file with its number."""
-    monkeypatch.setattr(claims, "BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(claims, "BETWEEN_LOOKS", 0.0)  # every claim says how far it is
 
     def make(n=5):
         shards = Shards(tmp_path, ".txt", Path.read_text, lambda text, path: path.write_text(text))
@@ -88,7 +90,6 @@ def test_a_shard_of_a_living_process_is_left_to_it_and_shown_and_that_of_a_dead_
         own = board(1)
 
         def half(claim):
-            claim._board._looked = 0.0
             claim.chunk(1, 3)
             go.touch()
             time.sleep(60)
@@ -159,6 +160,25 @@ def test_a_first_ctrl_c_stops_after_the_current_shard_and_a_second_at_once(board
             "stopping when the current batch is finished; Ctrl-C again stops immediately and loses it"
         ]
         assert not one.claim_of(1).exists()
+
+
+def test_a_process_that_begins_during_the_analysis_waits_for_its_end(experiment, tmp_path, capsys):
+    alone = []
+
+    def begin():
+        with opened_run(experiment, tmp_path) as (run, _):
+            alone.append(run.alone)
+
+    thread = threading.Thread(target=begin)
+    with together(tmp_path) as company:
+        company.share()
+        assert company.becomes_only()
+        thread.start()
+        time.sleep(2 * claims.BETWEEN_LOOKS)
+        assert alone == []
+    thread.join()
+    assert alone == [True]
+    assert "note: waiting: another process is working on" in capsys.readouterr().err
 
 
 def shared(experiment, folder, n, *moments):

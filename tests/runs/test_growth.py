@@ -15,9 +15,11 @@ from gradstats.config.experiment import load_experiment
 from gradstats.gradients import MeasuringSession
 from gradstats.measurement.measurement import read_measurement
 from gradstats.rollouts.table import read_rollouts
+from gradstats.runs import sampling_step
 from gradstats.runs.growth import resolve_revisions, rounds_of
 from gradstats.runs.pipeline import run_experiment
 from gradstats.sampling.plan import SamplingPlan
+from gradstats.system.files import read_json, write_json
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,19 @@ def contents(path):
     """The bytes of every shard by name."""
     shards = [*path.glob("rollouts/*.parquet"), *path.glob("measurement/shard-*/*")]
     return {str(shard.relative_to(path)): shard.read_bytes() for shard in shards}
+
+
+def test_a_process_whose_run_another_enlarges_meanwhile_says_so(small, tmp_path, monkeypatch):
+    make, plan = sampling_step.make_missing, tmp_path / "rollouts" / "plan.json"
+
+    def made_and_enlarged(*given):
+        make(*given)
+        planned = read_json(plan)
+        write_json(plan, planned | {"rounds": 2 * planned["rounds"]})
+
+    monkeypatch.setattr(sampling_step, "make_missing", made_and_enlarged)
+    with pytest.raises(ValueError, match=r"another process has enlarged .* repeat this command with its settings"):
+        run(small(), tmp_path)
 
 
 GROWTHS = {

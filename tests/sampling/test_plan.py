@@ -17,7 +17,6 @@ from gradstats.sampling.plan import (
     SamplingPlan,
     answers_path,
     draw_keeping_answers,
-    draw_with_answers,
     open_sampler,
     read_answers,
 )
@@ -122,12 +121,13 @@ def test_other_samplers_are_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_batch_that_fails_before_an_answer_raises_its_error():
+def test_a_batch_that_fails_before_an_answer_leaves_no_file(tmp_path):
     def fail():
         raise ConnectionError("refused")
 
     with pytest.raises(ConnectionError, match="refused"):
-        draw_with_answers(Server(), {}, fail)
+        draw_keeping_answers(Server(), answers_path(tmp_path, 0), fail)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_any_batch_can_be_drawn_alone(policy):

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
-from gradstats.system.lock import LOCK, Company, LockedError, claimed, only_writer, together, turn
+from gradstats.system.lock import LOCK, TURN, Company, HeldError, LockedError, claimed, only_writer, together, turn
 
 _HOLD = """
 import sys, time
@@ -114,26 +115,47 @@ def test_a_full_disk_is_named_and_the_empty_lock_is_taken_over(tmp_path, monkeyp
         assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
 
 
+@contextmanager
+def shared(folder):
+    with together(folder) as company:
+        company.share()
+        yield company
+
+
 def test_processes_work_together_until_the_last_has_the_folder_alone(tmp_path):
-    with together(tmp_path) as one, together(tmp_path) as other:
-        with pytest.raises(LockedError, match="another process is working on"):
-            enter(only_writer(tmp_path))
-        assert not one.becomes_only()
-        one.join()
-        assert not one.becomes_only()  # it no longer belongs to them
-        assert other.becomes_only()
-        for entered in (together(tmp_path), only_writer(tmp_path)):
+    with together(tmp_path) as one:
+        assert one.alone
+        with pytest.raises(LockedError, match="another process is working on"):  # until the first has begun
+            enter(together(tmp_path))
+        one.share()
+        with together(tmp_path) as other:
+            assert not other.alone
             with pytest.raises(LockedError, match="another process is working on"):
-                enter(entered)
+                enter(only_writer(tmp_path))
+            assert not one.becomes_only()  # it no longer belongs to them
+            assert other.becomes_only()
+            for entered in (together(tmp_path), only_writer(tmp_path)):
+                with pytest.raises(HeldError, match="another process is working on") as raised:
+                    enter(entered)
+                assert raised.value.by_company
     assert list(tmp_path.iterdir()) == []
 
 
 def test_of_two_that_end_at_once_one_is_the_last(tmp_path):
     for _ in range(50):
-        with together(tmp_path) as one, together(tmp_path) as other:
+        with shared(tmp_path) as one, shared(tmp_path) as other:
             with ThreadPoolExecutor(2) as pool:
                 found = list(pool.map(Company.becomes_only, (one, other)))
             assert sorted(found) == [False, True]
+
+
+def test_one_that_ends_leaves_the_turn_of_one_that_begins(tmp_path):
+    with turn(tmp_path):
+        enter(together(tmp_path))
+        assert (tmp_path / TURN).exists()
+    (tmp_path / TURN).touch()  # of a process that was killed
+    enter(together(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_processes_share_is_written_in_turns(tmp_path):

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -166,24 +165,10 @@ def test_only_missing_shards_are_made(tmp_path):
     assert shards.read_all(4) == [0, 1, 2, 3]
 
 
-def test_a_shard_is_written_before_the_next_is_made_and_the_generator_is_closed(tmp_path):
+def test_a_shard_is_written_before_the_next_is_made(tmp_path):
     shards, steps = numbers(tmp_path, {}), []
-
-    def made():
-        try:
-            for number in (2, 0, 1):
-                steps.append(shards.finished(3))
-                yield number, number
-        finally:
-            steps.append("closed")
-
-    shards.write_all(made())
-    assert steps == [[], [2], [0, 2], "closed"]
-    shards.path(1).unlink()
-    full = replace(shards, write=lambda content, path: path.missing_folder.write_text(""))
-    with pytest.raises(AttributeError):
-        full.write_all(made())
-    assert steps[4:] == [[0, 2], "closed"]
+    shards.make_missing(3, lambda number: steps.append(shards.finished(3)) or number)
+    assert steps == [[], [0], [0, 1]]
 
 
 def test_shards_of_other_settings_are_refused(tmp_path):
