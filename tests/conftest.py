@@ -28,13 +28,15 @@ os.fsync = lambda _descriptor: None
 # Figures are drawn into files; children of the tests draw so, too.
 os.environ["MPLBACKEND"] = "Agg"
 
-#: Seconds of processor time that a test may take which is not marked slow.
-LONGEST = 5.0
+#: Seconds of processor time that a test may take which is not marked slow, and with the processes that it starts, each
+#: of which imports everything again.
+LONGEST, LONGEST_WITH_CHILDREN = 5.0, 10.0
 
 
-def processor_seconds() -> float:
-    """The processor time of this process and of its children that have ended."""
-    return sum(os.times()[:4])
+def processor_seconds() -> tuple[float, float]:
+    """The processor time of this process, and that with its children that have ended."""
+    times = os.times()
+    return times.user + times.system, sum(times[:4])
 
 
 def crowding() -> float:
@@ -44,20 +46,21 @@ def crowding() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
-    start = processor_seconds()
+    _, start = processor_seconds()
     yield
-    item.user_properties.append(("set-up", processor_seconds() - start))
+    item.user_properties.append(("set-up", processor_seconds()[1] - start))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    start = processor_seconds()
+    before = processor_seconds()
     yield
-    seconds = processor_seconds() - start
+    own, seconds = (now - then for now, then in zip(processor_seconds(), before, strict=True))
     item.user_properties.append(("test", seconds))
     # Checks of shapes and types take half as long again.
     checked = item.config.getoption("jaxtyping_packages", None)
-    if seconds > LONGEST * crowding() and not checked and item.get_closest_marker("slow") is None:
+    longer = own > LONGEST * crowding() or seconds > LONGEST_WITH_CHILDREN * crowding()
+    if longer and not checked and item.get_closest_marker("slow") is None:
         pytest.fail(f"{seconds:.1f} s of processor time: ask less of the test, or mark it slow", pytrace=False)
 
 
@@ -67,7 +70,7 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     called = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind) if one.when == "call"]
     taken = {one.nodeid: dict(one.user_properties) for one in called}
-    terminalreporter.section(f"{processor_seconds() / 60:.1f} processor minutes; the slowest tests, in seconds of them")
+    terminalreporter.section(f"{processor_seconds()[1] / 60:.1f} processor minutes; the slowest tests, in seconds of them")
     for name in sorted(taken, key=lambda name: -sum(taken[name].values()))[:10]:
         parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in taken[name].items())
         terminalreporter.line(f"{sum(taken[name].values()):5.1f} {name} ({parts})")

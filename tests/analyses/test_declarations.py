@@ -126,7 +126,7 @@ def test_columns_table_figure_and_repr_are_as_declared(name, folder):
         if not figure.table and (drawn := figure.rows(frame)) is not None:
             figure.draw(drawn)
             plt.close("all")
-    assert len(repr(found)) < 4000
+    assert len(repr(found)) < 4200
     assert "Estimate(" not in repr(found)
     assert re.search(r"\d \[−?[\d.,]+, −?[\d.,]+\]|[≥≤] \d", repr(found)) or name in WITHOUT_INTERVAL
     assert "<table" in found._repr_html_()
