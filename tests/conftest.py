@@ -70,7 +70,8 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     called = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind) if one.when == "call"]
     taken = {one.nodeid: dict(one.user_properties) for one in called}
-    terminalreporter.section(f"{processor_seconds()[1] / 60:.1f} processor minutes; the slowest tests, in seconds of them")
+    minutes = processor_seconds()[1] / 60
+    terminalreporter.section(f"{minutes:.1f} processor minutes; the slowest tests, in seconds of them")
     for name in sorted(taken, key=lambda name: -sum(taken[name].values()))[:10]:
         parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in taken[name].items())
         terminalreporter.line(f"{sum(taken[name].values()):5.1f} {name} ({parts})")
