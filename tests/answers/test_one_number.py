@@ -34,7 +34,10 @@ OF_A_REFERENCE = {"ratio", "matched_ratio", "tokens_saved", "relative_progress"}
 OF_A_BATCH = {"bias_share", "matched_bias_share", "alignment", "relative_progress"}
 COMPONENTS = ("within_prompt", "between_prompt")
 #: Committed runs of an earlier version, whose other intervals are as they were measured (figures/README.md).
-EARLIER = {"qwen_1_5b", "qwen_adam", "qwen_gsm8k", "qwen_mawps", "qwen_mawps_tokens", "smollm2"}
+EARLIER = {
+    *("qwen_1_5b", "qwen_adam", "qwen_gsm8k", "qwen_mawps", "qwen_mawps_tokens", "smollm2"),
+    *("embedded_resolved", "embedded_values", "embedded_zoo_stale"),
+}
 #: Columns by which the rows of one estimator differ, as bins do.
 PARTS = ("block", "length_low", "length_high", "success_low", "success_high")
 
