@@ -30,7 +30,7 @@ os.environ["MPLBACKEND"] = "Agg"
 
 #: Seconds of processor time that a test may take which is not marked slow, and with the processes that it starts, each
 #: of which imports everything again.
-LONGEST, LONGEST_WITH_CHILDREN = 5.0, 10.0
+LONGEST, LONGEST_WITH_CHILDREN = 5.0, 20.0
 
 
 def processor_seconds() -> tuple[float, float]:

@@ -190,7 +190,8 @@ def shared(experiment, folder, n, *moments):
 @pytest.mark.timeout(1200)
 def test_processes_that_start_at_once_make_a_run_of_which_one_is_killed(experiment, finished, tmp_path):
     found = shared(experiment, tmp_path, 2, "half:measurement/shard-00001")
-    assert found == {"half-measurement-shard-00001": (1, 1, 1)}
+    # The process that is to be killed lives on where the other one claims that shard first.
+    assert found["half-measurement-shard-00001"] in {(1, 1, 1), (2, 1, 0)}
     assert contents(tmp_path / "runs" / "half-measurement-shard-00001") == contents(finished.run.path)
 
 
