@@ -16,9 +16,9 @@ BEGINNING = """\
 # The experiment file
 
 One YAML file says which policy is measured on which problems, how completions are drawn, and what is measured, compared
-and drawn. `gradstats init NAME` writes one in which every setting is explained, `gradstats run NAME.yaml` runs it, and
-`--set prompts.n=60` changes a setting for one call. Editors complete and check it by the schema that its first line
-names.
+and drawn. `gradstats init NAME` writes one with every setting, `gradstats run NAME.yaml` runs it, and
+`--set prompts.n=60` changes a setting for one call. A setting stands in its section, or by its full name, as in
+`prompts.n: 60`. Editors complete and check it by the schema that its first line names.
 
 Each line gives a setting with its default; `…` has none. What is unknown or out of range is refused before a model is
 loaded. This page is generated from the declarations of the settings.

@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 _BY_DEFAULT = Execution()
 
 
-#: Option of a new experiment → the setting that it is, and what is written where it is not given: nothing for "".
+#: Option of a new experiment → the setting that it is, and what is written where it is not given.
 _NEW = {
     "policy": ("policy.name", "embedded"),
     "prompts": ("prompts.source", "embedded"),
     "n": ("prompts.n", "32"),
-    "group_size": ("sampling.group_size", ""),
+    "group_size": ("sampling.group_size", str(SamplingSection().group_size)),
     "max_new_tokens": ("sampling.max_new_tokens", "400"),
-    "reward": ("sampling.reward", ""),
+    "reward": ("sampling.reward", "null"),
 }
 _NewN = Annotated[int | None, described_by(PromptsSection, "n", by_default=_NEW["n"][1])]
 _NewGroupSize = Annotated[int | None, described_by(SamplingSection, "group_size")]
@@ -161,8 +161,7 @@ def _new_experiment(name: str, chosen: Mapping[str, str], overrides: SettingWord
     """
     from gradstats.config.experiment import Experiment, with_settings
 
-    values = {setting: chosen.get(option, otherwise) for option, (setting, otherwise) in _NEW.items()}
-    words = [f"{setting}={value}" for setting, value in values.items() if value]
+    words = [f"{setting}={chosen.get(option) or otherwise}" for option, (setting, otherwise) in _NEW.items()]
     settings = with_settings({}, [*words, *overrides])
     options = {setting: _option(option) for option, (setting, _) in _NEW.items()}
     try:
@@ -541,5 +540,7 @@ def _asked(option: str) -> str:
     section, _, name = setting.partition(".")
     field = cast("type[Section]", Experiment.model_fields[section].annotation).model_fields[name]
     meaning = (field.description or "").removesuffix(".")
-    otherwise = otherwise or ("" if field.default is None else str(field.default))
-    return Prompt.ask(f"{terminal.escape(option.replace('_', ' '))} ({terminal.escape(meaning)})", default=otherwise)
+    return Prompt.ask(
+        f"{terminal.escape(option.replace('_', ' '))} ({terminal.escape(meaning)})",
+        default="" if otherwise == "null" else otherwise,
+    )

@@ -69,18 +69,16 @@ def test_a_run_without_a_file_is_that_of_the_file_which_init_writes(monkeypatch,
     words += ["--set", "measurement.sketch_dim=128", "figures.formats=[]"]
     assert run(monkeypatch, capsys, "init", "mine", *words)[0] == 0
     name = f"{Path(policy).name}_p"
-    code, out, err = run(monkeypatch, capsys, "run", *words, "--dry-run")
-    assert (code, (tmp_path / "runs").exists()) == (0, False), err
-    assert f"{name}: would sample 20 completions of 5 prompts" in " ".join(out.split())
-    code, out, err = run(monkeypatch, capsys, "run", *words, "--no-progress")
-    assert code == 0, err
+    expected = load_experiment(tmp_path / "mine.yaml", [f"name={name}"])
+    called = []
+    monkeypatch.setattr("gradstats.runs.cost.estimate_cost", lambda *_, **__: None)
+    monkeypatch.setattr("gradstats.cli.terminal.show_cost", lambda made, *_: called.append(made))
+    assert run(monkeypatch, capsys, "run", *words, "--dry-run") == (0, "", "")
+    monkeypatch.setattr("gradstats.runs.pipeline.run_experiment", lambda *made, **_: called.extend(made))
+    code, _, err = run(monkeypatch, capsys, "run", *words)
+    assert (code, called) == (0, [expected, expected, Path("runs") / name])
     assert f"5 prompts × 4 completions of at most 12 tokens → runs/{name}; the same command resumes" in err
-    made = tmp_path / "runs" / name
-    assert load_experiment(made / "experiment.yaml", trust=True) == load_experiment(
-        tmp_path / "mine.yaml", [f"name={name}"]
-    )
-    monkeypatch.setattr("gradstats.load_policy", lambda *_, **__: pytest.fail("something is sampled or measured again"))
-    assert run(monkeypatch, capsys, "run", *words, "--no-progress")[:2] == (0, out)
+    assert called[0].folder == called[1].folder == expected.folder == tmp_path
 
 
 _NEW = ("--policy", "embedded", "--prompts", "embedded")
