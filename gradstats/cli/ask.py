@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: As many options of a question help shows first: those after them are for the end of the screen.
 _FIRST = 9
+#: Options that take labels of estimators.
+_OF_LABELS = ("estimators", "estimator", "reference")
 #: Options that state the same in two ways: one that is given replaces the other of the run.
 _INSTEAD = {"prompts": "tokens", "tokens": "prompts"}
 #: The question whose answer may state hours, which takes the policy of a run.
@@ -184,6 +186,11 @@ def _own_options(analysis: Analysis, of_run: Mapping[str, Any]) -> Iterator[tupl
         else:
             assert of_section is not None, option
             hint, default = _in_words(of_section.annotation), of_section.default
+        if option in _OF_LABELS:
+            text = (
+                text if text and not text.startswith("as ") else VarianceSection.model_fields[option].description or ""
+            )
+            text = f"{text.removesuffix('.')}; gradstats list estimators shows them."
         about: Any = tyro.conf.arg(help=text)
         if of_section is not None and (argument == "rng" or not text or text.startswith("as ")):
             about = described_by(VarianceSection, option)

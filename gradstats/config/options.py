@@ -38,6 +38,11 @@ WeightType = Literal["float32", "float64", "bfloat16", "float16"]
 FitMethod = Literal["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"]
 IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 Target = Literal["auto", "on_policy", "importance"]
+#: Whose column widths figures have, their width, look and file formats.
+Venue = Literal["icml", "neurips", "iclr", "colm", "acl", "jmlr", "slide"]
+ColumnWidth = Literal["half", "full"]
+Theme = Literal["light", "dark"]
+FigureFormat = Literal["pdf", "svg", "png", "pgf"]
 #: Where shards are made.
 ExecutorName = Literal["local", "ray"]
 #: Libraries that log a run.

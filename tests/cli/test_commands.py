@@ -17,6 +17,8 @@ from gradstats.analyses import registry
 from gradstats.cli import commands
 from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
 from gradstats.cli.options import REGISTRY, without_markup
+from gradstats.config.sections import SamplingSection
+from gradstats.rewards import REWARDS
 
 mpl.use("Agg")
 
@@ -142,6 +144,39 @@ def test_help_begins_with_few_options_and_leaves_none_out(monkeypatch, capsys, c
     assert len(groups["options"]) <= FEW
     assert sorted(itertools.chain(*groups.values())) == sorted(itertools.chain(*by_tyro.values()))
     assert not any("(required)" in text for text in groups.get("advanced options", []))
+
+
+_ESTIMATORS = r"gradstats list estimators shows them"
+
+
+@pytest.mark.parametrize(
+    ("command", "choices"),
+    [
+        ("run", {"reward": "exact, math, reasoning_gym, embedded", "executor": "{local,ray}"}),
+        ("sample", {"dtype": "{float32,float64,bfloat16,float16}", "sampler": "{transformers,continuous,vllm,openai}"}),
+        ("measure", {"engine": "{auto,ghost,vmap,loop}", "rollouts-format": "{gradstats,trl,verl}"}),
+        (
+            "export",
+            {
+                "venue": "{icml,neurips,iclr,colm,acl,jmlr,slide}", "column": "{half,full}", "theme": "{light,dark}",
+                "formats": "{pdf,svg,png,pgf}", "only": "{figures,tables}",
+            },
+        ),
+        ("variance", {"estimators": _ESTIMATORS, "reference": _ESTIMATORS, "target": "{auto,on_policy,importance}"}),
+        ("plan", {"estimator": _ESTIMATORS, "reference": _ESTIMATORS}),
+        ("ask curve", {"reference": _ESTIMATORS}),
+    ],
+)  # fmt: skip
+def test_help_lists_the_choices_of_an_option(monkeypatch, capsys, command, choices):
+    groups = options_in_help(monkeypatch, capsys, command).values()
+    said = [" ".join(one.replace("│", " ").split()) for one in itertools.chain(*groups)]
+    for option, text in choices.items():
+        assert any(one.startswith(f"--{option} ") and text in one for one in said), (option, said)
+
+
+def test_help_names_every_reward():
+    meaning = SamplingSection.model_fields["reward"].description or ""
+    assert set(re.findall(r"\w+(?=,)", meaning)) >= set(REWARDS)
 
 
 def test_every_public_name_can_be_had():

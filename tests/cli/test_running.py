@@ -306,7 +306,7 @@ def test_a_run_compares_as_its_variance_section_says(monkeypatch, capsys, run_di
     [
         (("--group-size", 0), "group_size is 0: it must be an integer of at least 1 (completions of each prompt)"),
         (("--policy-settings", "temperatur=1"), "the policy has no setting 'temperatur': did you mean 'temperature'?"),
-        (("--dtype", "float8"), "dtype is 'float8': choose one of float32, float64, bfloat16, float16"),
+        (("--policy-settings", "dtype=float8"), "dtype is 'float8': choose one of float32, float64, bfloat16, float16"),
     ],
 )
 def test_options_out_of_range_end_in_one_sentence(monkeypatch, capsys, tmp_path, words, message):
