@@ -93,7 +93,7 @@ def ask_question(label: str, words: Sequence[str], prog: str = "") -> None:
     _refuse_loose_estimators(analysis, words)
     of_run = _experiment_of(Path(words[0])).analyses.get(label) if words and words[0][:1] not in ("", "-") else None
     asked = of_run if isinstance(of_run, Mapping) else {}
-    given = vars(run_command(_options_of(analysis, asked), prog or f"gradstats {label}", words))
+    given = vars(run_command(options_of(analysis, asked), prog or f"gradstats {label}", words))
     named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in words if word[:2] == "--"}
     named |= {option for option, argument in analysis.settings.items() if argument in analysis.required}
     with code_of_run(given["source"], given["trust"]), errors_of_own_code(analysis.ask, f"the question {label!r}"):
@@ -143,7 +143,7 @@ def _refused(source: Path) -> list[str]:
     return [analysis.name for analysis in registry.all_analyses() if analysis.unavailable_because(measured)]
 
 
-def _options_of(analysis: Analysis, of_run: Mapping[str, Any]) -> type[QuestionOptions]:
+def options_of(analysis: Analysis, of_run: Mapping[str, Any]) -> type[QuestionOptions]:
     """Return the class whose fields are the options of a question: its own, and those that every question has.
 
     What must be given, but for estimators, is by default as the run has asked.
