@@ -11,6 +11,7 @@ import yaml
 from command_line import run
 from programs import program
 
+import gradstats
 from gradstats.config.experiment import (
     VARY,
     Experiment,
@@ -22,7 +23,9 @@ from gradstats.config.experiment import (
     shipped_experiments,
 )
 from gradstats.config.sections import DEFAULT_ESTIMATORS
+from gradstats.config.trust import API_KEY_ENV, BASE_URL_ENV
 from gradstats.config.validation import DECIDED, Section, WrongSettingsError
+from gradstats.runs.tracking import REMEDIES
 from gradstats.system.files import to_json
 
 SCHEMA = Path(__file__).parents[2] / "experiments" / "experiment.schema.json"
@@ -188,6 +191,22 @@ def test_the_page_is_up_to_date():
     assert program("docs/experiment_page.py").page() == (DOCS / "experiment_file.md").read_text(encoding="utf-8"), (
         "run: python docs/experiment_page.py"
     )
+
+
+#: Given by torchrun to each rank, or by us to a process of ours.
+_NOT_OF_USERS = {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
+
+
+def test_the_page_lists_every_environment_variable_that_is_read():
+    sources = [path.read_text(encoding="utf-8") for path in Path(gradstats.__file__).parent.rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"""environ(?:\.get\(|\[)["'](\w+)""", text)}
+    read |= {name for text in sources for name in re.findall(r"""["'](\w+)["'] (?:not )?in os\.environ""", text)}
+    read |= {name for text in sources for name in re.findall(r"GRADSTATS_[A-Z]+", text)}
+    read |= {API_KEY_ENV, BASE_URL_ENV, *(f"{one.upper()}_PROJECT" for one in REMEDIES)}
+    assert {"GRADSTATS_TRACEBACK", "GRADSTATS_ESTIMATOR", "RAY_ADDRESS", "COLUMNS"} <= read
+    section = (DOCS / "experiment_file.md").read_text(encoding="utf-8").partition("## Environment variables")[2]
+    assert {name for name in read - _NOT_OF_USERS if f"`{name}`" not in section} == set()
+    assert len(section.split()) <= 80
 
 
 @pytest.mark.parametrize(("text", "base"), [("1:30", 60), ("-1:30:00", 60), ("1:30.5", 60), ("010", 8), ("-0_17", 8)])
