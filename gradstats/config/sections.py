@@ -120,7 +120,8 @@ class SamplingSection(DrawingSection):
     group_size: Count = setting(8, "completions of each prompt.", "samples, often set, of the question, grows")
     reward: RewardNames = setting(
         None,
-        "exact, math, reasoning_gym, embedded, module:function or path/to/file.py:function, or several as name=weight; "
+        "name of the reward (exact, math, reasoning_gym, embedded), or module:function, or path/to/file.py:function, "
+        "or several as name=weight; "
         "the problem set's own by default.",
         "samples, often set, of the question, regraded",
     )
