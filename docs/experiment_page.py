@@ -16,12 +16,24 @@ BEGINNING = """\
 # The experiment file
 
 One YAML file says which policy is measured on which problems, how completions are drawn, and what is measured, compared
-and drawn. `gradstats init NAME` writes one in which every setting is explained, `gradstats run NAME.yaml` runs it, and
-`--set prompts.n=60` changes a setting for one call. Editors complete and check it by the schema that its first line
-names.
+and drawn. `gradstats init NAME` writes one with every setting, `gradstats run NAME.yaml` runs it, and
+`--set prompts.n=60` changes a setting for one call. A setting stands in its section, or by its full name, as in
+`prompts.n: 60`. Editors complete and check it by the schema that its first line names.
 
 Each line gives a setting with its default; `…` has none. What is unknown or out of range is refused before a model is
 loaded. This page is generated from the declarations of the settings.
+"""
+ENDING = """
+## Environment variables
+
+- `GRADSTATS_TRACEBACK`: with any value, errors show where they happened.
+- `GRADSTATS_ESTIMATOR`: a label with parameters, [for verl](training.md).
+- `OPENAI_API_KEY`, `OPENAI_BASE_URL`: key and address of a server that samples.
+- `RAY_ADDRESS`: a cluster of ray, where `execution.address` is `null`.
+- `TRACKIO_PROJECT`, `WANDB_PROJECT`: the project that runs are logged to; `gradstats` by default.
+- `CUDA_VISIBLE_DEVICES`: the GPUs. `COLUMNS`: the width of printed tables.
+
+Libraries read their own, such as `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`, `OMP_NUM_THREADS` and `NO_COLOR`.
 """
 #: Kinds of values that a default shows by itself.
 EVIDENT = ("a string", "a mapping", "true or false", "a list with each entry a string")
@@ -34,7 +46,7 @@ def page() -> str:
         section = field.annotation
         if isinstance(section, type) and issubclass(section, Section):
             parts += [f"\n## `{name}`\n", f"{_capital(field.description or '')}\n", *_settings(section)]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, ENDING])
 
 
 def _settings(section: type[Section], *, sections: bool = True) -> list[str]:

@@ -12,7 +12,7 @@ from gradstats.analyses.alpha import FIT_COLUMNS, length_scaling_by_block
 from gradstats.analyses.declaration import Analysis, AnalysisFigure, Column, chosen
 from gradstats.analyses.numbers import format_estimate, percent
 from gradstats.analyses.results import Result
-from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod
+from gradstats.config.options import CONFIDENCE_LEVEL, FitMethod, how_to_set
 from gradstats.measurement.measurement import split_layer
 from gradstats.plots.marks import (
     WithFrame,
@@ -90,7 +90,8 @@ class AlphaByBlock(Result):
 
 def _without_blocks(measured: MeasuredBlocks) -> str:
     one = measured.sq_norms_by_block.shape[1] < 2
-    return 'the measurement has one block of parameters: measure with blocks="parameter"' if one else ""
+    by_parameter = how_to_set("measurement.blocks", "parameter")
+    return f"the measurement has one block of parameters: measure with {by_parameter}" if one else ""
 
 
 def alpha_by_block(measured: MeasuredBlocks, *, method: FitMethod = "ols") -> AlphaByBlock:

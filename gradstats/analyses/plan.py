@@ -290,7 +290,7 @@ def plan_ratio(
     if not 0 < low < high < math.inf:
         raise ValueError(
             f"{name} of {estimator!r} is not resolved in the pilot, so that no number of prompts can be planned from "
-            "it: plan those that resolve its signal (signal=True; of the command --signal), or measure more"
+            "it: plan those that resolve its signal (--signal; in Python signal=True), or measure more"
         )
     if within is not None and (ratio is not None or equivalent is not None):
         other = "ratio" if equivalent is None else "equivalent"

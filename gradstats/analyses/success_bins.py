@@ -302,13 +302,13 @@ def _halves(
     if not half.any():
         raise ValueError(
             "success rates need two completions of a prompt, one for the gradient and one for the bin: sample more "
-            "completions, or pass success="
+            "completions, or name the column of exact rates (--success; in Python success=…)"
         )
     if group_size is not None and not 1 <= group_size <= half.max():
         raise ValueError(
             f"group_size={group_size} must lie between 1 and half of a prompt's completions, at most {half.max()} "
-            "here, since the other half chooses the bin: choose a smaller one, sample more completions, or pass "
-            "success="
+            "here, since the other half chooses the bin: choose a smaller one, sample more completions, or name "
+            "the column of exact rates (--success; in Python success=…)"
         )
     by_prompt = order[np.argsort(batch.group_index[order], kind="stable")]
     prompt = batch.group_index[by_prompt]

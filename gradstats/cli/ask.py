@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 #: As many options of a question help shows first: those after them are for the end of the screen.
 _FIRST = 9
+#: Options that take labels of estimators.
+_OF_LABELS = ("estimators", "estimator", "reference")
 #: Options that state the same in two ways: one that is given replaces the other of the run.
 _INSTEAD = {"prompts": "tokens", "tokens": "prompts"}
 #: The question whose answer may state hours, which takes the policy of a run.
@@ -91,7 +93,7 @@ def ask_question(label: str, words: Sequence[str], prog: str = "") -> None:
     _refuse_loose_estimators(analysis, words)
     of_run = _experiment_of(Path(words[0])).analyses.get(label) if words and words[0][:1] not in ("", "-") else None
     asked = of_run if isinstance(of_run, Mapping) else {}
-    given = vars(run_command(_options_of(analysis, asked), prog or f"gradstats {label}", words))
+    given = vars(run_command(options_of(analysis, asked), prog or f"gradstats {label}", words))
     named = {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in words if word[:2] == "--"}
     named |= {option for option, argument in analysis.settings.items() if argument in analysis.required}
     with code_of_run(given["source"], given["trust"]), errors_of_own_code(analysis.ask, f"the question {label!r}"):
@@ -141,7 +143,7 @@ def _refused(source: Path) -> list[str]:
     return [analysis.name for analysis in registry.all_analyses() if analysis.unavailable_because(measured)]
 
 
-def _options_of(analysis: Analysis, of_run: Mapping[str, Any]) -> type[QuestionOptions]:
+def options_of(analysis: Analysis, of_run: Mapping[str, Any]) -> type[QuestionOptions]:
     """Return the class whose fields are the options of a question: its own, and those that every question has.
 
     What must be given, but for estimators, is by default as the run has asked.
@@ -184,6 +186,11 @@ def _own_options(analysis: Analysis, of_run: Mapping[str, Any]) -> Iterator[tupl
         else:
             assert of_section is not None, option
             hint, default = _in_words(of_section.annotation), of_section.default
+        if option in _OF_LABELS:
+            text = (
+                text if text and not text.startswith("as ") else VarianceSection.model_fields[option].description or ""
+            )
+            text = f"{text.removesuffix('.')}; gradstats list estimators shows them."
         about: Any = tyro.conf.arg(help=text)
         if of_section is not None and (argument == "rng" or not text or text.startswith("as ")):
             about = described_by(VarianceSection, option)

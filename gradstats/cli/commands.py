@@ -29,7 +29,9 @@ def unexpected(error: Exception) -> str:
 
 
 _STDOUT = 1  # file descriptor
-_VERSION = "--version"
+_VERSION, _COMPLETION = "--version", "--print-completion"
+#: The shells that can complete the words of a command.
+SHELLS = ("bash", "zsh", "fish")
 _SUMMARY = "gradstats: the variance of policy gradients of reasoning language models"
 
 #: Commands whose options are those of a question; but for the first, each is a question with its name filled in.
@@ -77,7 +79,8 @@ def _overview() -> list[str]:
             for head, (name, (_, question)) in zip(heads, commands.items(), strict=True)
         ]
         lines.append("")
-    return [*lines, "start with: gradstats run embedded, then gradstats report runs/embedded"]
+    lines.append("start with: gradstats run embedded, then gradstats report runs/embedded")
+    return [*lines, f"tab completion: gradstats {_COMPLETION} {'|'.join(SHELLS)}"]
 
 
 def dispatch(words: Sequence[str]) -> None:
@@ -88,6 +91,10 @@ def dispatch(words: Sequence[str]) -> None:
     """
     if not words or words[0] in ("-h", "--help"):
         terminal.show(_overview())
+    elif words[0] == _COMPLETION:
+        from gradstats.cli.completion import print_completion
+
+        print_completion(" ".join(words[1:]))
     elif words[0] == "ask":
         function_of("ask")(words[1:])
     elif words[0] in OF_QUESTIONS:

@@ -33,6 +33,7 @@ from gradstats.config.options import (
     FreeOptions,
     GroupSizes,
     RewardNames,
+    WeightType,
     read_display_names,
 )
 from gradstats.config.sections import ExecutionSection, PolicySection, PromptsSection, VarianceSection
@@ -113,7 +114,7 @@ def one_or_more(what: str) -> object:
 
 # Options that several commands share.
 PolicyName = Annotated[str, described_by(PolicySection, "name")]
-PolicyDtype = Annotated[str | None, described_by(PolicySection, "dtype")]
+PolicyDtype = Annotated[WeightType | None, described_by(PolicySection, "dtype")]
 PolicyDevice = Annotated[str | None, described_by(PolicySection, "device")]
 PolicyTemperature = Annotated[float | None, described_by(PolicySection, "temperature")]
 PromptSource = Annotated[str, described_by(PromptsSection, "source")]

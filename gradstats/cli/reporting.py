@@ -11,7 +11,7 @@ import tyro
 
 from gradstats.cli import terminal
 from gradstats.cli.options import Advanced, Positional, SettingWords, Trust, code_of_run, described_by, one_or_more
-from gradstats.config.options import read_display_names
+from gradstats.config.options import ColumnWidth, FigureFormat, Theme, Venue, read_display_names
 from gradstats.config.sections import FiguresSection
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ def _find_own_questions(runs: Sequence[Path], trust: bool) -> None:
 def export(
     runs: Positional[Annotated[tuple[Path, ...], one_or_more("RUN")]],
     only: Literal["figures", "tables"] | None = None,
-    venue: Annotated[str | None, described_by(FiguresSection, "venue", "that of the experiment")] = None,
-    column: Annotated[str | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
-    theme: Advanced[Annotated[str | None, described_by(FiguresSection, "theme", "that of the experiment")]] = None,
-    formats: Annotated[tuple[str, ...], described_by(FiguresSection, "formats", "those of the experiment")] = (),
+    venue: Annotated[Venue | None, described_by(FiguresSection, "venue", "that of the experiment")] = None,
+    column: Annotated[ColumnWidth | None, described_by(FiguresSection, "column", "that of the experiment")] = None,
+    theme: Advanced[Annotated[Theme | None, described_by(FiguresSection, "theme", "that of the experiment")]] = None,
+    formats: Annotated[
+        tuple[FigureFormat, ...], described_by(FiguresSection, "formats", "those of the experiment")
+    ] = (),
     labels: Annotated[SettingWords, described_by(FiguresSection, "labels", "those of the experiment")] = (),
     estimators: Annotated[tuple[str, ...], described_by(FiguresSection, "estimators", "those of the experiment")] = (),
     order: Advanced[

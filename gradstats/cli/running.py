@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import tyro
 from rich import box
@@ -42,11 +44,12 @@ from gradstats.cli.options import (
 )
 from gradstats.config.options import RewardNames
 from gradstats.config.sections import MeasurementSection, PolicySection, PromptsSection, SamplingSection
-from gradstats.config.validation import Section
+from gradstats.config.validation import Section, WrongSettingsError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gradstats.config.experiment import Experiment
     from gradstats.report.sweeps import SweepResult
     from gradstats.runs.analysis import RunResult
 
@@ -54,8 +57,29 @@ if TYPE_CHECKING:
 _BY_DEFAULT = Execution()
 
 
+#: Option of a new experiment → the setting that it is, and what is written where it is not given.
+_NEW = {
+    "policy": ("policy.name", "embedded"),
+    "prompts": ("prompts.source", "embedded"),
+    "n": ("prompts.n", "32"),
+    "group_size": ("sampling.group_size", str(SamplingSection().group_size)),
+    "max_new_tokens": ("sampling.max_new_tokens", "400"),
+    "reward": ("sampling.reward", "null"),
+}
+_NewN = Annotated[int | None, described_by(PromptsSection, "n", by_default=_NEW["n"][1])]
+_NewGroupSize = Annotated[int | None, described_by(SamplingSection, "group_size")]
+_NewCap = Annotated[int | None, described_by(SamplingSection, "max_new_tokens", by_default=_NEW["max_new_tokens"][1])]
+_NewReward = Annotated[RewardNames, described_by(SamplingSection, "reward")]
+
+
 def run(
-    experiment: Positional[str],
+    experiment: Annotated[Positional[str | None], tyro.conf.arg(metavar="[FILE]")] = None,
+    policy: Annotated[str | None, described_by(PolicySection, "name", by_default="that of FILE")] = None,
+    prompts: Annotated[str | None, described_by(PromptsSection, "source", by_default="those of FILE")] = None,
+    n: _NewN = None,
+    group_size: _NewGroupSize = None,
+    max_new_tokens: _NewCap = None,
+    reward: _NewReward = None,
     out: Path | None = None,
     dry_run: bool = False,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
@@ -68,11 +92,13 @@ def run(
     """Run an experiment: sample, measure, fit α, compare estimators, draw. The same command resumes an interrupted run,
     and shares the work where it is started several times.
 
-    A file with ``vary`` is a sweep: it is run once for each cell, and what the cells found is joined.
+    Without a file, --policy and --prompts say what is measured, as in the file that ``gradstats init`` writes with the
+    same options. A file with ``vary`` is a sweep: it is run once for each cell, and what the cells found is joined.
 
     Args:
         experiment: an experiment file (YAML), or the name of one that comes with the project (``gradstats list``).
-        out: the run directory, or the folder of those of a sweep; runs/NAME by default.
+        out: the run directory, or the folder of those of a sweep; by default runs/NAME, where NAME is that of the file,
+            or POLICY_PROMPTS.
         dry_run: only print what would be sampled and measured, for each cell of a sweep, with upper bounds of time and
             disk and an estimate of memory.
         overrides: settings of the experiment to change, as in prompts.n=60 sampling.temperature=0.6.
@@ -81,32 +107,105 @@ def run(
     given = asdict(execution)
     trust = given.pop("trust")
     overrides = with_execution(overrides, **given)
+    chosen = _chosen(
+        policy=policy, prompts=prompts, n=n, group_size=group_size, max_new_tokens=max_new_tokens, reward=reward
+    )
     from gradstats.config.sweep import varies
 
-    if varies(experiment):
+    if experiment is None:
+        loaded = _without_file(chosen, overrides, trust)
+        out = out or Path("runs") / loaded.name
+        if not dry_run:
+            terminal.note(
+                f"{loaded.prompts.n} prompts × {loaded.sampling.group_size} completions of at most "
+                f"{loaded.sampling.max_new_tokens} tokens → {out}; the same command resumes"
+            )
+    elif chosen:
+        settings = " ".join(f"{_NEW[option][0]}={value}" for option, value in chosen.items())
+        raise ValueError(
+            f"{experiment} and {', '.join(map(_option, chosen))} are given, and a file has these settings: give the "
+            f"options without a file, or change the file's settings with --set {settings}"
+        )
+    elif varies(experiment):
         _run_sweep(experiment, out, dry_run, overrides, trust, progress, as_json)
         return
-    with code_of_run(Path(experiment).parent, trust):
-        result = _run(experiment, out, dry_run, overrides, trust, progress)
+    else:
+        from gradstats.config.experiment import load_experiment
+
+        loaded = load_experiment(experiment, overrides, trust=trust)
+    with code_of_run(None if experiment is None else Path(experiment).parent, trust):
+        result = _run(loaded, out, dry_run, progress)
     if result is not None and as_json:
         terminal.print_json(terminal.run_as_json(result))
     elif result is not None:
         terminal.show_run(result, everything, notes)
 
 
-def _run(
-    experiment: str,
-    out: Path | None,
-    dry_run: bool,
-    overrides: SettingWords,
-    trust: bool,
-    progress: bool,
-) -> RunResult | None:
-    from gradstats.config.experiment import load_experiment
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _chosen(reward: RewardNames = None, **options: object) -> dict[str, str]:
+    """Return the options of a new experiment that were given, with their values as YAML."""
+    from gradstats.config.experiment import as_yaml
+
+    options["reward"] = reward[0] if isinstance(reward, list) and len(reward) == 1 else reward
+    return {option: as_yaml(value) for option, value in options.items() if value is not None}
+
+
+def _new_experiment(name: str, chosen: Mapping[str, str], overrides: SettingWords) -> tuple[Experiment, dict[str, Any]]:
+    """Return a new experiment, as validated and as the settings that are chosen.
+
+    Raises:
+        WrongSettingsError: for wrong settings, with the options that give them.
+    """
+    from gradstats.config.experiment import Experiment, with_settings
+
+    words = [f"{setting}={chosen.get(option) or otherwise}" for option, (setting, otherwise) in _NEW.items()]
+    settings = with_settings({}, [*words, *overrides])
+    options = {setting: _option(option) for option, (setting, _) in _NEW.items()}
+    try:
+        return Experiment(**{"name": name, **settings}), settings
+    except WrongSettingsError as error:
+        named = [
+            replace(one, path=(f"{'.'.join(one.path)} ({option})",))
+            if (option := options.get(".".join(one.path)))
+            else one
+            for one in error.wrong
+        ]
+        raise WrongSettingsError(named, Experiment.title) from error
+
+
+def _without_file(chosen: Mapping[str, str], overrides: SettingWords, trust: bool) -> Experiment:
+    """Return the experiment of ``gradstats run --policy … --prompts …``, named for the two."""
+    from gradstats.config.experiment import in_its_folder, read_yaml
+
+    missing = [option for option in ("policy", "prompts") if option not in chosen]
+    if missing:
+        raise ValueError(
+            f"{' and '.join(map(_option, missing))} and FILE are missing: name an experiment file, or what is "
+            "measured, as in gradstats run --policy Qwen/Qwen2.5-0.5B-Instruct --prompts problems.jsonl"
+        )
+    name = "_".join(_short(str(read_yaml(chosen[option]))) for option in ("policy", "prompts"))
+    experiment, _ = _new_experiment(name, chosen, overrides)
+    return in_its_folder(experiment, Path(f"{name}.yaml"), trust)  # modules lie where the command is given
+
+
+def _short(source: str) -> str:
+    """Return what a run calls a policy or a problem set.
+
+    >>> _short("Qwen/Qwen2.5-0.5B-Instruct"), _short("data/problems.jsonl"), _short("parts/mine.py:problems")
+    ('Qwen2.5-0.5B-Instruct', 'problems', 'mine-problems')
+    """
+    path = Path(source)
+    name = (path.resolve() if path.is_dir() else path).name
+    return re.sub(r"[^\w.-]+", "-", re.sub(r"\.(jsonl|csv|parquet|gguf|py)(?=:|$)", "", name)).strip(".")
+
+
+def _run(loaded: Experiment, out: Path | None, dry_run: bool, progress: bool) -> RunResult | None:
     from gradstats.runs.validate import check_names
     from gradstats.system.user_code import code_beside
 
-    loaded = load_experiment(experiment, overrides, trust=trust)
     with code_beside(loaded.folder), warnings.catch_warnings():
         # Checked before torch is imported, which takes longer; the steps themselves check again, and warn.
         warnings.simplefilter("ignore")
@@ -374,47 +473,25 @@ def _show_differences(differences: pd.DataFrame) -> None:
     terminal.console.print(table)
 
 
-#: What is written where nothing was given, and the section has no default or one for larger models.
-_POLICY = _PROBLEMS = "embedded"
-_N_PROMPTS, _CAP = "32", "400"
-_GROUP_SIZE = str(SamplingSection().group_size)
-
-#: The questions, in their order: option, section and setting, and the answer that return alone gives.
-_ASKED: tuple[tuple[str, type[Section], str, str, str], ...] = (
-    ("policy", PolicySection, "policy", "name", _POLICY),
-    ("prompts", PromptsSection, "prompts", "source", _PROBLEMS),
-    ("n", PromptsSection, "prompts", "n", _N_PROMPTS),
-    ("group_size", SamplingSection, "sampling", "group_size", _GROUP_SIZE),
-    ("max_new_tokens", SamplingSection, "sampling", "max_new_tokens", _CAP),
-    ("reward", SamplingSection, "sampling", "reward", ""),
-)
-
-
 def init(
     name: Positional[str] = "experiment",
-    policy: Annotated[str | None, described_by(PolicySection, "name", by_default=_POLICY)] = None,
-    prompts: Annotated[str | None, described_by(PromptsSection, "source", by_default=_PROBLEMS)] = None,
-    n: Annotated[int | None, described_by(PromptsSection, "n", by_default=_N_PROMPTS)] = None,
-    group_size: Annotated[int | None, described_by(SamplingSection, "group_size")] = None,
-    max_new_tokens: Annotated[int | None, described_by(SamplingSection, "max_new_tokens", by_default=_CAP)] = None,
-    reward: Annotated[str | None, described_by(SamplingSection, "reward")] = None,
+    policy: Annotated[str | None, described_by(PolicySection, "name", by_default=_NEW["policy"][1])] = None,
+    prompts: Annotated[str | None, described_by(PromptsSection, "source", by_default=_NEW["prompts"][1])] = None,
+    n: _NewN = None,
+    group_size: _NewGroupSize = None,
+    max_new_tokens: _NewCap = None,
+    reward: _NewReward = None,
     overrides: Annotated[SettingWords, tyro.conf.arg(name="set")] = (),
     ask: bool = True,
 ) -> None:
-    """Write a new experiment file in which every setting is explained, and the schema with which editors complete it.
+    """Write a new experiment file that explains every setting, and the schema with which editors complete it.
 
     Args:
         name: the file to write, with or without ``.yaml``.
         overrides: further settings, as in sampling.temperature=0.6 measurement.engine=ghost.
         ask: in a terminal, ask for what was not given as an option.
     """
-    from gradstats.config.experiment import (
-        SCHEMA_FILE,
-        experiment_of,
-        experiment_schema,
-        experiment_text,
-        with_settings,
-    )
+    from gradstats.config.experiment import SCHEMA_FILE, experiment_schema, experiment_text
     from gradstats.runs.validate import check_names
     from gradstats.system.files import atomic_path, to_json
     from gradstats.system.user_code import code_beside
@@ -422,20 +499,13 @@ def init(
     path = Path(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     if path.exists():
         raise FileExistsError(f"{path} exists and is not replaced: choose another name")
-    given = {
-        "policy": policy, "prompts": prompts, "n": n, "group_size": group_size, "max_new_tokens": max_new_tokens,
-        "reward": reward,
-    }  # fmt: skip
+    chosen = _chosen(
+        policy=policy, prompts=prompts, n=n, group_size=group_size, max_new_tokens=max_new_tokens, reward=reward
+    )
     if ask and _is_terminal():
-        given = {option: _asked(option, value) for option, value in given.items()}
-    settings: dict[str, Any] = {"policy": {}, "prompts": {}, "sampling": {}}
-    for option, _, section, setting, otherwise in _ASKED:
-        value = otherwise if given[option] is None else given[option]
-        if value != "":
-            settings = with_settings(settings, [f"{section}.{setting}={value}"])
-    settings = with_settings(settings, overrides)
+        chosen = {option: chosen.get(option) or _asked(option) for option in _NEW}
+    experiment, settings = _new_experiment(path.stem, chosen, overrides)
     text = experiment_text(path.name, settings)
-    experiment = experiment_of(path, settings)
     with code_beside(path.resolve().parent), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -462,10 +532,15 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _asked(option: str, given: object) -> object:
-    """Return what was given, or ask for it."""
-    _, section, _, setting, otherwise = next(row for row in _ASKED if row[0] == option)
-    if given is not None:
-        return given
-    meaning = (section.model_fields[setting].description or "").removesuffix(".")
-    return Prompt.ask(f"{terminal.escape(option.replace('_', ' '))} ({terminal.escape(meaning)})", default=otherwise)
+def _asked(option: str) -> str:
+    """Ask for an option of a new experiment that was not given."""
+    from gradstats.config.experiment import Experiment
+
+    setting, otherwise = _NEW[option]
+    section, _, name = setting.partition(".")
+    field = cast("type[Section]", Experiment.model_fields[section].annotation).model_fields[name]
+    meaning = (field.description or "").removesuffix(".")
+    return Prompt.ask(
+        f"{terminal.escape(option.replace('_', ' '))} ({terminal.escape(meaning)})",
+        default="" if otherwise == "null" else otherwise,
+    )

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import yaml
 from pydantic import PrivateAttr, field_validator, model_validator
-from pydantic.fields import FieldInfo
 
 from gradstats.config.options import AskedQuestions, FreeOptions, Tracker, adam_section, estimate_section
 from gradstats.config.sections import (
@@ -342,14 +341,33 @@ def experiment_of(path: Path, data: dict[str, Any], overrides: Sequence[str] = (
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """Return the settings of a file as written."""
+    """Return the settings of a file; ``sampling.top_p: 0.9`` stands for the same within ``sampling``."""
     try:
         data = read_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"the experiment file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ValueError(f"the experiment file {path} does not contain settings")
+    for name in [key for key in data if isinstance(key, str) and "." in key]:
+        value = data.pop(name)
+        if _is_given(data, name):
+            raise ValueError(
+                f"the experiment file {path} gives {name} twice: give it once, by itself or in its section"
+            )
+        set_setting(data, name, value)
     return data
+
+
+def _is_given(data: Mapping[str, Any], name: str) -> bool:
+    """Return whether a setting, or what would be a section of it, has a value already."""
+    place: Any = data
+    for part in name.split("."):
+        if not isinstance(place, Mapping):
+            return place is not None
+        if part not in place:
+            return False
+        place = place[part]
+    return True
 
 
 def experiment_schema() -> dict[str, Any]:
@@ -361,6 +379,11 @@ def experiment_schema() -> dict[str, Any]:
         "description": "settings and the values that they take, for a sweep of runs, as in "
         "{sampling.temperature: [0.8, 1.0]}, every combination of which is run; or a list of the cells.",
     }
+    for name, field in Experiment.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            for setting in field.annotation.model_fields:
+                at = f"#/$defs/{field.annotation.__name__}/properties/{setting}"
+                schema["properties"][f"{name}.{setting}"] = {"$ref": at}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -417,53 +440,48 @@ def find_experiment(name: str, *, sweep: bool = False) -> Path:
 
 #: The schema with which editors complete and check a file; it lies beside it.
 SCHEMA_FILE = "experiment.schema.json"
-_WIDTH = 110
 _BEGINNING = """\
 # yaml-language-server: $schema={schema}
-# Check this file with `gradstats run {file} --dry-run`, and run it with `gradstats run {file}`.
-# A setting behind "#" shows the value that it has by default; remove the "# " in front of it to change it.
+# `gradstats run {file} --dry-run` checks this file and says what it takes; `gradstats run {file}` runs it.
 """
+_REST = """
+# All other settings with their defaults: remove the "# " in front of one to change it.
+"""
+# Of the few words on a setting; the columns that its value fills before them.
+_WORDS, _VALUE = 80, 44
 
 
 def experiment_text(file: str, settings: Mapping[str, Any]) -> str:
-    """Write an experiment file that chooses some settings and shows all others with their defaults."""
-    Experiment(name="new", **dict(settings))
-    parts = [_BEGINNING.format(schema=SCHEMA_FILE, file=file)]
+    """Write an experiment file that chooses some settings and lists all others, as comments, with their defaults."""
+    Experiment(**{"name": "new", **settings})
+    chosen, others = [_BEGINNING.format(schema=SCHEMA_FILE, file=file)], [_REST]
     for name, field in Experiment.model_fields.items():
-        if name == "name":  # that of the file
+        value, section = settings.get(name), field.annotation
+        if not (isinstance(section, type) and issubclass(section, Section)):
+            if value is not None:
+                chosen.append(_line(name, value, Experiment, name))
+            elif name != "name":  # that of the file
+                others.append(f"# {_line(name, field.get_default(call_default_factory=True), Experiment, name)}")
             continue
-        of_section = field.annotation if isinstance(field.annotation, type) else None
-        chosen = settings.get(name)
-        if of_section is not None and issubclass(of_section, Section):
-            parts.append("\n".join([*_comment(field, ""), f"{name}:", *_section(of_section, chosen or {})]) + "\n")
-        else:
-            parts.append("\n".join(_setting(name, field, chosen, "")) + "\n")
-    return "\n".join(parts)
+        of_section = value or {}
+        chosen += [f"{name}:\n"] if of_section else []
+        for key, one in section.model_fields.items():
+            if key in of_section:
+                chosen.append(f"  {_line(key, of_section[key], section, key)}")
+            else:
+                default = one.get_default(call_default_factory=True)
+                others.append(f"# {_line(f'{name}.{key}', default, section, key)}")
+    return "".join([*chosen, *others])
 
 
-def _section(section: type[Section], chosen: Mapping[str, object]) -> Iterator[str]:
-    """Yield the lines of a section."""
-    if not chosen:  # a section whose settings are all comments would be empty
-        first, field = next(iter(section.model_fields.items()))
-        chosen = {first: field.get_default(call_default_factory=True)}
-    for name, field in section.model_fields.items():
-        yield from _setting(name, field, chosen.get(name), "  ", shown=name in chosen)
-
-
-def _setting(name: str, field: FieldInfo, value: object, indent: str, *, shown: bool | None = None) -> Iterator[str]:
-    """Yield a setting under its comment, itself a comment where it is not chosen."""
-    yield from _comment(field, indent)
-    if value is not None or shown:
-        yield f"{indent}{name}: {as_yaml(value)}"
-    else:
-        yield f"{indent}# {name}: {as_yaml(field.get_default(call_default_factory=True))}"
-
-
-def _comment(field: FieldInfo, indent: str) -> list[str]:
-    meaning = field.description or ""
-    return textwrap.wrap(
-        meaning, _WIDTH, initial_indent=f"{indent}## ", subsequent_indent=f"{indent}## ", break_on_hyphens=False
-    )
+def _line(written: str, value: object, section: type[Section], name: str) -> str:
+    """Write a setting on one line, with the first words of its description, or its choices where these name not all."""
+    words = re.split(r"[;.] |\.$", section.model_fields[name].description or "")[0]
+    words = textwrap.shorten(words, _WORDS, placeholder=" …")
+    choices = section.allowed_values(name).partition("one of ")[2].removesuffix(" (or None)")
+    if not all(one in words for one in choices.split(", ")):
+        words = f"{words.partition(': ')[0]}: {choices}"
+    return f"{f'{written}: {as_yaml(value)}':<{_VALUE}}  # {words}\n"
 
 
 def as_yaml(value: object) -> str:

@@ -14,8 +14,6 @@ from gradstats.config.validation import Section, setting
 CHECKED_TYPES = ("float64", "float32", "bfloat16")
 #: Default level of intervals.
 CONFIDENCE_LEVEL = 0.95
-#: What to do where probes of token scores are missing, as arguments and experiment files name it.
-MEASURE_PROBES = "measure with token_probes=… (in a run measurement.token_probes)"
 #: Largest number of tokens that pass through the model at once, padding included.
 TOKEN_BUDGET = 4096
 #: Memory limit, in GiB, for logits and for per-sequence gradients each; on small machines a quarter of the memory.
@@ -38,6 +36,11 @@ WeightType = Literal["float32", "float64", "bfloat16", "float16"]
 FitMethod = Literal["ols", "theil_sen", "gamma", "ppml", "gls", "within_prompt", "between_prompt"]
 IntervalMethod = Literal["t", "hc3", "cluster", "bootstrap", "rank"]
 Target = Literal["auto", "on_policy", "importance"]
+#: Whose column widths figures have, their width, look and file formats.
+Venue = Literal["icml", "neurips", "iclr", "colm", "acl", "jmlr", "slide"]
+ColumnWidth = Literal["half", "full"]
+Theme = Literal["light", "dark"]
+FigureFormat = Literal["pdf", "svg", "png", "pgf"]
 #: Where shards are made.
 ExecutorName = Literal["local", "ray"]
 #: Libraries that log a run.
@@ -54,6 +57,21 @@ RewardNames = str | list[str] | dict[str, float] | None
 BlockNames = str | dict[str, str]
 #: One group size, several, or all completions of each prompt.
 GroupSizes = Count | list[Count] | None
+
+
+def how_to_set(setting: str, value: object) -> str:
+    """Return how a setting is given: to a command, in another run directory where this one is settled, and in Python.
+
+    >>> how_to_set("measurement.block_sketches", True)
+    '--set measurement.block_sketches=true --out … (in Python block_sketches=True)'
+    """
+    in_yaml = str(value).lower() if isinstance(value, bool) else value
+    elsewhere = "" if setting.startswith("policy.") else " --out …"
+    return f"--set {setting}={in_yaml}{elsewhere} (in Python {setting.rpartition('.')[2]}={value!r})"
+
+
+#: What to do where probes of token scores are missing.
+MEASURE_PROBES = f"measure with {how_to_set('measurement.token_probes', 32)}"
 
 
 def read_label(label: str) -> tuple[str, dict[str, Any]]:

@@ -14,10 +14,12 @@ from gradstats.config.options import (
     PROMPTS_PER_BATCH,
     TOKEN_BUDGET,
     BlockNames,
+    ColumnWidth,
     ConfidenceLevel,
     Count,
     DisplayNames,
     ExecutorName,
+    FigureFormat,
     FreeOptions,
     GroupSizes,
     NonNegativeInt,
@@ -25,6 +27,8 @@ from gradstats.config.options import (
     RewardNames,
     Target,
     Temperature,
+    Theme,
+    Venue,
     WeightType,
     adam_section,
     estimate_section,
@@ -116,7 +120,8 @@ class SamplingSection(DrawingSection):
     group_size: Count = setting(8, "completions of each prompt.", "samples, often set, of the question, grows")
     reward: RewardNames = setting(
         None,
-        "name of the reward, or module:function, or path/to/file.py:function, or several as name=weight; "
+        "name of the reward (exact, math, reasoning_gym, embedded), or module:function, or path/to/file.py:function, "
+        "or several as name=weight; "
         "the problem set's own by default.",
         "samples, often set, of the question, regraded",
     )
@@ -312,16 +317,10 @@ class FiguresSection(Section):
 
     title: ClassVar[str] = "the figures"
 
-    venue: Literal["icml", "neurips", "iclr", "colm", "acl", "jmlr", "slide"] = setting(
-        "icml", "whose column widths to use.", "nothing"
-    )
-    column: Literal["half", "full"] | None = setting(
-        None, "half or full width; one column of the venue by default.", "nothing"
-    )
-    theme: Literal["light", "dark"] = setting("light", "light, or dark for slides.", "nothing")
-    formats: list[Literal["pdf", "svg", "png", "pgf"]] = setting(
-        lambda: ["pdf", "png"], "file formats of each figure.", "nothing"
-    )
+    venue: Venue = setting("icml", "whose column widths to use.", "nothing")
+    column: ColumnWidth | None = setting(None, "half or full width; one column of the venue by default.", "nothing")
+    theme: Theme = setting("light", "light, or dark for slides.", "nothing")
+    formats: list[FigureFormat] = setting(lambda: ["pdf", "png"], "file formats of each figure.", "nothing")
     labels: DisplayNames = setting(
         dict, "names of estimators or runs in figures, as in 'otb=OTB'; in words by default.", "nothing"
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
-from gradstats.config.options import MEASURE_PROBES
+from gradstats.config.options import MEASURE_PROBES, how_to_set
 from gradstats.rollouts.schema import LARGEST_REWARD, SCHEMA, refuse_unclear_labels
 from gradstats.system.lazy_imports import pd
 
@@ -29,12 +29,13 @@ HOW_TO_GET = {
     "logprobs": "measure the policy, or pass the log-probabilities of the scored policy",
     "old_logprobs": "record the sampler's log-probabilities when sampling",
     "proximal_logprobs": "give the rollouts the trainer's own log-probabilities (the column proximal_logprobs)",
-    "ref_logprobs": "measure with reference_policy=…; in a run, set reference_policy",
+    "ref_logprobs": "measure with --set reference_policy.name=models/sft --out … (in Python reference_policy=…)",
     "entropy": "measure the policy (it is the entropy of π at every position)",
     "sum_pi_squared": "measure the policy (it is Σ_v π(v)² at every position)",
     "values": "pass the value of the state before each token (a value head's, or means of completions); in a run, set "
     "values.fitted, or values.monte_carlo for vine",
-    "greedy_rewards": "sample with greedy=True, which adds one greedy completion per prompt, or pass its reward",
+    "greedy_rewards": f"sample with {how_to_set('sampling.greedy', True)}, which adds one greedy completion per "
+    "prompt, or pass its reward",
     "truncated": "record why each completion ended (the column finish_reason of the rollouts), or pass truncated=…",
     "sq_norms": "measure the squared gradient norm ‖S_i‖² of each completion",
     "token_energy": MEASURE_PROBES,

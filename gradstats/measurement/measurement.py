@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from gradstats.config.options import EUCLIDEAN, MEASURE_PROBES, written
+from gradstats.config.options import EUCLIDEAN, how_to_set, written
 from gradstats.config.sections import MeasurementSection
 from gradstats.measurement.state_values import stored_values
 from gradstats.measurement.token_scores import TokenScores
@@ -100,13 +100,12 @@ def split_layer(name: str) -> tuple[int, str] | None:
 
 #: The error of a measurement without the sketches by block that are needed.
 NO_BLOCK_SKETCHES = (
-    "this measurement holds no sketches by block: measure with block_sketches=True (in a run "
-    "measurement.block_sketches: true)"
+    f"this measurement holds no sketches by block: measure with {how_to_set('measurement.block_sketches', True)}"
 )
 #: Why inner products of gradients are not known.
 NO_SKETCHES = (
-    "the measurement holds no sketches, which inner products of gradients need: measure with sketch_dim, for example "
-    "16384"
+    "the measurement holds no sketches, which inner products of gradients need: measure with "
+    f"{how_to_set('measurement.sketch_dim', 16384)}"
 )
 
 
@@ -171,7 +170,7 @@ class WeightedGradients:
 def sketched_gram(sketches: np.ndarray | None, sq_norms: np.ndarray) -> np.ndarray:
     r"""(N, N) inner products: :math:`\langle C S_i, C S_j\rangle` from the sketches, squared norms on the diagonal."""
     if sketches is None:
-        raise ValueError("this measurement holds no sketches: measure with sketch_dim, for example 16384")
+        raise ValueError(NO_SKETCHES)
     wide = sketches.astype(np.float64)
     gram = wide @ wide.T
     np.fill_diagonal(gram, sq_norms)
@@ -396,7 +395,7 @@ class Measurement:
         if scores is not None and self.n_token_probes < needed and any(one.light.any() for one in scores):
             warnings.warn(
                 f"{what} are NaN on tokens that were not measured exactly, since token_probes is "
-                f"{self.n_token_probes}: {MEASURE_PROBES}, at least {max(needed, 32)}",
+                f"{self.n_token_probes}: measure with {how_to_set('measurement.token_probes', max(needed, 32))}",
                 RuntimeWarning,
                 stacklevel=3,
             )

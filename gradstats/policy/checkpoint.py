@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
+from gradstats.config.options import how_to_set
 from gradstats.policy.model import CausalModel, vocabulary_size
 from gradstats.system.environment import commit_of, hub_problem
 from gradstats.system.files import refuse_missing_model
@@ -35,6 +36,7 @@ EMBEDDED_FOLDER = Path(str(importlib.resources.files("gradstats"))) / "data" / "
 
 _SAFE = ("*.safetensors",)
 _PICKLED = ("*.bin", "*.pt", "*.pth")
+_PICKLES = f"give {how_to_set('policy.allow_pickle', True)}"
 # Vocabularies are padded to round numbers, by no more than this many ids.
 _PADDING = 2048
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -98,13 +100,13 @@ def refuse_pickled(name: str, folder: Path) -> None:
         if outside and index.name.startswith("model.safetensors"):
             raise ValueError(
                 f"the index {index.name} of {name} names {outside[0]}, which is not a file in safetensors beside it: a "
-                "pickle may run code when it is read; pass allow_pickle=True if you trust its origin"
+                f"pickle may run code when it is read; {_PICKLES} if you trust its origin"
             )
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled and not any(path for pattern in _SAFE for path in folder.glob(pattern)):
         raise ValueError(
             f"the weights of {name} are pickled ({pickled[0]}), and a pickle may run code when it is read: convert "
-            "them to safetensors, or pass allow_pickle=True if you trust their origin"
+            f"them to safetensors, or {_PICKLES} if you trust their origin"
         )
 
 
@@ -159,7 +161,9 @@ def adapter_base(name: str) -> str:
         raise ValueError(f"{path} cannot be read as JSON ({error}): save the adapter again") from error
     base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     if not base:
-        raise ValueError(f"the adapter {name} names no base model: pass the base as policy and adapter={name!r}")
+        raise ValueError(
+            f"the adapter {name} names no base model: name the base as policy, and {how_to_set('policy.adapter', name)}"
+        )
     return base
 
 
@@ -210,7 +214,8 @@ def load_error(name: str, source: str, error: Exception) -> Exception:
     reason = " ".join(str(error).split())
     if "trust_remote_code" in reason:
         return ValueError(
-            f"the policy {name} contains its own model code: read it, then pass trust_remote_code=True to run it"
+            f"the policy {name} contains its own model code: read it, then give "
+            f"{how_to_set('policy.trust_remote_code', True)} to run it"
         )
     if Path(source).is_dir():
         what = "GGUF file" if name.endswith(".gguf") else "model folder"
@@ -219,7 +224,7 @@ def load_error(name: str, source: str, error: Exception) -> Exception:
     if "safetensors" in reason and isinstance(error, OSError):
         return ValueError(
             f"the policy {name} has no safetensors on the hub, and pickled weights may run code when they are read: "
-            f"pass allow_pickle=True if you trust their origin ({reason})"
+            f"{_PICKLES} if you trust their origin ({reason})"
         )
     return unreachable(name, reason) if isinstance(error, OSError) else error
 

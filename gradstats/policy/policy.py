@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from gradstats.config.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from gradstats.config.options import LEAST_TEMPERATURE, MOST_TEMPERATURE, how_to_set
 from gradstats.policy.checkpoint import (
     EMBEDDED,
     adapter_base,
@@ -282,7 +282,9 @@ def load_policy(
     if revision is not None and embedded:
         load_checkpoint(model, revision)
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError(f"{source} is an adapter: pass its base as the policy and adapter={source!r}")
+        raise ValueError(
+            f"{source} is an adapter: name its base as policy, and {how_to_set('policy.adapter', str(source))}"
+        )
     model.requires_grad_(True)
     if adapter is not None and folder is not None:
         load_adapter(model, adapter, folder)

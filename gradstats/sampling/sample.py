@@ -63,10 +63,10 @@ def sample(
     Args:
         policy: the policy.
         problems: the problems, see :func:`gradstats.load_prompts`.
-        reward: name of the reward, or ``module:function``, or ``path/to/file.py:function``, or several as
-            ``name=weight``; the problem set's own by default. Names are "math", "exact", "embedded" and
-            ``"reasoning_gym"``. A function ``(completion_text, problem) -> float`` and a mapping such as
-            ``{"math": 1.0, "module:format": 0.1}`` work too.
+        reward: name of the reward (exact, math, reasoning_gym, embedded), or ``module:function``, or
+            ``path/to/file.py:function``, or several as ``name=weight``; the problem set's own by default. A function
+            ``(completion_text, problem) -> float`` and a mapping such as ``{"math": 1.0, "module:format": 0.1}`` work
+            too.
         rng: seed of the sampler; the same seed on the same machine gives the same completions.
         template_options: variables of the chat template, as in ``{"enable_thinking": False}``.
         sampler: the engine: "transformers", "continuous" (its continuous batching), "vllm", or "openai" for a server of

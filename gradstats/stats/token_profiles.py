@@ -59,7 +59,7 @@ def has_token_energies(measured: MeasuredRollouts) -> bool:
 
 
 #: Why scores of tokens are not known.
-NO_PROBES = f"the measurement has no probes of token scores: {MEASURE_PROBES}, for example 32"
+NO_PROBES = f"the measurement has no probes of token scores: {MEASURE_PROBES}"
 
 
 def tokens_of(measured: Measurement) -> tuple[list[TokenScores], Int[np.ndarray, " n"]]:

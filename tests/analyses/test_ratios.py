@@ -152,7 +152,7 @@ def test_clipping_names_what_could_not_be_evaluated(batch_of_diagnostics: Batch)
     assert {"grpo", "dapo", "gspo", "cispo"} <= set(frame["recipe"])
     assert "ppo" not in set(frame["recipe"])
     assert any(note.startswith("ppo is left out: ") and "values" in note for note in found.notes)
-    assert any("measure with token_probes" in note and "grpo" in note for note in found.notes)
+    assert any("measure with --set measurement.token_probes" in note and "grpo" in note for note in found.notes)
     assert frame.set_index("recipe").loc["gspo", "removed_of"] == "sq_norms"
 
 

@@ -241,7 +241,9 @@ def test_every_block_is_dealt_the_same_batches(measured):
 
 
 def test_what_has_no_blocks_is_refused(measured):
-    with pytest.raises(ValueError, match="holds no sketches by block: measure with block_sketches=True"):
+    with pytest.raises(
+        ValueError, match="holds no sketches by block: measure with --set measurement.block_sketches=true"
+    ):
         gs.compare(replace(measured, sketches_by_block=None), LABELS, blocks=True)
     bare = SimpleNamespace(rollouts=measured.rollouts, sketches=measured.sketches, sq_norms=measured.sq_norms)
     with pytest.raises(ValueError, match="holds no sketches by block"):

@@ -17,6 +17,8 @@ from gradstats.analyses import registry
 from gradstats.cli import commands
 from gradstats.cli.commands import COMMANDS, GROUPS, unexpected
 from gradstats.cli.options import REGISTRY, without_markup
+from gradstats.config.sections import SamplingSection
+from gradstats.rewards import REWARDS
 
 mpl.use("Agg")
 
@@ -142,6 +144,81 @@ def test_help_begins_with_few_options_and_leaves_none_out(monkeypatch, capsys, c
     assert len(groups["options"]) <= FEW
     assert sorted(itertools.chain(*groups.values())) == sorted(itertools.chain(*by_tyro.values()))
     assert not any("(required)" in text for text in groups.get("advanced options", []))
+
+
+_ESTIMATORS = r"gradstats list estimators shows them"
+
+
+@pytest.mark.parametrize(
+    ("command", "choices"),
+    [
+        ("run", {"reward": "exact, math, reasoning_gym, embedded", "executor": "{local,ray}"}),
+        ("sample", {"dtype": "{float32,float64,bfloat16,float16}", "sampler": "{transformers,continuous,vllm,openai}"}),
+        ("measure", {"engine": "{auto,ghost,vmap,loop}", "rollouts-format": "{gradstats,trl,verl}"}),
+        (
+            "export",
+            {
+                "venue": "{icml,neurips,iclr,colm,acl,jmlr,slide}", "column": "{half,full}", "theme": "{light,dark}",
+                "formats": "{pdf,svg,png,pgf}", "only": "{figures,tables}",
+            },
+        ),
+        ("variance", {"estimators": _ESTIMATORS, "reference": _ESTIMATORS, "target": "{auto,on_policy,importance}"}),
+        ("plan", {"estimator": _ESTIMATORS, "reference": _ESTIMATORS}),
+        ("ask curve", {"reference": _ESTIMATORS}),
+    ],
+)  # fmt: skip
+def test_help_lists_the_choices_of_an_option(monkeypatch, capsys, command, choices):
+    groups = options_in_help(monkeypatch, capsys, command).values()
+    said = [" ".join(one.replace("│", " ").split()) for one in itertools.chain(*groups)]
+    for option, text in choices.items():
+        assert any(one.startswith(f"--{option} ") and text in one for one in said), (option, said)
+
+
+def test_help_names_every_reward():
+    meaning = SamplingSection.model_fields["reward"].description or ""
+    assert set(re.findall(r"\w+", meaning)) >= set(REWARDS)
+
+
+#: Words before the cursor → some of what completes the last of them; nothing where files do.
+_COMPLETED = {
+    "var": ["variance"], "run --exec": ["--executor"], "run --executor r": ["ray"], "report runs/": [],
+    "ask runs/e length_b": ["length_bins"], "ask runs/e curve --targ": ["--target"],
+    "plan runs/e --ref": ["--reference"],
+    "export runs/e --formats s": ["svg"],
+}  # fmt: skip
+_COMPLETE = """
+source "$1"; complete -p gradstats
+while IFS= read -r line; do
+  read -r -a COMP_WORDS <<< "gradstats $line"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+  _gradstats; echo "${COMPREPLY[*]}"
+done
+"""
+
+
+def test_bash_completes_commands_questions_options_and_choices(monkeypatch, capsys, tmp_path):
+    code, script, _ = run(monkeypatch, capsys, "--print-completion", "bash")
+    (tmp_path / "script").write_text(script)
+    assert (code, subprocess.run(["bash", "-n", tmp_path / "script"], check=False).returncode) == (0, 0)
+    done = subprocess.run(
+        ["bash", "-c", _COMPLETE, "bash", tmp_path / "script"],
+        input="\n".join(_COMPLETED) + "\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    first, *completed = done.stdout.splitlines()
+    assert (first, done.stderr) == ("complete -o default -F _gradstats gradstats", "")
+    assert dict(zip(_COMPLETED, map(str.split, completed), strict=True)) == _COMPLETED
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script(monkeypatch, capsys, shell):
+    code, script, _ = run(monkeypatch, capsys, "--print-completion", shell)
+    assert code == 0
+    assert all(command in script for command in COMMANDS)
+
+
+@pytest.mark.parametrize("words", [(), ("ksh",), ("bash", "zsh")])
+def test_of_unknown_shells_the_known_ones_are_named(monkeypatch, capsys, words):
+    code, _, err = run(monkeypatch, capsys, "--print-completion", *words)
+    assert (code, err) == (1, f"gradstats: --print-completion is {' '.join(words)!r}: choose one of bash, zsh, fish\n")
 
 
 def test_every_public_name_can_be_had():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib as mpl
@@ -51,6 +52,60 @@ def test_run_ends_in_a_table_and_the_paths(monkeypatch, capsys, run_directory):
         assert (run_directory / "run" / name).exists()
     assert f"{run_directory / 'run'}: variance.csv|json, alpha.csv|json, manifest.json, report.html" in out
     assert f"{run_directory / 'run' / 'figures'}: " in out
+
+
+#: Options of an experiment without a file, and the settings that they are.
+_OPTIONS = {
+    "n": ("prompts.n", 5), "group-size": ("sampling.group_size", 4),
+    "max-new-tokens": ("sampling.max_new_tokens", 12), "reward": ("sampling.reward", "small_runs:vowels"),
+}  # fmt: skip
+
+
+def test_a_run_without_a_file_is_that_of_the_file_which_init_writes(monkeypatch, capsys, run_directory, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    policy = yaml.safe_load((run_directory / "tiny.yaml").read_text())["policy"]["name"]
+    words = ["--policy", policy, "--prompts", run_directory / "p.jsonl"]
+    words += [word for option, (_, value) in _OPTIONS.items() for word in (f"--{option}", value)]
+    words += ["--set", "measurement.sketch_dim=128", "figures.formats=[]"]
+    assert run(monkeypatch, capsys, "init", "mine", *words)[0] == 0
+    name = f"{Path(policy).name}_p"
+    expected = load_experiment(tmp_path / "mine.yaml", [f"name={name}"])
+    called = []
+    monkeypatch.setattr("gradstats.runs.cost.estimate_cost", lambda *_, **__: None)
+    monkeypatch.setattr("gradstats.cli.terminal.show_cost", lambda made, *_: called.append(made))
+    assert run(monkeypatch, capsys, "run", *words, "--dry-run") == (0, "", "")
+    monkeypatch.setattr("gradstats.runs.pipeline.run_experiment", lambda *made, **_: called.extend(made))
+    code, _, err = run(monkeypatch, capsys, "run", *words)
+    assert (code, called) == (0, [expected, expected, Path("runs") / name])
+    assert f"5 prompts × 4 completions of at most 12 tokens → runs/{name}; the same command resumes" in err
+    assert called[0].folder == called[1].folder == expected.folder == tmp_path
+
+
+_NEW = ("--policy", "embedded", "--prompts", "embedded")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--policy and --prompts and FILE are missing: name an experiment file, or what is measured, as in grads"),
+        (("--policy", "embedded", "--n", 3), "--prompts and FILE are missing"),
+        (
+            ("embedded", "--policy", "mine", "--group-size", 4),
+            "embedded and --policy, --group-size are given, and a file has these settings: give the options without a "
+            "file, or change the file's settings with --set policy.name=mine sampling.group_size=4",
+        ),
+        ((*_NEW, "--n", 0), "prompts.n (--n) is 0: it must be an integer of at least 1"),
+        ((*_NEW, "--max-new-tokens", 0), "sampling.max_new_tokens (--max-new-tokens) is 0"),
+        ((*_NEW, "--reward", "exakt"), "did you mean 'exact'"),
+        ((*_NEW, "--set", "sampling.group_sise=3"), "sampling has no setting 'group_sise'"),
+        ((*_NEW, "--set", "name=a/b"), "name is 'a/b': it must be a name for a folder"),
+    ],
+)
+@pytest.mark.usefixtures("_here")
+def test_what_is_wrong_without_a_file_is_said_by_option(monkeypatch, capsys, tmp_path, words, message):
+    code, _, err = run(monkeypatch, capsys, "run", *words)
+    assert (code, list(tmp_path.iterdir())) == (1, [])
+    assert message in err
 
 
 def test_a_process_that_is_not_the_last_of_a_run_says_so(monkeypatch, capsys, run_directory, tmp_path):
@@ -251,7 +306,7 @@ def test_a_run_compares_as_its_variance_section_says(monkeypatch, capsys, run_di
     [
         (("--group-size", 0), "group_size is 0: it must be an integer of at least 1 (completions of each prompt)"),
         (("--policy-settings", "temperatur=1"), "the policy has no setting 'temperatur': did you mean 'temperature'?"),
-        (("--dtype", "float8"), "dtype is 'float8': choose one of float32, float64, bfloat16, float16"),
+        (("--policy-settings", "dtype=float8"), "dtype is 'float8': choose one of float32, float64, bfloat16, float16"),
     ],
 )
 def test_options_out_of_range_end_in_one_sentence(monkeypatch, capsys, tmp_path, words, message):
@@ -323,7 +378,7 @@ def test_nothing_is_replaced(tmp_path, monkeypatch, capsys):
     [
         (("--reward", "exakt"), "did you mean 'exact'"),
         (("--set", "sampling.group_sise=3"), "sampling has no setting 'group_sise': did you mean 'group_size'?"),
-        (("--n", "0"), "prompts.n is 0: it must be an integer of at least 1"),
+        (("--n", "0"), "prompts.n (--n) is 0: it must be an integer of at least 1"),
     ],
 )
 def test_a_wrong_setting_is_refused_and_nothing_written(tmp_path, monkeypatch, capsys, words, message):

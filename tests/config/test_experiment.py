@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from command_line import run
 from programs import program
 
+import gradstats
 from gradstats.config.experiment import (
     VARY,
     Experiment,
@@ -21,7 +23,9 @@ from gradstats.config.experiment import (
     shipped_experiments,
 )
 from gradstats.config.sections import DEFAULT_ESTIMATORS
-from gradstats.config.validation import Section, WrongSettingsError
+from gradstats.config.trust import API_KEY_ENV, BASE_URL_ENV
+from gradstats.config.validation import DECIDED, Section, WrongSettingsError
+from gradstats.runs.tracking import REMEDIES
 from gradstats.system.files import to_json
 
 SCHEMA = Path(__file__).parents[2] / "experiments" / "experiment.schema.json"
@@ -35,7 +39,10 @@ def test_the_schema_beside_the_experiments_is_up_to_date():
 
 def test_the_schema_knows_every_setting_its_help_and_its_range():
     schema = experiment_schema()
-    assert set(schema["properties"]) == {*Experiment.model_fields, VARY}
+    full = {name for name in schema["properties"] if "." in name}
+    assert set(schema["properties"]) - full == {*Experiment.model_fields, VARY}
+    assert full == {*Experiment.settings_that(*DECIDED)}
+    assert schema["properties"]["sampling.group_size"] == {"$ref": "#/$defs/SamplingSection/properties/group_size"}
     assert schema["required"] == ["policy", "prompts"]
     sampling = schema["$defs"]["SamplingSection"]
     assert sampling["additionalProperties"] is False
@@ -93,29 +100,49 @@ CHOSEN = {
 }
 
 
-def test_what_is_chosen_holds_and_nothing_else_changes():
-    read = yaml.safe_load(experiment_text("mine.yaml", CHOSEN))
-    assert Experiment(name="mine", **read) == Experiment(name="mine", **CHOSEN)
-
-
-def test_what_is_shown_behind_a_sign_is_the_default():
-    text = re.sub(r"^( *)# (\w+: )", r"\1\2", experiment_text("mine.yaml", CHOSEN), flags=re.MULTILINE)
-    read = yaml.safe_load(text)
-    assert Experiment(name="mine", **read) == Experiment(name="mine", **CHOSEN)
+def test_a_new_file_chooses_on_few_lines_and_lists_the_rest_behind_a_sign_below(tmp_path):
+    """Any commented line can be uncommented as it is, so all of them can."""
+    text = experiment_text("mine.yaml", CHOSEN)
+    path, signs = tmp_path / "mine.yaml", re.compile(r"^# (?=[\w.]+: )", re.MULTILINE)
+    for written in (text, signs.sub("", text, count=1), signs.sub("", text)):
+        path.write_text(written, encoding="utf-8")
+        assert load_experiment(path) == Experiment(name="mine", **CHOSEN)
+    above, _, below = text.partition("\n\n")
+    assert "gradstats run mine.yaml" in above
+    assert (yaml.safe_load(above), yaml.safe_load(below)) == (CHOSEN, None)
+    listed, sections = yaml.safe_load(signs.sub("", below)), {**Experiment.model_fields}
     for name, field in Experiment.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            assert set(read[name]) == set(field.annotation.model_fields), name
-    assert set(read) == set(Experiment.model_fields) - {"name"}
-    assert read["variance"]["estimators"] == list(DEFAULT_ESTIMATORS)
+            del sections[name]
+            keys = {f"{name}.{key}" for key in field.annotation.model_fields.keys() - CHOSEN.get(name, {}).keys()}
+            assert keys == {one for one in listed if one.startswith(f"{name}.")}
+    assert sections.keys() - {"name", "description"} == {one for one in listed if "." not in one}
+    assert listed["variance.estimators"] == list(DEFAULT_ESTIMATORS)
+    settings = [line for line in text.splitlines() if re.match(r"(# |  )?[\w.]+: \S", line)]
+    assert len(settings) == len(listed) + 7
+    assert all(re.search(r"  # \S.{3,75}", line) for line in settings)
+    assert any(line.endswith("# how gradients are computed: auto, ghost, vmap, loop") for line in settings)
 
 
-def test_every_setting_is_explained():
-    lines = experiment_text("mine.yaml", CHOSEN).splitlines()
-    for above, line in itertools.pairwise(lines):
-        if re.match(r" *(# )?\w+:", line):
-            assert above.lstrip().startswith("## "), line
-    assert max(map(len, lines)) < 300
-    assert "gradstats run mine.yaml" in lines[1]
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sampling.group_size: 4", None),
+        ("sampling:\nsampling.group_size: 4", None),
+        ("sampling: {seed: 1, group_size: 4}", None),
+        (
+            "sampling: {group_size: 4}\nsampling.group_size: 5",
+            r"e\.yaml gives sampling\.group_size twice: give it once",
+        ),
+        ("sampling: 4\nsampling.group_size: 4", r"e\.yaml gives sampling\.group_size twice"),
+        ("sampling.group_sise: 4", "sampling has no setting 'group_sise': did you mean 'group_size'"),
+        ("samplin.group_size: 4", "an experiment has no setting 'samplin': did you mean 'sampling'"),
+    ],
+)
+def test_a_setting_may_stand_by_its_full_name(tmp_path, text, message):
+    (tmp_path / "e.yaml").write_text(f"policy: {{name: x}}\nprompts.source: y\n{text}\n")
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        assert load_experiment(tmp_path / "e.yaml").sampling.group_size == 4
 
 
 def test_wrong_settings_are_not_written():
@@ -164,6 +191,22 @@ def test_the_page_is_up_to_date():
     assert program("docs/experiment_page.py").page() == (DOCS / "experiment_file.md").read_text(encoding="utf-8"), (
         "run: python docs/experiment_page.py"
     )
+
+
+#: Given by torchrun to each rank, or by us to a process of ours.
+_NOT_OF_USERS = {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
+
+
+def test_the_page_lists_every_environment_variable_that_is_read():
+    sources = [path.read_text(encoding="utf-8") for path in Path(gradstats.__file__).parent.rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r"""environ(?:\.get\(|\[)["'](\w+)""", text)}
+    read |= {name for text in sources for name in re.findall(r"""["'](\w+)["'] (?:not )?in os\.environ""", text)}
+    read |= {name for text in sources for name in re.findall(r"GRADSTATS_[A-Z]+", text)}
+    read |= {API_KEY_ENV, BASE_URL_ENV, *(f"{one.upper()}_PROJECT" for one in REMEDIES)}
+    assert {"GRADSTATS_TRACEBACK", "GRADSTATS_ESTIMATOR", "RAY_ADDRESS", "COLUMNS"} <= read
+    section = (DOCS / "experiment_file.md").read_text(encoding="utf-8").partition("## Environment variables")[2]
+    assert {name for name in read - _NOT_OF_USERS if f"`{name}`" not in section} == set()
+    assert len(section.split()) <= 80
 
 
 @pytest.mark.parametrize(("text", "base"), [("1:30", 60), ("-1:30:00", 60), ("1:30.5", 60), ("010", 8), ("-0_17", 8)])

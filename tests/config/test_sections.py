@@ -1,6 +1,8 @@
 """The sections of an experiment: values, labels with parameters, and what is refused in one sentence."""
 
 import inspect
+import re
+from pathlib import Path
 from typing import Annotated, get_args
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from annotated_types import Gt
 from pydantic import Field, ValidationError
 
+import gradstats
 from gradstats import estimators
 from gradstats.config.experiment import Experiment
 from gradstats.config.options import (
@@ -426,3 +429,16 @@ def test_a_function_takes_the_settings_of_a_section_in_the_place_of_its_own():
 def test_what_is_not_an_argument_is_refused_as_python_does(name, hint):
     with pytest.raises(TypeError, match=rf"^drawing takes no argument '{name}': {hint}"):
         drawn(None, **{name: 1})
+
+
+def test_messages_name_settings_that_there_are_and_no_python_alone():
+    package = Path(gradstats.__file__).parent
+    text = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    named = {(path.name, name) for path in text for name in re.findall(r"how_to_set\(['\"]([\w.]+)['\"]", text[path])}
+    assert len(named) > 10
+    assert {name for _, name in named} <= {*Experiment.settings_that(*DECIDED)}
+    alone = re.compile(
+        rf"(?:pass|measure with|sample with) (?:{'|'.join(MeasurementSection.model_fields)}|allow_pickle|"
+        r"trust_remote_code|greedy)="
+    )
+    assert {path.name: found for path in text if (found := alone.findall(text[path]))} == {}

@@ -107,7 +107,7 @@ def test_infinite_log_probabilities_name_the_remedy(name: str, remedy: str):
     ("label", "message"),
     [
         ("norm_weighted", r"norm_weighted needs sq_norms.*measure the squared gradient norm"),
-        ("otb(energy=exact)", r"otb\(energy=exact\) needs token_energy.*measure with token_probes="),
+        ("otb(energy=exact)", r"otb\(energy=exact\) needs token_energy.*measure with --set measurement.token_probes="),
         ("otb", "otb needs logprobs and sum_pi_squared"),
         ("remax", r"remax needs greedy_rewards.*greedy completion"),
         ("gae", "gae needs values"),

@@ -85,8 +85,8 @@ def test_a_run_is_drawn_byte_identically_in_every_format(runs, tmp_path, monkeyp
     [
         ([], "name at least one run directory"),
         (["nowhere"], "nowhere is not a run directory: create one with `gradstats run EXPERIMENT --out nowhere`"),
-        (["RUN", "--venue", "nature"], "venue is 'nature': choose one of icml"),
-        (["RUN", "--formats", "bmp"], "formats is ['bmp']: it must be a list"),
+        (["RUN", "--venue", "nature"], "invalid choice 'nature' for argument '--venue'"),
+        (["RUN", "--formats", "bmp"], "invalid choice 'bmp' for argument '--formats'"),
         (["RUN", "--out", "FILE/figures"], "is not a folder: choose another path"),
     ],
 )

@@ -356,7 +356,7 @@ def test_without_probes_it_says_what_to_measure(monkeypatch, capsys, measured, t
     replace(measured, token_projections=None).save(tmp_path / "plain")
     code, _, err = run_for_saved_tokens(monkeypatch, capsys, "ask", tmp_path / "plain", "tokens")
     assert code == 1
-    assert "measure with token_probes=… (in a run measurement.token_probes), for example 32" in err
+    assert "measure with --set measurement.token_probes=32 --out … (in Python token_probes=32)" in err
 
 
 def test_what_is_saved_is_read_back(quality, tmp_path):

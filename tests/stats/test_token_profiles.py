@@ -234,7 +234,9 @@ def test_what_probes_share_enters_the_standard_error():
 def test_what_is_refused():
     measured = drawn_tokens()[0]
     for function in (token_correlation, local_slope, concentration):
-        with pytest.raises(ValueError, match="no probes of token scores: measure with token_probes=…"):
+        with pytest.raises(
+            ValueError, match="no probes of token scores: measure with --set measurement.token_probes=32"
+        ):
             function(replace(measured, token_projections=None))
     with pytest.raises(ValueError, match="at least 3 prompts, got 2: measure more"):
         token_correlation(measured.select(slice(0, 6)))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gradstats.config.options import TOKEN_BUDGET
+from gradstats.config.options import TOKEN_BUDGET, how_to_set
 from gradstats.gradients.attention import own_precision, same_class
 from gradstats.gradients.checks.plain_pass import PlainPass, plain_pass, plain_sketch, sq_norm_in_float32
 from gradstats.gradients.engines.reduction import ChunkResult
@@ -386,7 +386,8 @@ def refuse_not_finite(rollouts: Rollouts, result: ChunkResult) -> None:
             row = int(wrong[0])
             raise SelfCheckError(
                 f"the {what} of the sequence {rollouts.prompt_id[row]}/{rollouts.sample_id[row]} is not finite, "
-                f'although its gradient is: measure with engine="loop", or with dtype="float32"'
+                f"although its gradient is: measure with {how_to_set('measurement.engine', 'loop')}, or with "
+                f"{how_to_set('policy.dtype', 'float32')}"
             )
 
 
@@ -423,8 +424,10 @@ def _largest(found: Sequence[Deviation]) -> float:
 
 def _remedy(policy: Policy, engine: str = "") -> str:
     """Name a remedy that has not been tried: another engine, or a wider dtype."""
-    dtype = {torch.float32: 'dtype="float64"', torch.float64: ""}.get(policy.dtype, 'dtype="float32"')
-    return ", or ".join(filter(None, ["" if engine == "loop" else 'engine="loop"', dtype])) or "another model"
+    wider = {torch.float32: "float64", torch.float64: ""}.get(policy.dtype, "float32")
+    remedies = ["" if engine == "loop" else how_to_set("measurement.engine", "loop")]
+    remedies.append(how_to_set("policy.dtype", wider) if wider else "")
+    return ", or ".join(filter(None, remedies)) or "another model"
 
 
 def _refuse(found: Sequence[Deviation], what: str, policy: Policy, remedy: str) -> None:

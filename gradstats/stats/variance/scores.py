@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Int
 
-from gradstats.config.options import MEASURE_PROBES
+from gradstats.config.options import MEASURE_PROBES, how_to_set
 from gradstats.estimators import Batch
 from gradstats.estimators.baselines.token_baseline import logit_energy
 from gradstats.measurement.measurement import Measurement
@@ -100,7 +100,7 @@ class ProbedTokens:
         if self.n_probes < _FEWEST_PROBES:
             raise ValueError(
                 f"token_probes={self.n_probes} are too few for weights that depend on token energies, which need "
-                f"{_N_THIRDS} disjoint sets of probes: {MEASURE_PROBES}, for example 32 or at least {_FEWEST_PROBES}"
+                f"{_N_THIRDS} disjoint sets of probes: {MEASURE_PROBES}, or at least {_FEWEST_PROBES}"
             )
         return tuple(self._batch(batch, third) for third in probe_thirds(self.n_probes))
 
@@ -262,8 +262,8 @@ def probed_tokens(measured: Measurement, batch: Batch) -> ProbedTokens:
     position = np.concatenate([np.asarray(positions, dtype=np.int64) for positions in heavy_positions])
     if len(owner) and measured.heavy_sketches is None:
         raise ValueError(
-            "the heavy tokens have no sketches, which weighted sums of token scores need: measure with sketch_dim=…, "
-            "for example 16384"
+            "the heavy tokens have no sketches, which weighted sums of token scores need: measure with "
+            f"{how_to_set('measurement.sketch_dim', 16384)}"
         )
     heavy, heavy_sq = np.zeros((0, whole.shape[1])), np.zeros(0)
     if measured.heavy_sketches is not None and measured.heavy_sq_norms is not None and len(owner):

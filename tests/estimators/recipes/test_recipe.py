@@ -50,7 +50,7 @@ def test_missing_fields_are_named():
     batch = Batch([1, 0], [1, 2], ["a", "a"], old_logprobs=-np.ones((2, 2)))
     with pytest.raises(ValueError, match="recipe:grpo needs logprobs, which this batch lacks"):
         recipes.get("grpo").weights(batch)
-    with pytest.raises(ValueError, match=r"needs logprobs and ref_logprobs.*measure with reference_policy="):
+    with pytest.raises(ValueError, match=r"needs logprobs and ref_logprobs.*measure with --set reference_policy.name="):
         recipes.get("rloo", kl="in_reward").weights(batch)
 
 

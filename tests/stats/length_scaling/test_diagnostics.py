@@ -137,7 +137,7 @@ def test_energy_that_is_the_same_at_every_token_has_exponent_one_half():
     assert fit_energy_scaling(measured()).alpha == pytest.approx(0.5)
     without = measured()
     without.token_energy = None
-    with pytest.raises(ValueError, match="no token energies: measure with token_probes"):
+    with pytest.raises(ValueError, match="no token energies: measure with --set measurement.token_probes=32"):
         fit_energy_scaling(without)
 
 

@@ -68,7 +68,9 @@ def test_a_measurement_is_split_by_sample_id_and_its_sketches_are_used():
 def test_a_measurement_without_sketches_is_refused_unless_scores_are_given():
     measured, vectors = measurement()
     measured.sketches = None
-    with pytest.raises(ValueError, match="the measurement holds no sketches.*: measure with sketch_dim"):
+    with pytest.raises(
+        ValueError, match="the measurement holds no sketches.*: measure with --set measurement.sketch_dim=16384"
+    ):
         compare(measured, ["rloo"])
     with_scores = quiet_compare(measured, ["rloo"], vectors)
     assert with_scores.sketch_dim is None
