@@ -15,6 +15,7 @@ import pandas as pd
 
 from gradstats import estimators as est
 from gradstats.estimators import Recipe, recipes
+from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.estimators.registry import get_definition
 from gradstats.reference import EnumeratedPolicy
 
@@ -117,7 +118,8 @@ def blocks() -> dict[str, str]:
     family = family.drop(columns=["scale", "ratio + clip", "aggregation"])
     rows = recipes.published()
     alone = rows["label"].isin([f"recipe:{name}" for name in family["name"]])
-    rows = rows[~alone | rows["components"].str.contains(" · ")][["label", "components", "bias", "source"]]
+    rows = rows[~alone | rows["components"].str.contains(" · ")]
+    rows = rows[rows["label"].str.startswith(PREFIX)][["label", "components", "source"]]
     rows["label"] = [f"`{label}`" for label in rows["label"]]
     family["name"] = [parameters_of(name) for name in family["name"]]
     policies = {name: make() for name, make in POLICIES.items()}

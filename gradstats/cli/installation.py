@@ -226,17 +226,15 @@ def _clauses(text: str, width: int) -> str:
 
 
 # Of kinds of things of which there are too many for a line each, the column that is shown; of quantities their table.
-_MANY = {"terms": "term", "quantities": "table"}
+_MANY = {"terms": "term", "quantities": "table", "recipes": "label"}
 # The columns in which a name is looked up one after the other, where it is not the first alone.
 _NAMES = {"quantities": ("table", "name")}
 # The columns of a narrow terminal, where all are too many.
-_NARROW = {"estimators": ("name", "baseline", "bias"), "recipes": ("label", "components", "bias")}
+_NARROW = {"estimators": ("name", "baseline", "bias"), "recipes": ("label", "components", "run by")}
 # What the letters of a list stand for, in a line.
-_LEGEND = dict.fromkeys(
-    ("estimators", "recipes"), "  ∇J: gradient; N: group; own sample, LOO: baseline with, without the completion"
-)
+_LEGEND = {"estimators": "  ∇J: gradient; N: group; own sample, LOO: baseline with, without the completion"}
 # Of kinds of things with several columns, the one that says most.
-_SHORT = {"estimators": "bias", "recipes": "bias", "quantities": "meaning"}
+_SHORT = {"estimators": "bias", "quantities": "meaning"}
 
 
 def _columns(what: str) -> dict[str, list[str]]:

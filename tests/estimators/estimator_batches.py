@@ -11,7 +11,7 @@ from gradstats.estimators import Batch
 
 FEW = settings(max_examples=40, deadline=None)
 #: Parameters without defaults.
-GIVEN = {"kimi_k15": {"tau": 1.0}, "kimi": {"tau": 1.0}, "length_weighted": {"alpha": 0.8}}
+GIVEN = {"fspo": {"width": 0.5}, "kimi_k15": {"tau": 1.0}, "kimi": {"tau": 1.0}, "length_weighted": {"alpha": 0.8}}
 
 
 @st.composite

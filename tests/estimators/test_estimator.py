@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from estimator_batches import GIVEN
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
@@ -271,8 +272,7 @@ class TestCompletionsWithoutACountedToken:
         batch = self.BATCH.with_fields(
             **tokens, sq_norms=self.MASK.sum(axis=1), greedy_rewards=np.ones(8), truncated=np.arange(8) == 6
         )
-        required = {"kimi": {"tau": 0.5}, "kimi_k15": {"tau": 0.5}, "length_weighted": {"alpha": 0.8}}
-        weights = recipes.get(label, **required.get(label, {})).token_weights(batch)
+        weights = recipes.get(label, **GIVEN.get(label, {})).token_weights(batch)
         assert np.isfinite(weights).all()
         assert not weights[~self.MASK].any()
         assert weights.any() or label == "pass_at_k"  # the best of every group has no token

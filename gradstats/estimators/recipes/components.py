@@ -48,6 +48,8 @@ class ComponentDefinition(NamedFunction):
     needs: tuple[str, ...] = ()
     # Whether it has no effect where every ratio is 1.
     of_ratios: bool = False
+    # Of a ratio component, whether it has an effect there.
+    on_policy: bool = False
     # Whether what a ratio multiplies advantages by depends on their sign.
     signed: bool = True
     # Whether what it gives is a multiple of the advantage, for each sign.
@@ -88,7 +90,7 @@ def _make(definition: ComponentDefinition, arguments: tuple[object, ...], keywor
     return Component(definition, parameters)
 
 
-def get_component(kind: Kind, name: str | Component, **parameters: object) -> Component:
+def get_component(kind: Kind, name: str | Component, /, **parameters: object) -> Component:
     """Find a component by kind and by name or label, as in ``get_component("ratio", "token_clip(eps_high=0.28)")``."""
     if isinstance(name, Component):
         if name.definition.kind != kind:
@@ -201,12 +203,28 @@ def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
     """Return 1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
 
     Args:
-        scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
+        scope: ``"group"`` sums T over the group, as in the paper's equation and SkyRL's ``prompt_mean``; ``"batch"``
+            over the batch, as verl, TRL and prime-rl do.
     """
     if scope == "batch":
         return np.full(batch.rewards.size, batch.n_groups / max(int(batch.lengths.sum()), 1))
     totals = np.bincount(batch.group_index, weights=batch.lengths, minlength=batch.n_groups)
     return 1.0 / np.maximum(totals, 1)[batch.group_index]
+
+
+@component("aggregation", "local_token_mean", across_groups=lambda parameters: True)
+def local_token_mean(batch: Batch, completions: int = 8) -> Float[np.ndarray, "n"]:
+    r"""Return :math:`\frac1K\sum_k \frac{1}{\sum_{i \in k}T_i}\sum_{i \in k}\sum_t` over K micro-batches.
+
+    TRL's ``bnpo``: batch-level, in the order of the completions. A token's weight depends on who shares its
+    micro-batch: with 1 completion this is ``sequence_mean``, with all of them ``token_mean(scope="batch")``.
+
+    Args:
+        completions: completions of a micro-batch, ``per_device_train_batch_size``, 8 in TRL; the last may have fewer.
+    """
+    micro = np.arange(batch.rewards.size) // completions
+    totals = np.maximum(np.bincount(micro, weights=batch.lengths), 1)
+    return batch.n_groups / (len(totals) * totals[micro])
 
 
 @component(
@@ -300,10 +318,24 @@ def in_loss(
     return batch, np.where(batch.mask, -beta * slope, 0.0)
 
 
+@component("kl", "to_sampler", level="token", of_ratios=True)
+def to_sampler(batch: Batch, beta: float = 0.002) -> tuple[Batch, Float[np.ndarray, "n t"]]:
+    r"""Subtract :math:`\frac β2 \log^2 ρ_t`, ρ = π/π_old, from the objective: −β·log ρ_t beside the weight of s_t.
+
+    Kimi K2.5's penalty of the distance to the sampler, 2602.02276; 0 on-policy. prime-rl's default is
+    :math:`\mathrm{kl\_tau}\log^2 ρ` with ``kl_tau=1e-3``, β = 0.002; verl's ``dro`` has β = ``dro_beta``.
+
+    Args:
+        batch: the completions, with both log-probabilities.
+        beta: β.
+    """
+    return batch, np.where(batch.mask, -beta * log_ratios(batch, "kl to_sampler"), 0.0)
+
+
 @component("filter", "dynamic_sampling")
 def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
     """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""
-    return _differing(batch.rewards, batch)[batch.group_index]
+    return differing_groups(batch)[batch.group_index]
 
 
 #: The default of ``mask_truncated(rescale=…)``: TRL's.
@@ -331,12 +363,13 @@ def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool |
     """
     assert batch.truncated is not None
     kept = ~batch.truncated
-    return kept & _differing(batch.rewards, batch)[batch.group_index] if dynamic_sampling else kept
+    return kept & differing_groups(batch)[batch.group_index] if dynamic_sampling else kept
 
 
-def _differing(rewards: Float[np.ndarray, "n"], batch: Batch) -> Bool[np.ndarray, "groups"]:
-    greatest = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.maximum)
-    least = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.minimum)
+def differing_groups(batch: Batch) -> Bool[np.ndarray, "groups"]:
+    """Return which groups hold two rewards that differ."""
+    greatest = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.maximum)
+    least = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.minimum)
     return greatest > least
 
 

@@ -26,7 +26,7 @@ from gradstats.estimators.recipes.ratio import token_clip
 
 def test_a_label_gives_the_component_with_its_parameters():
     clip = get_component("ratio", "token_clip(eps_high=0.28)")
-    assert clip.parameters == {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": None}
+    assert clip.parameters == {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": None, "max_drift": None}
     assert clip == get_component("ratio", "token_clip", eps_high=0.28) == token_clip(eps_high=0.28)
     assert get_component("ratio", clip) is clip
     # values given beside a label replace its own
@@ -41,7 +41,7 @@ def test_a_component_acts_on_its_data_with_its_parameters():
 
 
 def test_the_parameters_of_a_component_are_those_after_its_data():
-    assert parameter_names("ratio", "token_clip") == {"eps_low": False, "eps_high": False, "dual_clip": False}
+    assert parameter_names("ratio", "clipped_weight") == {"convention": False, "eps_low": False, "eps_high": False}
     assert parameter_names("ratio", "log_ratio_penalty") == {"tau": True}
     assert parameter_names("filter", "none") == {}
 

@@ -129,7 +129,7 @@ def test_every_recipe_composes_and_has_a_row():
     assert list(table["name"]) == recipes.names()
     assert list(table.columns) == [
         "name", "baseline", "advantage unit", "ratio and clip unit", "length handling", "KL placement", "filter",
-        "needs", "bias", "source",
+        "run by", "needs", "bias", "source",
     ]  # fmt: skip
     assert not table.isna().any().any()
     assert len(set(recipes.names())) == len(recipes.names())
@@ -149,7 +149,8 @@ def test_the_table_states_a_published_kl_term_that_the_recipe_leaves_out():
     assert placement["rloo"] == "none (published: in_reward(kind=k1))"
     assert placement["gspo"] == "none (published: left out of the objective for brevity)"
     assert placement["kimi_k15"] == "none (published: to the sampler, in log_ratio_penalty)"
-    assert set(placement.drop(["grpo", "rloo", "gspo", "kimi_k15"])) == {"none"}
+    others = {name: placement[name] for name in RECIPES if name not in ("grpo", "rloo", "gspo", "kimi_k15")}
+    assert set(others.values()) == {"none"}
     assert [name for name, row in RECIPES.items() if "published_kl" not in row] == []
     for name in ("grpo", "rloo"):  # what is published can be had
         kl = placement[name].partition("published: ")[2][:-1]
@@ -162,9 +163,13 @@ def test_the_published_methods_are_labels():
         filled = label.replace("…", "1")
         assert est.get(filled).label == filled
         assert components
-    assert [label for label in frame["label"] if "…" in label] == ["recipe:kimi_k15(tau=…)"]
-    assert frame.set_index("label").loc["recipe:gspo", "ratio and clip unit"] == "completion: sequence_clip"
-    assert "scope=" not in "".join(frame["length handling"])
+    assert [label for label in frame["label"] if "…" in label] == ["recipe:kimi_k15(tau=…)", "recipe:fspo(width=…)"]
+    by_label = frame.set_index("label")
+    assert by_label.loc["recipe:gspo", "ratio and clip unit"] == "completion: sequence_clip"
+    lengths = by_label["length handling"]
+    assert (lengths["recipe:dapo"], lengths["trl:dapo"]) == ("token_mean over the group", "token_mean over the batch")
+    assert by_label["run by"]["trl:dapo"] == "TRL by default"
+    assert "scope=" not in "".join(lengths)
 
 
 def test_overrides():
