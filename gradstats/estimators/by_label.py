@@ -11,7 +11,7 @@ import numpy as np
 from gradstats.config.options import read_label
 from gradstats.config.validation import naming
 from gradstats.estimators import registry
-from gradstats.estimators.batch import Batch
+from gradstats.estimators.batch import COLUMN, Batch
 from gradstats.estimators.estimator import Estimator, Weighting, nearest
 from gradstats.estimators.recipes import named
 from gradstats.estimators.recipes.recipe import PREFIX, Recipe
@@ -147,7 +147,12 @@ def _try(one: Weighting) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            one.weights(trial_batch())
+            batch = trial_batch()
+            lacking = {
+                need.removeprefix(COLUMN) for need in one.needs if need.startswith(COLUMN) and not batch.has(need)
+            }
+            columns = dict(batch.columns) | dict.fromkeys(lacking, batch.rewards)
+            one.weights(batch.with_fields(columns=columns))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{one.label} cannot be computed: {error}") from error
 
@@ -174,4 +179,5 @@ def trial_batch() -> Batch:
         greedy_rewards=np.array([0.0, 1.0, 1.0, 0.0])[groups],
         sq_norms=rng.uniform(1.0, 9.0, n),
         truncated=np.arange(n) % 5 == 0,
+        columns={"history": [[1.0] * (group % 3) for group in groups]},
     )

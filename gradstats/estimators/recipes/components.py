@@ -46,6 +46,8 @@ class ComponentDefinition(NamedFunction):
     # How many leading arguments of the function are data.
     skip: int = 1
     needs: tuple[str, ...] = ()
+    # Of a filter, whether baselines and scales are those of what it keeps.
+    before_baseline: bool = False
     # Whether it has no effect where every ratio is 1.
     of_ratios: bool = False
     # Of a ratio component, whether it has an effect there.
@@ -336,6 +338,45 @@ def to_sampler(batch: Batch, beta: float = 0.002) -> tuple[Batch, Float[np.ndarr
 def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
     """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""
     return differing_groups(batch)[batch.group_index]
+
+
+@component("filter", "reward_spread")
+def reward_spread(batch: Batch, least: float = 0.0) -> Bool[np.ndarray, "n"]:
+    r"""Keep groups whose rewards have a standard deviation (N − 1) above a bound.
+
+    0 is ``dynamic_sampling``, verl's ``filter_groups`` and SkyRL's ``zero_variance_filter``. For 0/1 rewards a greater
+    one keeps prompts of middling success. How many completions a prompt gets (VIP, HORA) is decided before any is
+    drawn, and weights none of them: ``gradstats ask RUN allocation`` is about that.
+
+    Args:
+        least: the bound.
+    """
+    deviation = standard_deviation(batch.rewards, batch.group_index, batch.n_groups, ddof=1)
+    return np.nan_to_num(deviation) > least
+
+
+@component("filter", "max_variance", before_baseline=True)
+def max_variance(batch: Batch, keep: int = 4, rescale: bool = True) -> Bool[np.ndarray, "n"]:
+    r"""Keep the n completions of each group whose rewards have the greatest variance: PODS, 2504.13818.
+
+    They are the a best and the n − a worst for some a. Baselines and deviations are those of the kept completions,
+    which were chosen by their rewards: even a leave-one-out baseline is biased.
+
+    Args:
+        keep: n; smaller groups are kept whole. Of equal rewards the first in the batch are kept, of equal variances
+            that with fewer of the best.
+        rescale: whether the aggregation's denominators count the kept alone.
+    """
+    kept = np.zeros(batch.rewards.size, dtype=bool)
+    for group in range(batch.n_groups):
+        rows = np.flatnonzero(batch.group_index == group)
+        size = min(keep, rows.size)
+        descending = rows[np.argsort(-batch.rewards[rows], kind="stable")]
+        ascending = rows[np.argsort(batch.rewards[rows], kind="stable")]
+        subsets = [np.concatenate([descending[:best], ascending[: size - best]]) for best in range(size + 1)]
+        subsets = [rows for rows in subsets if len(set(rows)) == size]
+        kept[max(subsets, key=lambda rows: batch.rewards[rows].var())] = True
+    return kept
 
 
 #: The default of ``mask_truncated(rescale=…)``: TRL's.

@@ -348,6 +348,9 @@ LOSSES: dict[str, dict[str, str]] = {
     "m2po": _GROUP | _BY_TOKENS | {
         "display": "M2PO", "ratio": "second_moment_clip", "source": "2510.01161", "run_by": "AReaL",
     },
+    "pods": _GROUP | _BY_LENGTH | {
+        "display": "PODS", "ratio": "token_clip", "filter": "max_variance", "source": "2504.13818",
+    },
     "topr": {
         "display": "TOPR", "advantage": "group_mean", "ratio": "tapered", "published_kl": "none",
         "bias": "on-policy (N−1)/N·∇J", "source": "2503.14286",

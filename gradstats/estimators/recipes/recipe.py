@@ -191,7 +191,7 @@ class Recipe:
             ValueError: when the batch lacks a field.
         """
         batch.require(self.needs, self.label)
-        return self._scaled(self.rewarded(batch))
+        return self._scaled(self.rewarded(batch), batch)
 
     def rewarded(self, batch: Batch) -> Batch:
         """Return the batch with the rewards that advantages are computed from: with a term by length, and KL."""
@@ -209,8 +209,15 @@ class Recipe:
             token_rewards[np.arange(len(added)), last] += added
         return batch.with_fields(rewards=batch.rewards + added, token_rewards=token_rewards)
 
-    def _scaled(self, rewarded: Batch) -> np.ndarray:
-        return self.scale(self.advantage.advantages(rewarded), rewarded)
+    def _scaled(self, rewarded: Batch, batch: Batch) -> np.ndarray:
+        if not self.filter.definition.before_baseline:
+            return self.scale(self.advantage.advantages(rewarded), rewarded)
+        kept = np.flatnonzero(self.filter(batch))  # by the rewards without what the recipe adds
+        rest = rewarded.select(kept)
+        of_kept = self.scale(self.advantage.advantages(rest), rest)
+        advantages = np.zeros((rewarded.rewards.size, *of_kept.shape[1:]))
+        advantages[kept] = of_kept
+        return advantages
 
     def token_weights(self, batch: Batch) -> Float[np.ndarray, "n t"]:
         """Return :math:`w_{i,t}`: the weight of every token score in the gradient of its group, 0 where masked out.
@@ -220,7 +227,7 @@ class Recipe:
         """
         batch.require(self.needs, self.label)
         rewarded, loss_weights = self.kl(self._with_added_reward(batch))
-        advantages = self._scaled(rewarded)
+        advantages = self._scaled(rewarded, batch)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
         weights = self._by_ratio(advantages, batch) + loss_weights

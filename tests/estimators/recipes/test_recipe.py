@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from estimator_batches import FEW, GIVEN, batches
+from estimator_batches import FEW, GIVEN, batches, columns_of
 from hypothesis import assume, given
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -124,7 +124,8 @@ def test_every_recipe_composes_and_has_a_row():
     batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], logprobs=-np.ones((4, 3)),
                   entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5),
                   values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
-                  sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)))  # fmt: skip
+                  sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)),
+                  columns=columns_of(np.array([*"aabb"])))  # fmt: skip
     table = recipes.table()
     assert list(table["name"]) == recipes.names()
     assert list(table.columns) == [
@@ -253,6 +254,15 @@ LABELS = [
     "recipe:dapo(mask=reject_tokens(kind=k3, high=0.1))",
     "recipe:grpo(correction=mask_tokens(low=0.9), mask=reject_tokens(kind=k3, high=0.1), kl=in_loss(beta=0.5))",
     "recipe:mis",
+    "recipe:prime_rl",
+    "recipe:sapo",
+    "recipe:vespo",
+    "recipe:topr",
+    "recipe:gpg",
+    "recipe:pods(keep=2)",
+    "trl:dapo(delta=3)",
+    "trl:grpo(off_policy_mask_threshold=0.1)",
+    "verl:rloo(loss_mode=dppo_kl)",
 ]
 
 
