@@ -85,14 +85,14 @@ RECIPES: dict[str, dict[str, str]] = {
         "display": "PPO", "advantage": "gae", "ratio": "token_clip", "aggregation": "token_mean",
         "published_kl": "none", "bias": "biased: all tokens share one average",
         "source": "Schulman et al. 2017, 1707.06347",
-        "run_by": "OpenRLHF by default",
+        "run_by": "OpenRLHF by default, whiten=True",
     },
     "grpo": {
         "display": "GRPO", "advantage": "group_mean", "scale": "group_std", "ratio": "token_clip",
         "aggregation": "sequence_mean",
         "published_kl": "in_loss(kind=k3)", "bias": "biased: by group spread and 1/T",
         "source": "Shao et al. 2024, 2402.03300",
-        "run_by": "TRL, verl, slime",
+        "run_by": "slime by default; TRL, verl",
     },
     "dr_grpo": {
         "display": "Dr. GRPO", "advantage": "group_mean", "ratio": "token_clip", "aggregation": "constant",
