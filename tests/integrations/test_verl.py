@@ -224,9 +224,13 @@ def test_several_rewards_are_normalised_as_in_verl(core_algos):
     mask = torch.tensor(np.arange(9) < lengths[:, None], dtype=torch.float64)
     keys = {"accuracy": [1.0, 0, 0, 1, 1, 0, 1], "format": [0.5, 0, 1, 1, 0, 0.5, 0]}
     found, _ = core_algos.compute_gdpo_outcome_advantage(
-        rewards.double(), mask, PROMPTS, non_tensor_batch=keys, batch={"prompts": mask[:, :0], "attention_mask": mask.long()},
+        rewards.double(),
+        mask,
+        PROMPTS,
+        non_tensor_batch=keys,
+        batch={"prompts": mask[:, :0], "attention_mask": mask.long()},
         config={"gdpo_reward_keys": list(keys), "gdpo_reward_weights": [1.0, 0.5]},
-    )  # fmt: skip
+    )
     batch = Batch(np.zeros(7), lengths, PROMPTS.astype(str), mask.numpy(), columns=keys)
     expected = families.gdpo("accuracy=1, format=0.5", convention="verl").advantages(batch)
     np.testing.assert_allclose(expected[:, None] * mask.numpy(), found.numpy(), rtol=1e-5, atol=1e-6)
