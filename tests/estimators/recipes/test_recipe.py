@@ -182,6 +182,7 @@ def test_overrides():
     kimi = recipes.get("kimi_k15", tau=0.5)
     assert (kimi.advantage.parameters["tau"], kimi.ratio.parameters["tau"]) == (0.5, 0.5)
     assert recipes.get("dapo", aggregation="constant", max_tokens=8).aggregation.label == "constant(max_tokens=8)"
+    assert recipes.get("grpo", kl="in_loss", kind="k1").kl.label == "in_loss(kind=k1)"
     assert recipes.get(kimi) is kimi
     assert est.get(kimi) is kimi
 
