@@ -15,13 +15,14 @@ import pandas as pd
 
 from gradstats import estimators as est
 from gradstats.estimators import Recipe, recipes
+from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.estimators.registry import get_definition
 from gradstats.reference import EnumeratedPolicy
 
 PAGE = Path(__file__).with_name("estimators.md")
 GROUP_SIZE = 4
 #: Parameters that many estimators share, which the page explains once.
-SHARED = ("singleton", "off_policy")
+SHARED = ("singleton", "off_policy", "eps")
 
 
 def ends_in_one(prompt: int, tokens: tuple[int, ...]) -> float:
@@ -114,11 +115,13 @@ def blocks() -> dict[str, str]:
     family = est.table()
     divided = [f"; divided by the {scale}" if scale[:1].isalpha() else "" for scale in family["scale"]]
     family["baseline"] += divided
-    family = family.drop(columns=["scale", "ratio + clip", "aggregation"])
+    family = family.drop(columns=["scale", "ratio + clip", "aggregation", "needs"])
     rows = recipes.published()
     alone = rows["label"].isin([f"recipe:{name}" for name in family["name"]])
-    rows = rows[~alone | rows["components"].str.contains(" · ")][["label", "components", "bias", "source"]]
+    rows = rows[~alone | rows["components"].str.contains(" · ")]
+    rows = rows[rows["label"].str.startswith(PREFIX)][["label", "components", "source"]]
     rows["label"] = [f"`{label}`" for label in rows["label"]]
+    rows["components"] = rows["components"].str.replace(" · ", ", ")
     family["name"] = [parameters_of(name) for name in family["name"]]
     policies = {name: make() for name, make in POLICIES.items()}
     rankings = {name: ranking(policy).set_index("estimator") for name, policy in policies.items()}

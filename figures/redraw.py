@@ -27,6 +27,7 @@ from gradstats.analyses.alpha_by_block import plot_alpha_by_block
 from gradstats.analyses.numbers import format_estimate
 from gradstats.answers.answer import answer_paths, is_answer
 from gradstats.config.sections import FiguresSection
+from gradstats.estimators.recipes.losses import LOSSES
 from gradstats.plots import save_figure
 from gradstats.plots.save import sample_size_of, write_sample_size
 from gradstats.report.figures import draw_overlay, draw_run, styled
@@ -60,6 +61,8 @@ LEFT_OUT = {
         ("tis", "sequence_tis", "icepop", "mis", "geo_rs", "worst_token_rs"),
         "corrects a mismatch of sampler and trainer (figures/embedded_mismatch)",
     ),
+    **dict.fromkeys(("gdpo", "reward_ema", "beta_tracker"), "needs columns that the zoo's rollouts do not have"),
+    **dict.fromkeys(("quantile", "ebpo", "kalman", *LOSSES), "added since the zoo was measured"),
 }
 
 

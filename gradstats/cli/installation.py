@@ -204,8 +204,6 @@ def _overview(what: str, columns: dict[str, list[str]]) -> list[str]:
         lines += textwrap.wrap(
             text, 80, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2), break_on_hyphens=False
         )
-    if what in _LEGEND:
-        return [*lines, _LEGEND[what]]
     if what != _FIRST:
         return lines
     others = ", ".join(kind for kind in get_args(Kind) if kind != what)
@@ -226,17 +224,13 @@ def _clauses(text: str, width: int) -> str:
 
 
 # Of kinds of things of which there are too many for a line each, the column that is shown; of quantities their table.
-_MANY = {"terms": "term", "quantities": "table"}
+_MANY = {"terms": "term", "quantities": "table", "estimators": "name", "recipes": "label"}
 # The columns in which a name is looked up one after the other, where it is not the first alone.
 _NAMES = {"quantities": ("table", "name")}
 # The columns of a narrow terminal, where all are too many.
-_NARROW = {"estimators": ("name", "baseline", "bias"), "recipes": ("label", "components", "bias")}
-# What the letters of a list stand for, in a line.
-_LEGEND = dict.fromkeys(
-    ("estimators", "recipes"), "  ∇J: gradient; N: group; own sample, LOO: baseline with, without the completion"
-)
+_NARROW = {"estimators": ("name", "baseline", "bias"), "recipes": ("label", "components", "run by")}
 # Of kinds of things with several columns, the one that says most.
-_SHORT = {"estimators": "bias", "recipes": "bias", "quantities": "meaning"}
+_SHORT = {"quantities": "meaning"}
 
 
 def _columns(what: str) -> dict[str, list[str]]:

@@ -120,7 +120,16 @@ def read_display_names(words: Iterable[str]) -> dict[str, str]:
 
 def _literal(node: ast.expr) -> Any:
     """Return a number, True, False or None, a quoted string, or a bare word or a call, which are read as strings."""
+    if _is_hyphenated(node):
+        return ast.unparse(node).replace(" ", "")
     return ast.unparse(node) if isinstance(node, ast.Name | ast.Call) else ast.literal_eval(node)
+
+
+def _is_hyphenated(node: ast.expr) -> bool:
+    """Return whether a node is bare words joined by hyphens, as in ``token-mean``."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub) or not isinstance(node.right, ast.Name):
+        return False
+    return isinstance(node.left, ast.Name) or _is_hyphenated(node.left)
 
 
 def written(value: object) -> str:

@@ -50,6 +50,7 @@ class _Destination:
     what: str  # as in "send prompts to example.org"
 
 
+_OF_THE_PACKAGE = re.compile(r"^(recipe|trl|verl):")  # prefixes of labels that import nothing
 _VALUES_OF_A_CURVE = re.compile(r"\w+=[-+.\de]+:[-+.\de]+:\d+")  # "alpha=0:2:41", which is not imported
 
 
@@ -61,10 +62,10 @@ def names_code(label: str) -> bool:
 
     >>> names_code("mine:score(scale=2)"), names_code("recipe:grpo"), names_code("recipe:grpo(advantage='mine:f')")
     (True, False, True)
-    >>> names_code("alpha=0:2:41"), names_code("mine:1")
-    (False, True)
+    >>> names_code("alpha=0:2:41"), names_code("mine:1"), names_code("trl:dapo")
+    (False, True, False)
     """
-    return ":" in label.removeprefix("recipe:") and not _VALUES_OF_A_CURVE.fullmatch(label)
+    return ":" in _OF_THE_PACKAGE.sub("", label, count=1) and not _VALUES_OF_A_CURVE.fullmatch(label)
 
 
 def is_received(path: Path) -> bool:

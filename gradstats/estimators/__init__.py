@@ -14,7 +14,8 @@ from gradstats.estimators.baselines.means import asymmetric, batch_mean, constan
 from gradstats.estimators.baselines.means import optimal_constant
 from gradstats.estimators.baselines.weighted import length_weighted, norm_weighted, token_mean
 from gradstats.estimators.baselines.scaled import grpo, james_stein, kimi, max_rl, pass_at_k
-from gradstats.estimators.baselines.scaled import reinforce_pp, reinforce_pp_baseline
+from gradstats.estimators.baselines.scaled import ebpo, gdpo, quantile, reinforce_pp, reinforce_pp_baseline
+from gradstats.estimators.baselines.tracked import beta_tracker, kalman, reward_ema
 
 # one advantage per token
 from gradstats.estimators.baselines.token_baseline import causal_optimal, discounted, otb, otb_turns, remax
@@ -26,8 +27,9 @@ from gradstats.estimators.by_label import get
 from gradstats.estimators.recipes.weightings import token_weightings
 
 __all__ = [
-    "Batch", "Estimator", "Recipe", "asymmetric", "batch_mean", "causal_optimal", "constant", "discounted", "dr_grpo",
-    "gae", "get", "group_mean", "grpo", "james_stein", "kimi", "length_weighted", "max_rl", "names", "norm_weighted",
-    "optimal_constant", "otb", "otb_turns", "pass_at_k", "recipes", "register", "reinforce", "reinforce_pp",
-    "reinforce_pp_baseline", "remax", "rloo", "table", "token_mean", "token_weightings", "vine",
+    "Batch", "Estimator", "Recipe", "asymmetric", "batch_mean", "beta_tracker", "causal_optimal", "constant",
+    "discounted", "dr_grpo", "ebpo", "gae", "gdpo", "get", "group_mean", "grpo", "james_stein", "kalman", "kimi",
+    "length_weighted", "max_rl", "names", "norm_weighted", "optimal_constant", "otb", "otb_turns", "pass_at_k",
+    "quantile", "recipes", "register", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "remax", "reward_ema",
+    "rloo", "table", "token_mean", "token_weightings", "vine",
 ]  # fmt: skip

@@ -234,7 +234,7 @@ def _token_field(name: str, value: npt.ArrayLike, mask: np.ndarray) -> Float[np.
 
 def _checked_column(name: str, value: npt.ArrayLike, mask: Bool[np.ndarray, "n t"]) -> np.ndarray:
     """Return a user-defined column: one entry per completion, of any kind, or one number per token."""
-    array = np.asarray(value)
+    array = _one_entry_each(value)
     if array.shape == mask.shape:
         return np.where(mask, array.astype(np.float64), 0.0)
     if array.shape != (len(mask),):
@@ -243,6 +243,17 @@ def _checked_column(name: str, value: npt.ArrayLike, mask: Bool[np.ndarray, "n t
             f"per token, {mask.shape}"
         )
     return array
+
+
+def _one_entry_each(value: npt.ArrayLike) -> np.ndarray:
+    """Return an array; of lists of several lengths, such as histories of rewards, an entry holds the list."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        rows = list(value)  # type: ignore[call-overload]  # it was iterated just now
+        array = np.empty(len(rows), dtype=object)
+        array[:] = rows
+        return array
 
 
 @dataclass(frozen=True, eq=False, init=False)

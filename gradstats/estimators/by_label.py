@@ -11,10 +11,11 @@ import numpy as np
 from gradstats.config.options import read_label
 from gradstats.config.validation import naming
 from gradstats.estimators import registry
-from gradstats.estimators.batch import Batch
+from gradstats.estimators.batch import COLUMN, Batch
 from gradstats.estimators.estimator import Estimator, Weighting, nearest
 from gradstats.estimators.recipes import named
 from gradstats.estimators.recipes.recipe import PREFIX, Recipe
+from gradstats.estimators.recipes.trainers import of_trainer
 
 if TYPE_CHECKING:
     from gradstats.config.experiment import Experiment
@@ -30,10 +31,10 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
     """Find an estimator by its label.
 
     Args:
-        name: a baseline's name or alias ("rloo", "opo"), a published method ("recipe:grpo"), or a function of your own
-            ("module:function"), each with parameters in brackets where it has any, as in
-            ``"length_weighted(alpha=0.8, loo=True)"`` or ``"recipe:dapo(loo=True)"``; an estimator or recipe is
-            returned unchanged.
+        name: a baseline's name or alias ("rloo", "opo"), a published method ("recipe:grpo"), a trainer's setting in its
+            own words ("trl:dapo", "verl:grpo"), or a function of your own ("module:function"), each with parameters in
+            brackets where it has any, as in ``"length_weighted(alpha=0.8, loo=True)"`` or
+            ``"recipe:dapo(loo=True)"``; an estimator or recipe is returned unchanged.
         **parameters: its parameters; unknown ones are refused.
 
     Returns:
@@ -61,7 +62,7 @@ def get(name: str | Weighting, **parameters: object) -> Weighting:
             raise TypeError(f"{name.label} has its parameters already: give {', '.join(parameters)} with a name")
         return name
     base, _ = read_label(name)
-    if base.startswith(PREFIX):
+    if base.startswith(PREFIX) or of_trainer(base):
         return named.get(name, **parameters)
     if ":" not in base and base not in registry.DEFINITIONS and base not in registry.ALIASES:
         raise KeyError(f"no estimator is called {base!r}: {_hint(base)}")
@@ -146,7 +147,12 @@ def _try(one: Weighting) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            one.weights(trial_batch())
+            batch = trial_batch()
+            lacking = {
+                need.removeprefix(COLUMN) for need in one.needs if need.startswith(COLUMN) and not batch.has(need)
+            }
+            columns = dict(batch.columns) | dict.fromkeys(lacking, batch.rewards)
+            one.weights(batch.with_fields(columns=columns))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{one.label} cannot be computed: {error}") from error
 
@@ -173,4 +179,5 @@ def trial_batch() -> Batch:
         greedy_rewards=np.array([0.0, 1.0, 1.0, 0.0])[groups],
         sq_norms=rng.uniform(1.0, 9.0, n),
         truncated=np.arange(n) % 5 == 0,
+        columns={"history": [[1.0] * (group % 3) for group in groups]},
     )

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from gradstats.config.options import read_label
 from gradstats.config.trust import names_code
 from gradstats.estimators import registry
-from gradstats.estimators.recipes.named import RECIPES
+from gradstats.estimators.recipes.named import NAMED
 from gradstats.estimators.recipes.recipe import PREFIX
+from gradstats.estimators.recipes.trainers import of_trainer
 
 #: Names of parameters that are written as a letter.
 GREEK = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "tau": "τ", "lam": "λ", "eps": "ε"}
@@ -27,7 +28,9 @@ def in_words(label: str) -> str:
         base, parameters = read_label(label.removeprefix(PREFIX))
     except ValueError:
         return label
-    method = RECIPES.get(base, {}).get("display") if label.startswith(PREFIX) else None
+    method = NAMED.get(base, {}).get("display") if label.startswith(PREFIX) else None
+    if of_trainer(base):
+        method = base.replace("trl:", "TRL's ").replace("verl:", "verl's ")
     name = method or (registry.DEFINITIONS[base].display if base in registry.DEFINITIONS else "")
     if not name:
         return label
@@ -68,11 +71,11 @@ def uses_own_sample(label: str) -> bool:
 
     False for a published method as a whole, for the user's own code, and for a label under which nothing is registered.
     """
-    if names_code(label):
+    if names_code(label) or of_trainer(label):
         return False
     try:
         base, parameters = read_label(label.removeprefix(PREFIX))
-        if label.startswith(PREFIX) and "display" in RECIPES.get(base, {}):
+        if label.startswith(PREFIX) and "display" in NAMED.get(base, {}):
             return False
         defaults = registry.default_parameters(registry.get_definition(base))
     except (KeyError, ValueError):

@@ -24,7 +24,8 @@ def _finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
-def _one_of(*choices: str) -> Rule:
+def one_of(*choices: str) -> Rule:
+    """Return the rule of a parameter that is one of some words."""
     return lambda value: value in choices, " or ".join(repr(choice) for choice in choices)
 
 
@@ -45,14 +46,34 @@ AT_MOST_1: Rule = (lambda value: _finite(value) and 0 < value <= 1, "a number ab
 RULES: dict[str, Rule] = {
     "cap": AT_LEAST_1,
     "loo": SWITCH,
-    "scope": _one_of("group", "batch"),
+    "scope": one_of("group", "batch"),
     "off_policy": SWITCH,
     "truncate": POSITIVE,
-    "singleton": _one_of("zero", "reward", "nan"),
+    "singleton": one_of("zero", "reward", "nan"),
     "b": (lambda value: _finite(value) or value == "optimal", "a number or 'optimal'"),
     "alpha": (lambda value: _finite(value) or value == "within_prompt", "a finite number or 'within_prompt'"),
     "delta": FINITE,
     "tau": POSITIVE,
+    "tau_pos": POSITIVE,
+    "tau_neg": POSITIVE,
+    "k_pos": NOT_NEGATIVE,
+    "k_neg": NOT_NEGATIVE,
+    "lambda_pos": NOT_NEGATIVE,
+    "lambda_neg": NOT_NEGATIVE,
+    "width": POSITIVE,
+    "q": SHARE,
+    "decay": SHARE,
+    "start": FINITE,
+    "count": POSITIVE,
+    "process": NOT_NEGATIVE,
+    "noise": POSITIVE,
+    "variance": NOT_NEGATIVE,
+    "columns": (
+        lambda value: isinstance(value, str) and bool(value),
+        "columns with weights, as in 'accuracy=1, format=2'",
+    ),
+    "signs": SWITCH,
+    "of": one_of("groups", "rewards"),
     "ddof": _whole(0),
     "eps": NOT_NEGATIVE,
     "normalize": SWITCH,
@@ -61,15 +82,19 @@ RULES: dict[str, Rule] = {
     "lam": SHARE,
     "whiten": SWITCH,
     "k": _whole(1),
-    "energy": _one_of("logit", "exact"),
+    "keep": _whole(2),
+    "least": NOT_NEGATIVE,
+    "energy": one_of("logit", "exact"),
     "zero_tail": SWITCH,
     "eps_low": NOT_NEGATIVE,
     "eps_high": NOT_NEGATIVE,
     "dual_clip": POSITIVE,
-    "convention": _one_of("verl", "trl"),
+    "max_drift": NOT_NEGATIVE,
+    "convention": one_of("verl", "trl"),
     "max_tokens": POSITIVE,
+    "completions": _whole(1),
     "beta": NOT_NEGATIVE,
-    "kind": _one_of("k1", "k2", "k3"),
+    "kind": one_of("k1", "k2", "k3"),
     "max": POSITIVE,
     "cache": POSITIVE,
     "share": SHARE,
@@ -79,7 +104,7 @@ RULES: dict[str, Rule] = {
     "dynamic_sampling": SWITCH,
     "low": POSITIVE,
     "high": POSITIVE,
-    "over": _one_of("mean", "sum", "max"),
+    "over": one_of("mean", "sum", "max"),
     "baseline": (lambda value: isinstance(value, str) and bool(value), "the label of an estimator"),
 }
 

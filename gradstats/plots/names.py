@@ -102,7 +102,8 @@ KNOWN = (
     "dr_grpo", "otb", "batch_mean", "asymmetric", "kimi", "james_stein", "remax", "reinforce_pp",
     "reinforce_pp_baseline", "pass_at_k", "max_rl", "gae", "vine", "otb_turns", "causal_optimal", "recipe:grpo",
     "recipe:dr_grpo", "recipe:dapo", "recipe:gspo", "recipe:cispo", "recipe:ppo", "recipe:kimi_k15",
-    "recipe:rloo_is", "recipe:gmpo", "recipe:delta_l", "recipe:dapo_top_entropy", "discounted",
+    "recipe:rloo_is", "recipe:gmpo", "recipe:delta_l", "recipe:dapo_top_entropy", "discounted", "quantile", "ebpo",
+    "gdpo", "reward_ema", "beta_tracker", "kalman",
 )  # fmt: skip
 # Places kept for names to come, so that adding one does not move the unknown ones.
 _RESERVED = 40
@@ -140,7 +141,7 @@ def estimator_appearance(label: str) -> Appearance:
     colors = palette()
     name = label.partition("(")[0].strip()
     pairs = len(colors) * len(_MARKERS)
-    unknown = _RESERVED + zlib.crc32(name.encode()) % (pairs - _RESERVED)
+    unknown = max(_RESERVED + zlib.crc32(name.encode()) % (pairs - _RESERVED), len(KNOWN))
     place = KNOWN.index(name) if name in KNOWN else unknown
     # Shifting the marker by one each round of the palette keeps every (colour, marker) pair distinct.
     marker = _MARKERS[(place + place // len(colors)) % len(_MARKERS)]

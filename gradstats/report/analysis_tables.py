@@ -22,6 +22,7 @@ from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
+from gradstats.estimators.recipes.trainers import of_trainer
 from gradstats.plots.names import LABELS
 from gradstats.plots.variance import rows_in_best_set
 from gradstats.report.tables import Table
@@ -50,7 +51,9 @@ def frame_in_words(frame: pd.DataFrame) -> pd.DataFrame:
         named["estimator"] = [names[label] for label in estimators]
     if "recipe" in frame:
         # Names of recipes, which label a recipe behind its prefix.
-        labels = [PREFIX + str(label).removeprefix(PREFIX) for label in frame["recipe"]]
+        labels = [
+            label if of_trainer(label) else PREFIX + label.removeprefix(PREFIX) for label in map(str, frame["recipe"])
+        ]
         recipes = distinct_names(labels, chosen)
         named["recipe"] = [recipes[label] for label in labels]
     if "parameters" in frame:

@@ -71,12 +71,6 @@ def test_every_extra_of_users_is_known_to_the_check():
     assert set(EXTRAS) == extras
 
 
-@pytest.mark.parametrize("what", ["estimators", "recipes"])
-def test_the_letters_of_a_list_are_explained(monkeypatch, capsys, what):
-    *_, legend = run(monkeypatch, capsys, "list", what)[1].splitlines()
-    assert all(f"{letter}: " in legend for letter in ("∇J", "N", "LOO"))
-
-
 def test_without_a_kind_the_other_kinds_are_named(monkeypatch, capsys):
     _, out, _ = run(monkeypatch, capsys, "list")
     *_, last = out.split("\n\n")

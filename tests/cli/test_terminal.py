@@ -233,7 +233,7 @@ def test_lists_have_a_row_for_each_name(printed):
         text = printed(list_things, what, width=80)
         assert max(map(len, text.splitlines())) <= 80
         lines = [line for line in text.splitlines() if not line.startswith(" ")]  # others go on with a text
-        assert len(lines) == len(list(names))
+        assert len(lines) == len(list(names)) or what == "estimators"  # which are too many for a line each
         assert all(name in text for name in names), what
         assert "…" not in text.replace("=…", ""), what
 

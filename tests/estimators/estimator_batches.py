@@ -11,7 +11,13 @@ from gradstats.estimators import Batch
 
 FEW = settings(max_examples=40, deadline=None)
 #: Parameters without defaults.
-GIVEN = {"kimi_k15": {"tau": 1.0}, "kimi": {"tau": 1.0}, "length_weighted": {"alpha": 0.8}}
+GIVEN = {
+    "fspo": {"width": 0.5},
+    "gdpo": {"columns": "accuracy=1, format=0.5"},
+    "kimi_k15": {"tau": 1.0},
+    "kimi": {"tau": 1.0},
+    "length_weighted": {"alpha": 0.8},
+}
 
 
 @st.composite
@@ -54,7 +60,18 @@ def batches(draw: st.DrawFn, smallest: int = 1) -> Batch:
         token_energy=rng.exponential(size=shape) + 1e-3,
         token_cross=rng.normal(size=shape),
         importance=rng.uniform(0.5, 2.0, size=shape) if draw(st.booleans()) else None,
+        columns=columns_of(groups),
     )
+
+
+def columns_of(groups: np.ndarray) -> dict[str, np.ndarray]:
+    """Two further rewards of each completion, and the earlier rewards of its prompt: none, one, two …."""
+    rng = np.random.default_rng(len(groups))
+    _, index = np.unique(groups, return_inverse=True)
+    history = np.empty(len(groups), dtype=object)
+    history[:] = [np.arange(place, dtype=float) % 2 for place in index]
+    accuracy, form = rng.integers(0, 2, size=(2, len(groups))).astype(float)
+    return {"history": history, "accuracy": accuracy, "format": form}
 
 
 def expected_gradient(weights: Callable[[Batch], np.ndarray], p: float, group_size: int) -> float:

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from estimator_batches import GIVEN, columns_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from gradstats import estimators as est
@@ -269,10 +270,10 @@ class TestCompletionsWithoutACountedToken:
         further = ("entropy", "sum_pi_squared", "values", "token_energy", "token_cross")
         tokens |= {name: rng.random(self.MASK.shape) for name in further}
         batch = self.BATCH.with_fields(
-            **tokens, sq_norms=self.MASK.sum(axis=1), greedy_rewards=np.ones(8), truncated=np.arange(8) == 6
-        )
-        required = {"kimi": {"tau": 0.5}, "kimi_k15": {"tau": 0.5}, "length_weighted": {"alpha": 0.8}}
-        weights = recipes.get(label, **required.get(label, {})).token_weights(batch)
+            **tokens, sq_norms=self.MASK.sum(axis=1), greedy_rewards=np.ones(8), truncated=np.arange(8) == 6,
+            columns=columns_of(self.BATCH.groups),
+        )  # fmt: skip
+        weights = recipes.get(label, **GIVEN.get(label, {})).token_weights(batch)
         assert np.isfinite(weights).all()
         assert not weights[~self.MASK].any()
         assert weights.any() or label == "pass_at_k"  # the best of every group has no token

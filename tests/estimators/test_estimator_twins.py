@@ -38,6 +38,12 @@ SEQUENCE_CASES = {
     "max_rl": grid(loo=BOTH, singleton=SINGLETON),
     "james_stein": grid(loo=BOTH, shrink_factor=BOTH, eps=(0.0, 1e-6), singleton=SINGLETON),
     "reinforce_pp_baseline": grid(loo=BOTH, singleton=SINGLETON),
+    "quantile": grid(q=(0.0, 0.4, 0.5, 1.0), loo=BOTH, singleton=SINGLETON),
+    "ebpo": grid(normalize=BOTH, eps=(1e-6, 0.1)),
+    "gdpo": grid(columns=("accuracy=1, format=0.5",), convention=("trl", "verl"), singleton=SINGLETON),
+    "reward_ema": grid(decay=(0.0, 0.9, 1.0), start=(0.0, 0.5), loo=BOTH),
+    "beta_tracker": grid(decay=(0.8, 1.0), start=(0.5, 0.2), count=(1.0, 8.0)),
+    "kalman": grid(process=(0.0, 0.1), noise=(0.01, 1.0), start=(0.0, 0.5), loo=BOTH),
 }
 TOKEN_CASES = {
     "remax": [{}],
@@ -89,7 +95,7 @@ def test_flat_groups_get_exactly_zero(batch: Batch):
 
 
 def test_across_groups():
-    across = {"constant", "batch_mean", "james_stein", "reinforce_pp", "reinforce_pp_baseline"}
+    across = {"constant", "batch_mean", "james_stein", "reinforce_pp", "reinforce_pp_baseline", "ebpo", "gdpo"}
     assert {name for name in est.names() if est.get(name, **GIVEN.get(name, {})).across_groups} == across
     assert est.token_mean(scope="batch").across_groups
     assert est.gae(whiten=True).across_groups

@@ -162,3 +162,75 @@ def test_the_trainer_calls_it(core_algos):
         found[name] = ray_trainer.compute_advantage(data, name).batch["advantages"].numpy()
     np.testing.assert_allclose(found["gradstats/rloo"], found["rloo"], atol=2e-6)
     assert np.abs(found["rloo"]).max() > 0
+
+
+#: What verl's configuration of an actor may hold, beside its defaults, for each ``loss_mode``.
+LOSS_MODES = {
+    "vanilla": {"clip_ratio_high": 0.3, "clip_ratio_c": 1.4}, "dppo_tv": {"clip_ratio_high": 0.05},
+    "dppo_kl": {"clip_ratio_low": 0.01, "clip_ratio_high": 0.01}, "gspo": {"clip_ratio_low": 0.05}, "sapo": {},
+    "geo_mean": {}, "cispo": {}, "gpg": {}, "dro": {"dro_beta": 0.3}, "kl_cov": {"kl_cov_ratio": 0.2},
+    "clip_cov": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 0.9},
+}  # fmt: skip
+LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+@pytest.mark.parametrize("loss_agg_mode", LOSS_AGG_MODES)
+@pytest.mark.parametrize("loss_mode", LOSS_MODES)
+def test_a_label_in_verls_words_weights_tokens_as_verls_loss(core_algos, loss_mode: str, loss_agg_mode: str):
+    from verl.workers.config import ActorConfig, PolicyLossConfig
+
+    given = LOSS_MODES[loss_mode]
+    of_loss = {key: value for key, value in given.items() if not key.startswith("clip_ratio")}
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode=loss_mode, **of_loss),
+        **{key: value for key, value in given.items() if key not in of_loss},
+    )
+    rewards, mask = verl_batch()
+    advantages, _ = core_algos.compute_grpo_outcome_advantage(rewards.double(), mask, PROMPTS)
+    rng = np.random.default_rng(0)
+    old = torch.tensor(np.log(rng.uniform(0.1, 0.6, mask.shape)))
+    logprobs = (old + torch.tensor(rng.normal(0, 0.3, mask.shape))).clamp(max=-0.1).requires_grad_()
+    loss, _ = core_algos.get_policy_loss_fn(loss_mode)(old, logprobs, advantages, mask, loss_agg_mode, config)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    batch = Batch(
+        rewards.double().sum(dim=1).numpy(), mask.sum(dim=1).numpy(), PROMPTS.astype(str), mask.numpy(),
+        logprobs=logprobs.detach().numpy(), old_logprobs=old.numpy(),
+    )  # fmt: skip
+    recipe = recipes.get("verl:grpo", loss_mode=loss_mode, loss_agg_mode=loss_agg_mode, **given)
+    mean_over_groups = recipe.token_weights(batch) / batch.n_groups
+    if not recipe.across_groups or "token_mean" not in recipe.composition:  # verl's mean is over completions
+        mean_over_groups *= (batch.group_sizes[batch.group_index] * batch.n_groups / len(mask))[:, None]
+    np.testing.assert_allclose(mean_over_groups, -gradient.numpy() * mask.numpy(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "gpg", "opo", "grpo_passk"])
+def test_a_label_in_verls_words_has_verls_advantages(core_algos, name: str):
+    rewards, mask = verl_batch(2)
+    prompts = np.append(PROMPTS[:-1], "alone" if name != "grpo_passk" else "q").astype(object)
+    found, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=rewards.double(), response_mask=mask, index=prompts, config={}
+    )
+    batch = Batch(rewards.double().sum(dim=1).numpy(), mask.sum(dim=1).numpy(), prompts.astype(str), mask.numpy())
+    expected = recipes.get(f"verl:{name}").advantages(batch)[:, None] * mask.numpy()
+    np.testing.assert_allclose(expected, found.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_several_rewards_are_normalised_as_in_verl(core_algos):
+    rewards, _ = verl_batch()
+    lengths = np.arange(3, 10)
+    mask = torch.tensor(np.arange(9) < lengths[:, None], dtype=torch.float64)
+    keys = {"accuracy": [1.0, 0, 0, 1, 1, 0, 1], "format": [0.5, 0, 1, 1, 0, 0.5, 0]}
+    found, _ = core_algos.compute_gdpo_outcome_advantage(
+        rewards.double(),
+        mask,
+        PROMPTS,
+        non_tensor_batch=keys,
+        batch={"prompts": mask[:, :0], "attention_mask": mask.long()},
+        config={"gdpo_reward_keys": list(keys), "gdpo_reward_weights": [1.0, 0.5]},
+    )
+    batch = Batch(np.zeros(7), lengths, PROMPTS.astype(str), mask.numpy(), columns=keys)
+    expected = families.gdpo("accuracy=1, format=0.5", convention="verl").advantages(batch)
+    np.testing.assert_allclose(expected[:, None] * mask.numpy(), found.numpy(), rtol=1e-5, atol=1e-6)

@@ -202,6 +202,101 @@ def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zer
     return np.array([white[[owner for owner, _ in tokens].index(i)] for i in range(len(plain))])
 
 
+def quantile(batch: Batch, q: float = 0.5, loo: bool = False, singleton: str = "zero") -> np.ndarray:
+    """Return R_i − the value at the place q·(n − 1) of the sorted rewards, between two of them linearly."""
+
+    def advantage(i: int, reward: float) -> float:
+        ordered = sorted(float(batch.rewards[j]) for j in members(batch, i, loo))
+        place = q * (len(ordered) - 1)
+        below = math.floor(place)
+        above = min(below + 1, len(ordered) - 1)
+        return reward - (ordered[below] + (place - below) * (ordered[above] - ordered[below]))
+
+    return for_each(batch, advantage, singleton)
+
+
+def ebpo(batch: Batch, normalize: bool = True, eps: float = 1e-6) -> np.ndarray:
+    """Return R_i − [(1 − S)·(group mean) + S·(batch mean)], whitened over the batch."""
+    rewards = {g: [float(r) for r, h in zip(batch.rewards, batch.groups, strict=True) if h == g] for g in batch.groups}
+    mean = {g: sum(rewards[g]) / len(rewards[g]) for g in rewards}
+    within = sum(sum((r - mean[g]) ** 2 for r in rewards[g]) / len(rewards[g]) for g in rewards) / len(rewards)
+    centre = sum(mean.values()) / len(mean)
+    between = sum((m - centre) ** 2 for m in mean.values()) / len(mean)
+    overall = sum(map(float, batch.rewards)) / len(batch.rewards)
+    found = []
+    for reward, g in zip(batch.rewards, batch.groups, strict=True):
+        noise = within / len(rewards[g])
+        shrinkage = noise / (noise + between) if noise + between > 0 else 0.0
+        found.append(float(reward) - (1 - shrinkage) * mean[g] - shrinkage * overall)
+    if not normalize:
+        return np.array(found)
+    average = sum(found) / len(found)
+    spread = math.sqrt(sum((a - average) ** 2 for a in found) / len(found))
+    return np.array([(a - average) / (spread + eps) for a in found])
+
+
+def gdpo(batch: Batch, columns: str, convention: str = "trl", singleton: str = "zero") -> np.ndarray:
+    """Return Σ_k w_k·(GRPO's advantage of reward k), whitened over completions (TRL) or tokens (verl)."""
+    eps = {"trl": 1e-4, "verl": 1e-6}[convention]
+    totals = [0.0] * len(batch.rewards)
+    for part in columns.split(","):
+        name, weight = part.split("=")
+        of_one = batch.with_fields(rewards=batch.columns[name.strip()])
+        for i, value in enumerate(grpo(of_one, eps=eps, singleton=singleton)):
+            totals[i] += float(weight) * value
+    if convention == "verl":
+        tokens = [value for value, length in zip(totals, batch.lengths, strict=True) for _ in range(int(length))]
+        white = dict(zip(tokens, whiten(tokens), strict=True))
+        return np.array([white[value] for value in totals])
+    average = sum(totals) / len(totals)
+    spread = math.sqrt(sum((value - average) ** 2 for value in totals) / (len(totals) - 1))
+    return np.array([(value - average) / (spread + eps) for value in totals])
+
+
+def past(batch: Batch, i: int) -> list[float]:
+    """Return the earlier rewards of completion i's prompt."""
+    return [float(reward) for reward in batch.columns["history"][i]]
+
+
+def reward_ema(batch: Batch, decay: float = 0.95, start: float = 0.0, loo: bool = False) -> np.ndarray:
+    """Return R_i − b with b ← decay·b + (1 − decay)·r, the sample's own reward last."""
+    found = []
+    for i, reward in enumerate(batch.rewards):
+        b = start
+        for r in [*past(batch, i), *([] if loo else [float(reward)])]:
+            b = decay * b + (1 - decay) * r
+        found.append(float(reward) - b)
+    return np.array(found)
+
+
+def beta_tracker(batch: Batch, decay: float = 0.9, start: float = 0.5, count: float = 8.0) -> np.ndarray:
+    """Return R_i − α/(α + β) with α ← decay·α + r and β ← decay·β + 1 − r."""
+    found = []
+    for i, reward in enumerate(batch.rewards):
+        alpha, beta = start * count, (1 - start) * count
+        for r in past(batch, i):
+            alpha, beta = decay * alpha + r, decay * beta + 1 - r
+        found.append(float(reward) - alpha / (alpha + beta))
+    return np.array(found)
+
+
+def kalman(
+    batch: Batch, process: float = 1e-5, noise: float = 1e-2, start: float = 0.0, variance: float = 1.0,
+    eps: float = 1e-8, loo: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Return (R_i − x)/(√P + eps) with x and P of a Kalman filter, for each completion from the beginning."""
+    found = []
+    for i, reward in enumerate(batch.rewards):
+        earlier = [float(batch.rewards[j]) for j in members(batch, i, loo=False) if j <= i]
+        x, p, before = start, variance, start
+        for r in [*past(batch, i), *earlier]:
+            predicted = p + process
+            before, x = x, x + predicted / (predicted + noise) * (r - x)
+            p = predicted * noise / (predicted + noise)
+        found.append((float(reward) - (before if loo else x)) / (math.sqrt(p) + eps))
+    return np.array(found)
+
+
 NAIVE_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "reinforce": reinforce,
     "constant": constant,
@@ -219,6 +314,12 @@ NAIVE_ESTIMATORS: dict[str, Callable[..., np.ndarray]] = {
     "max_rl": max_rl,
     "james_stein": james_stein,
     "reinforce_pp_baseline": reinforce_pp_baseline,
+    "quantile": quantile,
+    "ebpo": ebpo,
+    "gdpo": gdpo,
+    "reward_ema": reward_ema,
+    "beta_tracker": beta_tracker,
+    "kalman": kalman,
 }
 
 

@@ -119,7 +119,13 @@ def test_no_estimators_or_one_twice_are_said_before_anything_runs(labels, messag
 
 
 def test_every_estimator_can_be_tried():
-    given = {"kimi": "tau=1", "kimi_k15": "tau=1", "length_weighted": "alpha=0.8"}
+    given = {
+        "fspo": "width=1",
+        "gdpo": "columns='accuracy=1, format=2'",
+        "kimi": "tau=1",
+        "kimi_k15": "tau=1",
+        "length_weighted": "alpha=0.8",
+    }
     labels = [f"{name}({given[name]})" if name in given else name for name in est.names()]
     recipes = [f"recipe:{name}({given[name]})" if name in given else f"recipe:{name}" for name in est.recipes.names()]
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Advantages beyond a weighted mean: divided by a spread, of the best alone, with a soft maximum, shrunk, whitened."""
+"""Advantages beyond a weighted mean: divided by a spread, of the best alone, quantiles, soft maxima, shrunk, white."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradstats.estimators.baselines.grouping import (
     unbiased_if_loo,
     weighted_mean_advantages,
 )
-from gradstats.estimators.batch import Batch
+from gradstats.estimators.batch import COLUMN, Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM
 from gradstats.estimators.registry import estimator
 
@@ -377,3 +377,130 @@ def reinforce_pp_baseline(batch: Batch, loo: bool = False, singleton: str = "zer
     """
     ones = np.ones_like(batch.rewards)
     return whiten(weighted_mean_advantages(batch, ones, loo, "group", singleton), batch.lengths)
+
+
+@estimator(
+    "quantile",
+    display="QAE",
+    baseline="q-quantile of the group",
+    bias=WEIGHTED_BIAS,
+    source="QAE 2509.22611",
+    expected_scale=unbiased_if_loo,
+)
+def quantile(batch: Batch, q: float = 0.5, loo: bool = False, singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r"""Return :math:`A_i = R_i - Q_q(R)`, the q-quantile of the group's rewards, interpolated. QAE, 2509.22611.
+
+    For 0/1 rewards only rare successes have A ≠ 0 while the success rate is below 1 − q, and only rare failures above.
+    By default :math:`R_i` enters its own baseline, which shrinks and turns E[ĝ]; ``loo=True`` is unbiased.
+
+    Args:
+        q: which quantile.
+        loo: that of the others.
+        singleton: what a group of one gets: advantage 0 (``"zero"``), :math:`R_i` (``"reward"``) or NaN (``"nan"``).
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 0, 0], lengths=[1, 2, 3, 2], groups=["a"] * 4)
+        >>> estimators.quantile(q=0.4).advantages(batch)
+        array([1., 0., 0., 0.])
+    """
+    baseline = np.zeros_like(batch.rewards)
+    for group in range(batch.n_groups):
+        rows = np.flatnonzero(batch.group_index == group)
+        rewards = batch.rewards[rows]
+        if loo and rows.size > 1:
+            baseline[rows] = [np.quantile(np.delete(rewards, place), q) for place in range(rows.size)]
+        else:
+            baseline[rows] = np.quantile(rewards, q)
+    alone = batch.group_sizes[batch.group_index] == 1
+    return apply_singleton(batch.rewards - baseline, alone, batch.rewards, singleton)
+
+
+@estimator(
+    "ebpo",
+    display="EBPO",
+    baseline="group mean shrunk to the batch mean",
+    scale="batch std of the advantages + ε",
+    bias="biased: own sample, batch mean and std",
+    source="2602.05165",
+    across_groups=True,
+    unit=lambda parameters: f"{SEQUENCE_SUM} / batch_std" if parameters["normalize"] else SEQUENCE_SUM,
+)
+def ebpo(batch: Batch, normalize: bool = True, eps: float = 1e-6) -> Float[np.ndarray, "n"]:
+    r""":math:`A_i = R_i - (1-S)\bar R - S\bar μ`, :math:`S = \frac{σ²/N}{σ²/N + τ²}`, whitened. EBPO, 2602.05165.
+
+    σ² is the mean variance within groups, τ² the variance of the groups' means and :math:`\bar μ` the mean of all
+    rewards: those of the batch (population variances), where the paper keeps running ones. Beside ``james_stein`` it
+    counts the sample itself, and the noise of the groups' means in τ², which shrinks less. A group of equal rewards
+    keeps a gradient.
+
+    Args:
+        normalize: subtract the mean of the batch's advantages, and divide by their standard deviation + ε.
+        eps: ε.
+
+    Example:
+        >>> from gradstats import estimators
+        >>> batch = estimators.Batch(rewards=[1, 0, 1, 1], lengths=[1, 2, 3, 2], groups=["a", "a", "b", "b"])
+        >>> estimators.ebpo(normalize=False).advantages(batch)  # S = ½
+        array([ 0.375, -0.625,  0.125,  0.125])
+    """
+    index, n, sizes = batch.group_index, batch.n_groups, batch.group_sizes
+    mean = reduce_by_group(batch.rewards, index, n) / sizes
+    within = float(np.mean(reduce_by_group((batch.rewards - mean[index]) ** 2, index, n) / sizes))
+    noise = within / sizes
+    total = noise + mean.var()
+    shrinkage = np.divide(noise, total, out=np.zeros(n), where=total > 0)
+    baseline = (1 - shrinkage) * mean + shrinkage * batch.rewards.mean()
+    advantages = batch.rewards - baseline[index]
+    if not normalize:
+        return advantages
+    return (advantages - advantages.mean()) / (advantages.std() + eps)
+
+
+def _reward_weights(columns: str) -> dict[str, float]:
+    """Return the weight of each column of "accuracy=1, format=0.5"; of one without a weight 1."""
+    found = {}
+    for part in filter(str.strip, columns.split(",")):
+        name, _, weight = part.partition("=")
+        found[name.strip()] = float(weight or 1)
+    return found
+
+
+@estimator(
+    "gdpo",
+    display="GDPO",
+    baseline="group mean of each reward",
+    scale="group std of each, batch std of the sum",
+    bias="biased: each reward and prompt is rescaled by its spread",
+    source="2601.05242",
+    across_groups=True,
+    needs=lambda parameters: tuple(f"{COLUMN}{name}" for name in _reward_weights(parameters.get("columns", ""))),
+    unit=f"{SEQUENCE_SUM} / group_std / batch_std",
+)
+def gdpo(batch: Batch, columns: str, convention: str = "trl", singleton: str = "zero") -> Float[np.ndarray, "n"]:
+    r""":math:`A_i = \sum_k w_k\frac{r_{ik} - \bar r_k}{\mathrm{std}_k + ε}` over several rewards, whitened. 2601.05242.
+
+    Each reward is normalised within the group before they are added, so that none drowns the others; the sum is then
+    whitened over the batch. The rewards are columns of the rollouts, their sum need not be the reward.
+
+    Args:
+        columns: the rewards' columns with their weights, as in ``"accuracy=1, format=0.5"``.
+        convention: "trl" (``normalize_then_sum``) whitens over completions with ε = 1e-4 throughout, "verl" over tokens
+            with ε = 1e-6.
+        singleton: what a reward of a group of one gets: 0 (``"zero"``), itself (``"reward"``) or NaN (``"nan"``).
+
+    Example:
+        >>> from gradstats import estimators
+        >>> rewards = {"accuracy": [1, 0, 1, 1], "format": [1, 1, 0, 1]}
+        >>> batch = estimators.Batch([2, 1, 1, 2], [1, 2, 3, 2], ["a", "a", "b", "b"], columns=rewards)
+        >>> estimators.gdpo("accuracy=1, format=2").advantages(batch).round(2)
+        array([ 0.55, -0.55, -1.1 ,  1.1 ])
+    """
+    eps = 1e-4 if convention == "trl" else 1e-6
+    total = np.zeros_like(batch.rewards)
+    for name, weight in _reward_weights(columns).items():
+        of_one = batch.with_fields(rewards=np.asarray(batch.columns[name], dtype=np.float64))
+        total += weight * grpo(eps=eps, singleton=singleton).advantages(of_one)
+    if convention == "verl":
+        return whiten(total, batch.lengths)
+    return (total - total.mean()) / (total.std(ddof=1) + eps) if total.size > 1 else 0.0 * total

@@ -46,8 +46,12 @@ class ComponentDefinition(NamedFunction):
     # How many leading arguments of the function are data.
     skip: int = 1
     needs: tuple[str, ...] = ()
+    # Of a filter, whether baselines and scales are those of what it keeps.
+    before_baseline: bool = False
     # Whether it has no effect where every ratio is 1.
     of_ratios: bool = False
+    # Of a ratio component, whether it has an effect there.
+    on_policy: bool = False
     # Whether what a ratio multiplies advantages by depends on their sign.
     signed: bool = True
     # Whether what it gives is a multiple of the advantage, for each sign.
@@ -88,7 +92,7 @@ def _make(definition: ComponentDefinition, arguments: tuple[object, ...], keywor
     return Component(definition, parameters)
 
 
-def get_component(kind: Kind, name: str | Component, **parameters: object) -> Component:
+def get_component(kind: Kind, name: str | Component, /, **parameters: object) -> Component:
     """Find a component by kind and by name or label, as in ``get_component("ratio", "token_clip(eps_high=0.28)")``."""
     if isinstance(name, Component):
         if name.definition.kind != kind:
@@ -201,12 +205,28 @@ def token_mean(batch: Batch, scope: str = "group") -> Float[np.ndarray, "n"]:
     """Return 1/ΣT Σ_i Σ_t. DAPO, 2503.14476.
 
     Args:
-        scope: ``"group"`` sums T over the group; ``"batch"`` over the batch, as verl and TRL do.
+        scope: ``"group"`` sums T over the group, as in the paper's equation and SkyRL's ``prompt_mean``; ``"batch"``
+            over the batch, as verl, TRL and prime-rl do.
     """
     if scope == "batch":
         return np.full(batch.rewards.size, batch.n_groups / max(int(batch.lengths.sum()), 1))
     totals = np.bincount(batch.group_index, weights=batch.lengths, minlength=batch.n_groups)
     return 1.0 / np.maximum(totals, 1)[batch.group_index]
+
+
+@component("aggregation", "local_token_mean", across_groups=lambda parameters: True)
+def local_token_mean(batch: Batch, completions: int = 8) -> Float[np.ndarray, "n"]:
+    r"""Return :math:`\frac1K\sum_k \frac{1}{\sum_{i \in k}T_i}\sum_{i \in k}\sum_t` over K micro-batches.
+
+    TRL's ``bnpo``: batch-level, in the order of the completions. A token's weight depends on who shares its
+    micro-batch: with 1 completion this is ``sequence_mean``, with all of them ``token_mean(scope="batch")``.
+
+    Args:
+        completions: completions of a micro-batch, ``per_device_train_batch_size``, 8 in TRL; the last may have fewer.
+    """
+    micro = np.arange(batch.rewards.size) // completions
+    totals = np.maximum(np.bincount(micro, weights=batch.lengths), 1)
+    return batch.n_groups / (len(totals) * totals[micro])
 
 
 @component(
@@ -300,10 +320,63 @@ def in_loss(
     return batch, np.where(batch.mask, -beta * slope, 0.0)
 
 
+@component("kl", "to_sampler", level="token", of_ratios=True)
+def to_sampler(batch: Batch, beta: float = 0.002) -> tuple[Batch, Float[np.ndarray, "n t"]]:
+    r"""Subtract :math:`\frac β2 \log^2 ρ_t`, ρ = π/π_old, from the objective: −β·log ρ_t beside the weight of s_t.
+
+    Kimi K2.5's penalty of the distance to the sampler, 2602.02276; 0 on-policy. prime-rl's default is
+    :math:`\mathrm{kl\_tau}\log^2 ρ` with ``kl_tau=1e-3``, β = 0.002; verl's ``dro`` has β = ``dro_beta``.
+
+    Args:
+        batch: the completions, with both log-probabilities.
+        beta: β.
+    """
+    return batch, np.where(batch.mask, -beta * log_ratios(batch, "kl to_sampler"), 0.0)
+
+
 @component("filter", "dynamic_sampling")
 def dynamic_sampling(batch: Batch) -> Bool[np.ndarray, "n"]:
     """Keep groups whose rewards are not all equal. DAPO, 2503.14476, draws other prompts for the rest."""
-    return _differing(batch.rewards, batch)[batch.group_index]
+    return differing_groups(batch)[batch.group_index]
+
+
+@component("filter", "reward_spread")
+def reward_spread(batch: Batch, least: float = 0.0) -> Bool[np.ndarray, "n"]:
+    r"""Keep groups whose rewards have a standard deviation (N − 1) above a bound.
+
+    0 is ``dynamic_sampling``, verl's ``filter_groups`` and SkyRL's ``zero_variance_filter``. For 0/1 rewards a greater
+    one keeps prompts of middling success. How many completions a prompt gets (VIP, HORA) is decided before any is
+    drawn, and weights none of them: ``gradstats ask RUN allocation`` is about that.
+
+    Args:
+        least: the bound.
+    """
+    deviation = standard_deviation(batch.rewards, batch.group_index, batch.n_groups, ddof=1)
+    return np.nan_to_num(deviation) > least
+
+
+@component("filter", "max_variance", before_baseline=True)
+def max_variance(batch: Batch, keep: int = 4, rescale: bool = True) -> Bool[np.ndarray, "n"]:
+    r"""Keep the n completions of each group whose rewards have the greatest variance: PODS, 2504.13818.
+
+    They are the a best and the n − a worst for some a. Baselines and deviations are those of the kept completions,
+    which were chosen by their rewards: even a leave-one-out baseline is biased.
+
+    Args:
+        keep: n; smaller groups are kept whole. Of equal rewards the first in the batch are kept, of equal variances
+            that with fewer of the best.
+        rescale: whether the aggregation's denominators count the kept alone.
+    """
+    kept = np.zeros(batch.rewards.size, dtype=bool)
+    for group in range(batch.n_groups):
+        rows = np.flatnonzero(batch.group_index == group)
+        size = min(keep, rows.size)
+        descending = rows[np.argsort(-batch.rewards[rows], kind="stable")]
+        ascending = rows[np.argsort(batch.rewards[rows], kind="stable")]
+        subsets = [np.concatenate([descending[:best], ascending[: size - best]]) for best in range(size + 1)]
+        subsets = [rows for rows in subsets if len(set(rows)) == size]
+        kept[max(subsets, key=lambda rows: batch.rewards[rows].var())] = True
+    return kept
 
 
 #: The default of ``mask_truncated(rescale=…)``: TRL's.
@@ -331,12 +404,13 @@ def mask_truncated(batch: Batch, dynamic_sampling: bool = False, rescale: bool |
     """
     assert batch.truncated is not None
     kept = ~batch.truncated
-    return kept & _differing(batch.rewards, batch)[batch.group_index] if dynamic_sampling else kept
+    return kept & differing_groups(batch)[batch.group_index] if dynamic_sampling else kept
 
 
-def _differing(rewards: Float[np.ndarray, "n"], batch: Batch) -> Bool[np.ndarray, "groups"]:
-    greatest = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.maximum)
-    least = reduce_by_group(rewards, batch.group_index, batch.n_groups, np.minimum)
+def differing_groups(batch: Batch) -> Bool[np.ndarray, "groups"]:
+    """Return which groups hold two rewards that differ."""
+    greatest = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.maximum)
+    least = reduce_by_group(batch.rewards, batch.group_index, batch.n_groups, np.minimum)
     return greatest > least
 
 

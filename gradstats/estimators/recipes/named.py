@@ -1,4 +1,4 @@
-"""The named recipes: whole policy-gradient estimators, found by name.
+"""The named recipes: whole policy-gradient estimators, found by name; those of 2025 and 2026 are in ``losses.py``.
 
 Every registered estimator that no row names is a recipe as well: its advantage alone, aggregated by
 ``sequence_sum``. Recipes differ in unit (scale and aggregation change it): compare noise-to-signal ratios.
@@ -21,7 +21,10 @@ from gradstats.estimators.recipes.components import (
     kind_of,
     parameter_names,
 )
+from gradstats.estimators.recipes.losses import LOSSES
 from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX, Recipe
+from gradstats.estimators.recipes.trainers import build, labels, of_trainer
+from gradstats.estimators.recipes.trainers import row as row_of_trainer
 from gradstats.system.lazy_imports import pd
 
 RECIPES: dict[str, dict[str, str]] = {
@@ -32,6 +35,7 @@ RECIPES: dict[str, dict[str, str]] = {
     "rloo": {
         "display": "RLOO", "advantage": "rloo",
         "published_kl": "in_reward(kind=k1)", "bias": "E[ĝ] = ∇J", "source": "Ahmadian et al. 2024, 2402.14740",
+        "run_by": "verl, SkyRL",
     },
     "rloo_is": {
         "display": "RLOO-IS", "advantage": "rloo(off_policy=True)", "ratio": "sequence_product",
@@ -44,10 +48,12 @@ RECIPES: dict[str, dict[str, str]] = {
         "display": "TIS", "advantage": "rloo", "correction": "truncate_tokens",
         "published_kl": "none", "bias": "off-policy biased: prefixes as they were drawn",
         "source": "Yao et al. 2025; verl: rollout_is=token",
+        "run_by": "verl, TRL, SkyRL",
     },
     "sequence_tis": {
         "display": "Sequence TIS", "advantage": "rloo", "correction": "truncate_completions",
         "published_kl": "none", "bias": "off-policy biased: truncated ratios", "source": "verl: rollout_is=sequence",
+        "run_by": "verl, TRL, SkyRL",
     },
     "icepop": {
         "display": "IcePop", "advantage": "rloo", "correction": "mask_tokens",
@@ -59,11 +65,13 @@ RECIPES: dict[str, dict[str, str]] = {
         "mask": "reject_tokens(low=0.5, high=2)",
         "published_kl": "none", "bias": "off-policy biased: without the tokens out of bounds",
         "source": "slime",
+        "run_by": "slime",
     },
     "geo_rs": {
         "display": "Geometric rejection", "advantage": "rloo", "mask": "reject_completions(low=0.999, high=1.001)",
         "published_kl": "none", "bias": "off-policy biased: ratios ignored",
         "source": "verl: rollout_rs=seq_mean_k1",
+        "run_by": "verl, SkyRL",
     },
     "worst_token_rs": {
         # ½ log² ρ ≤ 0.25: every ratio of the completion between 0.49 and 2.03
@@ -71,26 +79,31 @@ RECIPES: dict[str, dict[str, str]] = {
         "mask": "reject_completions(kind=k2, over=max, high=0.25)",
         "published_kl": "none", "bias": "off-policy biased: ratios ignored",
         "source": "verl: rollout_rs=seq_max_k2",
+        "run_by": "verl",
     },
     "ppo": {
         "display": "PPO", "advantage": "gae", "ratio": "token_clip", "aggregation": "token_mean",
         "published_kl": "none", "bias": "biased: all tokens share one average",
         "source": "Schulman et al. 2017, 1707.06347",
+        "run_by": "OpenRLHF by default, whiten=True",
     },
     "grpo": {
         "display": "GRPO", "advantage": "group_mean", "scale": "group_std", "ratio": "token_clip",
         "aggregation": "sequence_mean",
         "published_kl": "in_loss(kind=k3)", "bias": "biased: by group spread and 1/T",
         "source": "Shao et al. 2024, 2402.03300",
+        "run_by": "slime by default; TRL, verl",
     },
     "dr_grpo": {
         "display": "Dr. GRPO", "advantage": "group_mean", "ratio": "token_clip", "aggregation": "constant",
         "published_kl": "none", "bias": "on-policy (N−1)/(N·L)·∇J", "source": "Liu et al. 2025, 2503.20783",
+        "run_by": "TRL, verl, SkyRL",
     },
     "dapo": {
         "display": "DAPO", "advantage": "group_mean", "scale": "group_std", "ratio": "token_clip(eps_high=0.28)",
         "aggregation": "token_mean", "filter": "dynamic_sampling",
         "published_kl": "none", "bias": "biased: by group spread and 1/ΣT", "source": "Yu et al. 2025, 2503.14476",
+        "run_by": "verl, TRL, SkyRL over the batch",
     },
     "dapo_top_entropy": {
         "display": "DAPO, top 20 % entropy", "advantage": "group_mean", "scale": "group_std",
@@ -104,11 +117,13 @@ RECIPES: dict[str, dict[str, str]] = {
         "aggregation": "sequence_mean",
         "published_kl": "left out of the objective for brevity", "bias": "biased: by group spread and 1/T",
         "source": "Zheng et al. 2025, 2507.18071",
+        "run_by": "TRL, verl, SkyRL, OpenRLHF, slime",
     },
     "cispo": {
         "display": "CISPO", "advantage": "group_mean", "scale": "group_std", "ratio": "clipped_weight",
         "aggregation": "token_mean",
         "published_kl": "none", "bias": "biased: by group spread and 1/ΣT", "source": "MiniMax 2025, 2506.13585",
+        "run_by": "verl, TRL, SkyRL, slime over the batch",
     },
     "kimi_k15": {
         "display": "Kimi k1.5", "advantage": "kimi", "ratio": "log_ratio_penalty",
@@ -119,11 +134,13 @@ RECIPES: dict[str, dict[str, str]] = {
         "display": "OPO", "advantage": "token_mean",
         "published_kl": "none", "bias": "biased in scale and direction (own sample)",
         "source": "Hao et al. 2025, 2505.23585",
+        "run_by": "verl",
     },
     "gmpo": {
         "display": "GMPO", "advantage": "group_mean", "scale": "group_std", "ratio": "geometric_clip",
         "aggregation": "sequence_mean",
         "published_kl": "none", "bias": "biased: by group spread and 1/T", "source": "Zhao et al. 2025, 2507.20673",
+        "run_by": "verl",
     },
     "delta_l": {
         "display": "ΔL", "advantage": "group_mean", "scale": "group_std", "ratio": "token_clip",
@@ -131,12 +148,14 @@ RECIPES: dict[str, dict[str, str]] = {
         "published_kl": "none", "bias": "biased: by group spread and T^{−α}", "source": "2509.07558",
     },
 }  # fmt: skip
+#: All rows by name.
+NAMED = RECIPES | LOSSES
 
 
 def names() -> list[str]:
-    """Return the names of all recipes: the rows of :data:`RECIPES`, then every other estimator by itself."""
-    alone = {row["advantage"] for row in RECIPES.values() if not set(row) & set(DEFAULT_COMPONENTS)}
-    return [*RECIPES, *(name for name in registry.names() if name not in RECIPES and name not in alone)]
+    """Return the names of all recipes: the rows of :data:`NAMED`, then every other estimator by itself."""
+    alone = {row["advantage"] for row in NAMED.values() if not set(row) & set(DEFAULT_COMPONENTS)}
+    return [*NAMED, *(name for name in registry.names() if name not in NAMED and name not in alone)]
 
 
 def get(name: str | Recipe, **overrides: Any) -> Recipe:
@@ -144,8 +163,9 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
 
     Args:
         name: a name of :func:`names`, with or without the prefix "recipe:", and optionally with overrides in
-            brackets, as in ``"recipe:dapo(loo=True)"``; ``"recipe:custom(advantage=rloo, …)"`` composes a new one. A
-            Recipe is returned as it is when nothing is overridden.
+            brackets, as in ``"recipe:dapo(loo=True)"``; ``"recipe:custom(advantage=rloo, …)"`` composes a new one;
+            ``"trl:dapo"`` and ``"verl:grpo"`` have the trainer's parameters. A Recipe is returned as it is when
+            nothing is overridden.
         **overrides: another component (``aggregation="token_mean"``, ``kl="in_loss(beta=0.01)"``), or
             parameters, which go to every component that takes one of that name (``eps_high=0.28``, ``tau=1.0``).
 
@@ -174,6 +194,9 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
             )
         return name
     base, from_label = read_label(name.removeprefix(PREFIX))
+    if of_trainer(base):
+        changed = _label(base, from_label | overrides).removeprefix(PREFIX)
+        return build(base, from_label | overrides, changed if overrides else name)
     label = _label(base, from_label | overrides) if overrides else PREFIX + name.removeprefix(PREFIX)
     overrides = from_label | overrides
     row = _row(base, overrides)
@@ -197,8 +220,8 @@ def get(name: str | Recipe, **overrides: Any) -> Recipe:
 
 
 def _row(name: str, overrides: dict[str, Any]) -> dict[str, str]:
-    if name in RECIPES:
-        return RECIPES[name]
+    if name in NAMED:
+        return NAMED[name]
     if name in registry.DEFINITIONS:
         return {"advantage": name}
     if name == CUSTOM:
@@ -263,8 +286,8 @@ def table() -> pd.DataFrame:
     Returns:
         A frame with the columns ``name``, ``baseline``, ``advantage unit`` (whether a completion or each token has its
         own advantage, and what it is divided by), ``ratio and clip unit``, ``length handling`` (the aggregation),
-        ``KL placement`` (with the term of the paper where the recipe leaves it out), ``filter``, ``needs`` (fields of
-        the Batch), ``bias`` (what E[ĝ] is) and ``source``.
+        ``KL placement`` (with the term of the paper where the recipe leaves it out), ``filter``, ``run by`` (trainers
+        that have it), ``needs`` (fields of the Batch), ``bias`` (what E[ĝ] is) and ``source``.
 
     Example:
         >>> from gradstats.estimators import recipes
@@ -272,14 +295,17 @@ def table() -> pd.DataFrame:
         >>> frame.loc["grpo", ["baseline", "advantage unit", "ratio and clip unit", "length handling"]].to_list()
         ['group mean', 'completion, / group_std', 'token: token_clip', 'sequence_mean']
     """
+    return _table({name: _row(name, {}) for name in names()})
+
+
+def _table(named: dict[str, dict[str, str]]) -> pd.DataFrame:
     rows = []
-    for name in names():
-        row = _row(name, {})
+    for name, row in named.items():
         definition = registry.get_definition(read_label(row["advantage"])[0])
         fields = list(definition.needs(registry.default_parameters(definition)))
-        mask = COMPONENTS["mask"][read_label(row.get("mask", DEFAULT_COMPONENTS["mask"]))[0]]
-        needs = ", ".join([*fields, *mask.needs]) or "rewards"
-        if mask.of_ratios or {"ratio", "correction"} & set(row):
+        components = [COMPONENTS[kind][read_label(row[kind])[0]] for kind in DEFAULT_COMPONENTS if kind in row]
+        needs = ", ".join([*fields, *(need for one in components for need in one.needs)]) or "rewards"
+        if any(one.of_ratios or one.kind == "ratio" for one in components):
             needs += ", logprobs and old_logprobs off-policy"
         scale = row.get("scale", definition.scale)
         level = {"sequence": "completion", "token": "token"}[definition.level]
@@ -289,9 +315,10 @@ def table() -> pd.DataFrame:
                 "baseline": definition.baseline,
                 "advantage unit": level if scale == "–" else f"{level}, / {scale}",
                 "ratio and clip unit": _ratio_unit(row),
-                "length handling": row.get("aggregation", DEFAULT_COMPONENTS["aggregation"]),
+                "length handling": _length_handling(row),
                 "KL placement": _kl_placement(row),
                 "filter": _filters(row),
+                "run by": row.get("run_by", "–"),
                 "needs": needs,
                 "bias": row.get("bias", definition.bias),
                 "source": row.get("source", definition.source),
@@ -311,6 +338,13 @@ def _ratio_unit(row: dict[str, str]) -> str:
     return "; ".join(found) or "none"
 
 
+def _length_handling(row: dict[str, str]) -> str:
+    """Return the aggregation, with what a mean over tokens is taken over: "token_mean over the group"."""
+    label = row.get("aggregation", DEFAULT_COMPONENTS["aggregation"])
+    base, given = read_label(label)
+    return f"{base} over the {given.get('scope', 'group')}" if base == "token_mean" else label
+
+
 def _kl_placement(row: dict[str, str]) -> str:
     """Return where the recipe has a KL term, with that of its paper where it is another."""
     own = row.get("kl", DEFAULT_COMPONENTS["kl"])
@@ -325,7 +359,8 @@ def _filters(row: dict[str, str]) -> str:
 
 
 def published() -> pd.DataFrame:
-    """Return the rows of :func:`table` that are published methods as a whole, with their ``label`` and ``components``.
+    """Return the rows of :func:`table` that are published methods as a whole, with their ``label`` and ``components``,
+    and below them the losses of TRL and the advantages of verl under their own names, at the trainer's defaults.
 
     A label has … in place of a value that it needs.
 
@@ -334,17 +369,16 @@ def published() -> pd.DataFrame:
         >>> recipes.published().set_index("label").loc["recipe:dr_grpo", "components"]
         'group_mean · token_clip · constant'
     """
-    frame = table()
-    frame = frame.loc[[name in RECIPES for name in frame["name"]]].drop(columns="name")
-    frame.insert(0, "label", [_label_of(name) for name in RECIPES])
+    rows = {_label_of(name): row for name, row in NAMED.items()} | {label: row_of_trainer(label) for label in labels()}
+    frame = _table(rows).rename(columns={"name": "label"})
     kinds = ("advantage", *DEFAULT_COMPONENTS)
-    frame.insert(1, "components", [" · ".join(row[kind] for kind in kinds if kind in row) for row in RECIPES.values()])
-    return frame.reset_index(drop=True)
+    frame.insert(1, "components", [" · ".join(row[kind] for kind in kinds if kind in row) for row in rows.values()])
+    return frame
 
 
 def _label_of(name: str) -> str:
     """Return the label of a named recipe as it must be written, as in ``"recipe:kimi_k15(tau=…)"``."""
-    row = {kind: value for kind, value in RECIPES[name].items() if kind in ("advantage", *DEFAULT_COMPONENTS)}
+    row = {kind: value for kind, value in NAMED[name].items() if kind in ("advantage", *DEFAULT_COMPONENTS)}
     return _to_be_filled(name, _missing(row, {kind: _parameters_of(kind, value) for kind, value in row.items()}, {}))
 
 
@@ -357,7 +391,7 @@ def unit_of_label(label: str) -> str:
         if bracket:
             advantage, *components = inside.rstrip("]").split(" · ")
             return Recipe(advantage, **{kind_of(label): label for label in components}, name=name).unit
-        if label.startswith(PREFIX):
+        if label.startswith(PREFIX) or of_trainer(label):
             return get(label).unit
         base, parameters = read_label(name)
         definition = registry.get_definition(base)

@@ -16,8 +16,10 @@ from jaxtyping import Float
 from gradstats.estimators.baselines.grouping import reduce_by_group
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import AT_LEAST_1, AT_MOST_1
-from gradstats.estimators.ratios import exponential
+from gradstats.estimators.ratios import exponential, log_ratios
 from gradstats.estimators.recipes.components import LARGEST_LOG_WEIGHT, component
+
+_AT_MOST_1_OR_NONE = (lambda value: value is None or AT_MOST_1[0](value), f"None or {AT_MOST_1[1]}")
 
 
 @component("ratio", "token_clip", skip=3, level="token")
@@ -28,6 +30,7 @@ def token_clip(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     dual_clip: float | None = None,
+    max_drift: float | None = None,
 ) -> Float[np.ndarray, "n t"]:
     r"""Return the gradient of min(ρA, clip(ρ, 1−ε_low, 1+ε_high)A): w = ρA, and 0 for a clipped token.
 
@@ -36,13 +39,18 @@ def token_clip(
     Args:
         eps_low: tokens with A < 0 are clipped below 1 − ε_low.
         eps_high: tokens with A > 0 are clipped above 1 + ε_high.
-        dual_clip: c of max(·, cA) for A < 0 (Ye et al. 1912.09729; 3 is usual): such tokens are also
-            clipped above ρ = c.
+        dual_clip: c of max(·, cA) for A < 0 (Ye et al. 1912.09729; 3 in verl): such tokens are also
+            clipped above ρ = c. The two-sided clip of INTELLECT-2 (2505.07291), TRL's ``delta``, is the same gradient.
+        max_drift: δ of DeepSeek-V3.2's off-policy sequence mask (2512.02556, equation 9): completions with A < 0 have
+            weight 0 where the mean over tokens of log π_old − log π is greater, π_old being the sampler.
     """
     ratio = exponential(log_ratio)
     clipped = np.where(advantages > 0, ratio > 1 + eps_high, ratio < 1 - eps_low)
     if dual_clip is not None:
         clipped |= (advantages < 0) & (ratio > dual_clip)
+    if max_drift is not None:
+        drift = -log_ratios(batch).sum(axis=1, keepdims=True) / np.maximum(batch.lengths, 1)[:, None]
+        clipped |= (advantages < 0) & (drift > max_drift)
     return np.where(clipped, 0.0, ratio * advantages)
 
 
@@ -152,6 +160,9 @@ def clipped_weight(
 ) -> Float[np.ndarray, "n t"]:
     r"""CISPO, 2506.13585: w = stop-grad(clip(ρ))·A, so that no token is dropped.
 
+    The paper has no lower bound (``eps_low=1``) and does not state ε_high. verl and slime clamp ρ to [0.8, 1.2], SkyRL
+    to [1, 6] and TRL to at most ``epsilon_high``: 5 is recommended, 0.2 its default.
+
     Args:
         convention: "verl" clamps ρ to [1−ε_low, 1+ε_high]; "trl" takes min(ρ, ε_high), an absolute cap.
         eps_low: ε_low, used by "verl" only.
@@ -178,28 +189,34 @@ def log_ratio_penalty(
 
 
 @component("correction", "truncate_tokens", skip=2, level="token", of_ratios=True)
-def truncate_tokens(log_mismatch: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0) -> Float[np.ndarray, "n t"]:
+def truncate_tokens(
+    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0, low: float | None = None
+) -> Float[np.ndarray, "n t"]:
     r"""Return min(ρ_t, C): truncated importance sampling of tokens (TIS).
 
     Yao et al. 2025, *Your efficient RL framework secretly brings you off-policy RL training*; ``rollout_is="token"`` of
-    verl. A token is weighted as if what precedes it had been drawn from the policy itself.
+    verl, TRL's ``token_truncate``. A token is weighted as if what precedes it had been drawn from the policy itself.
 
     Args:
         cap: C, the greatest weight (2 to 5 in use).
+        low: the least weight, as in TRL; none by default.
     """
-    return np.exp(np.minimum(log_mismatch, np.log(cap)))
+    return np.exp(np.clip(log_mismatch, _log_or_none(low), np.log(cap)))
 
 
 @component("correction", "truncate_completions", skip=2, of_ratios=True)
 def truncate_completions(
-    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0
+    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, cap: float = 2.0, low: float | None = None
 ) -> Float[np.ndarray, "n t"]:
-    r"""Return min(Π_t ρ_t, C) for every token of a completion: ``rollout_is="sequence"`` of verl.
+    r"""Return min(Π_t ρ_t, C) for every token of a completion: ``rollout_is="sequence"`` of verl, TRL's
+    ``sequence_truncate``.
 
     Args:
         cap: C, the greatest weight.
+        low: the least weight, as in TRL; none by default.
     """
-    of_completion = np.minimum(np.maximum(log_mismatch.sum(axis=1), -LARGEST_LOG_WEIGHT), np.log(cap))
+    least = max(_log_or_none(low), -LARGEST_LOG_WEIGHT)
+    of_completion = np.clip(log_mismatch.sum(axis=1), least, np.log(cap))
     return np.where(batch.mask, np.exp(of_completion)[:, None], 0.0)
 
 
@@ -209,10 +226,10 @@ def truncate_completions(
     skip=2,
     level="token",
     of_ratios=True,
-    rules={"low": AT_MOST_1, "high": AT_LEAST_1},
+    rules={"low": _AT_MOST_1_OR_NONE, "high": AT_LEAST_1},
 )
 def mask_tokens(
-    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, low: float = 0.5, high: float = 5.0
+    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, low: float | None = 0.5, high: float = 5.0
 ) -> Float[np.ndarray, "n t"]:
     r"""Return ρ_t within a band and 0 outside: IcePop (Ring-1T, 2510.18855; INTELLECT-3, 2512.16144, equation 1).
 
@@ -220,8 +237,34 @@ def mask_tokens(
     mask ``reject_tokens`` (MIS).
 
     Args:
-        low: the least ratio that is kept.
+        low: the least ratio that is kept; None for no bound.
         high: the greatest.
     """
-    inside = (log_mismatch >= np.log(low)) & (log_mismatch <= np.log(high))
-    return np.where(inside, np.exp(np.minimum(log_mismatch, np.log(high))), 0.0)
+    return _within_band(log_mismatch, low, high)
+
+
+@component("correction", "mask_completions", skip=2, of_ratios=True, rules={"low": AT_MOST_1, "high": AT_LEAST_1})
+def mask_completions(
+    log_mismatch: Float[np.ndarray, "n t"], batch: Batch, high: float = 3.0, low: float | None = None
+) -> Float[np.ndarray, "n t"]:
+    r"""Return :math:`w_i = ρ_i·1[ρ_i ≤ C]` with :math:`ρ_i = \prod_t ρ_{i,t}`, for every token of the completion.
+
+    TRL's default with vLLM: ``vllm_importance_sampling_mode="sequence_mask"``, C = 3. Without the mask
+    :math:`E[ρ_i R_i S_i] = ∇J`; it loses the completions that the policy prefers most over the sampler. Dropped
+    completions stay in the aggregation's denominators.
+
+    Args:
+        high: C, the greatest ratio that is kept.
+        low: the least; none by default.
+    """
+    return np.where(batch.mask, _within_band(log_mismatch.sum(axis=1), low, high)[:, None], 0.0)
+
+
+def _within_band(log_weight: np.ndarray, low: float | None, high: float) -> np.ndarray:
+    """Return weights, 0 outside the band."""
+    inside = (log_weight >= _log_or_none(low)) & (log_weight <= np.log(high))
+    return np.where(inside, np.exp(np.minimum(log_weight, np.log(high))), 0.0)
+
+
+def _log_or_none(low: float | None) -> float:
+    return -np.inf if low is None else float(np.log(low))

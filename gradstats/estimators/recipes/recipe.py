@@ -11,7 +11,7 @@ from gradstats.config.options import written
 from gradstats.estimators.batch import Batch
 from gradstats.estimators.estimator import SEQUENCE_SUM, Estimator, Level
 from gradstats.estimators.ratios import in_blocks_of_groups, log_mismatch, log_ratios, log_staleness
-from gradstats.estimators.recipes import ratio as _ratio  # noqa: F401  # registers its components
+from gradstats.estimators.recipes import losses as _losses  # noqa: F401  # registers its components and ratio's
 from gradstats.estimators.recipes.components import DEFAULT_COMPONENTS, TOKENS, Component, Kind, get_component
 from gradstats.estimators.registry import get_estimator
 
@@ -47,7 +47,7 @@ class Recipe:
         ratio: what ratio and clip multiply them by, as ``"token_clip"``.
         correction: of a mismatch between trainer and sampler, as ``"truncate_tokens"``.
         aggregation: how the tokens of a group are averaged, as ``"sequence_mean"``.
-        kl: the KL term, ``"in_reward"`` or ``"in_loss"``.
+        kl: the KL term, ``"in_reward"``, ``"in_loss"`` or ``"to_sampler"``.
         filter: which completions are left out, as ``"dynamic_sampling"``.
         reward: a term of the reward by length, ``"soft_overlong"``.
         mask: which tokens count, as ``"top_entropy"``.
@@ -104,7 +104,7 @@ class Recipe:
     def of_advantages(self) -> dict[Kind, Component]:
         """The components beside the baseline that enter :meth:`advantages`, by kind."""
         used: dict[Kind, Component] = {"scale": self.scale, "reward": self.reward, "kl": self.kl}
-        return {kind: one for kind, one in used.items() if one.name not in ("none", "in_loss")}
+        return {kind: one for kind, one in used.items() if one.name not in ("none", "in_loss", "to_sampler")}
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class Recipe:
             ValueError: when the batch lacks a field.
         """
         batch.require(self.needs, self.label)
-        return self._scaled(self.rewarded(batch))
+        return self._scaled(self.rewarded(batch), batch)
 
     def rewarded(self, batch: Batch) -> Batch:
         """Return the batch with the rewards that advantages are computed from: with a term by length, and KL."""
@@ -209,8 +209,15 @@ class Recipe:
             token_rewards[np.arange(len(added)), last] += added
         return batch.with_fields(rewards=batch.rewards + added, token_rewards=token_rewards)
 
-    def _scaled(self, rewarded: Batch) -> np.ndarray:
-        return self.scale(self.advantage.advantages(rewarded), rewarded)
+    def _scaled(self, rewarded: Batch, batch: Batch) -> np.ndarray:
+        if not self.filter.definition.before_baseline:
+            return self.scale(self.advantage.advantages(rewarded), rewarded)
+        kept = np.flatnonzero(self.filter(batch))  # by the rewards without what the recipe adds
+        rest = rewarded.select(kept)
+        of_kept = self.scale(self.advantage.advantages(rest), rest)
+        advantages = np.zeros((rewarded.rewards.size, *of_kept.shape[1:]))
+        advantages[kept] = of_kept
+        return advantages
 
     def token_weights(self, batch: Batch) -> Float[np.ndarray, "n t"]:
         """Return :math:`w_{i,t}`: the weight of every token score in the gradient of its group, 0 where masked out.
@@ -220,7 +227,7 @@ class Recipe:
         """
         batch.require(self.needs, self.label)
         rewarded, loss_weights = self.kl(self._with_added_reward(batch))
-        advantages = self._scaled(rewarded)
+        advantages = self._scaled(rewarded, batch)
         if advantages.ndim == 1:
             advantages = np.where(batch.mask, advantages[:, None], 0.0)
         weights = self._by_ratio(advantages, batch) + loss_weights
@@ -266,11 +273,12 @@ class Recipe:
         Whether they are the same follows from the components: advantage and KL at sequence level, and ratios
         at sequence level or (without ``old_logprobs``) equal to 1.
         """
-        levels = [self.advantage.level, self.kl.definition.level]
-        if batch.old_logprobs is not None:
+        levels = [self.advantage.level]
+        if batch.old_logprobs is not None or self.ratio.definition.on_policy:
             levels += [self.ratio.definition.level, self.correction.definition.level]
-        if batch.old_logprobs is not None or not self.mask.definition.of_ratios:
-            levels.append(self.mask.definition.level)
+        for component in (self.kl, self.mask):
+            if batch.old_logprobs is not None or not component.definition.of_ratios:
+                levels.append(component.definition.level)
         if "token" in levels:
             return self.token_weights(batch)
         # Whether a user-defined function stays within its group is unknown.

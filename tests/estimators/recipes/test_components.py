@@ -1,11 +1,12 @@
 """Each component against loops over tokens, by hand, and masks against autograd of the masked loss, in float64."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from estimator_batches import FEW, batches
+from estimator_batches import FEW, batches, expected_gradient
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -26,7 +27,7 @@ from gradstats.estimators.recipes.ratio import token_clip
 
 def test_a_label_gives_the_component_with_its_parameters():
     clip = get_component("ratio", "token_clip(eps_high=0.28)")
-    assert clip.parameters == {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": None}
+    assert clip.parameters == {"eps_low": 0.2, "eps_high": 0.28, "dual_clip": None, "max_drift": None}
     assert clip == get_component("ratio", "token_clip", eps_high=0.28) == token_clip(eps_high=0.28)
     assert get_component("ratio", clip) is clip
     # values given beside a label replace its own
@@ -41,7 +42,7 @@ def test_a_component_acts_on_its_data_with_its_parameters():
 
 
 def test_the_parameters_of_a_component_are_those_after_its_data():
-    assert parameter_names("ratio", "token_clip") == {"eps_low": False, "eps_high": False, "dual_clip": False}
+    assert parameter_names("ratio", "clipped_weight") == {"convention": False, "eps_low": False, "eps_high": False}
     assert parameter_names("ratio", "log_ratio_penalty") == {"tau": True}
     assert parameter_names("filter", "none") == {}
 
@@ -132,6 +133,47 @@ def test_mask_truncated(batch: Batch):
         left = sum(int(batch.lengths[j]) for j in np.flatnonzero(~cut) if batch.groups[j] == batch.groups[i])
         assert_allclose(rescaled[i], est.rloo().advantages(batch)[i] / left)
     assert not rescaled[cut].any()
+
+
+def greatest_variance(rewards: list[float], size: int) -> float:
+    return max(np.var(chosen) for chosen in itertools.combinations(rewards, min(size, len(rewards))))
+
+
+@FEW
+@given(batch=batches(), keep=st.integers(2, 5))
+def test_the_completions_of_greatest_variance(batch: Batch, keep: int):
+    """No subset of the size has more, and the weights are those of the kept completions as a batch of their own."""
+    kept = get_component("filter", "max_variance", keep=keep)(batch)
+    for group in range(batch.n_groups):
+        rewards = batch.rewards[batch.group_index == group]
+        chosen = batch.rewards[(batch.group_index == group) & kept]
+        assert len(chosen) == min(keep, len(rewards))
+        assert np.var(chosen) == pytest.approx(greatest_variance(rewards.tolist(), keep))
+    for label in ("pods", "pods(aggregation=token_mean, ratio=token_ratio, loo=True)"):
+        recipe = recipes.get(label, keep=keep)
+        expected = np.zeros(batch.mask.shape)
+        expected[kept] = recipes.get(label, filter="none").token_weights(batch.select(kept))
+        assert_allclose(recipe.token_weights(batch), expected, atol=1e-12)
+
+
+@FEW
+@given(batch=batches(), least=st.sampled_from([0.0, 0.3, 0.6]))
+def test_groups_are_kept_by_the_spread_of_their_rewards(batch: Batch, least: float):
+    kept = get_component("filter", "reward_spread", least=least)(batch)
+    for i in range(len(batch.rewards)):
+        assert kept[i] == (not naive.alone(batch, i) and naive.group_deviation(batch, i, 1) > least)
+    if least == 0:
+        assert_array_equal(kept, get_component("filter", "dynamic_sampling")(batch))
+
+
+def test_a_leave_one_out_mean_of_completions_that_were_chosen_by_their_rewards_is_biased():
+    """Two of three are kept, and differ with probability 3p(1 − p); with A = ±1 E[ĝ] = ½·3p(1 − p)(1/p + 1/(1 − p)).
+
+    Of four or eight, prompts that fail or succeed often are scaled up more.
+    """
+    for size, keep, scales in ((3, 2, (1.5, 1.5)), (4, 2, (1.84, 1.75)), (8, 4, (1.559, 1.3021))):
+        pods = Recipe("rloo", filter=f"max_variance(keep={keep})").weights
+        assert_allclose([expected_gradient(pods, p, size) for p in (0.2, 0.5)], scales, rtol=1e-3)
 
 
 @FEW

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from estimator_batches import FEW, GIVEN, batches
+from estimator_batches import FEW, GIVEN, batches, columns_of
 from hypothesis import assume, given
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -124,12 +124,13 @@ def test_every_recipe_composes_and_has_a_row():
     batch = Batch([1, 0, 1, 0], [1, 3, 2, 2], ["a", "a", "b", "b"], logprobs=-np.ones((4, 3)),
                   entropy=np.ones((4, 3)), sum_pi_squared=np.full((4, 3), 0.5),
                   values=np.zeros((4, 3)), greedy_rewards=np.ones(4),
-                  sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)))  # fmt: skip
+                  sq_norms=np.ones(4), token_energy=np.ones((4, 3)), token_cross=np.ones((4, 3)),
+                  columns=columns_of(np.array([*"aabb"])))  # fmt: skip
     table = recipes.table()
     assert list(table["name"]) == recipes.names()
     assert list(table.columns) == [
         "name", "baseline", "advantage unit", "ratio and clip unit", "length handling", "KL placement", "filter",
-        "needs", "bias", "source",
+        "run by", "needs", "bias", "source",
     ]  # fmt: skip
     assert not table.isna().any().any()
     assert len(set(recipes.names())) == len(recipes.names())
@@ -149,7 +150,8 @@ def test_the_table_states_a_published_kl_term_that_the_recipe_leaves_out():
     assert placement["rloo"] == "none (published: in_reward(kind=k1))"
     assert placement["gspo"] == "none (published: left out of the objective for brevity)"
     assert placement["kimi_k15"] == "none (published: to the sampler, in log_ratio_penalty)"
-    assert set(placement.drop(["grpo", "rloo", "gspo", "kimi_k15"])) == {"none"}
+    others = {name: placement[name] for name in RECIPES if name not in ("grpo", "rloo", "gspo", "kimi_k15")}
+    assert set(others.values()) == {"none"}
     assert [name for name, row in RECIPES.items() if "published_kl" not in row] == []
     for name in ("grpo", "rloo"):  # what is published can be had
         kl = placement[name].partition("published: ")[2][:-1]
@@ -162,9 +164,13 @@ def test_the_published_methods_are_labels():
         filled = label.replace("…", "1")
         assert est.get(filled).label == filled
         assert components
-    assert [label for label in frame["label"] if "…" in label] == ["recipe:kimi_k15(tau=…)"]
-    assert frame.set_index("label").loc["recipe:gspo", "ratio and clip unit"] == "completion: sequence_clip"
-    assert "scope=" not in "".join(frame["length handling"])
+    assert [label for label in frame["label"] if "…" in label] == ["recipe:kimi_k15(tau=…)", "recipe:fspo(width=…)"]
+    by_label = frame.set_index("label")
+    assert by_label.loc["recipe:gspo", "ratio and clip unit"] == "completion: sequence_clip"
+    lengths = by_label["length handling"]
+    assert (lengths["recipe:dapo"], lengths["trl:dapo"]) == ("token_mean over the group", "token_mean over the batch")
+    assert by_label["run by"]["trl:dapo"] == "TRL by default"
+    assert "scope=" not in "".join(lengths)
 
 
 def test_overrides():
@@ -176,6 +182,7 @@ def test_overrides():
     kimi = recipes.get("kimi_k15", tau=0.5)
     assert (kimi.advantage.parameters["tau"], kimi.ratio.parameters["tau"]) == (0.5, 0.5)
     assert recipes.get("dapo", aggregation="constant", max_tokens=8).aggregation.label == "constant(max_tokens=8)"
+    assert recipes.get("grpo", kl="in_loss", kind="k1").kl.label == "in_loss(kind=k1)"
     assert recipes.get(kimi) is kimi
     assert est.get(kimi) is kimi
 
@@ -248,6 +255,15 @@ LABELS = [
     "recipe:dapo(mask=reject_tokens(kind=k3, high=0.1))",
     "recipe:grpo(correction=mask_tokens(low=0.9), mask=reject_tokens(kind=k3, high=0.1), kl=in_loss(beta=0.5))",
     "recipe:mis",
+    "recipe:prime_rl",
+    "recipe:sapo",
+    "recipe:vespo",
+    "recipe:topr",
+    "recipe:gpg",
+    "recipe:pods(keep=2)",
+    "trl:dapo(delta=3)",
+    "trl:grpo(off_policy_mask_threshold=0.1)",
+    "verl:rloo(loss_mode=dppo_kl)",
 ]
 
 

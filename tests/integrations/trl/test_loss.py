@@ -11,30 +11,21 @@ from gradstats.integrations.trl.contract import Generation, intercept, own_estim
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-#: What ``scale_rewards`` divides advantages by; TRL's ε is 1e-4.
-SCALES = {"group": "group_std(eps=1e-4)", "batch": "batch_std(eps=1e-4)", "none": "none"}
-#: What ``loss_type`` makes of advantages: aggregation and ratio.
+SCALES = ("group", "batch", "none")
+#: ``loss_type`` and what it is used with.
 LOSSES = {
-    "grpo": ("sequence_mean", "token_clip"),
-    "sapo": ("sequence_mean", None),  # not among our ratios
-    "bnpo": ("token_mean(scope=batch)", "token_clip"),
-    "dapo": ("token_mean(scope=batch)", "token_clip"),
-    "vespo": ("token_mean(scope=batch)", None),
-    "cispo": ("token_mean(scope=batch)", "clipped_weight(convention=trl, eps_high=1.2)"),
-    "dr_grpo": ("constant(max_tokens=6)", "token_clip"),
-    "luspo": ("sequence_sum", "token_clip"),
-}
+    "grpo": {}, "sapo": {}, "bnpo": {}, "dapo": {"delta": 1.15}, "vespo": {}, "cispo": {"epsilon_high": 1.2},
+    "dr_grpo": {"off_policy_mask_threshold": 0.05}, "luspo": {"importance_sampling_level": "sequence", "epsilon": 0.05},
+}  # fmt: skip
 PROMPTS = [{"prompt": prompt} for prompt in ("one", "two three", "six") for _ in range(GROUP_SIZE)]
 
 
 @pytest.fixture(scope="module")
 def trainers(tmp_path_factory):
     """GRPOTrainers that draw the same completions, by ``loss_type``; about half of these are truncated."""
-    settings = {"max_completion_length": 6}
-    by_name = {name: settings | ({"epsilon_high": 1.2} if name == "cispo" else {}) for name in LOSSES}
     return {
-        name: small_trainer("GRPO", tmp_path_factory.mktemp(name), loss_type=name, **given)
-        for name, given in by_name.items()
+        name: small_trainer("GRPO", tmp_path_factory.mktemp(name), loss_type=name, max_completion_length=6, **given)
+        for name, given in LOSSES.items()
     }
 
 
@@ -83,8 +74,11 @@ def test_every_token_has_the_weight_that_it_has_in_the_loss(trainers, monkeypatc
     assert seen.mask().any(dim=1).all() != masked
     found, logprobs = weights_in_loss(trainer, output)
     batch = batch_of(seen)
-    aggregation, ratio = LOSSES[loss_type]
-    recipe = recipes.get("grpo", scale=SCALES[scale], ratio="none", aggregation=aggregation)
+    settings = LOSSES[loss_type] | {
+        "scale_rewards": scale, "max_completion_length": 6, "per_device_train_batch_size": len(PROMPTS),
+        "vllm_importance_sampling_correction": False,
+    }  # fmt: skip
+    recipe = recipes.get(f"trl:{loss_type}", **settings)
     np.testing.assert_allclose(recipe.token_weights(batch) / batch.n_groups, found, rtol=1e-5, atol=1e-8)
 
     own = get(own_estimator(trainer)).weights(batch)
@@ -99,23 +93,21 @@ def test_every_token_has_the_weight_that_it_has_in_the_loss(trainers, monkeypatc
             lengths=mask.sum(axis=1),
             truncated=rollouts.truncated,
         )
-        filtered = recipes.get(recipe.label, filter="mask_truncated").token_weights(whole)
+        filtered = recipes.get(f"trl:{loss_type}", **settings, mask_truncated_completions=True).token_weights(whole)
         np.testing.assert_allclose(filtered, recipe.token_weights(batch), rtol=1e-12, atol=1e-15)
 
-    if ratio is not None:  # off-policy, with TRL's default KL term and with that of GRPO
-        rng = np.random.default_rng(4)
-        old, reference = (logprobs + torch.tensor(rng.normal(0, 0.3, logprobs.shape)) for _ in range(2))
-        monkeypatch.setattr(trainer, "beta", 0.1)
-        output |= {"old_per_token_logps": old, "ref_per_token_logps": reference}
-        fields = {"logprobs": logprobs, "old_logprobs": old, "ref_logprobs": reference}
-        for weighted, kind in ((True, "k2"), (False, "k3")):
-            monkeypatch.setattr(trainer.args, "use_bias_correction_kl", weighted)
-            found, _ = weights_in_loss(trainer, output)
-            recipe = recipes.get(
-                "grpo", scale=SCALES[scale], ratio=ratio, aggregation=aggregation, kl=f"in_loss(beta=0.1, kind={kind})"
-            )
-            batch = batch_of(seen, **{name: value.numpy() for name, value in fields.items()})
-            np.testing.assert_allclose(recipe.token_weights(batch) / batch.n_groups, found, rtol=1e-5, atol=1e-8)
+    # off-policy, with TRL's default KL term and with that of GRPO
+    rng = np.random.default_rng(4)
+    old, reference = (logprobs + torch.tensor(rng.normal(0, 0.3, logprobs.shape)) for _ in range(2))
+    monkeypatch.setattr(trainer, "beta", 0.1)
+    output |= {"old_per_token_logps": old, "ref_per_token_logps": reference}
+    fields = {"logprobs": logprobs, "old_logprobs": old, "ref_logprobs": reference}
+    batch = batch_of(seen, **{name: value.numpy() for name, value in fields.items()})
+    for weighted in (False,) if loss_type == "luspo" else (True, False):
+        monkeypatch.setattr(trainer.args, "use_bias_correction_kl", weighted)
+        found, _ = weights_in_loss(trainer, output)
+        recipe = recipes.get(f"trl:{loss_type}", **settings, beta=0.1, use_bias_correction_kl=weighted)
+        np.testing.assert_allclose(recipe.token_weights(batch) / batch.n_groups, found, rtol=1e-5, atol=1e-8)
 
 
 IN_USE = [
