@@ -189,7 +189,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     from gradstats.analyses import registry
     from gradstats.cli.answers import first_screen
     from gradstats.report.saved_results import read_results
-    from gradstats.report.verdict import headline_of, left_out, verdicts
+    from gradstats.report.verdict import headline_of, left_out, verdicts, without_signal
 
     answers = read_results(result.run.path).answers
     comparison = answers.get("variance")
@@ -198,8 +198,9 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
-    answer = verdicts(answers.get("alpha"), comparison, batch_sizes=answers.get("batch_size"))
-    answer += left_out(result.run.remarks)
+    answer = without_signal(result.measured.rollouts.frame, str(result.run.path))
+    on_sizes = {"batch_sizes": answers.get("batch_size"), "allocation": answers.get("allocation")}
+    answer += [*verdicts(answers.get("alpha"), comparison, **on_sizes), *left_out(result.run.remarks)]
     shown = [answers[name] for name in ("alpha", "variance") if name in answers]
     levels = [float(one.about["confidence_level"]) for one in shown]
     show(
