@@ -431,7 +431,7 @@ def _open(planned: Mapping[str, int | None], naming: Naming) -> Verdict | None:
     )
     span = " to ".join(f"{number:,}" for number in dict.fromkeys((min(known), max(known)))) if known else ""
     needed = f"about {span} prompts" if len(known) == len(planned) else "many more prompts"
-    return Verdict("open", f"To judge {names}, measure {needed}.")
+    return Verdict("open", f"Measure {needed} to judge {names}.")
 
 
 def _critical_batch(batch_sizes: Answer) -> tuple[Triple, float] | None:

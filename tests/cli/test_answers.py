@@ -422,10 +422,10 @@ def test_what_is_not_resolved_from_the_reference_says_how_many_prompts_resolve_i
     frame = comparison_of(*rows, confidence_level=0.95).frame
     planned = plan_ratio(frame, "constant(b=optimal)", quantity="matched_ratio").n_prompts_assured
     found = said(*rows, confidence_level=0.95)
-    assert found["open"] == f"To judge constant(b=optimal), measure about {planned:,} prompts."
+    assert found["open"] == f"Measure about {planned:,} prompts to judge constant(b=optimal)."
     unbounded = ("gspo", 1.3, 0.0, math.inf, {})
     found = said(RLOO, open_, unbounded, confidence_level=0.95)
-    assert found["open"] == "To judge constant(b=optimal) and gspo, measure many more prompts."
+    assert found["open"] == "Measure many more prompts to judge constant(b=optimal) and gspo."
     assert "open" not in said(RLOO, near, confidence_level=0.95)  # equal as far as anyone can tell
     # What a run has planned is said again.
     recorded = comparison_of(*rows, **{PLANNED: {"constant(b=optimal)": 17}})

@@ -376,7 +376,7 @@ def test_commands_are_complete_or_left_out():
 
 def test_a_comparison_without_plans_is_planned_by_its_own_rows():
     said = [one.text for one in verdicts(None, Answer.read(FOLDER_OF_FIGURES / "smollm2" / "variance"))]
-    assert "To judge length_weighted(alpha=0.8, loo=True), measure about 684 prompts." in said
+    assert "Measure about 684 prompts to judge length_weighted(alpha=0.8, loo=True)." in said
 
 
 def test_a_heading_states_what_was_asked_and_leaves_options_to_the_command(tmp_path):
