@@ -201,8 +201,9 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
     answer = without_signal(result.measured.rollouts.frame, str(result.run.path))
-    on_sizes = {"batch_sizes": answers.get("batch_size"), "allocation": answers.get("allocation")}
-    answer += [*verdicts(answers.get("alpha"), comparison, **on_sizes), *left_out(result.run.remarks)]
+    batch_sizes, allocation = answers.get("batch_size"), answers.get("allocation")
+    answer += verdicts(answers.get("alpha"), comparison, batch_sizes=batch_sizes, allocation=allocation)
+    answer += left_out(result.run.remarks)
     shown = [answers[name] for name in ("alpha", "variance") if name in answers]
     levels = [float(one.about["confidence_level"]) for one in shown]
     show(

@@ -239,7 +239,7 @@ def without_signal(completions: pd.DataFrame, run: str) -> list[Verdict]:
         run: its folder.
     """
     rewards = completions["reward"].to_numpy(dtype=float)
-    if not len(rewards) or (completions.groupby("prompt_id")["reward"].nunique() > 1).any():
+    if not len(rewards) or (completions.groupby("prompt_id")["reward"].nunique() > 1).to_numpy().any():
         return []
     nothing = "no group has a gradient, and no estimator can be judged"
     if np.ptp(rewards) > 0:
@@ -460,7 +460,7 @@ def _advice(
 ) -> Verdict | None:
     """Say what to change in training, as far as it is resolved; None where nothing was compared."""
     rows, reference = noise_of(comparison), str(comparison.about.get("reference", ""))
-    if not len(comparison.frame) or not comparison.frame["trace_cov"].notna().any():
+    if not len(comparison.frame) or not comparison.frame["trace_cov"].notna().to_numpy().any():
         return None
     if not any(one.is_reference for one in rows):
         return Verdict("advice", f"Measure more prompts: the noise of {naming(reference)} is not resolved.")
