@@ -21,7 +21,7 @@ from gradstats.analyses.declaration import (
     powers_of_two,
     without_groups,
 )
-from gradstats.analyses.numbers import UNRESOLVED, format_estimate, percent
+from gradstats.analyses.numbers import UNRESOLVED, format_estimate, percent, percentage
 from gradstats.analyses.results import RemarkedResult, Row, at_level, column, estimate
 from gradstats.analyses.variance_notes import about_target, moments_of, why_not_judged
 from gradstats.config.options import CONFIDENCE_LEVEL
@@ -75,6 +75,33 @@ if TYPE_CHECKING:
 
     from gradstats.config.experiment import Experiment
     from gradstats.measurement.measurement import Measurement
+
+
+#: Entry of what an answer is about: the best number of completions of a prompt with its interval, where it is known.
+BEST_SIZE = "best_size"
+# Fewest completions of a prompt that ``rloo`` can take.
+_FEWEST = 2.0
+
+
+def completions_in_words(size: float, low: float, high: float) -> str:
+    """Write a best number of completions in whole numbers, or its bound; "" where nothing is known.
+
+    >>> completions_in_words(13.2, 9.4, 20.1), completions_in_words(math.nan, 9.4, math.inf)
+    ('13 [9, 21] completions', 'at least 9 completions')
+    """
+    if math.isfinite(size) and math.isfinite(high):
+        return f"{size:.0f} [{math.floor(low)}, {math.ceil(high)}] completions"
+    return f"at least {math.floor(low)} completions" if low >= _FEWEST + 1.0 else ""
+
+
+def how_many(best: Estimated | None, confidence_level: float) -> str:
+    """State how many completions of each prompt ``rloo`` should take; "" where that cannot be extrapolated."""
+    if best is None:
+        return ""
+    drawn = completions_in_words(*best.with_interval(confidence_level))
+    if not drawn:
+        return "How many completions of each prompt are best is not resolved: measure more prompts."
+    return f"Draw {drawn} of each prompt (rloo)."
 
 
 @dataclass(frozen=True)
@@ -135,15 +162,40 @@ class Allocation(RemarkedResult):
         """Return the remarks, and the best size of ``rloo`` with its interval."""
         if self.best_size is None:
             return at_level(self.remarks, confidence_level)
-        size = format_estimate(*self.best_size.with_interval(confidence_level), limits=(2.0, math.inf))
+        size = format_estimate(*self.best_size.with_interval(confidence_level), limits=(_FEWEST, math.inf))
         best = f"is {size} completions per prompt ({percent(confidence_level)} interval)"
         if size == UNRESOLVED:
             best = f"is not resolved at {percent(confidence_level)}: measure more prompts"
         remarks = at_level(self.remarks, confidence_level)
         return (*remarks, f"the best size of rloo, whatever the tokens, {best}")
 
+    def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
+        """Return the rows; the ``.attrs`` also state the best size with its interval.
+
+        Raises:
+            ValueError: for a level outside (0, 1).
+        """
+        frame = super().to_frame(confidence_level)
+        if self.best_size is not None:
+            frame.attrs[BEST_SIZE] = list(self.best_size.with_interval(confidence_level))
+        return frame
+
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State in words which of the rows has the lowest noise."""
+        """State how many completions of each prompt are best, and what other sizes cost; or else the best row."""
+        said = [how_many(self.best_size, confidence_level), self._other_sizes(confidence_level)]
+        return " ".join(filter(None, said)) if all(said) else f"{said[0]} {self._best_row(confidence_level)}".strip()
+
+    def _other_sizes(self, confidence_level: float) -> str:
+        """State how much noisier ``rloo`` is in smaller groups, where that is resolved."""
+        costs = []
+        for row in reversed(self.rows):
+            noise, low, high = row.relative_noise.with_interval(confidence_level)
+            if row.estimator == self.reference and not row.extrapolated and low > 1.0:
+                verb, than = ("", "") if costs else ("are ", f" noisier than groups of {self.reference_size}")
+                costs.append(f"groups of {row.group_size} {verb}{percentage(noise - 1.0, low - 1.0, high - 1.0)}{than}")
+        return f"With the same tokens, {', '.join(costs)}." if costs else ""
+
+    def _best_row(self, confidence_level: float) -> str:
         noises = [(row.relative_noise.with_interval(confidence_level), row) for row in self.rows]
         known = [(noise, row) for noise, row in noises if np.isfinite(noise[0])]
         if not known:
@@ -156,9 +208,10 @@ class Allocation(RemarkedResult):
         split += ", extrapolated" if best.extrapolated else ""
         reference, noise = f"rloo with {self.reference_size}", format_estimate(ratio, low, high)
         if (best.estimator, best.group_size) == ("rloo", self.reference_size):
-            return f"Of these splits of {self.tokens:,.0f} tokens, none has less noise than {reference}."
+            return f"With {self.tokens:,.0f} tokens, no other split here has less noise than {reference}."
         if not (high < 1.0 or low > 1.0):
-            return f"No split of {self.tokens:,.0f} tokens is shown to beat {reference}; lowest is {noise} ({split})."
+            lowest = f"the lowest noise is {noise} ({split})"
+            return f"No split of {self.tokens:,.0f} tokens is shown to beat {reference}; {lowest}."
         tokens = f"{abs(1.0 - ratio):.0%} {'fewer' if ratio < 1.0 else 'more'} tokens than {reference}"
         return f"The best split ({split}) needs {tokens} for the same noise, {noise} times at equal tokens."
 
@@ -283,7 +336,8 @@ def allocate(
                 )
             )
     of_rloo = {size: _parts(by_size[size], families.get("rloo"), pools, []) for size in measured_sizes}
-    best = _best_size(_parts_of_rloo(of_rloo, most))
+    components = _parts_of_rloo(of_rloo, most)
+    best = None if components is None else best_size(*components[1:])
     told = tuple(dict.fromkeys(notes))
     return Allocation(tuple(rows), float(tokens), mean_length, most, pools.n_prompts, told, best if rows else None)
 
@@ -420,13 +474,10 @@ class _NotNegative:
         return self.quotient.value if np.isfinite(high) else np.nan, low, high
 
 
-def _best_size(of_rloo: tuple[Statistic, Statistic, Statistic] | None) -> MonotoneFunction | None:
-    r"""Return the N at which :math:`v_1 + v_2/(N-1) + N b` is least, at least 2."""
-    if of_rloo is None:
-        return None
-    _, cost, between = of_rloo
+def best_size(cost: Statistic, between: Statistic) -> MonotoneFunction:
+    r"""Return the N at which :math:`v_1 + v_2/(N-1) + N b` of ``rloo`` is least, at least 2, of v₂ and b."""
     quotient = _NotNegative(fieller_ratio(cost, between))
-    return MonotoneFunction(lambda one: float(np.maximum(1.0 + np.sqrt(np.maximum(one, 0.0)), 2.0)), (quotient,))
+    return MonotoneFunction(lambda one: float(np.maximum(1.0 + np.sqrt(np.maximum(one, 0.0)), _FEWEST)), (quotient,))
 
 
 def plot_allocation(table: WithFrame | pd.DataFrame, *, ax: Axes | None = None) -> Axes:

@@ -69,8 +69,6 @@ if TYPE_CHECKING:
 _PROMPTS = 64
 #: The alignment whose batch the sentence names.
 _HALF = 0.5
-# Characters of the sentence, which fits two lines of 80 columns however it breaks.
-_LONGEST_SENTENCE = 152
 # Lines with a band each, beyond which bands hide one another and only that of the reference is drawn.
 _MOST_BANDS = 3
 
@@ -144,7 +142,7 @@ class BatchSizes(RemarkedResult):
         return {"reference": self.reference, "target": self.target.kind}
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State what the batch reaches, how many prompts reach one half, what twice as many add, and what is silent."""
+        """State what the batch reaches, what twice as many prompts and how many one half, and what is silent."""
         if (why := why_not_judged(self.target)) is not None:
             return f"No batch size can be judged, since {why.partition('since ')[2]}."
         # The reference comes first, wherever it stands.
@@ -154,39 +152,33 @@ class BatchSizes(RemarkedResult):
         if not judged:
             return "No estimator has a gradient here, so that no batch size can be judged."
         known = [row for row in judged if np.isfinite(_of(row.alignment, confidence_level)[0])]
-        batch = f"At {self.prompts:,.4g} prompts × {judged[0].group_size:.3g} a step"
+        batch = f"With {self.prompts:,.4g} prompts × {judged[0].group_size:.3g} completions"
         if not known:
             return self._bound(judged[0], batch, confidence_level)
         first = known[0]
+        assert first.of_batches is not None
         alignment = _of(first.alignment, confidence_level)
-        reaches = f"{batch} reaches {percentage(*alignment)} of a noiseless one's gain"
-        doubled = None if first.of_batches is None else first.of_batches.at(2.0 * self.prompts)
-        added = 100.0 * (_of(doubled, confidence_level)[0] - alignment[0])
-        ending = f"; doubling adds {added:.0f} points"
+        said = [
+            f"{batch}, a step of {first.estimator} makes {percentage(*alignment)} of the progress of one without noise"
+        ]
+        doubled, *_ = first.of_batches.at(2.0 * self.prompts).with_interval(confidence_level)
+        said[0] += f"; with twice as many prompts it would make {doubled:.0%}."
+        half = first.of_batches.groups_for(_HALF).with_interval(confidence_level)
+        if np.isfinite(half[0]):
+            said.append(f"Half takes {format_estimate(*half)} prompts.")
         if (silent := _of(first.silent_groups, confidence_level)[0]) > 0:
-            ending += f"; {silent:.0%} of groups lack signal"
-        halves = [
-            (row.estimator, _of(row.of_batches and row.of_batches.groups_for(_HALF), confidence_level)) for row in known
-        ]
-        # With the digits of the table.
-        needed = [
-            f"{format_estimate(*half).partition(' ')[0]} ({name})" for name, half in halves if np.isfinite(half[0])
-        ]
-        named = [f"{',' if at else '; half takes'} {one}" for at, one in enumerate(needed)]
-        parts = ["", *named]
-        while len(reaches + "".join(parts) + ending) > _LONGEST_SENTENCE and len(parts) > 1:
-            parts.pop()
-        return f"{reaches}{''.join(parts)}{ending}."
+            said.append(f"{silent:.0%} of its groups carry no signal.")
+        return " ".join(said)
 
     def _bound(self, row: BatchRow, batch: str, confidence_level: float) -> str:
         """State what the data exclude where the signal is not resolved, and what would resolve it."""
         most = _of(row.alignment, confidence_level)[2]
-        told = f"of {row.estimator} reaches at most {percentage_at_most(most)} of a noiseless one's gain"
+        made = f"makes at most {percentage_at_most(most)} of the progress of one without noise"
         if not most < 1.0:
-            told = f"of {row.estimator} may reach anything"
+            made = "may make any share of the progress of one without noise"
         needed = row.prompts_to_resolve(confidence_level)
-        more = f"about {_count(needed)} prompts like these" if np.isfinite(needed) else "only more prompts"
-        return f"{batch} {told}; {more} resolve the signal."
+        more = f"About {_count(needed)} prompts like these" if np.isfinite(needed) else "Only more prompts"
+        return f"{batch}, a step of {row.estimator} {made}. {more} would resolve the signal."
 
 
 def _of(one: Estimated | None, confidence_level: float) -> Interval:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradstats import estimators as families
+from gradstats.analyses.allocation import best_size, how_many
 from gradstats.analyses.declaration import (
     Analysis,
     AnalysisFigure,
@@ -95,9 +96,10 @@ class EquivalentGroupSize(ScalarResult):
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the answer in words."""
-        text = (
-            f"{self.estimator} at N = {self.group_size} is as noisy as rloo at {self.size_in_words(confidence_level)}"
-        )
+        if self.estimator == "rloo":
+            return f"rloo in groups of {self.group_size} is what other estimators are compared with."
+        size = self.size_in_words(confidence_level)
+        text = f"{self.estimator} in groups of {self.group_size} is as noisy as rloo at {size}"
         saved, low, high = (100.0 * share for share in self.tokens_saved.with_interval(confidence_level))
         if not np.isfinite(saved):
             return f"{text}, at the same total of completions."
@@ -117,9 +119,11 @@ class EquivalentGroupSize(ScalarResult):
 def _size_in_words(size: float, low: float, high: float) -> str:
     """Write a group size with its interval, or as a bound.
 
-    >>> _size_in_words(4.0, 4.0, 4.0), _size_in_words(4.2, 3.1, 5.4), _size_in_words(np.inf, 9.0, np.inf)
-    ('N = 4', 'N = 4.2 [3.1, 5.4]', 'N ≥ 9')
+    >>> _size_in_words(4.0, 4.0, 4.0), _size_in_words(np.inf, 9.0, np.inf), _size_in_words(*[np.inf] * 3)
+    ('N = 4', 'N ≥ 9', 'no N, however large')
     """
+    if np.isinf(low):
+        return "no N, however large"
     number = format_estimate(size if np.isfinite(size) else np.nan, low, high)
     return f"N {number}" if number[0] in "≥≤" else f"N = {number}"
 
@@ -181,9 +185,10 @@ def equivalent_group_size(
         >>> round(result.value, 6)
         4.0
     """
-    return _equivalents(
+    (found,), _ = _equivalents(
         measured_or_batch, [estimator], group_size, scores, rng, target=target, scores_are_sketches=scores_are_sketches
-    )[0]
+    )
+    return found
 
 
 def _equivalents(
@@ -196,8 +201,8 @@ def _equivalents(
     target: AskedTarget,
     scores_are_sketches: bool | None,
     unresolved: Literal["refuse", "nan"] = "refuse",
-) -> list[EquivalentGroupSize]:
-    """Find the equivalent group sizes of several estimators from the same groups of ``rloo``.
+) -> tuple[list[EquivalentGroupSize], Estimated | None]:
+    """Find the equivalent group sizes of several estimators, and the best size of ``rloo``, from the same groups.
 
     Where the scale of one is needed and not resolved, ``unresolved="nan"`` gives NaN with a warning in place of an
     error.
@@ -270,7 +275,8 @@ def _equivalents(
                 label, group_size, equivalent, pools.n_prompts, same_prompts, share_saved(relative_noise)
             )
         )
-    return answers
+    best = None if of_rloo.within is None else best_size(cost, of_rloo.trace_cov - of_rloo.within)
+    return answers, best
 
 
 def _within(moments: PromptMoments, size: int) -> Statistic:
@@ -332,6 +338,7 @@ class GroupSizes(RemarkedResult):
         group_size_of_run: completions of each prompt; None where prompts have different numbers.
         of_largest: variance within prompts and between them of RLOO and its multiples, by label, in groups of all
             completions of a prompt: that between them does not depend on the size.
+        best_size: completions per prompt at which RLOO has the least noise for its tokens; None where it is not known.
     """
 
     question: ClassVar[str] = "group_sizes"
@@ -343,6 +350,7 @@ class GroupSizes(RemarkedResult):
     remarks: tuple[str, ...] = ()
     group_size_of_run: int | None = None
     of_largest: Mapping[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
+    best_size: Estimated | None = None
 
     def to_frame(self, confidence_level: float = CONFIDENCE_LEVEL) -> pd.DataFrame:
         """Return the frame of the comparison, with the variance within prompts and between them where it is known.
@@ -369,20 +377,22 @@ class GroupSizes(RemarkedResult):
         return frame
 
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
-        """State the equivalent group size in words: of several estimators the largest and the smallest."""
+        """State how many completions to draw, and the smallest and the largest group of RLOO that is as noisy."""
         known = sorted((one for one in self.equivalents if not np.isnan(one.value)), key=lambda one: one.value)
-        if not known:
-            return "No equivalent group size could be estimated."
-        if [one.estimator for one in known] == ["rloo"]:
-            return "Sizes are those of rloo with as much noise; that of no other estimator could be estimated."
-        least, most = known[0], known[-1]
-        if least is most:
-            return most.sentence(confidence_level)
-        smallest = least.size_in_words(confidence_level)
-        sizes = f"At N = {most.group_size}, {least.estimator} is as noisy as rloo at {smallest}"
+        others = [one for one in known if one.estimator != "rloo"]
+        said = [how_many(self.best_size, confidence_level), self._equivalents_in_words(others, confidence_level)]
+        return " ".join(filter(None, said)) or "No equivalent group size could be estimated."
+
+    def _equivalents_in_words(self, others: Sequence[EquivalentGroupSize], confidence_level: float) -> str:
+        """Compare the least and the most efficient of other estimators, in ascending order, with groups of RLOO."""
+        if len(others) < 2:
+            return others[0].sentence(confidence_level) if others else ""
+        least, most = others[0], others[-1]
+        smallest, largest = (one.size_in_words(confidence_level) for one in (least, most))
+        sizes = f"In groups of {most.group_size}, {least.estimator} is as noisy as rloo at {smallest}"
         if not most.confidence_interval(confidence_level)[0] > most.group_size:
-            return f"{sizes}; none is shown to be worth more than rloo."
-        return f"{sizes} and {most.estimator} as rloo at {most.size_in_words(confidence_level)}."
+            return f"{sizes}; none is shown to be worth more."
+        return f"{sizes}, and {most.estimator} as rloo at {largest}."
 
 
 def variance_by_group_size(
@@ -439,9 +449,9 @@ def variance_by_group_size(
     asked: dict[str, Any] = {"rng": rng, "target": target, "scores_are_sketches": scores_are_sketches}
     of_prompts = _completions_per_prompt(measured_or_batch)
     sizes = powers_of_two(int(of_prompts.min()))
-    equivalents, notes, size = [], [], max(sizes, default=0) // 2
+    equivalents, best, notes, size = [], None, [], max(sizes, default=0) // 2
     if group_size is not None:  # refused before the comparison, which takes longer
-        equivalents = _equivalents(measured_or_batch, chosen, group_size, scores, **asked)
+        equivalents, best = _equivalents(measured_or_batch, chosen, group_size, scores, **asked)
     comparison = compare(measured_or_batch, chosen, scores, group_sizes or sizes, **options, **asked)
     if group_size is None and size < 3:
         notes = ["an equivalent group size needs two groups of 3: sample at least 6 completions of each prompt"]
@@ -451,14 +461,14 @@ def variance_by_group_size(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                equivalents = _equivalents(measured_or_batch, known, size, scores, **asked, unresolved="nan")
+                equivalents, best = _equivalents(measured_or_batch, known, size, scores, **asked, unresolved="nan")
                 notes = [str(one.message) for one in caught]
             except ValueError as error:
                 notes = [str(error)]
     of_run, of_largest = int(of_prompts[0]) if of_prompts.min() == of_prompts.max() else None, {}
     if of_run is not None and of_run in (group_sizes or sizes) and not options.get("max_grad_norm"):
         of_largest = _of_largest(measured_or_batch, chosen, of_run, scores, **asked)
-    return GroupSizes(comparison, tuple(equivalents), (*comparison.remarks, *notes), of_run, of_largest)
+    return GroupSizes(comparison, tuple(equivalents), (*comparison.remarks, *notes), of_run, of_largest, best)
 
 
 def _of_largest(

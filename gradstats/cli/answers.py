@@ -31,8 +31,8 @@ _FARTHEST = 8.0
 # Marks on the axis, of which the first that fit the span are drawn.
 _TICKS = ((0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), (0.5, 0.7, 1.0, 1.4, 2.0), (0.8, 0.9, 1.0, 1.1, 1.25))
 _FINE_TICKS = ((0.95, 1.0, 1.05), (0.98, 1.0, 1.02), (0.99, 1.0, 1.01))
-# Lines around the rows of the table: two blank ones, its heading, and three on what is open and on what is not shown.
-_AROUND = 6
+# Lines around the rows of the table of relative noise: two blank ones, and its heading.
+_AROUND = 3
 # Lines around the rows of the table of a question: a blank one above and below, its heading, one on rows that are left
 # out, and one on what was written.
 _AROUND_TABLE = 5
@@ -55,7 +55,9 @@ def first_screen(
     lines = [*_folded(headline, ""), *([""] if block else []), *block]
     if comparison is not None:
         room = LINES - len(lines) - len(closing) - _AROUND
-        lines += ["", *noise_table(comparison, most=room)]
+        table = noise_table(comparison, most=room)
+        # Below the rows may stand what is open.
+        lines += ["", *noise_table(comparison, most=room - max(len(table) - 1 - room, 0))]
     return [*lines, *([""] if closing else []), *closing]
 
 

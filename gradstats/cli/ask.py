@@ -369,7 +369,7 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
     from gradstats.analyses.numbers import percent
     from gradstats.cli.answers import answer_screen, first_screen
     from gradstats.report.analysis_tables import short_table
-    from gradstats.report.verdict import alpha_verdicts, headline, headline_of, verdicts, with_plans
+    from gradstats.report.verdict import alpha_verdicts, headline, headline_of, verdicts, with_plans, without_signal
 
     everything, with_notes, source = given["everything"], given["notes"], str(given["source"])
     frames = {analysis.name: answer.frame} | {name: one.frame for name, one in answer.further.items()}
@@ -387,7 +387,8 @@ def _show(analysis: Analysis, answer: Answer, found: Any, measured: Any, given: 
         lines = first_screen(opening, alpha_verdicts(answer.about), closing=closing)
     elif analysis.section == "variance":
         compared = with_plans(answer, found)
-        lines = first_screen(headline_of(source, measured.rollouts), verdicts(None, compared), compared, closing)
+        said = [*without_signal(measured.rollouts.frame, source), *verdicts(None, compared)]
+        lines = first_screen(headline_of(source, measured.rollouts), said, compared, closing)
     else:
         leading, settled = analysis.leading_of(answer), everything or answer.about.get(SETTLED)
         short = None

@@ -6,6 +6,7 @@ import codecs
 import io
 import math
 import os
+import re
 import statistics
 import sys
 import textwrap
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _PIPED = 80  # columns of a file or a pipe
 WIDE = 100  # columns; labels are broken into lines on a narrower terminal
+_READABLE_NAME = 28  # columns of the name of a row beside as many numbers as fit
 
 
 class _PipedConsole(Console):
@@ -189,7 +191,7 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     from gradstats.analyses import registry
     from gradstats.cli.answers import first_screen
     from gradstats.report.saved_results import read_results
-    from gradstats.report.verdict import headline_of, left_out, verdicts
+    from gradstats.report.verdict import headline_of, left_out, verdicts, without_signal
 
     answers = read_results(result.run.path).answers
     comparison = answers.get("variance")
@@ -198,7 +200,9 @@ def show_run(result: RunResult, everything: bool = False, notes: bool = False) -
     closing = [] if page is None else [f"  {page}   figures and tables"]
     name = result.run.experiment.name
     headline = headline_of(name, result.measured.rollouts)
-    answer = verdicts(answers.get("alpha"), comparison, batch_sizes=answers.get("batch_size"))
+    answer = without_signal(result.measured.rollouts.frame, str(result.run.path))
+    batch_sizes, allocation = answers.get("batch_size"), answers.get("allocation")
+    answer += verdicts(answers.get("alpha"), comparison, batch_sizes=batch_sizes, allocation=allocation)
     answer += left_out(result.run.remarks)
     shown = [answers[name] for name in ("alpha", "variance") if name in answers]
     levels = [float(one.about["confidence_level"]) for one in shown]
@@ -298,14 +302,21 @@ def show_table(table: PaperTable) -> None:
     """Print a table made for a paper, in plain text; columns that are too wide side by side follow one another."""
     headings, rows = table.cells("plain")
     names, *columns = zip(headings, *rows, strict=True)
-    widths = [max(map(cell_len, column)) + 3 for column in columns]  # padding, and the space that the box adds
-    word = max(cell_len(word) for name in names for word in name.split())  # names are broken between words
-    room = console.width - min(max(map(cell_len, names)), max(28, min(word, console.width // 2))) - 3
+    longest = max(map(cell_len, names))
+    if longest + 3 + sum(max(map(cell_len, column)) + 3 for column in columns) > console.width:
+        columns = [
+            ("\n".join(textwrap.wrap(heading, max(map(cell_len, cells)), break_long_words=False)), *cells)
+            for heading, *cells in columns
+        ]
+    # Padding, and the space that the box adds.
+    widths = [max(cell_len(line) for cell in column for line in cell.splitlines()) + 3 for column in columns]
     while columns:
+        # Names are broken where one more column then fits, but not below a readable width.
+        room = console.width - min(longest, _READABLE_NAME) - 3
         at_once = max(1, sum(total <= room for total in accumulate(widths)))
         numbers = [Column(heading, justify="right", no_wrap=True) for heading, *_ in columns[:at_once]]
-        shown = Table(Column(names[0], overflow="fold"), *numbers, box=box.SIMPLE_HEAD, pad_edge=False)
-        left = console.width - sum(widths[:at_once]) - 3
+        left = min(longest, max(console.width - sum(widths[:at_once]) - 3, 1))
+        shown = Table(Column(names[0], width=left, overflow="fold"), *numbers, box=box.SIMPLE_HEAD, pad_edge=False)
         for name, *cells in zip(names[1:], *(column[1:] for column in columns[:at_once]), strict=True):
             shown.add_row(escape(_broken(name, left)), *map(escape, cells))
         console.print(shown)
@@ -313,9 +324,10 @@ def show_table(table: PaperTable) -> None:
 
 
 def _broken(name: str, width: int) -> str:
-    """Break the name of a row between words, but not within ``N = 2``."""
-    lines = textwrap.wrap(name.replace(" = ", "\u00a0=\u00a0"), max(width, 1), break_on_hyphens=False)
-    return "\n".join(lines).replace("\u00a0", " ")
+    """Break the name of a row between words and behind an opening bracket, but not within ``N = 2``."""
+    words = re.sub(r"(?<=\w)\(", "(\u200b ", name.replace(" = ", "\u00a0=\u00a0"))
+    lines = textwrap.wrap(words, max(width, 1), break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ").replace("\u200b ", "").replace("\u200b", "")
 
 
 def show_rollouts(rollouts: Rollouts, path: Path) -> None:

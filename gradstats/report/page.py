@@ -35,6 +35,7 @@ from gradstats.report.verdict import (
     sentence_of,
     verdicts,
     what_is_open,
+    without_signal,
 )
 from gradstats.system.files import atomic_path, to_json
 from gradstats.system.outputs import REPORT, claim, is_marked, refuse_links
@@ -423,9 +424,12 @@ def _verdicts(run: SavedResults) -> list[Verdict]:
     def naming(label: str) -> str:
         return names.get(label, label)
 
-    found = verdicts(run.answers.get("alpha"), comparison, naming, batch_sizes=run.answers.get("batch_size"))
+    batch_sizes, allocation = run.answers.get("batch_size"), run.answers.get("allocation")
+    found = verdicts(run.answers.get("alpha"), comparison, naming, batch_sizes=batch_sizes, allocation=allocation)
+    if run.points is not None and "reward" in run.points:
+        found = [*without_signal(run.points, _as_given(run.path)), *found]
     open_ones = [] if comparison is None else what_is_open(comparison, naming)
-    return [*found, *(Verdict("open", text) for text in open_ones)]
+    return [*found, *(Verdict("open", f"{text[:1].upper()}{text[1:]}.") for text in open_ones)]
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gradstats.analyses.allocation import BEST_SIZE, completions_in_words
 from gradstats.analyses.alpha import CURVED_BELOW
-from gradstats.analyses.numbers import ROUNDING, Triple, format_estimate
+from gradstats.analyses.numbers import ROUNDING, Triple, format_estimate, percentage
 from gradstats.analyses.plan import prompts_to_distinguish
 from gradstats.analyses.printed import triples_of
 from gradstats.analyses.variance import ANALYSIS as VARIANCE
 from gradstats.analyses.variance import NEEDED, VarianceComparison
 from gradstats.answers import Answer
+from gradstats.estimators.by_label import get
+from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.report.analysis_tables import joined_name, short_table
 from gradstats.stats.variance.best_set import EQUAL
 from gradstats.stats.variance.quantities import JUDGED, NOT_NEGATIVE, limits_of
@@ -57,8 +61,8 @@ class Verdict:
     """One line of the answer.
 
     Attributes:
-        topic: what it is about, in a word or two: α, best, avoid, bias, open, batch, left out.
-        text: the verdict.
+        topic: what it is about, in a word or two: reward, α, best, avoid, bias, open, batch, advice, left out.
+        text: the verdict, in sentences.
     """
 
     topic: str
@@ -203,8 +207,9 @@ def verdicts(
     naming: Naming = _as_labelled,
     *,
     batch_sizes: Answer | None = None,
+    allocation: Answer | None = None,
 ) -> list[Verdict]:
-    """Return the verdicts of a run.
+    """Return the verdicts of a run, and at the end what to change in training.
 
     Args:
         alpha: the answer on α.
@@ -212,6 +217,7 @@ def verdicts(
         naming: what estimators are called.
         batch_sizes: that of :func:`gradstats.analyses.batch_size`, on how large a batch should be; without it there is
             no verdict on that.
+        allocation: that of :func:`gradstats.allocate`, on how many completions of a prompt to draw; likewise.
     """
     found = []
     if alpha is not None:
@@ -221,7 +227,34 @@ def verdicts(
         found += _on_estimators(comparison, naming)
     size = None if comparison is None else of_first_size(comparison)[1]
     batch = None if batch_sizes is None else _batch(batch_sizes, naming, size)
-    return found if batch is None else [*found, batch]
+    advice = None if comparison is None else _advice(comparison, naming, batch_sizes, allocation)
+    return [*found, *(one for one in (batch, advice) if one is not None)]
+
+
+def without_signal(completions: pd.DataFrame, run: str) -> list[Verdict]:
+    """Return why no estimator has a gradient, where rewards are equal, with the remedy; nothing where they differ.
+
+    Args:
+        completions: of a run, with the columns ``prompt_id``, ``reward`` and, where it is known, ``truncated``.
+        run: its folder.
+    """
+    rewards = completions["reward"].to_numpy(dtype=float)
+    if not len(rewards) or (completions.groupby("prompt_id")["reward"].nunique() > 1).to_numpy().any():
+        return []
+    nothing = "no group has a gradient, and no estimator can be judged"
+    if np.ptp(rewards) > 0:
+        found = f"The completions of each prompt all have the same reward: {nothing}."
+        return [
+            Verdict("reward", found),
+            Verdict("advice", "Draw more completions of each prompt, or choose problems that are solved sometimes."),
+        ]
+    found = [Verdict("reward", f"Every reward is {rewards[0]:g}: {nothing}.")]
+    if rewards[0] > 0:
+        return [*found, Verdict("advice", "Choose harder problems, which are solved sometimes and not always.")]
+    read = f"Read some completions (gradstats report {shlex.quote(run)}), then correct what they show:"
+    cut = "" if "truncated" not in completions else f", where {completions['truncated'].mean():.0%} were cut off"
+    causes = f"the reward function, the answer format, the system prompt, or sampling.max_new_tokens{cut}."
+    return [*found, Verdict("advice", f"{read} {causes}")]
 
 
 #: Beginning of the remark of a run on a question that its data or settings allow no answer to.
@@ -239,7 +272,7 @@ def _on_estimators(comparison: Answer, naming: Naming) -> list[Verdict]:
     reference, (_, size) = naming(str(about.get("reference", ""))), of_first_size(comparison)
     reference += "" if size is None else f" in groups of {size:g}"
     best = _best(rows, reference, _n_unresolved(comparison), naming)
-    found = (best, _avoid(rows, naming))
+    found = (best, _avoid(rows, reference, naming))
     found = (*found, _bias(rows, about.get("prompts_per_batch"), naming), _open(planned, naming))
     return [one for one in found if one is not None]
 
@@ -248,58 +281,78 @@ def sentence_of(answer: Answer, naming: Naming = _as_labelled) -> str:
     """Return the sentence that answers, with estimators named; of α and of a comparison from its verdicts."""
     if answer.question == "alpha":
         first, *others = (one.text for one in alpha_verdicts(answer.about))
-        first = f"α = {first}" if first[:1].isdigit() else f"α is {first}"
-        return " ".join(
-            f"{text[:1].upper() if at else text[:1]}{text[1:]}." for at, text in enumerate([first, *others])
-        )
+        return " ".join([f"α = {first}" if first[:1].isdigit() else first.replace("It", "α", 1), *others])
     if answer.question == "variance":
         said = {one.topic: one.text for one in _on_estimators(answer, naming)}
-        best = said.get("best", "; ".join(what_is_open(answer, naming)))
-        avoid = said.get("avoid", "")
-        sentences = [best[:1].upper() + best[1:], f"Avoid {avoid}" if avoid else ""]
-        return " ".join(f"{sentence}." for sentence in sentences if sentence)
+        opened = (f"{text[:1].upper()}{text[1:]}." for text in what_is_open(answer, naming))
+        return " ".join(filter(None, [said.get("best", " ".join(opened)), said.get("avoid", "")]))
     return answer.sentence
 
 
+# What α says, by whether its interval lies below, around or above ½ (token scores are uncorrelated) and 1 (aligned).
+_GROWTH = {
+    ("below", "below"): "gradients grow more slowly than √length",
+    ("around", "below"): "gradients may grow like √length, but not like length",
+    ("above", "below"): "gradients outgrow √length, but not length",
+    ("above", "around"): "gradients outgrow √length, and may grow like length",
+    ("around", "around"): "gradients may grow like √length or like length",
+    ("above", "above"): "gradients outgrow length",
+}
+
+
+def _growth(alpha: Triple) -> str:
+    """Say how gradients grow with length, as far as the interval of α decides it."""
+    _, low, high = alpha
+    below, above = ("below" if high < one else "above" if low > one else "around" for one in (0.5, 1.0))
+    return _GROWTH[below, above]
+
+
 def _alpha_verdict(alpha: Mapping[str, Any]) -> str:
-    """State α with its interval, α within prompts, and which of ½ and 1 they exclude.
+    """State α with its interval and what it says of growth, and α within prompts where that says something else.
 
     >>> _alpha_verdict({"alpha": 0.6, "alpha_low": 0.56, "alpha_high": 0.64, "method": "ols"})
-    '0.600 [0.560, 0.640]; not ½, not 1'
+    '0.600 [0.560, 0.640]: gradients outgrow √length, but not length.'
     >>> _alpha_verdict({"alpha": 0.6, "alpha_low": math.nan, "alpha_high": math.nan, "method": "ols"})
-    '0.6; without an interval, for which there are too few prompts'
+    '0.6, without an interval, for which there are too few prompts.'
     """
-    found, inner = [_triple(alpha, "alpha")], alpha.get("within_prompt")
-    if math.isnan(found[0][0]):
-        return "not resolved"
-    if inner and alpha.get("method") != "within_prompt":
-        found.append(_triple(inner, "alpha"))
-    if any(math.isnan(end) for _, *ends in found[:1] for end in ends):
-        return f"{format_estimate(*found[0])}; without an interval, for which there are too few prompts"
-    said = []
-    for value, name in ((0.5, "½"), (1.0, "1")):  # of token scores that are uncorrelated, and of aligned ones
-        inside = any(low <= value <= high for _, low, high in found)
-        said.append(f"{name} possible" if inside else f"not {name}")
-    return f"{', within prompts '.join(format_estimate(*one) for one in found)}; {', '.join(said)}"
+    found, inner = _triple(alpha, "alpha"), _within_prompts(alpha)
+    if math.isnan(found[0]):
+        return "It is not resolved."
+    if any(map(math.isnan, found)):
+        return f"{format_estimate(*found)}, without an interval, for which there are too few prompts."
+    said = f"{format_estimate(*found)}: {_growth(found)}"
+    if inner is not None and _growth(inner) != _growth(found):
+        said += f"; within prompts {format_estimate(*inner)}: {_growth(inner)}"
+    return f"{said}."
+
+
+def _within_prompts(alpha: Mapping[str, Any]) -> Triple | None:
+    """Return α of answers to one prompt, where it is known beside that of all completions."""
+    inner = alpha.get("within_prompt")
+    found = _triple(inner, "alpha") if inner and alpha.get("method") != "within_prompt" else _UNKNOWN
+    return None if any(map(math.isnan, found)) else found
 
 
 def alpha_verdicts(alpha: Mapping[str, Any]) -> list[Verdict]:
     """Return α, that of length weights, whether one power law fits, and whether completions were drawn on-policy."""
-    found = [Verdict("α", _alpha_verdict(alpha))]
+    found, inner = [Verdict("α", _alpha_verdict(alpha))], _within_prompts(alpha)
+    if inner is not None:
+        found.append(Verdict("within", f"Among answers to one prompt, α = {format_estimate(*inner)}."))
     if mean := alpha.get("mean_scaling"):
         fit = format_estimate(*_triple(mean, "alpha"))
-        found.append(Verdict("also", f"for length weights use α = {fit} (fit to the mean)"))
+        found.append(Verdict("also", f"For length weights, α = {fit} fits the mean."))
     curvature = alpha.get("curvature")
     if curvature and _number(curvature, "pvalue") < CURVED_BELOW:
         trend = "steepens" if _number(curvature, "curvature") > 0 else "flattens"
-        found.append(Verdict("shape", f"the line {trend} with length, so that α is an average over these lengths"))
+        found.append(Verdict("shape", f"The line {trend} with length: α is an average over these lengths."))
     return [*found, *_drawn(alpha)]
 
 
 def _drawn(alpha: Mapping[str, Any]) -> list[Verdict]:
     """Say whether the completions were drawn on-policy: the first sentence on α, without its evidence."""
     sentences = alpha.get("sentences") or []
-    return [Verdict("policy", re.split(r" \(|[:.] ", str(one))[0].removesuffix(".")) for one in sentences[:1]]
+    said = (re.split(r" \(|[:.] ", str(one))[0].removesuffix(".") for one in sentences[:1])
+    return [Verdict("policy", f"{one}.") for one in said]
 
 
 def _and_more(names: Sequence[str], most: int) -> str:
@@ -324,68 +377,130 @@ def _n_unresolved(comparison: Answer) -> int:
 def _best(rows: Sequence[NoiseRow], reference: str, n_unresolved: int, naming: Naming) -> Verdict | None:
     if sum(len(one.labels) for one in rows) < 2 and not n_unresolved:
         return None
-    not_judged = f"; {n_unresolved} {'row is' if n_unresolved == 1 else 'rows are'} not resolved"
-    not_judged = not_judged if n_unresolved else ""
-    better = [one for one in rows if one.together[1] < 1.0 - EQUAL]
+    not_judged = (
+        f" {n_unresolved} {'row is' if n_unresolved == 1 else 'rows are'} not resolved." if n_unresolved else ""
+    )
+    better = _better(rows)
     if not better:
-        nothing = "nothing that could be judged" if n_unresolved else "nothing"
+        nothing = "No estimator that could be judged" if n_unresolved else "No estimator"
         text = f"{nothing} is shown to beat {reference}"
         if alone := [naming(one.labels[0]) for one in rows if one.shown[2] < 1.0 - EQUAL]:
-            whose = "its own interval alone" if len(alone) == 1 else "their own intervals alone"
-            text += f" by intervals for all rows; by {whose} {_and_more(alone, 2)} {'is' if len(alone) == 1 else 'are'}"
-        return Verdict("best", text + not_judged)
-    # The one that is surely good has the lowest upper end.
-    best = min(better, key=lambda one: one.together[1])
-    text = f"{naming(best.labels[0])}: {best.text()} times the samples of {reference}"
-    others = [naming(one.labels[0]) for one in better if one is not best]
-    if others:
+            whose = f"interval{'' if len(alone) == 1 else 's'} of {_and_more(alone, 2)}"
+            text += f", corrected for comparing all rows, which the {whose} {'is' if len(alone) == 1 else 'are'} not"
+        return Verdict("best", f"{text}.{not_judged}")
+    best = better[0]
+    text = f"{naming(best.labels[0])} needs {best.text()} times the samples of {reference}"
+    if others := [naming(one.labels[0]) for one in rows if one in better[1:]]:
         text += f"; {_and_more(others, 1)} {'beats' if len(others) == 1 else 'beat'} it too"
-    return Verdict("best", text + not_judged)
+    return Verdict("best", f"{text}.{not_judged}")
 
 
-def _avoid(rows: Sequence[NoiseRow], naming: Naming) -> Verdict | None:
+def _better(rows: Iterable[NoiseRow]) -> list[NoiseRow]:
+    """Return the rows that are shown to beat the reference, the one that is surely good first."""
+    return sorted((one for one in rows if one.together[1] < 1.0 - EQUAL), key=lambda one: one.together[1])
+
+
+def _avoid(rows: Sequence[NoiseRow], reference: str, naming: Naming) -> Verdict | None:
     noisy = sorted((one for one in rows if one.together[0] >= _WORTH_AVOIDING), key=lambda one: -one.together[0])
     if not noisy:
         return None
-    text = f"{naming(noisy[0].labels[0])}: {noisy[0].text()} times the samples for the same noise"
-    return Verdict("avoid", text + _also(noisy[1:], naming))
+    text = f"{naming(noisy[0].labels[0])} needs {noisy[0].text()} times the samples of {reference}"
+    if others := [naming(one.labels[0]) for one in noisy[1:]]:
+        text += f"; {_and_more(others, 1)} {'needs' if len(others) == 1 else 'need'} more too"
+    return Verdict("avoid", f"{text}.")
 
 
 def _bias(rows: Sequence[NoiseRow], batch: object, naming: Naming) -> Verdict | None:
     biased = sorted((one for one in rows if one.bias[1] >= _WORTH_NAMING), key=lambda one: -one.bias[1])
     if not biased:
         return None
-    text = f"{naming(biased[0].labels[0])}: {biased[0].bias_text()} of the error of a batch of {batch} prompts"
-    return Verdict("bias", text + _also(biased[1:], naming))
-
-
-def _also(rows: Sequence[NoiseRow], naming: Naming) -> str:
-    return f"; also {_and_more([naming(one.labels[0]) for one in rows], 1)}" if rows else ""
+    share, other = biased[0].bias_text(), [naming(one.labels[0]) for one in biased[1:]]
+    also = f"; much of that of {_and_more(other, 1)} too" if other else ""
+    return Verdict(
+        "bias", f"{share} of the error of {naming(biased[0].labels[0])} in a batch of {batch} prompts is bias{also}."
+    )
 
 
 def _open(planned: Mapping[str, int | None], naming: Naming) -> Verdict | None:
-    """Name the estimators that are not resolved from the reference, and what would resolve them."""
+    """Name the estimators that are not resolved from the reference, and how many prompts would resolve them."""
     if not planned:
         return None
-    names, them = _and_more([naming(label) for label in planned], 2), "it" if len(planned) == 1 else "them"
-    known = [number for number in planned.values() if number is not None]
-    if len(known) < len(planned):
-        return Verdict("open", f"{names}; many more prompts resolve {them} (plan --estimator)")
-    span = " to ".join(f"{number:,}" for number in dict.fromkeys((min(known), max(known))))
-    return Verdict("open", f"{names}; about {span} prompts resolve {them} (plan --estimator)")
+    names, known = (
+        _and_more([naming(label) for label in planned], 2),
+        [one for one in planned.values() if one is not None],
+    )
+    span = " to ".join(f"{number:,}" for number in dict.fromkeys((min(known), max(known)))) if known else ""
+    needed = f"about {span} prompts" if len(known) == len(planned) else "many more prompts"
+    return Verdict("open", f"Measure {needed} to judge {names}.")
 
 
-def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> Verdict | None:
+def _critical_batch(batch_sizes: Answer) -> tuple[Triple, float] | None:
+    """Return the critical batch of the reference, as readers see it, and its group size; None where it is not known."""
     reference, frame = str(batch_sizes.about.get("reference", "rloo")), batch_sizes.frame
     sizes = frame["group_size"] if "group_size" in frame else [math.nan] * len(frame)
     criticals = triples_of(frame, "critical_batch", NOT_NEGATIVE)
     for label, size, critical in zip(frame["estimator"], sizes, criticals, strict=True):
         if label == reference and any(map(math.isfinite, critical)):
-            whose = naming(reference)
-            if compared_size is not None and math.isfinite(size) and size != compared_size:
-                whose += f", {size:g} completions a group"
-            return Verdict("batch", f"{format_estimate(*critical)} prompts make signal and noise equal ({whose})")
+            return critical, float(size)
     return None
+
+
+def _batch(batch_sizes: Answer, naming: Naming, compared_size: float | None) -> Verdict | None:
+    if (found := _critical_batch(batch_sizes)) is None:
+        return None
+    critical, size = found
+    whose = naming(str(batch_sizes.about.get("reference", "rloo")))
+    if compared_size is not None and math.isfinite(size) and size != compared_size:
+        whose += f" in groups of {size:g}"
+    return Verdict("batch", f"At {format_estimate(*critical)} prompts, the noise of {whose} equals its signal.")
+
+
+def _advice(
+    comparison: Answer, naming: Naming, batch_sizes: Answer | None, allocation: Answer | None
+) -> Verdict | None:
+    """Say what to change in training, as far as it is resolved; None where nothing was compared."""
+    rows, reference = noise_of(comparison), str(comparison.about.get("reference", ""))
+    if not len(comparison.frame) or not comparison.frame["trace_cov"].notna().to_numpy().any():
+        return None
+    if not any(one.is_reference for one in rows):
+        return Verdict("advice", f"Measure more prompts: the noise of {naming(reference)} is not resolved.")
+    if len(rows) == 1 and len(comparison.frame) > len(rows[0].labels):
+        return Verdict("advice", f"Measure more prompts: nothing could be compared with {naming(reference)}.")
+    better = [one for one in _better(rows) if not one.bias[1] >= _WORTH_NAMING]
+    usable = next((one for one in better if not _missing_in_training(one.labels[0])), None)
+    said = [f"keep {naming(reference)}"]
+    if usable is not None:
+        fewer = [1.0 - one for one in (usable.shown[0], usable.shown[2], usable.shown[1])]
+        saving = f", for {percentage(*fewer)} fewer samples" if all(map(math.isfinite, fewer)) else ""
+        said = [f"use {naming(usable.labels[0])} in place of {naming(reference)}{saving}"]
+    elif better:
+        needed = _missing_in_training(better[0].labels[0])
+        said[0] += f" unless you can afford the {needed} that {naming(better[0].labels[0])} needs"
+    whose = "" if reference == "rloo" and usable is None else f" ({naming('rloo')})"
+    best = None if allocation is None else allocation.about.get(BEST_SIZE)
+    if best is not None and (drawn := completions_in_words(*best)):
+        said.append(f"draw {drawn} of each prompt{whose}")
+    if batch_sizes is not None and (found := _critical_batch(batch_sizes)) is not None:
+        (_, low, _), _ = found
+        if math.isfinite(low):
+            said.append(f"train on at least {max(math.floor(low), 1)} prompts per step")
+    text = "; ".join(said)
+    return Verdict("advice", f"{text[:1].upper()}{text[1:]}.")
+
+
+# What training does not know by itself, and an estimator may need.
+_NOT_IN_TRAINING = {"sq_norms": "gradient norms", "values": "state values"}
+
+
+def _missing_in_training(label: str) -> str:
+    """Return what an estimator needs that training does not know by itself; "" for nothing."""
+    if ":" in label.removeprefix(PREFIX):  # a function of somebody else, which is not imported here
+        return ""
+    try:
+        needs = get(label).needs
+    except KeyError:  # registered by another process
+        return ""
+    return next((words for name, words in _NOT_IN_TRAINING.items() if name in needs), "")
 
 
 def what_is_open(comparison: Answer, naming: Naming = _as_labelled) -> list[str]:

@@ -111,7 +111,7 @@ def _begun(experiment: Experiment, path: Path, held: ExitStack) -> tuple[RunDire
             n_times += 1
             if n_times == 2:  # a process that ends holds it for a moment
                 with progress_bar("waiting", 1, shown=False) as report:
-                    report.say(f"waiting: {error}")
+                    report.say(f"waiting, since {str(error).rpartition(': ')[0]}")
             time.sleep(BETWEEN_LOOKS)
 
 

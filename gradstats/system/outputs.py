@@ -93,7 +93,7 @@ def claim(
     if not overwrite and (different := difference()):
         raise FileExistsError(
             f"{path} holds a finished result with {different}: replace it with --overwrite (overwrite=True), or choose "
-            "another path"
+            "another path (--out)"
         )
 
 

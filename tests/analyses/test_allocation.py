@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quiet_compare, quietly
@@ -10,7 +12,7 @@ from probed_policies import MANY_DIRECTIONS, probed
 from gradstats import analyses
 from gradstats import estimators as est
 from gradstats.analyses import allocate, registry
-from gradstats.analyses.numbers import format_estimate
+from gradstats.analyses.numbers import format_estimate, percentage
 from gradstats.plots.marks import with_ends
 from gradstats.reference import EnumeratedPolicy
 from gradstats.report.analysis_tables import table_of
@@ -191,21 +193,27 @@ def test_few_prompts_are_noted(n_prompts, noted):
     assert any("fewer than 50 prompts: where the variance between prompts is small" in note for note in notes) == noted
 
 
-def test_the_row_that_all_are_compared_with_is_not_compared_with_itself():
+def test_the_sentence_says_what_to_draw_and_what_other_sizes_cost_where_that_is_resolved():
     batch, scores = correlated_batch(n_prompts=60, size=4)
-    alone = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[4])
-    assert alone.reference_size == 4
-    assert alone.sentence() == "Of these splits of 1,000 tokens, none has less noise than rloo with 4."
-    split = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
-    assert split.sentence().startswith("No split of 1,000 tokens is shown to beat rloo with 4; lowest is ")
-    equal = allocate(batch, ["group_mean", "rloo"], scores, tokens=1000)
-    assert "group_mean" not in equal.sentence()  # rloo names what equals it
-    beyond = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[16]).sentence()
-    assert "rloo, 16 completions of " in beyond
-    assert " prompts, extrapolated)" in beyond
+
+    def said(estimators, sizes=None, **asked):
+        return allocate(batch, estimators, scores, tokens=1000, group_sizes=sizes, **asked).sentence()
+
+    assert said(["rloo"], [4]).endswith("With 1,000 tokens, no other split here has less noise than rloo with 4.")
+    assert "No split of 1,000 tokens is shown to beat rloo with 4; the lowest noise is " in said(["rloo"], [2])
+    assert "group_mean" not in said(["group_mean", "rloo"])  # rloo names what equals it
+    assert re.search(r"rloo, 16 completions of .* prompts, extrapolated\)", said(["rloo"], [16]))
     batch, scores = correlated_batch(n_prompts=60, size=16)
-    smaller = allocate(batch, ["rloo"], scores, tokens=1000, group_sizes=[2])
-    (row,) = smaller.rows
-    more = row.relative_noise.value - 1.0
-    assert row.relative_noise.confidence_interval()[0] > 1.0
-    assert f" needs {more:.0%} more tokens than rloo with 16 for the same noise" in smaller.sentence()
+    found = allocate(batch, ["rloo"], scores, tokens=1000)
+    noisier = {row.group_size: [one - 1.0 for one in row.relative_noise.with_interval(0.95)] for row in found.rows}
+    (first, more), *others = [
+        (size, percentage(*ends)) for size, ends in reversed(noisier.items()) if size < 16 and ends[1] > 0.0
+    ]
+    assert others
+    listed = "".join(f", groups of {size} {cost}" for size, cost in others)
+    end = f"With the same tokens, groups of {first} are {more} noisier than groups of 16{listed}."
+    assert found.sentence().endswith(end)
+    best = r"The best split \(token_mean\(loo=True\), .*\) needs \d+% more tokens than rloo with 16 for the same noise"
+    assert re.search(
+        best, quietly(allocate, batch, ["token_mean(loo=True)"], scores, tokens=1000, group_sizes=[2]).sentence()
+    )

@@ -1,11 +1,13 @@
 """The group size at which RLOO is as noisy as an estimator."""
 
+import math
+
 import numpy as np
 import pytest
 from comparison_batches import correlated_batch, quietly
 from off_policy import turned_policy
 
-from gradstats.analyses import equivalent_group_size, registry, variance_by_group_size
+from gradstats.analyses import allocate, equivalent_group_size, registry, variance_by_group_size
 from gradstats.analyses.group_sizes import _size
 from gradstats.analyses.numbers import format_estimate
 from gradstats.analyses.variance import compare
@@ -72,10 +74,27 @@ def test_group_size_refusals():
         equivalent_group_size(batch, "token_mean", 4, scores)
 
 
-def test_the_sentence_names_both_group_sizes():
+def test_the_sentence_names_both_group_sizes_and_compares_nothing_with_itself():
     batch, scores = correlated_batch()
-    sentence = equivalent_group_size(batch, "rloo", 4, scores).sentence()
-    assert sentence == "rloo at N = 4 is as noisy as rloo at N = 4 and takes as many tokens for the same noise."
+    itself = equivalent_group_size(batch, "rloo", 4, scores).sentence()
+    assert itself == "rloo in groups of 4 is what other estimators are compared with."
+    other = equivalent_group_size(batch, "group_mean", 4, scores).sentence()
+    assert (
+        other == "group_mean in groups of 4 is as noisy as rloo at N = 4 and takes as many tokens for the same noise."
+    )
+
+
+def test_the_answer_begins_with_the_completions_to_draw_as_that_on_the_split_of_tokens_does():
+    policy = EnumeratedPolicy(2, 3, n_prompts=6, rng=4)
+    batch, scores, _ = policy.sample(200, 8, rng=0)
+    found = quietly(variance_by_group_size, batch, ["rloo"], scores=scores)
+    split = quietly(allocate, batch, ["rloo"], scores)
+    value, low, high = found.best_size.with_interval(0.95)
+    assert (value, low, high) == pytest.approx(split.best_size.with_interval(0.95))
+    begins = f"Draw {value:.0f} [{math.floor(low)}, {math.ceil(high)}] completions of each prompt (rloo)."
+    assert found.sentence() == begins  # a row of rloo beside rloo says nothing
+    assert split.sentence().startswith(begins)
+    assert split.to_frame().attrs["best_size"] == pytest.approx([value, low, high])
 
 
 def test_an_estimator_of_another_unit_is_brought_to_the_scale_of_rloo():
@@ -113,7 +132,6 @@ def test_tokens_saved_and_the_size_at_the_same_number_of_prompts_are_the_exact_o
     assert same.same_prompts_group_size.value == pytest.approx(3.0)
     assert same.tokens_saved.with_interval(0.95) == (0.0, 0.0, 0.0)
     assert same.to_frame()["same_prompts_group_size_high"].item() == pytest.approx(3.0)
-    assert same.sentence().endswith("and takes as many tokens for the same noise.")
     noisier = equivalent_group_size(batch, "asymmetric(delta=2.0, loo=True)", 3, scores)
     saved, low, high = noisier.tokens_saved.with_interval(0.95)
     assert saved < 0

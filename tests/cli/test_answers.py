@@ -27,6 +27,7 @@ from gradstats.report.verdict import (
     noise_of,
     verdicts,
     with_plans,
+    without_signal,
 )
 from gradstats.stats.variance.quantities import limits_of
 from gradstats.system.files import read_csv
@@ -129,7 +130,7 @@ def assert_is_a_screen(out):
     assert_believable(re.sub(r"\w+\([^()]*\)", "", out))  # without labels, which are as they are typed
     assert not _ONE_POINT.search(out)
     opening = out.partition("\n\n")[0]
-    assert len(opening.splitlines()) <= 2, opening
+    assert len(opening.splitlines()) <= 3, opening
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -246,7 +247,7 @@ def test_group_sizes_that_are_not_shown_are_named():
     rows = [("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4, 8)]
     assert noise_table(comparison_of(*rows), most=5)[-1] == "  groups of 4, 8: --all"
     assert "groups of" not in noise_table(comparison_of(RLOO), most=5)[-1]
-    assert said(*rows, ("grpo", 0.8, 0.7, 0.9, {"group_size": 2}))["best"].endswith("samples of rloo in groups of 2")
+    assert said(*rows, ("grpo", 0.8, 0.7, 0.9, {"group_size": 2}))["best"].endswith("samples of rloo in groups of 2.")
 
 
 def said(*rows, **about):
@@ -261,17 +262,14 @@ def test_the_critical_batch_is_that_of_the_reference_and_of_the_question_that_as
         answer = Answer("batch_size", frame.assign(**columns), {"reference": "rloo"})
         return [one.text for one in verdicts(None, None, batch_sizes=answer)]
 
-    assert on_batches() == ["62 [36, 114] prompts make signal and noise equal (rloo)"]
+    assert on_batches() == ["At 62 [36, 114] prompts, the noise of rloo equals its signal."]
     assert "batch" not in said(RLOO, ("grpo", 0.8, 0.7, 0.9, {}))
     several = comparison_of(*(("rloo", 1.0, 1.0, 1.0, {"group_size": size}) for size in (2, 4)))
     answer = Answer("batch_size", frame.assign(group_size=8), {"reference": "rloo"})
-    whose = "(rloo, 8 completions a group)"
-    assert (
-        verdicts(None, several, batch_sizes=answer)[-1].text
-        == f"62 [36, 114] prompts make signal and noise equal {whose}"
-    )
+    (batch,) = [one.text for one in verdicts(None, several, batch_sizes=answer) if one.topic == "batch"]
+    assert batch == "At 62 [36, 114] prompts, the noise of rloo in groups of 8 equals its signal."
     (unresolved,) = on_batches(critical_batch=NAN, critical_batch_high=math.inf)
-    assert unresolved.startswith("≥ 36 prompts")
+    assert unresolved.startswith("At ≥ 36 prompts")
     assert on_batches(critical_batch=NAN, critical_batch_low=NAN, critical_batch_high=NAN) == []
 
 
@@ -290,38 +288,121 @@ def test_estimators_share_a_row_where_they_are_equal_by_construction_and_not_whe
 def test_what_is_best_and_what_to_avoid_holds_for_all_rows_at_once():
     better, worse = ("grpo", 0.8, 0.7, 0.9, {}), ("reinforce", 2.12, 1.78, 2.53, {})
     assert said(RLOO, better, worse) == {
-        "best": "grpo: 0.80 [0.70, 0.90] times the samples of rloo",
-        "avoid": "reinforce: 2.12 [1.78, 2.53] times the samples for the same noise",
+        "best": "grpo needs 0.80 [0.70, 0.90] times the samples of rloo.",
+        "avoid": "reinforce needs 2.12 [1.78, 2.53] times the samples of rloo.",
+        "advice": "Use grpo in place of rloo, for 20% [10, 30] fewer samples.",
     }
     worst, far = (("constant", 3.5, 3.0, 4.0, {}), ("gspo", 3.0, 2.5, 3.4, {}))
     avoided = said(RLOO, worse, worst, far)["avoid"]
-    assert avoided.startswith("constant: 3.50 [3.00, 4.00] times the samples for the same noise; also gspo and 1 more")
+    assert avoided == "constant needs 3.50 [3.00, 4.00] times the samples of rloo; gspo and 1 more need more too."
     at_once = {"matched_ratio_simultaneous_low": 0.6, "matched_ratio_simultaneous_high": 1.1}
     wide = {"matched_ratio_simultaneous_low": 1.05, "matched_ratio_simultaneous_high": 4.0}
     found = said(("grpo", 0.8, 0.7, 0.9, at_once), ("rloo", 1.0, 1.0, 1.0, {}), ("reinforce", 2.12, 1.78, 2.53, wide))
-    at_once_none = "nothing is shown to beat rloo by intervals for all rows; by"
-    assert found["best"] == f"{at_once_none} its own interval alone grpo is"
+    corrected = "No estimator is shown to beat rloo, corrected for comparing all rows, which the"
+    assert found["best"] == f"{corrected} interval of grpo is not."
     assert "avoid" not in found
     found = said(("grpo", 0.8, 0.7, 0.9, at_once), RLOO, ("gspo", 0.9, 0.85, 0.95, at_once))
-    assert found["best"] == f"{at_once_none} their own intervals alone grpo and gspo are"
+    assert found["best"] == f"{corrected} intervals of grpo and gspo are not."
 
 
 def test_rows_that_are_not_resolved_may_be_the_best():
     unknown, better = ("otb", NAN, 0.0, math.inf, {}), ("grpo", 0.8, 0.7, 0.9, {})
-    assert said(RLOO, unknown)["best"] == "nothing that could be judged is shown to beat rloo; 1 row is not resolved"
-    assert said(RLOO, better, unknown, unknown)["best"].endswith("of rloo; 2 rows are not resolved")
+    nothing = "No estimator that could be judged is shown to beat rloo. 1 row is not resolved."
+    assert said(RLOO, unknown)["best"] == nothing
+    assert said(RLOO, better, unknown, unknown)["best"].endswith("of rloo. 2 rows are not resolved.")
     above = ("dapo", NAN, 1.2, math.inf, {})  # whatever it is, it is not lower
-    assert said(RLOO, above)["best"] == "nothing is shown to beat rloo"
+    assert said(RLOO, above)["best"] == "No estimator is shown to beat rloo."
+
+
+BIASED = {"matched_bias_share_low": 0.66, "matched_bias_share_high": 0.776}
+
+
+@pytest.mark.parametrize(
+    ("row", "advice"),
+    [
+        (("grpo", 0.99, 0.9, 1.1, {}), "Keep rloo"),
+        (("grpo", 0.8, 0.7, 0.9, {}), "Use grpo in place of rloo, for 20% [10, 30] fewer samples"),
+        (("gspo", 0.8, 0.7, 0.9, BIASED), "Keep rloo"),
+        (
+            ("norm_weighted(loo=True)", 0.8, 0.7, 0.9, {}),
+            "Keep rloo unless you can afford the gradient norms that norm_weighted(loo=True) needs",
+        ),
+        (("mine:estimator", 0.8, 0.7, 0.9, {}), "Use mine:estimator in place of rloo, for 20% [10, 30] fewer samples"),
+        (("otb", NAN, 0.0, math.inf, {}), "Measure more prompts: nothing could be compared with rloo"),
+    ],
+)
+def test_the_advice_is_what_is_resolved(row, advice):
+    assert said(RLOO, row)["advice"] == f"{advice}."
+
+
+@pytest.mark.parametrize(
+    ("best", "critical", "advice"),
+    [
+        ([13.2, 9.4, 20.1], [62.0, 36.4, 115.0], "draw 13 [9, 21] completions of each prompt"),
+        ([NAN, 9.4, math.inf], [NAN, 36.4, math.inf], "draw at least 9 completions of each prompt"),
+        ([NAN, 2.0, math.inf], [NAN, 0.0, math.inf], ""),
+        (None, None, ""),
+    ],
+)  # fmt: skip
+def test_the_advice_names_completions_and_prompts_as_far_as_they_are_known(best, critical, advice):
+    about = {} if best is None else {"best_size": best}
+    columns = dict(
+        zip(("critical_batch", "critical_batch_low", "critical_batch_high"), critical or [NAN] * 3, strict=True)
+    )
+    given = {"allocation": Answer("allocation", pd.DataFrame(), about)}
+    given["batch_sizes"] = Answer("batch_size", pd.DataFrame([{"estimator": "rloo"} | columns]), {"reference": "rloo"})
+    text = verdicts(None, comparison_of(RLOO, ("grpo", 0.99, 0.9, 1.1, {})), **given)[-1].text
+    train = "train on at least 36 prompts per step" if critical and critical[1] else ""
+    assert text == "; ".join(filter(None, ["Keep rloo", advice, train])) + "."
+
+
+@pytest.mark.parametrize(
+    ("rewards", "reward", "advice"),
+    [
+        ([0, 0, 0, 0], "Every reward is 0: no group ", "Read some completions (gradstats report 'a run'), "),
+        ([1, 1, 1, 1], "Every reward is 1: ", "Choose harder problems"),
+        ([1, 1, 0, 0], "The completions of each prompt all have the same reward: ", "Draw more completions"),
+    ],
+)  # fmt: skip
+def test_rewards_that_are_all_equal_are_line_one_with_the_remedy(rewards, reward, advice):
+    completions = pd.DataFrame({"prompt_id": ["a", "a", "b", "b"], "reward": rewards, "truncated": [True, False] * 2})
+    first, second = without_signal(completions, "a run")
+    assert (first.topic, second.topic) == ("reward", "advice")
+    assert first.text.startswith(reward)
+    assert second.text.startswith(advice)
+    assert ("where 50% were cut off" in second.text) == (rewards == [0, 0, 0, 0])
+    assert without_signal(completions.assign(reward=[1, 0, 1, 1]), "a run") == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "growth"),
+    [
+        (0.3, 0.4, "gradients grow more slowly than √length"),
+        (0.4, 0.6, "gradients may grow like √length, but not like length"),
+        (0.6, 0.9, "gradients outgrow √length, but not length"),
+        (0.6, 1.1, "gradients outgrow √length, and may grow like length"),
+        (0.4, 1.1, "gradients may grow like √length or like length"),
+        (1.1, 1.3, "gradients outgrow length"),
+    ],
+)
+def test_what_alpha_says_of_growth_is_what_its_interval_decides(low, high, growth):
+    alpha = {"alpha": (low + high) / 2, "alpha_low": low, "alpha_high": high}
+    (verdict,) = alpha_verdicts(alpha)
+    assert verdict.text.endswith(f"]: {growth}.")
+    inner = {"alpha": 2.0, "alpha_low": 1.9, "alpha_high": 2.1}
+    first, within = alpha_verdicts(alpha | {"within_prompt": inner})
+    assert within.text == "Among answers to one prompt, α = 2.00 [1.90, 2.10]."
+    assert ("within prompts" in first.text) == (growth != "gradients outgrow length")
 
 
 BIAS_UP_TO_1 = {"matched_bias_share_high": 1.0}
 
 
 def test_a_bias_that_matters_is_a_verdict():
-    row = ("gspo", 1.2, 0.9, 1.6, {"matched_bias_share_low": 0.66, "matched_bias_share_high": 0.776})
-    assert said(RLOO, row)["bias"] == "gspo: 66–78 % of the error of a batch of 128 prompts"
+    row = ("gspo", 1.2, 0.9, 1.6, BIASED)
+    assert said(RLOO, row)["bias"] == "66–78 % of the error of gspo in a batch of 128 prompts is bias."
     open_above = ("gspo", 1.2, 0.9, 1.6, {"matched_bias_share": NAN, "matched_bias_share_low": 0.66} | BIAS_UP_TO_1)
-    assert said(RLOO, open_above)["bias"] == "gspo: ≥ 66 % of the error of a batch of 128 prompts"
+    assert said(RLOO, open_above)["bias"] == "≥ 66 % of the error of gspo in a batch of 128 prompts is bias."
 
 
 @pytest.mark.parametrize(
@@ -341,10 +422,10 @@ def test_what_is_not_resolved_from_the_reference_says_how_many_prompts_resolve_i
     frame = comparison_of(*rows, confidence_level=0.95).frame
     planned = plan_ratio(frame, "constant(b=optimal)", quantity="matched_ratio").n_prompts_assured
     found = said(*rows, confidence_level=0.95)
-    assert found["open"] == f"constant(b=optimal); about {planned:,} prompts resolve it (plan --estimator)"
+    assert found["open"] == f"Measure about {planned:,} prompts to judge constant(b=optimal)."
     unbounded = ("gspo", 1.3, 0.0, math.inf, {})
     found = said(RLOO, open_, unbounded, confidence_level=0.95)
-    assert found["open"] == "constant(b=optimal) and gspo; many more prompts resolve them (plan --estimator)"
+    assert found["open"] == "Measure many more prompts to judge constant(b=optimal) and gspo."
     assert "open" not in said(RLOO, near, confidence_level=0.95)  # equal as far as anyone can tell
     # What a run has planned is said again.
     recorded = comparison_of(*rows, **{PLANNED: {"constant(b=optimal)": 17}})

@@ -64,7 +64,7 @@ SAID = {
     "ask MEASURED success_bins rloo grpo --notes": ["share of variance", "forms groups of 4 completions"],
     "ask MEASURED allocation rloo --tokens 5000 --group-sizes 2 4 32": ["rloo, 32* × "],
     "ask MEASURED group_sizes rloo --group-size 4": [
-        "Sizes are those of rloo with as much noise; that of no other estimator could be estimated."
+        "Draw at least 7 completions of each prompt (rloo)."
     ],
     "ask MEASURED group_sizes rloo --group-size 4 --all": ["equivalent group size"],
     "ask MEASURED shift 'length_weighted(alpha=0.8)'": ["The baseline of length_weighted(alpha=0.8) lies −0."],
@@ -72,7 +72,7 @@ SAID = {
     "ask DRAWN ratios --n-bins 2": [
         "Sampler and scorer differ (largest difference of a token's log-probability 0.", "completion, all",
     ],
-    "alpha POINTS": ["α 0.79 [0.47, 1.10]; ½ possible, 1 possible", "for length weights use α = 0.83 [0.45, 1.21]"],
+    "alpha POINTS": ["α 0.79 [0.47, 1.10]: gradients may grow like √", "For length weights, α = 0.83 [0.45, 1.21]"],
     "alpha POINTS --all --notes": [
         "Length exponent α with 95% intervals (ols, cluster interval)", "α R² n standard error slope 2α",
         " ols 0.79 [0.47, 1.10] 0.5 29 0.139 1.58",

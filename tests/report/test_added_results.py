@@ -72,6 +72,9 @@ def test_what_a_killed_process_leaves_is_whole_and_makes_room(run, monkeypatch, 
     paths = save_addition(curve(0.75), run, NAME, overwrite=False)  # nothing of another result is left
     assert read_results(run).answers[NAME].frame["value"].tolist() == curve(0.75).frame["value"].tolist()
     assert set(paths) == set(run.glob(f"*/{NAME}.*"))
+    written = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert save_addition(curve(0.75), run, NAME) == []  # asking again changes no file
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == written
 
 
 def test_a_run_holds_the_curve_in_tables_figures_and_report(run):

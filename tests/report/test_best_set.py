@@ -39,6 +39,6 @@ def test_the_best_is_in_the_set_or_among_those_that_are_said_not_to_be_judged():
             assert f"{rows} not resolved and may be lower." in variance_table(answer.frame).caption
             said = sentence_of(answer)
             assert f"{rows} not resolved" in said
-            assert "Nothing is shown to beat" not in said
+            assert "No estimator is shown to beat" not in said
     assert excluded <= 2
     assert unjudged >= 20

@@ -289,7 +289,7 @@ def test_the_section_on_estimators_opens_with_noise_and_bias(run_directory, tmp_
         "REINFORCE",
     ]
     assert section["rows"][1][1] == "1"
-    assert section["answer"] == "Nothing is shown to beat RLOO."
+    assert section["answer"] == "No estimator is shown to beat RLOO."
     page = write_report(folder, svgs={}).read_text()
     assert page.index(f"<td>{interval_kept(section['rows'][2][1])}</td>") < page.index("All rows and columns</summary>")
     assert page.index("All rows and columns</summary>") < page.index('id="variance-table"')
@@ -355,11 +355,11 @@ def test_how_large_a_batch_should_be_is_said_where_the_run_answers_it(run_direct
     for name, values in known.items():
         frame[name], frame[f"{name}_low"], frame[f"{name}_high"] = values, [36.0] * 2, [114.0] * 2
     before = write_report(folder, svgs={}).read_text()
-    assert "make signal and noise equal" not in before
+    assert "equals its signal" not in before
     assert "critical batch</button>" not in before
     save_answer(folder, Answer("batch_size", frame, {"reference": "rloo", "confidence_level": 0.95}))
     page = write_report(folder, svgs={}).read_text()
-    assert "<dd>62 [36, 114] prompts make signal and noise equal (RLOO)</dd>" in page
+    assert "<dd>At 62 [36, 114] prompts, the noise of RLOO equals its signal.</dd>" in page
 
 
 def test_commands_are_complete_or_left_out():
@@ -376,7 +376,7 @@ def test_commands_are_complete_or_left_out():
 
 def test_a_comparison_without_plans_is_planned_by_its_own_rows():
     said = [one.text for one in verdicts(None, Answer.read(FOLDER_OF_FIGURES / "smollm2" / "variance"))]
-    assert "length_weighted(alpha=0.8, loo=True); about 684 prompts resolve it (plan --estimator)" in said
+    assert "Measure about 684 prompts to judge length_weighted(alpha=0.8, loo=True)." in said
 
 
 def test_a_heading_states_what_was_asked_and_leaves_options_to_the_command(tmp_path):

@@ -178,7 +178,8 @@ def test_a_process_that_begins_during_the_analysis_waits_for_its_end(experiment,
         assert alone == []
     thread.join()
     assert alone == [True]
-    assert "note: waiting: another process is working on" in capsys.readouterr().err
+    assert "note: waiting, since another process is working on" in (said := capsys.readouterr().err)
+    assert "choose another folder" not in said  # which is for an error
 
 
 def shared(experiment, folder, n, *moments):
