@@ -63,6 +63,7 @@ class RunDirectory:
     remarks_of_steps: dict[str, list[str]] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)  # where the steps are logged; nowhere by default
     alone: bool = True  # whether this process was the only one when it began
+    answered: bool = False  # whether another process analysed it, with these settings, while this one waited
     spent: Spent = field(default_factory=Spent)  # what this process has computed
     # what all processes have computed since the manifest was written, where that is known
     executed: dict[str, Any] | None = None
@@ -134,12 +135,12 @@ class RunDirectory:
         for one in spent:
             hosts[one["host"]] += one["n_shards"]
         if sum(hosts.values()):
-            seconds = {name: round(sum(one[name] for one in spent), 2) for name in ("loading", "parts")}
+            seconds = {name: round(sum(one.get(name, 0.0) for one in spent), 2) for name in ("loading", "shards")}
             self.executed = {
                 **self.experiment.execution.model_dump(exclude={"address"}),
                 **({"ranks_per_worker": n_ranks()} if n_ranks() > 1 else {}),
                 "processor_seconds": seconds,
-                "parts_by_host": dict(+hosts),
+                "shards_by_host": dict(+hosts),
             }
 
     def keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
@@ -279,7 +280,6 @@ class RunDirectory:
                 **environment(),
                 "timings": self.timings,
                 "execution": self.executed or earlier.get("execution"),
-                **({"parts": earlier["parts"]} if earlier.get("parts") else {}),  # of an earlier version
                 "remarks": list(dict.fromkeys(self.remarks)),
                 "remarks_of_steps": {step: said for step, said in self.remarks_of_steps.items() if said},
                 "computed_with": dict(computed_with),

@@ -91,7 +91,7 @@ def make_shards(task: Task, call: Path) -> None:
                 "system that all nodes share (--out)"
             )
         time.sleep(0.2)
-    worker = LocalWorker(task, None if task.gpus else "")
+    worker = LocalWorker(task, call.parent, None if task.gpus else "")
     try:
         while True:
             try:

@@ -88,19 +88,17 @@ def n_planned_shards(run: RunDirectory) -> int:
     return n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
 
 
-def missing_rollouts(run: RunDirectory) -> list[int]:
-    """Return the shards of a run that have not been drawn yet."""
-    return _shards(run).missing(n_planned_shards(run))
+def is_sampled(run: RunDirectory) -> bool:
+    """Return whether every completion of a run has been drawn."""
+    complete = run.rollouts / "complete.json"
+    if not complete.exists() or not read_json(complete).items() >= size_of(run.experiment).items():
+        return False
+    return not _shards(run).missing(n_planned_shards(run))
 
 
 def sample_shards(run: RunDirectory, progress: bool) -> None:
     """Draw the batches that have no shard yet."""
-    complete, size = run.rollouts / "complete.json", size_of(run.experiment)
-
-    def is_complete() -> bool:
-        return complete.exists() and read_json(complete).items() >= size.items() and not missing_rollouts(run)
-
-    if agreed(is_complete):
+    if agreed(lambda: is_sampled(run)):
         return
     with run.step("sampling"):
         from gradstats.sampling.plan import warn_of_rollouts
@@ -113,7 +111,7 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
             grown = agreed(lambda: _planned(run, plan, revisions))
             _draw_missing(run, plan, grown, progress)
         if is_first():
-            n_shards = len(grown.rows)
+            n_shards, size = len(grown.rows), size_of(run.experiment)
             warn_of_rollouts(Rollouts.concatenate(_shards(run).read_all(n_shards)))
             with run.turn():
                 if rounds_of(run.rollouts) != grown.rounds:
@@ -121,7 +119,9 @@ def sample_shards(run: RunDirectory, progress: bool) -> None:
                         f"another process has enlarged {run.path} meanwhile, and goes on with it: repeat this command "
                         "with its settings to share the work"
                     )
-                write_json(complete, {"n_shards": n_shards, "n_completions": grown.n_completions, **size})
+                write_json(
+                    run.rollouts / "complete.json", {"n_shards": n_shards, "n_completions": grown.n_completions, **size}
+                )
 
 
 def _planned(run: RunDirectory, plan: SamplingPlan, revisions: dict[str, str | None]) -> GrownPlan:

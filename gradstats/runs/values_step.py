@@ -38,7 +38,8 @@ def make_values(run: RunDirectory, progress: bool) -> None:
 
     def fit() -> None:
         with run.turn():
-            _fit_head(run, progress)
+            if not _is_fitted(run):
+                _fit_head(run, progress)
 
     if section.fitted:
         agreed(fit)
@@ -46,8 +47,26 @@ def make_values(run: RunDirectory, progress: bool) -> None:
         continue_prefixes(run, progress)
 
 
-def _made_from(run: RunDirectory, rollouts: Rollouts) -> str:
+def has_values(run: RunDirectory) -> bool:
+    """Return whether every state value of a run has been made."""
+    section, recorded = run.experiment.values, run.values / PLAN
+    if section.fitted and not _is_fitted(run):
+        return False
+    if not section.monte_carlo:
+        return True
+    plan = _plan(run)
+    return recorded.exists() and read_json(recorded) == plan and not _shards(run).missing(plan["n_shards"])
+
+
+def _is_fitted(run: RunDirectory) -> bool:
+    """Return whether the value head was fitted to just these completions and their rewards."""
+    path = run.values / FITTED
+    return path.exists() and read_state_values(path).metadata.get("made_from") == _made_from(run)
+
+
+def _made_from(run: RunDirectory) -> str:
     """Return the digest of what the values of a fitted head depend on."""
+    rollouts = read_rollouts(run.rollouts)
     fitted_to = [read_origin(run.rollouts), rollouts.prompt_id.tolist(), rollouts.sample_id.tolist()]
     return digest([_settings_of_head(run), *fitted_to, rollouts.rewards.tolist()])
 
@@ -58,18 +77,14 @@ def _settings_of_head(run: RunDirectory) -> dict[str, int]:
 
 
 def _fit_head(run: RunDirectory, progress: bool) -> None:
-    """Fit the value head to all completions, unless it was fitted to just these and their rewards.
+    """Fit the value head to all completions.
 
     In a run that has grown, completions keep their values where advantages from these are measured: their head was
     fitted to other prompts as well.
     """
-    settings, rollouts, path = _settings_of_head(run), read_rollouts(run.rollouts), run.values / FITTED
-    made_from = _made_from(run, rollouts)
-    earlier = read_state_values(path) if path.exists() else None
-    if earlier is not None and earlier.metadata.get("made_from") == made_from:
-        return
     from gradstats.values import fit_values
 
+    settings, rollouts, path = _settings_of_head(run), read_rollouts(run.rollouts), run.values / FITTED
     with run.step("values"):
         revisions = read_plan(run.rollouts).get("revisions", {})
         policy = experiment_policy(run.experiment, revisions, progress, sharded=False)
@@ -82,9 +97,10 @@ def _fit_head(run: RunDirectory, progress: bool) -> None:
             token_budget=budget,
             progress=progress,
         )
-        about = {**settings, "made_from": made_from, "policy": policy.describe(), "penalties": list(fitted.penalties)}
-        values = StateValues.of(rollouts, fitted.values, about)
-        same = earlier is not None and all(earlier.metadata.get(name) == value for name, value in settings.items())
+        made = {"made_from": _made_from(run), "policy": policy.describe(), "penalties": list(fitted.penalties)}
+        values = StateValues.of(rollouts, fitted.values, settings | made)
+        earlier = read_state_values(path) if path.exists() else None
+        same = earlier is not None and earlier.metadata.items() >= settings.items()
         if earlier is not None and same and possible_weightings(run.experiment).advantages:
             values = values.with_earlier(earlier)
         values.to_parquet(path)
@@ -94,8 +110,9 @@ def continue_prefixes(run: RunDirectory, progress: bool) -> None:
     """Draw completions from the beginning of each step, shard by shard, where a shard has none yet."""
 
     def planned() -> tuple[dict[str, Any], list[int]]:
+        plan = _plan(run)
         with run.turn():
-            plan = _plan(run)
+            _record(run, plan)
         return plan, _shards(run).missing(plan["n_shards"])
 
     plan, missing = agreed(planned)
@@ -154,27 +171,29 @@ def _shards(run: RunDirectory) -> Shards[StateValues]:
 
 
 def _plan(run: RunDirectory) -> dict[str, Any]:
+    """Return the plan of the shards."""
+    values = {name: getattr(run.experiment.values, name) for name in _OF_PREFIXES}
+    values |= {"reward": run.experiment.sampling.reward, "regraded": len(read_regradings(run.path))}
+    origin = {"run": read_origin(run.rollouts).get("run"), "settings": digest(values)}
+    return {"format": FORMAT, **origin, "n_shards": n_planned_shards(run), "values": values}
+
+
+def _record(run: RunDirectory, plan: dict[str, Any]) -> None:
     """Write the plan of the shards, and remove those that belong to rewards from before the run was scored again."""
-    recorded, drawn = run.values / PLAN, read_origin(run.rollouts)
-    wanted = {name: getattr(run.experiment.values, name) for name in _OF_PREFIXES}
-    scored = {"reward": run.experiment.sampling.reward, "regraded": len(read_regradings(run.path))}
-    n_shards = n_planned_shards(run)
+    recorded = run.values / PLAN
     earlier = read_json(recorded) if recorded.exists() else {}
+    if plan == earlier:
+        return
     made = sorted(run.values.glob("shard-*.parquet"))
-    if made and earlier:
-        for name, value in wanted.items():
-            if earlier["values"][name] != value:
-                raise ValueError(
-                    f"the state values of the run {run.path} were made with values.{name}={earlier['values'][name]!r}, "
-                    f"not {value!r}: choose another directory (--out), or remove {run.values} to make them again"
-                )
-    if not earlier or any(earlier["values"][name] != value for name, value in scored.items()):
-        for path in made:
-            path.unlink()
-    values = wanted | scored
-    origin = {"run": drawn.get("run"), "settings": digest(values)}
-    plan = {"format": FORMAT, **origin, "n_shards": n_shards, "values": values}
-    if plan != earlier:
-        run.values.mkdir(exist_ok=True)
-        write_json(recorded, plan)
-    return plan
+    known = earlier.get("values", {})
+    differing = [name for name, value in plan["values"].items() if known.get(name) != value]
+    for name in differing if made and earlier else ():
+        if name in _OF_PREFIXES:
+            raise ValueError(
+                f"the state values of the run {run.path} were made with values.{name}={known[name]!r}, not "
+                f"{plan['values'][name]!r}: choose another directory (--out), or remove {run.values} to make them again"
+            )
+    for path in made if differing else ():
+        path.unlink()
+    run.values.mkdir(exist_ok=True)
+    write_json(recorded, plan)

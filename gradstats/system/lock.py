@@ -43,14 +43,14 @@ class HeldError(LockedError):
 
 
 @contextmanager
-def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
+def only_writer(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
     """Prevent other processes of this program from writing to a folder while the context is open.
 
     The lock file of a killed process of this host is taken over; one that another host left is respected, since not
-    every file system passes locks on.
+    every file system passes locks on. ``wait``: for the processes that are writing to it, instead of an error.
     """
     path = Path(folder) / LOCK
-    file = _acquired(path)
+    file = _acquired(path, wait=wait)
     try:
         yield
     finally:

@@ -58,7 +58,7 @@ def test_a_process_that_is_not_the_last_of_a_run_says_so(monkeypatch, capsys, ru
     code, out, err = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--out", tmp_path / "out")
     assert (code, out) == (0, "")
     assert "nothing is missing in" in err
-    assert "another process of the run is still there, and analyses it" in " ".join(err.split())
+    assert "another process analyses the run, or has just done so" in " ".join(err.split())
 
 
 def test_settings_without_set_are_refused_with_the_remedy(monkeypatch, capsys, run_directory, tmp_path):
