@@ -21,7 +21,6 @@ from gradstats.system.lock import Company, HeldError, claimed, holder_of, togeth
 from gradstats.system.progress import ProgressReport, finishing_current_shard, progress_bar
 from gradstats.system.shards import Shards
 
-Context = TypeVar("Context")
 Value = TypeVar("Value")
 
 #: Seconds between two looks at what the others do, and between two messages about what this process does.
@@ -36,20 +35,6 @@ class Spent:
     n_shards: int = 0
     loading: float = 0.0  # processor seconds, of all threads, in which it loaded what the shards need
     shards: float = 0.0  # processor seconds of the shards
-
-    @contextmanager
-    def loaded(self, load: Callable[[], Context], threads: int | None) -> Iterator[Context]:
-        """Lend what the shards of a step need, computed with so many threads; its memory is free afterwards."""
-        with _threads(threads):
-            start = time.process_time()
-            context = load()
-            self.loading += time.process_time() - start
-            try:
-                yield context
-            finally:
-                close = getattr(context, "close", None)
-                if close is not None:  # the next step needs the memory of the device
-                    close()
 
 
 @dataclass
@@ -201,19 +186,3 @@ def make_missing(board: Board, spent: Spent, make: Callable[[Claim], object], wh
                 time.sleep(BETWEEN_LOOKS)
                 if is_first():
                     board.look_now_and_then()
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Let torch use so many threads while the context is open; None changes nothing."""
-    if number is None:
-        yield
-        return
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

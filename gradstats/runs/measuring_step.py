@@ -91,9 +91,7 @@ def _measure(
         lambda: max(shards.finished(len(tables)), key=lambda number: shards.path(number).stat().st_mtime, default=None)
     )
     earlier = None if done is None else shards.read_one(done)
-    with run.spent.loaded(
-        lambda: _session(run, section, earlier, tables, unmeasured, progress), run.experiment.execution.threads
-    ) as session:
+    with run.loaded(lambda: _session(run, section, earlier, tables, unmeasured, progress)) as session:
         if earlier is None:
             names = _chosen_weightings(run, session, tables, progress)
         else:

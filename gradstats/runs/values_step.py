@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradstats.config.experiment import Experiment
 from gradstats.config.options import TOKEN_BUDGET
 from gradstats.measurement.state_values import FITTED, StateValues, read_state_values
-from gradstats.rollouts.table import Rollouts, read_rollouts
+from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.claims import Board, Claim, make_missing
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import drawn_shards, read_plan
@@ -25,8 +24,7 @@ from gradstats.system.progress import progress_bar
 from gradstats.system.shards import PLAN, Shards, read_origin
 
 if TYPE_CHECKING:
-    from gradstats.policy.policy import Policy
-    from gradstats.prompts import Problem
+    pass
 
 #: Settings of the section that decide what values of prefixes are.
 _OF_PREFIXES = ("monte_carlo", "steps", "seed", "batch_size")
@@ -119,51 +117,33 @@ def continue_prefixes(run: RunDirectory, progress: bool) -> None:
     if not missing:
         return
     with run.step("values"):
-        shards, drawn, revisions = (
-            _shards(run),
-            drawn_shards(run.rollouts),
-            read_plan(run.rollouts).get("revisions", {}),
-        )
-        with run.spent.loaded(
-            lambda: behaviour_policy(run.experiment, revisions, progress), run.experiment.execution.threads
-        ) as policy:
+        from gradstats.values import monte_carlo_values
+
+        section, shards, drawn = run.experiment.values, _shards(run), drawn_shards(run.rollouts)
+        revisions = read_plan(run.rollouts).get("revisions", {})
+        with run.loaded(lambda: behaviour_policy(run.experiment, revisions, progress)) as policy:
             problems = experiment_problems(run.experiment, revisions)
 
             def make(claim: Claim) -> None:
                 rollouts = drawn.read_one(claim.number)
-                values = _continued(policy, problems, run.experiment, rollouts, claim, plan["values"])
+                values = monte_carlo_values(
+                    policy,
+                    rollouts,
+                    problems,
+                    k=section.monte_carlo,
+                    steps=section.steps,
+                    reward=run.experiment.sampling.reward,
+                    rng=int(digest([section.seed, claim.number])[:8], 16),
+                    batch_size=section.batch_size,
+                    report=claim,
+                )
                 if is_first():
-                    shards.write_one(claim.number, values)
+                    about = {"policy": policy.describe(), **plan["values"]}
+                    shards.write_one(claim.number, StateValues.of(rollouts, values, about))
 
             total, sizes = plan["n_shards"], dict.fromkeys(missing, 1)
             with progress_bar("values of prefixes", total, done=total - len(missing), shown=progress) as report:
                 make_missing(Board(shards, sizes, report, shards.is_made), run.spent, make)
-
-
-def _continued(
-    policy: Policy,
-    problems: list[Problem],
-    experiment: Experiment,
-    rollouts: Rollouts,
-    claim: Claim,
-    settings: dict[str, object],
-) -> StateValues:
-    """Draw completions from the prefixes of one shard."""
-    from gradstats.values import monte_carlo_values
-
-    section = experiment.values
-    values = monte_carlo_values(
-        policy,
-        rollouts,
-        problems,
-        k=section.monte_carlo,
-        steps=section.steps,
-        reward=experiment.sampling.reward,
-        rng=int(digest([section.seed, claim.number])[:8], 16),
-        batch_size=section.batch_size,
-        report=claim,
-    )
-    return StateValues.of(rollouts, values, {"policy": policy.describe(), **settings})
 
 
 def _shards(run: RunDirectory) -> Shards[StateValues]:
