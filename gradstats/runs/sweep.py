@@ -89,8 +89,9 @@ def run_sweep(
             try:
                 with turn(folder):
                     _share(folder, cell, finished)
-                if not (of_others and results_of(cell.experiment, path)):  # which the others have just analysed
-                    run_experiment(cell.experiment, path, progress=progress)
+                results = results_of(cell.experiment, path) if of_others else None
+                while results is None and run_experiment(cell.experiment, path, progress=progress) is None:
+                    results = results_of(cell.experiment, path)  # None where another process has yet to analyse it
                 finished.append(cell)
             except (ValueError, OSError, RuntimeError, LookupError, ImportError, TypeError) as error:
                 failed[cell.name] = error
@@ -176,7 +177,7 @@ def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
     if path.exists() or source is None:
         return
     alike = _measured_alike(source.experiment, cell.experiment)
-    with only_writer(folder / source.name, wait=True), atomic_path(path) as partial:  # for one who analyses it
+    with only_writer(folder / source.name, wait=True), atomic_path(path) as partial:
         partial.mkdir()
         for name in ("rollouts", "measurement") if alike else ("rollouts",):
             shutil.copytree(
