@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
+from gradstats.report.result_values import result_values
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
@@ -19,7 +20,7 @@ from gradstats.runs.measuring_step import is_measured, measure_shards, measures_
 from gradstats.runs.ranks import agreed, is_first, joined_ranks, n_ranks
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
 from gradstats.runs.sampling_step import experiment_problems, is_sampled, sample_shards
-from gradstats.runs.tracking import Tracking, require_tracker, result_values
+from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.values_step import has_values, make_values
 from gradstats.runs.watching import let_workers_make
