@@ -87,14 +87,7 @@ def _fit_head(run: RunDirectory, progress: bool) -> None:
         revisions = read_plan(run.rollouts).get("revisions", {})
         policy = experiment_policy(run.experiment, revisions, progress, sharded=False)
         budget = run.experiment.measurement.token_budget or TOKEN_BUDGET
-        fitted = fit_values(
-            policy,
-            rollouts,
-            n_folds=settings["n_folds"],
-            tokens_per_completion=settings["tokens_per_completion"],
-            token_budget=budget,
-            progress=progress,
-        )
+        fitted = fit_values(policy, rollouts, **settings, token_budget=budget, progress=progress)
         made = {"made_from": _made_from(run), "policy": policy.describe(), "penalties": list(fitted.penalties)}
         values = StateValues.of(rollouts, fitted.values, settings | made)
         earlier = read_state_values(path) if path.exists() else None

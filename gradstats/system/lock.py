@@ -155,9 +155,7 @@ def _acquired(
         file = os.fdopen(descriptor, "r+b", buffering=0)  # unbuffered: closing must not fail for what is not written
         try:
             holds = _try_lock(file, shared=shared, wait=wait)
-            if holds and not _same_file(
-                file, path
-            ):  # its holder removed it meanwhile, and someone may have made another
+            if holds and not _same_file(file, path):  # its holder removed it, and someone may have made another
                 file.close()
                 continue
             holder = _holder(file)
