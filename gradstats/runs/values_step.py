@@ -69,7 +69,7 @@ def _made_from(run: RunDirectory) -> str:
     return digest([_settings_of_head(run), *fitted_to, rollouts.rewards.tolist()])
 
 
-def _settings_of_head(run: RunDirectory) -> dict[str, int]:
+def _settings_of_head(run: RunDirectory) -> dict[str, Any]:
     section = run.experiment.values
     return {"n_folds": section.n_folds, "tokens_per_completion": section.tokens_per_completion}
 
