@@ -221,7 +221,7 @@ def _run(loaded: Experiment, out: Path | None, dry_run: bool, progress: bool) ->
     path = out or Path("runs") / loaded.name
     result = run_experiment(loaded, path, progress=progress)
     if result is None and is_first():
-        terminal.note(f"nothing is missing in {path}; another process of the run is still there, and analyses it")
+        terminal.note(f"nothing is missing in {path}: another process analyses the run, or has just done so")
     return result
 
 
@@ -406,7 +406,9 @@ def _run_sweep(
                 terminal.note(f"{cell.name} takes the completions of {earlier[0]}: it samples nothing")
         return
     result = run_sweep(experiment, overrides, out=out, trust=trust, progress=progress)
-    if as_json:
+    if result is None:
+        terminal.note("another process of the sweep still works on it, and joins what the cells found")
+    elif as_json:
         tables = {"rows": result.to_frame(), "differences": result.differences()}
         entries = {name: frame.to_dict("records") for name, frame in tables.items()}
         terminal.print_json(entries | {"missing": list(result.missing)})

@@ -362,15 +362,13 @@ class MeasuringSession:
             except Exception as error:
                 if not is_out_of_memory(error) or is_sharded(self.policy.model):  # whose other ranks wait in a pass
                     raise
-                if sparing:
-                    raise _too_long("in the check of a later sequence", error, result.chunk.recompute) from error
+                why = why_out_of_memory(error)
             # Outside the handler, whose traceback would keep the tensors alive that did not fit.
             release_unused(self.policy.device)
+            again = "repeating it with layers that run again in the backward pass where they can"
+            then = "it is measured, and not compared with a plain pass" if sparing else again
             warnings.warn(
-                "memory ran out in the check of a later sequence: repeating it with layers that run again in the "
-                "backward pass where they can",
-                RuntimeWarning,
-                stacklevel=4,
+                f"memory ran out in the check of a later sequence ({why}): {then}", RuntimeWarning, stacklevel=4
             )
 
     def _plan(self, rollouts: Rollouts, rows: np.ndarray, n_weightings: int) -> list[np.ndarray]:

@@ -13,11 +13,11 @@ import pandas as pd
 from gradstats.analyses import registry
 from gradstats.config.experiment import Experiment
 from gradstats.measurement.measurement import Measurement
+from gradstats.report.result_values import result_values
 from gradstats.report.saved_results import state_of_data
 from gradstats.report.sweeps import LISTED, SweepList, read_sweep_list, write_sweep_list
 from gradstats.runs.analysis import answer_questions, distance_of_sampler, save_answers
 from gradstats.runs.directory import ANALYSIS, RUN_DIRECTORY, RunDirectory
-from gradstats.runs.tracking import result_values
 from gradstats.system.files import remove_path
 from gradstats.system.lock import only_writer
 from gradstats.system.outputs import claim
@@ -139,7 +139,7 @@ PREFIX = "gradstats"
 def logged_values(step: RecordedStep, seconds: float) -> dict[str, float]:
     """Return what to log of a measured step: key → number, as in ``"gradstats/rloo/ratio_low"``.
 
-    These are the :func:`gradstats.runs.tracking.result_values` of the step, and ``seconds``.
+    These are the :func:`gradstats.report.result_values.result_values` of the step, and ``seconds``.
     """
     found = result_values(step.measured.rollouts, step.alpha, step.variance, on_policy=step.on_policy, gap=step.gap) | {
         "seconds": seconds

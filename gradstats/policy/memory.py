@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import numpy as np
@@ -31,32 +33,60 @@ def hardware_of(device: torch.device) -> str:
     return device.type if name is None else name(device)
 
 
+def _has_memory_of_its_own(device: torch.device) -> bool:
+    """Return whether a device can be asked for its memory; others, such as mps, share that of the machine."""
+    return is_accelerator(device) and hasattr(torch.get_device_module(device), "mem_get_info")
+
+
 def total_memory_gib(device: torch.device) -> float:
-    """Return the memory of a GPU, or of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / _GIB
+    """Return the memory of an accelerator, or of the machine."""
+    if _has_memory_of_its_own(device):
+        return torch.get_device_module(device).mem_get_info(device)[1] / _GIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
 
 
 def memory_of_others_gib(device: torch.device) -> float:
-    """Return the memory of a GPU that other processes hold; 0 of other devices, where it is not asked for."""
-    if device.type != "cuda":
+    """Return the memory of an accelerator that other processes hold; 0 of the machine, where it is not asked for."""
+    if not _has_memory_of_its_own(device):
         return 0.0
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0.0, (total - free - torch.cuda.memory_reserved(device)) / _GIB)
+    module = torch.get_device_module(device)
+    free, total = module.mem_get_info(device)
+    return max(0.0, (total - free - module.memory_reserved(device)) / _GIB)
+
+
+#: How many processes plan with the memory of one accelerator, as far as they know of one another.
+_SHARED_BY = ContextVar("shared_by", default=1)
+
+
+@contextmanager
+def memory_shared_by(n_processes: int) -> Iterator[None]:
+    """Plan with as much of an accelerator as so many processes that may not have loaded anything yet leave of it."""
+    token = _SHARED_BY.set(n_processes)
+    try:
+        yield
+    finally:
+        _SHARED_BY.reset(token)
 
 
 def planned_memory_gib(device: torch.device) -> float:
-    """Return the memory to plan with: all of a device, or of a GPU that is shared a half, a quarter, … that is free.
+    """Return the memory to plan with: all of a device, or a half, a quarter, … of an accelerator that others use.
 
     What others hold changes while a measurement runs: in steps of a half, one that is resumed beside as many others
     plans the same. Up to a fifth is left to others anyway.
     """
     planned = total = total_memory_gib(device)
-    others = memory_of_others_gib(device)
-    while others > _SPARE * total and planned > max(total - others, _LEAST * total):
+    if not _has_memory_of_its_own(device):
+        return planned
+    others, share = memory_of_others_gib(device), total / _SHARED_BY.get()
+    left = min(share, total if others <= _SPARE * total else total - others)
+    while planned > max(left, _LEAST * total):
         planned /= 2
     return planned
+
+
+def card_of(device: torch.device) -> str | None:
+    """Return what distinguishes a GPU from all others, whatever its number in a process; None for other devices."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -72,9 +102,9 @@ def why_out_of_memory(error: BaseException) -> str:
 
 
 def release_unused(device: torch.device) -> None:
-    """Return to a GPU what torch keeps for later, so that a smaller piece of work finds it in one piece."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    """Return to a device what torch keeps for later, so that a smaller piece of work finds it in one piece."""
+    if is_accelerator(device):
+        getattr(torch.get_device_module(device), "empty_cache", lambda: None)()
 
 
 def in_parts_that_fit(

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gradstats.runs.ranks import agreed, is_first
-from gradstats.system.lock import claimed, holder_of, write_into
-from gradstats.system.progress import ProgressReport, finishing_current_shard
+from gradstats.system.lock import Company, HeldError, claimed, holder_of, together, turn, write_into
+from gradstats.system.progress import ProgressReport, finishing_current_shard, progress_bar
 from gradstats.system.shards import Shards
 
-Context = TypeVar("Context")
+Value = TypeVar("Value")
 
 #: Seconds between two looks at what the others do, and between two messages about what this process does.
 BETWEEN_LOOKS = 0.5
@@ -34,21 +34,7 @@ class Spent:
 
     n_shards: int = 0
     loading: float = 0.0  # processor seconds, of all threads, in which it loaded what the shards need
-    parts: float = 0.0  # processor seconds of the shards
-
-    @contextmanager
-    def loaded(self, load: Callable[[], Context], threads: int | None) -> Iterator[Context]:
-        """Lend what the shards of a step need, computed with so many threads; its memory is free afterwards."""
-        with _threads(threads):
-            start = time.process_time()
-            context = load()
-            self.loading += time.process_time() - start
-            try:
-                yield context
-            finally:
-                close = getattr(context, "close", None)
-                if close is not None:  # the next step needs the memory of the device
-                    close()
+    shards: float = 0.0  # processor seconds of the shards
 
 
 @dataclass
@@ -142,6 +128,33 @@ class Claim:
                 write_into(self._file, about, self._board.claim_of(self.number))
 
 
+@contextmanager
+def joined(folder: Path, begin: Callable[[Company], Value]) -> Iterator[tuple[Company, Value]]:
+    """Work on a folder together with others, as soon as no process works on all of it.
+
+    ``begin`` is called before any other process can begin.
+    """
+    n_times = 0
+    with ExitStack() as held:
+        while True:
+            try:
+                with ExitStack() as opened, turn(folder):
+                    company = opened.enter_context(together(folder))
+                    begun = begin(company)
+                    company.share()
+                    held.push(opened.pop_all())
+                break
+            except HeldError as error:
+                if not error.by_company:
+                    raise
+                n_times += 1
+                if n_times == 2:  # a process that ends holds it for a moment
+                    with progress_bar("waiting", 1, shown=False) as report:
+                        report.say(f"waiting, since {str(error).rpartition(': ')[0]}")
+                time.sleep(BETWEEN_LOOKS)
+        yield company, begun
+
+
 def make_missing(board: Board, spent: Spent, make: Callable[[Claim], object], what: str = "shard") -> None:
     """Claim the missing shards, one at a time, and make and save each, until none is missing.
 
@@ -162,7 +175,7 @@ def make_missing(board: Board, spent: Spent, make: Callable[[Claim], object], wh
                     claim = Claim(number, board, file[0] if file else None)
                     make(claim)
                     spent.n_shards += 1
-                    spent.parts += time.process_time() - start
+                    spent.shards += time.process_time() - start
                     if is_first():
                         board.made(number, claim.n_tokens)
             if number == _STOP:
@@ -173,19 +186,3 @@ def make_missing(board: Board, spent: Spent, make: Callable[[Claim], object], wh
                 time.sleep(BETWEEN_LOOKS)
                 if is_first():
                     board.look_now_and_then()
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Let torch use so many threads while the context is open; None changes nothing."""
-    if number is None:
-        yield
-        return
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -52,49 +52,29 @@ _TIMED_PROBES, _TIMED_EXACT = 8, 2
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Upper bounds and an estimate of memory, as if every completion ran to the cap of new tokens.
-
-    Attributes:
-        n_prompts: number of prompts.
-        n_sequences: number of completions.
-        n_tokens: tokens to sample.
-        n_batches: sampling batches, each written as one shard.
-        n_parameters: differentiated parameters.
-        sampling_seconds: extrapolated from a few tokens of one batch.
-        measuring_seconds: extrapolated from one chunk of short sequences.
-        memory_gib: the peak while completions are measured, estimated: libraries, weights, activations, logits,
-            gradients and sketches; or while they are sampled, where the key–value cache is larger.
-        disk_gib: rollouts, sketches, token statistics and token scores.
-        n_weightings: further token weightings that the estimators need where ratios vary.
-        off_policy: whether the settings make them vary, so that time and disk include the weightings.
-        n_always: those of them that are needed, and included, on-policy as well.
-        fitting_seconds: forward passes for the hidden states of a value head; 0 without one.
-        prefix_seconds: completions of prefixes, for each step of a completion; 0 where none are drawn.
-        preconditioner_gib: of the memory, P of the metric: one more copy of the parameters; 0 without a metric.
-        loading_seconds: until policy and prompts were loaded.
-        fitting_tokens: length of the longest sequence, prompt included, that can be measured: in the device's memory,
-            and with the model's positions.
-        devices: which of the GPUs that there are the run uses, where that is a question.
-    """
+    """Upper bounds and an estimate of memory, as if every completion ran to the cap of new tokens."""
 
     n_prompts: int
-    n_sequences: int
-    n_tokens: int
-    n_batches: int
-    n_parameters: int
-    sampling_seconds: float
-    measuring_seconds: float
+    n_sequences: int  # completions
+    n_tokens: int  # to sample
+    n_batches: int  # of sampling, each written as one shard
+    n_parameters: int  # that are differentiated
+    sampling_seconds: float  # extrapolated from a few tokens of one batch
+    measuring_seconds: float  # extrapolated from one chunk of short sequences
+    # the peak while completions are measured, estimated: libraries, weights, activations, logits, gradients and
+    # sketches; or while they are sampled, where the key–value cache is larger
     memory_gib: float
-    disk_gib: float
-    n_weightings: int = 0
-    off_policy: bool = False
-    n_always: int = 0
-    fitting_seconds: float = 0.0
-    prefix_seconds: float = 0.0
-    preconditioner_gib: float = 0.0
-    loading_seconds: float = 0.0
+    disk_gib: float  # rollouts, sketches, token statistics and token scores
+    n_weightings: int = 0  # further token weightings that the estimators need where ratios vary
+    off_policy: bool = False  # whether the settings make them vary, so that time and disk include the weightings
+    n_always: int = 0  # those of them that are needed, and included, on-policy as well
+    fitting_seconds: float = 0.0  # forward passes for the hidden states of a value head; 0 without one
+    prefix_seconds: float = 0.0  # completions of prefixes, for each step of a completion; 0 where none are drawn
+    preconditioner_gib: float = 0.0  # of the memory, P of the metric: one more copy of the parameters
+    loading_seconds: float = 0.0  # until policy and prompts were loaded
+    # the longest sequence, prompt included, that fits the device's memory and the model's positions
     fitting_tokens: int | None = None
-    devices: str = ""
+    devices: str = ""  # which of the GPUs that there are the run uses, where that is a question
 
     def with_workers(self, n_workers: int) -> tuple[float, float]:
         """Return the seconds of sampling and of measuring by several workers, each of which loads the policy for both.
@@ -102,10 +82,8 @@ class CostEstimate:
         A shard is done by one worker: the slowest has the share that remains when shards are dealt out whole.
         """
         rounds = math.ceil(self.n_batches / n_workers) / self.n_batches
-        return (
-            self.loading_seconds + rounds * self.sampling_seconds,
-            self.loading_seconds + rounds * self.measuring_seconds,
-        )
+        sampling, measuring = (rounds * seconds for seconds in (self.sampling_seconds, self.measuring_seconds))
+        return self.loading_seconds + sampling, self.loading_seconds + measuring
 
 
 def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstimate:
@@ -177,13 +155,9 @@ def estimate_cost(experiment: Experiment, *, progress: bool = True) -> CostEstim
 
 def _left_by_others(device: torch.device) -> str:
     """Say how much of a GPU is planned with, where other processes use it; nothing elsewhere."""
-    planned, total = planned_memory_gib(device), total_memory_gib(device)
-    if planned == total:
-        return ""
-    return (
-        f"other processes hold {memory_of_others_gib(device):.0f} of the {total:.0f} GiB of the GPU: planned with "
-        f"{planned:.0f} GiB"
-    )
+    planned, total, others = planned_memory_gib(device), total_memory_gib(device), memory_of_others_gib(device)
+    held = f"other processes hold {others:.0f} of the {total:.0f} GiB of the GPU: planned with {planned:.0f} GiB"
+    return held if planned != total else ""
 
 
 def _devices(experiment: Experiment) -> str:
@@ -194,13 +168,11 @@ def _devices(experiment: Experiment) -> str:
         remedy = f"--workers {n_gpus} gives each a worker"
         left_idle = n_gpus > 1 and settled.gpus_per_worker == 1
         return f"uses one of the {n_gpus} GPUs of this machine: {remedy}" if left_idle else ""
-    if execution.address is None:
-        there = f"; this machine has {n_gpus} GPU" if n_gpus else ""
-        what = "workers of ray" if execution.executor == "ray" else "workers"
-        return f"{what}: {execution.workers}, {settled.given_to_each()}{there}"
-    if execution.gpus_per_worker is None:
-        return f"workers of ray: {execution.workers}, with a GPU for each rank if the cluster has GPUs"
-    return f"workers of ray: {execution.workers}, {execution.given_to_each()}"
+    what = "workers of ray" if execution.executor == "ray" else "workers"
+    if execution.address is not None and execution.gpus_per_worker is None:
+        return f"{what}: {execution.workers}, with a GPU for each rank if the cluster has GPUs"
+    there = f"; this machine has {n_gpus} GPU" if n_gpus and execution.address is None else ""
+    return f"{what}: {execution.workers}, {settled.given_to_each()}{there}"
 
 
 def _ones(parameter: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,11 @@ import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradstats.config.experiment import Experiment
 from gradstats.config.trust import code_named_in
@@ -38,6 +38,7 @@ from gradstats.system.shards import PLAN
 if TYPE_CHECKING:
     from gradstats.analyses import SamplerGap
 
+Context = TypeVar("Context")
 
 _REMARKED = (UserWarning, RuntimeWarning, MisreadReferenceWarning)
 #: The step that every call repeats, so that its remarks are not kept.
@@ -63,12 +64,13 @@ class RunDirectory:
     remarks_of_steps: dict[str, list[str]] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)  # where the steps are logged; nowhere by default
     alone: bool = True  # whether this process was the only one when it began
+    answered: bool = False  # whether another process analysed it, with these settings, while this one waited
     spent: Spent = field(default_factory=Spent)  # what this process has computed
     # what all processes have computed since the manifest was written, where that is known
     executed: dict[str, Any] | None = None
-    _since: dict[str, float] = field(
-        default_factory=dict
-    )  # this process's part of the timings, which no manifest holds
+    # this process's part of the timings, which no manifest holds
+    _since: dict[str, float] = field(default_factory=dict)
+    _card: str | None = None  # which GPU this process is going to use, by its identifier
     _call: str = field(default_factory=lambda: f"{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
 
     @classmethod
@@ -134,12 +136,12 @@ class RunDirectory:
         for one in spent:
             hosts[one["host"]] += one["n_shards"]
         if sum(hosts.values()):
-            seconds = {name: round(sum(one[name] for one in spent), 2) for name in ("loading", "parts")}
+            seconds = {name: round(sum(one.get(name, 0.0) for one in spent), 2) for name in ("loading", "shards")}
             self.executed = {
                 **self.experiment.execution.model_dump(exclude={"address"}),
                 **({"ranks_per_worker": n_ranks()} if n_ranks() > 1 else {}),
                 "processor_seconds": seconds,
-                "parts_by_host": dict(+hosts),
+                "shards_by_host": dict(+hosts),
             }
 
     def keep_remarks(self, step: str, remarks: Iterable[str]) -> None:
@@ -215,7 +217,45 @@ class RunDirectory:
         """Leave what this process did for the manifest, which comes with the analysis."""
         said = {"rounds": self._rounds(), "remarks_of_steps": self.remarks_of_steps}
         with suppress(OSError):  # a full disk, which is what the step itself then reports
-            write_json(self.call, {"timings": self._since, **said, "spent": self._spent()})
+            about = {"pid": os.getpid(), "card": self._card}
+            write_json(self.call, {"timings": self._since, **said, "spent": self._spent(), **about})
+
+    @contextmanager
+    def loaded(self, load: Callable[[], Context]) -> Iterator[Context]:
+        """Lend what the shards of a step need, with this process's threads and share of its GPU."""
+        import torch
+
+        from gradstats.policy.memory import memory_shared_by
+
+        before, threads = torch.get_num_threads(), self.experiment.execution.threads
+        if threads is not None:
+            torch.set_num_threads(threads)
+        try:
+            with memory_shared_by(self._n_on_card()):
+                start = time.process_time()
+                context = load()
+                self.spent.loading += time.process_time() - start
+                try:
+                    yield context
+                finally:
+                    getattr(context, "close", lambda: None)()  # the next step needs the memory of the device
+        finally:
+            if threads is not None:
+                torch.set_num_threads(before)
+
+    def _n_on_card(self) -> int:
+        """Record which GPU this process uses, and return how many of the run's do, also before they load anything."""
+        import torch
+
+        from gradstats.policy.memory import card_of
+
+        device = self.experiment.policy.device
+        if n_ranks() > 1 or device not in ("auto", "cuda") or not torch.cuda.is_available():
+            return 1
+        self._card = card_of(torch.device("cuda"))
+        self.record()
+        calls = map(_read_call, self.path.glob(CALLS))
+        return max(1, sum(call.get("card") == self._card and _is_alive(call["pid"]) for call in calls))
 
     def _rounds(self) -> list[dict[str, int]]:
         """Return the size of each round of sampling that is planned, without anything drawn where there is no plan."""
@@ -279,7 +319,6 @@ class RunDirectory:
                 **environment(),
                 "timings": self.timings,
                 "execution": self.executed or earlier.get("execution"),
-                **({"parts": earlier["parts"]} if earlier.get("parts") else {}),  # of an earlier version
                 "remarks": list(dict.fromkeys(self.remarks)),
                 "remarks_of_steps": {step: said for step, said in self.remarks_of_steps.items() if said},
                 "computed_with": dict(computed_with),
@@ -297,6 +336,15 @@ def _read_call(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError):
         return {}
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a process of this machine has not ended."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # of another user
+    return True
 
 
 def experiment_folder(path: Path) -> Path | None:

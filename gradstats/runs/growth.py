@@ -6,8 +6,9 @@ ones. Its batches follow those of the earlier rounds, so that each keeps its num
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,11 +124,6 @@ class GrownPlan:
     rounds: list[Round]  # the rounds, the last of which draws what the present settings add to the earlier ones
     origin: dict[str, object]  # the run and settings that each shard states
 
-    @property
-    def n_completions(self) -> int:
-        """Total number of completions."""
-        return sum(map(len, self.rows))
-
 
 def grown_plan(
     plan: SamplingPlan, earlier: Sequence[Round], origin: dict[str, object], path: Path, experiment: Experiment
@@ -142,7 +138,10 @@ def grown_plan(
         chosen = [pair for pair in waiting if ids[pair[0]] in members and pair[1] < one.group_size]
         again = _round(plan, one.prompt_ids, one.group_size, chosen, one.batches)
         if again.prompts != one.prompts or sum(one.batches) != len(chosen):
-            raise _changed(path)
+            raise ValueError(
+                f"the problems or the tokenizer have changed since {path} was begun: choose another directory (--out), "
+                "or remove it to start again"
+            )
         if again.answers != one.answers:
             raise ValueError(
                 f"the reference answers have changed since {path} was begun: score its completions again "
@@ -189,15 +188,6 @@ def _round(
     return Round(prompt_ids, group_size, batches, digest([prompts, named]), answers_digest(prompt_ids, answers))
 
 
-def _cut(pairs: list[tuple[int, int]], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    start = 0
-    for size in sizes:
-        yield pairs[start : start + size]
-        start += size
-
-
-def _changed(path: Path) -> ValueError:
-    return ValueError(
-        f"the problems or the tokenizer have changed since {path} was begun: choose another directory "
-        "(--out), or remove it to start again"
-    )
+def _cut(pairs: list[tuple[int, int]], sizes: Sequence[int]) -> list[list[tuple[int, int]]]:
+    left = iter(pairs)
+    return [list(islice(left, size)) for size in sizes]

@@ -46,6 +46,9 @@ def missing_measurements(run: RunDirectory) -> list[int]:
 
 def is_measured(run: RunDirectory) -> bool:
     """Return whether every shard of a run has been measured."""
+    complete = run.measurement / "complete.json"
+    if not complete.exists() or read_json(complete).get("n_shards") != n_planned_shards(run):
+        return False
     return not missing_measurements(run)
 
 
@@ -56,15 +59,10 @@ def measures_advantages(run: RunDirectory) -> bool:
 
 def measure_shards(run: RunDirectory, progress: bool) -> None:
     """Measure the rollout shards that have not been measured yet."""
-    complete = run.measurement / "complete.json"
+    if agreed(lambda: is_measured(run)):
+        return
     shards = _shards(run)
     n_shards, missing = agreed(lambda: (n_planned_shards(run), missing_measurements(run)))
-
-    def is_complete() -> bool:
-        return complete.exists() and not missing and read_json(complete).get("n_shards") == n_shards
-
-    if agreed(is_complete):
-        return
     with run.step("measuring"):
         if is_first() and shards.origin:
             with run.turn():
@@ -73,7 +71,7 @@ def measure_shards(run: RunDirectory, progress: bool) -> None:
             _measure(run, shards, drawn_shards(run.rollouts).read_all(n_shards), missing, progress)
         if is_first():
             with run.turn():
-                write_json(complete, {"n_shards": n_shards})
+                write_json(run.measurement / "complete.json", {"n_shards": n_shards})
 
 
 def _measure(
@@ -93,9 +91,7 @@ def _measure(
         lambda: max(shards.finished(len(tables)), key=lambda number: shards.path(number).stat().st_mtime, default=None)
     )
     earlier = None if done is None else shards.read_one(done)
-    with run.spent.loaded(
-        lambda: _session(run, section, earlier, tables, unmeasured, progress), run.experiment.execution.threads
-    ) as session:
+    with run.loaded(lambda: _session(run, section, earlier, tables, unmeasured, progress)) as session:
         if earlier is None:
             names = _chosen_weightings(run, session, tables, progress)
         else:

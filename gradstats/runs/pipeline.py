@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gradstats.config.experiment import Experiment, load_experiment_file
+from gradstats.report.result_values import result_values
 from gradstats.report.saved_results import read_recorded_experiment
 from gradstats.rewards.grading import ungraded_sentence, warn_ungraded
 from gradstats.rollouts.table import read_rollouts
 from gradstats.runs.analysis import RunResult, analyse, claim_results, make_room, questions_of
-from gradstats.runs.claims import BETWEEN_LOOKS
+from gradstats.runs.claims import joined
 from gradstats.runs.directory import RUN_DIRECTORY, RunDirectory
 from gradstats.runs.growth import read_plan
 from gradstats.runs.measuring_step import is_measured, measure_shards, measures_advantages
 from gradstats.runs.ranks import agreed, is_first, joined_ranks, n_ranks
 from gradstats.runs.regrading import RewardSetting, finish_regrading, regrade_shards
-from gradstats.runs.sampling_step import experiment_problems, sample_shards
-from gradstats.runs.tracking import Tracking, require_tracker, result_values
+from gradstats.runs.sampling_step import experiment_problems, is_sampled, sample_shards
+from gradstats.runs.tracking import Tracking, require_tracker
 from gradstats.runs.validate import check_names
-from gradstats.runs.values_step import make_values
+from gradstats.runs.values_step import has_values, make_values
 from gradstats.runs.watching import let_workers_make
 from gradstats.runs.workers import require_execution
-from gradstats.system.lock import Company, HeldError, only_writer, together, turn
+from gradstats.system.files import identity
+from gradstats.system.lock import Company, only_writer
 from gradstats.system.outputs import claim, refuse_links
-from gradstats.system.progress import progress_bar
 from gradstats.system.user_code import code_beside
 
 #: Settings of a run's experiment that regrading does not use.
@@ -50,7 +51,8 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
     the last of them analyses.
 
     Returns:
-        The results; None in a process that was not the last, and in all ranks of a model but the first.
+        The results; None in a process that was not the last, or waited for it, and in all ranks of a model but the
+        first.
     """
     with code_beside(experiment.folder), joined_ranks():
         check_names(experiment)
@@ -65,11 +67,11 @@ def run_experiment(experiment: Experiment, path: Path, *, progress: bool = True)
 
             if run.alone and is_first():
                 follow()
-            if experiment.execution.several and n_ranks() == 1:
+            if experiment.execution.several and n_ranks() == 1 and not _is_made(run):
                 let_workers_make(run, progress)
             else:
                 make_shards(run, progress)
-            if company is None or not company.becomes_only():
+            if company is None or not company.becomes_only() or (run.answered and not run.spent.n_shards):
                 return None
             if not run.alone:
                 follow()
@@ -87,32 +89,28 @@ def opened_run(experiment: Experiment, path: Path) -> Iterator[tuple[RunDirector
         return
     claim(path, RUN_DIRECTORY)
     path.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        run, company = _begun(experiment, path, held)
+    before = results_of(experiment, path)
+
+    def begin(company: Company) -> RunDirectory:
+        refuse_links(path)
+        answered = results_of(experiment, path) not in (None, before)
+        return replace(RunDirectory.open(path, experiment, alone=company.alone), answered=answered)
+
+    with joined(path, begin) as (company, run):
         agreed(lambda: None)
         yield run, company
 
 
-def _begun(experiment: Experiment, path: Path, held: ExitStack) -> tuple[RunDirectory, Company]:
-    """Open a run as soon as no process analyses it; while one process opens it, it is the only one."""
-    n_times = 0
-    while True:
-        try:
-            with ExitStack() as opened, turn(path):
-                company = opened.enter_context(together(path))
-                refuse_links(path)
-                run = RunDirectory.open(path, experiment, alone=company.alone)
-                company.share()
-                held.push(opened.pop_all())
-                return run, company
-        except HeldError as error:
-            if not error.by_company:
-                raise
-            n_times += 1
-            if n_times == 2:  # a process that ends holds it for a moment
-                with progress_bar("waiting", 1, shown=False) as report:
-                    report.say(f"waiting, since {str(error).rpartition(': ')[0]}")
-            time.sleep(BETWEEN_LOOKS)
+def results_of(experiment: Experiment, path: Path) -> tuple[int, ...] | None:
+    """Return what distinguishes the results of a run from others; None where it has none with just these settings."""
+    page = identity(path / "report.html")  # which an analysis writes last
+    if page is None or read_recorded_experiment(path / "experiment.yaml").to_yaml() != experiment.to_yaml():
+        return None
+    return page
+
+
+def _is_made(run: RunDirectory) -> bool:
+    return is_sampled(run) and is_measured(run) and has_values(run)
 
 
 def make_shards(run: RunDirectory, progress: bool) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,22 @@ def workers_of_ray(run: RunDirectory, section: ExecutionSection, report: Progres
         max_retries=_MOST_DEATHS,
         retry_exceptions=[WorkerDiedError],
     )
-    task, begun = Task.of(run, section), _Begun(run, section, report)
-    return [RayWorker(remote.remote(task, run.call.resolve()), begun) for _ in range(section.workers)]
+    task, until = Task.of(run, section), time.monotonic() + _PATIENCE
+
+    def look() -> None:
+        """Say once that no worker has left a record beside that of this process, where ray has no room for one."""
+        nonlocal until
+        if time.monotonic() < until:
+            return
+        until = math.inf
+        if len(list(run.path.glob(CALLS))) < 2:
+            free = ray.available_resources()
+            report.say(
+                f"no worker has begun yet: {section.given_to_each()}, and free are {free.get('CPU', 0):g} CPU and "
+                f"{free.get('GPU', 0):g} GPU; waiting"
+            )
+
+    return [RayWorker(remote.remote(task, run.call.resolve()), look) for _ in range(section.workers)]
 
 
 def make_shards(task: Task, call: Path) -> None:
@@ -91,7 +106,7 @@ def make_shards(task: Task, call: Path) -> None:
                 "system that all nodes share (--out)"
             )
         time.sleep(0.2)
-    worker = LocalWorker(task, None if task.gpus else "")
+    worker = LocalWorker(task, call.parent, None if task.gpus else "")
     try:
         while True:
             try:
@@ -105,38 +120,16 @@ def make_shards(task: Task, call: Path) -> None:
 
 
 @dataclass
-class _Begun:
-    """Says once that no worker has begun, where ray has no room for one."""
-
-    run: RunDirectory
-    section: ExecutionSection
-    report: ProgressReport
-    since: float = field(default_factory=time.monotonic)
-
-    def look(self) -> None:
-        """Look whether a worker has left a record beside that of this process."""
-        if time.monotonic() - self.since < _PATIENCE:
-            return
-        self.since = float("inf")
-        if len(list(self.run.path.glob(CALLS))) < 2:
-            free = _ray().available_resources()
-            self.report.say(
-                f"no worker has begun yet: {self.section.given_to_each()}, and free are {free.get('CPU', 0):g} CPU and "
-                f"{free.get('GPU', 0):g} GPU; waiting"
-            )
-
-
-@dataclass
 class RayWorker:
     """A worker that ray starts, and starts again."""
 
     _task: Any  # the reference of the task
-    _begun: _Begun
+    _look: Callable[[], None]  # whether any has begun
 
     def is_running(self) -> bool:
         """Return whether it has not ended; raise the error that ended it."""
         ray = _ray()
-        self._begun.look()
+        self._look()
         if not ray.wait([self._task], timeout=0)[0]:
             return True
         try:

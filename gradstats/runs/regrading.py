@@ -45,6 +45,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
     if not numbers:
         raise FileNotFoundError(f"{path} holds no rollouts yet: run it first")
     by_name = {problem.prompt_id: problem for problem in problems}
+    answers = {name: problem.answer for name, problem in by_name.items()}
     grader = Grader.make(reward, problems)
     tables, counts_of_shard = [], {}
     shards = {stored.path(number).stem: stored.read_one(number) for number in numbers}
@@ -68,7 +69,7 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
         "n_changed": int(np.sum(table["old_reward"].to_numpy() != table["reward"].to_numpy())),
         "setting": reward,
         "tallies": counts_of_shard,
-        "answers": _answers_digests(folder, {problem.prompt_id: problem.answer for problem in problems}),
+        "answers": [answers_digest(one.prompt_ids, answers) for one in rounds_of(folder)],
     }
     earlier = read_regradings(path)
     if earlier and _is_in_place(change, path, shards, table):
@@ -82,10 +83,6 @@ def regrade_shards(path: Path, problems: Sequence[Problem], reward: RewardSettin
     change |= {"table": name, "checksum_of_table": file_digest(rewards_file)}
     write_json(path / PENDING_REWARDS, change)
     finish_regrading(path)
-
-
-def _answers_digests(folder: Path, answers: dict[str, str]) -> list[str]:
-    return [answers_digest(one.prompt_ids, answers) for one in rounds_of(folder)]
 
 
 def _is_in_place(change: dict[str, Any], path: Path, shards: dict[str, Rollouts], table: pd.DataFrame) -> bool:

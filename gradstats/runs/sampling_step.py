@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradstats.config.experiment import Experiment
+from gradstats.config.sections import PolicySection
 from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.claims import Board, Claim, make_missing
 from gradstats.runs.directory import RunDirectory
@@ -56,29 +57,28 @@ def experiment_problems(experiment: Experiment, revisions: dict[str, str | None]
 
 def behaviour_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy:
     """Load the policy that draws the completions: the experiment's, with the changes of ``behaviour_policy``."""
-    if not experiment.behaviour_policy:
-        return experiment_policy(experiment, revisions, progress)
-    changed = experiment.sampling_policy
-    pinned = revisions if {"name", "revision"}.isdisjoint(experiment.behaviour_policy) else {}
-    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned, progress)
+    changed, other = experiment.sampling_policy, not {"name", "revision"}.isdisjoint(experiment.behaviour_policy)
+    return experiment_policy(experiment, {} if other else revisions, progress, section=changed)
 
 
 def reference_policy(experiment: Experiment, revisions: dict[str, str | None], progress: bool = True) -> Policy | None:
     """Load the reference of a KL term, the policy with the changes of ``reference_policy``; None without these."""
-    changed = experiment.kl_reference
-    if changed is None:
-        return None
-    pinned = revisions if {"name", "revision"}.isdisjoint(experiment.reference_policy) else {}
-    return experiment_policy(experiment.model_copy(update={"policy": changed}), pinned, progress)
+    changed, other = experiment.kl_reference, not {"name", "revision"}.isdisjoint(experiment.reference_policy)
+    return changed and experiment_policy(experiment, {} if other else revisions, progress, section=changed)
 
 
 def experiment_policy(
-    experiment: Experiment, revisions: dict[str, str | None], progress: bool = True, *, sharded: bool = True
+    experiment: Experiment,
+    revisions: dict[str, str | None],
+    progress: bool = True,
+    *,
+    section: PolicySection | None = None,
+    sharded: bool = True,
 ) -> Policy:
     """Load the policy of an experiment, at the revision that the run recorded; where there are ranks, a part of it."""
     from gradstats.policy.policy import load_policy
 
-    section = experiment.policy
+    section = section or experiment.policy
     options = section.arguments(revision=revisions.get("policy") or section.revision)
     return load_policy(section.name, **options, sharded=sharded and n_ranks() > 1, progress=progress)
 
@@ -88,40 +88,37 @@ def n_planned_shards(run: RunDirectory) -> int:
     return n_planned(read_plan(run.rollouts), run.rollouts / PLAN)
 
 
-def missing_rollouts(run: RunDirectory) -> list[int]:
-    """Return the shards of a run that have not been drawn yet."""
-    return _shards(run).missing(n_planned_shards(run))
+def is_sampled(run: RunDirectory) -> bool:
+    """Return whether every completion of a run has been drawn."""
+    complete = run.rollouts / "complete.json"
+    if not complete.exists() or not read_json(complete).items() >= size_of(run.experiment).items():
+        return False
+    return not _shards(run).missing(n_planned_shards(run))
 
 
 def sample_shards(run: RunDirectory, progress: bool) -> None:
     """Draw the batches that have no shard yet."""
-    complete, size = run.rollouts / "complete.json", size_of(run.experiment)
-
-    def is_complete() -> bool:
-        return complete.exists() and read_json(complete).items() >= size.items() and not missing_rollouts(run)
-
-    if agreed(is_complete):
+    if agreed(lambda: is_sampled(run)):
         return
     with run.step("sampling"):
         from gradstats.sampling.plan import warn_of_rollouts
 
         # A run keeps the revisions to which names on the hub resolved when it began.
         revisions = agreed(lambda: read_plan(run.rollouts).get("revisions") or resolve_revisions(run.experiment))
-        with run.spent.loaded(
-            lambda: sampling_plan(run.experiment, revisions, progress), run.experiment.execution.threads
-        ) as plan:
+        with run.loaded(lambda: sampling_plan(run.experiment, revisions, progress)) as plan:
             grown = agreed(lambda: _planned(run, plan, revisions))
             _draw_missing(run, plan, grown, progress)
         if is_first():
-            n_shards = len(grown.rows)
+            n_shards, n_completions = len(grown.rows), sum(map(len, grown.rows))
             warn_of_rollouts(Rollouts.concatenate(_shards(run).read_all(n_shards)))
+            complete = {"n_shards": n_shards, "n_completions": n_completions, **size_of(run.experiment)}
             with run.turn():
                 if rounds_of(run.rollouts) != grown.rounds:
                     raise ValueError(
                         f"another process has enlarged {run.path} meanwhile, and goes on with it: repeat this command "
                         "with its settings to share the work"
                     )
-                write_json(complete, {"n_shards": n_shards, "n_completions": grown.n_completions, **size})
+                write_json(run.rollouts / "complete.json", complete)
 
 
 def _planned(run: RunDirectory, plan: SamplingPlan, revisions: dict[str, str | None]) -> GrownPlan:

@@ -25,7 +25,7 @@ from gradstats.rollouts.table import Rollouts
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import read_plan
 from gradstats.runs.sampling_step import experiment_policy
-from gradstats.runs.weightings import ScoredTokens
+from gradstats.runs.weightings import scored_batch
 from gradstats.system.progress import progress_bar
 
 
@@ -127,8 +127,7 @@ def _batches(rollouts: Rollouts, prompts_per_batch: int) -> list[np.ndarray]:
 
 def _weights(session: MeasuringSession, rollouts: Rollouts, estimator: Weighting) -> list[np.ndarray]:
     """Return the weight of each token of each completion in the sum of the gradients of the batch's groups."""
-    batch = ScoredTokens.of(session, rollouts).batch()
-    weights = estimator.weights(batch)
+    weights = estimator.weights(scored_batch(session, rollouts))
     if not np.isfinite(weights).all():
         raise ValueError(
             f"some weights of {estimator.label} are not finite: estimate second moments under another estimator"

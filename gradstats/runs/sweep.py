@@ -24,12 +24,13 @@ from gradstats.report.sweeps import (
     write_sweep_list,
     write_sweep_results,
 )
-from gradstats.runs.pipeline import run_experiment
+from gradstats.runs.claims import joined
+from gradstats.runs.pipeline import results_of, run_experiment
 from gradstats.runs.tracking import require_tracker
 from gradstats.runs.validate import check_names
 from gradstats.runs.workers import require_execution
-from gradstats.system.files import atomic_path, partials, remove_partials
-from gradstats.system.lock import LOCK, only_writer
+from gradstats.system.files import atomic_path, identity, partials, remove_partials
+from gradstats.system.lock import LOCK, TURN, Company, only_writer, turn
 from gradstats.system.outputs import OutputType, claim, csv_with, refuse_links
 from gradstats.system.user_code import code_beside
 
@@ -41,11 +42,12 @@ def run_sweep(
     out: str | os.PathLike[str] | None = None,
     trust: bool = False,
     progress: bool = True,
-) -> SweepResult:
+) -> SweepResult | None:
     """Run every cell of a sweep in a run directory of its own, and join what they found.
 
     Cells that draw the same completions share them: the shards are linked, or copied where the file system has no
-    links. A cell that fails does not keep the others from being run. The same call resumes an interrupted sweep.
+    links. A cell that fails does not keep the others from being run. The same call resumes an interrupted sweep, and
+    shares the work of one that is being run.
 
     Args:
         name_or_path: a file with ``vary``, see :func:`gradstats.config.sweep.load_sweep`.
@@ -55,13 +57,13 @@ def run_sweep(
         progress: show progress bars.
 
     Returns:
-        The results of all cells, as :func:`gradstats.read_sweep` reads them.
+        The results of all cells, as :func:`gradstats.read_sweep` reads them; None where another process still works on
+        the sweep, and joins them.
 
     Raises:
         FileNotFoundError: when there is no such file.
         ValueError: when a setting is wrong, before anything is run; when the folder holds something else, or symbolic
             links.
-        LockedError: when another process works on the sweep.
         RuntimeError: when a cell failed, after all others were run; names it and why.
     """
     sweep = load_sweep(name_or_path, overrides, trust=trust)
@@ -70,21 +72,32 @@ def run_sweep(
     folder = Path(out) if out is not None else Path("runs") / sweep.name
     _refuse_other_folder(folder, sweep.name)
     folder.mkdir(parents=True, exist_ok=True)
-    with _cluster_of(first), only_writer(folder):
+    before, result = identity(folder / TABLE), None
+
+    def begin(company: Company) -> bool:
         refuse_links(folder, cells=_cell_names(folder, sweep))
-        remove_partials(folder)
+        if company.alone:
+            remove_partials(folder)
         _list_cells(folder, sweep)
+        return not company.alone or identity(folder / TABLE) != before
+
+    with _cluster_of(first), joined(folder, begin) as (company, of_others):
         finished: list[Cell] = []
         failed: dict[str, Exception] = {}
         for cell in sweep.cells:
+            path = folder / cell.name
             try:
-                _share(folder, cell, finished)
-                run_experiment(cell.experiment, folder / cell.name, progress=progress)
+                with turn(folder):
+                    _share(folder, cell, finished)
+                results = results_of(cell.experiment, path) if of_others else None
+                while results is None and run_experiment(cell.experiment, path, progress=progress) is None:
+                    results = results_of(cell.experiment, path)  # None where another process has yet to analyse it
                 finished.append(cell)
             except (ValueError, OSError, RuntimeError, LookupError, ImportError, TypeError) as error:
                 failed[cell.name] = error
-        result = read_sweep(folder, without=failed)
-        write_sweep_results(result, sweep.cells[0].experiment.figures)
+        if company.becomes_only():
+            result = read_sweep(folder, without=failed)
+            write_sweep_results(result, first.figures)
     if failed:
         name, error = next(iter(failed.items()))
         raise RuntimeError(
@@ -164,7 +177,7 @@ def _share(folder: Path, cell: Cell, finished: Sequence[Cell]) -> None:
     if path.exists() or source is None:
         return
     alike = _measured_alike(source.experiment, cell.experiment)
-    with only_writer(folder / source.name), atomic_path(path) as partial:
+    with only_writer(folder / source.name, wait=True), atomic_path(path) as partial:
         partial.mkdir()
         for name in ("rollouts", "measurement") if alike else ("rollouts",):
             shutil.copytree(
@@ -202,7 +215,7 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
 
 def _is_sweep(folder: Path) -> bool:
     """Return whether a folder is that of a sweep, or holds nothing but what a killed process left."""
-    left = {folder / LOCK, *partials(folder)}
+    left = {folder / LOCK, folder / TURN, *partials(folder)}
     return folder.is_dir() and ((folder / LISTED).is_file() or not {*folder.iterdir()} - left)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from gradstats import estimators
 from gradstats.analyses import registry
@@ -45,12 +45,6 @@ def _check_second_moments(experiment: Experiment) -> None:
         moments_file(second_moments)
 
 
-def _check_inputs(experiment: Experiment) -> None:
-    """Warn of estimators whose inputs the run will not measure."""
-    for sentence in dict.fromkeys(_not_measured(experiment)):
-        warnings.warn(sentence, UserWarning, stacklevel=4)
-
-
 def _not_measured(experiment: Experiment) -> Iterator[str]:
     """Write a sentence for each estimator whose row will be NaN, with the reason."""
     measured = set(_ALWAYS)
@@ -73,22 +67,18 @@ def _not_measured(experiment: Experiment) -> Iterator[str]:
         elif "values" in one.needs and (reason := _wrong_values(experiment, one)):
             yield f"{reason}; the row of {one.label} will be NaN"
         elif not experiment.measurement.token_probes and _weights_tokens(one, experiment):
-            threshold = ", or give the mask a threshold in nats" if _masks_by_share(one) else ""
+            by_share = isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
+            threshold = ", or give the mask a threshold in nats" if by_share else ""
             yield (
                 f"{one.label} weights each token, and this run measures whole completions, so its row will be NaN: "
                 f"set measurement.token_probes, for example to 32{threshold}"
             )
 
 
-def _masks_by_share(one: Estimator | Recipe) -> bool:
-    return isinstance(one, Recipe) and one.mask.name == "top_entropy" and one.advantage.level != "token"
-
-
 def _wrong_values(experiment: Experiment, one: Estimator | Recipe) -> str | None:
     """Return why an estimator cannot use the kind of state values that the run makes; None where it can."""
-    batch = trial_batch_of(experiment)
     try:
-        one.weights(batch)
+        one.weights(trial_batch_of(experiment))
     except ValueError as error:
         return str(error)
     return None
@@ -108,18 +98,12 @@ def _weights_tokens(one: Estimator | Recipe, experiment: Experiment) -> bool:
     return as_sequence_level(one, trial_batch().with_fields(old_logprobs=None)).level == "token"
 
 
-#: Each registry checks its own part; what sections say of one another is checked as they are read.
-CHECKS: tuple[Callable[[Experiment], None], ...] = (
-    by_label.check,
-    load.check,
-    grading.check,
-    registry.check,
-    _check_second_moments,
-    _check_inputs,
-)
-
-
 def check_names(experiment: Experiment) -> None:
-    """Check every name of an experiment, and warn of estimators whose inputs the run will not measure."""
-    for check in CHECKS:
+    """Check every name of an experiment, and warn of estimators whose inputs the run will not measure.
+
+    Each registry checks its own part; what sections say of one another is checked as they are read.
+    """
+    for check in (by_label.check, load.check, grading.check, registry.check, _check_second_moments):
         check(experiment)
+    for sentence in dict.fromkeys(_not_measured(experiment)):
+        warnings.warn(sentence, UserWarning, stacklevel=3)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from gradstats.rollouts.table import read_rollouts
+from gradstats.rollouts.table import Rollouts, read_rollouts
 from gradstats.runs.claims import BETWEEN_LOOKS, Board
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.growth import rounds_of
@@ -82,62 +80,41 @@ def _all_died(error: WorkerDiedError) -> RuntimeError:
     )
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What is shown of a step: its shards, and how many steps of the bar each is."""
-
-    name: str
-    folder: Path
-    suffix: str
-    rollouts: str | None  # where in a shard its completions are; None where they are those of another step
-    sizes: list[int]
-
-    def shards(self) -> Shards[Any]:
-        """Return the shards."""
-        return Shards(self.folder, self.suffix, read_rollouts, lambda *_: None)
-
-    def missing(self) -> dict[int, int]:
-        """Return the size of each shard that is not there."""
-        there = set(os.listdir(self.folder)) if self.folder.is_dir() else set()
-        path = self.shards().path
-        return {number: size for number, size in enumerate(self.sizes) if path(number).name not in there}
-
-
-def _steps(run: RunDirectory) -> list[_Step]:
-    sizes = [size for one in rounds_of(run.rollouts) for size in one.batches]
-    plan = run.values / PLAN
-    continued = [1] * n_planned(read_json(plan), plan) if plan.exists() else []
-    return [
-        _Step("sampling", run.rollouts, ".parquet", "", sizes),
-        _Step("values of prefixes", run.values, ".parquet", None, continued),
-        _Step("measuring", run.measurement, "", "rollouts.parquet", sizes),
-    ]
+def _unfinished(run: RunDirectory) -> tuple[str, Shards[Rollouts], dict[int, int], int] | None:
+    """Return the first step that lacks shards: its name, its shards, how many steps of the bar each of those that are
+    missing is, and how many there are in all.
+    """
+    sizes, plan = [size for one in rounds_of(run.rollouts) for size in one.batches], run.values / PLAN
+    n_prefixes = n_planned(read_json(plan), plan) if plan.exists() else 0
+    for name, folder, suffix, of_step in (
+        ("sampling", run.rollouts, ".parquet", sizes),
+        ("values of prefixes", run.values, ".parquet", [1] * n_prefixes),
+        ("measuring", run.measurement, "", sizes),
+    ):
+        shards = Shards(folder, suffix, partial(read_rollouts, partial=True), Rollouts.to_parquet)
+        if missing := shards.missing(len(of_step)):
+            return name, shards, {number: of_step[number] for number in missing}, sum(of_step)
+    return None
 
 
 def _watched(run: RunDirectory, progress: bool) -> Iterator[None]:
     """Show what the workers have done, again and again."""
-
-    def current() -> _Step | None:
-        return next((step for step in _steps(run) if step.missing()), None)
-
     while True:
-        step = current()
-        if step is None:
+        if (step := _unfinished(run)) is None:
             yield
             continue
-        missing, shards, total = step.missing(), step.shards(), sum(step.sizes)
+        name, shards, missing, total = step
         run.tracking.begin()
-        with progress_bar(step.name, total, done=total - sum(missing.values()), shown=progress) as report:
+        with progress_bar(name, total, done=total - sum(missing.values()), shown=progress) as report:
 
-            def show(number: int, step: _Step = step, report: ProgressReport = report) -> None:
-                if step.rollouts is not None:
-                    rollouts = read_rollouts(step.shards().path(number) / step.rollouts, partial=True)
-                    run.tracking.shard(step.name, rollouts)
-                    if step.name == "sampling":
+            def show(number: int, name: str = name, shards: Shards[Rollouts] = shards, report: Any = report) -> None:
+                if name != "values of prefixes":  # which hold no completions
+                    rollouts = shards.read_one(number)
+                    run.tracking.shard(name, rollouts)
+                    if name == "sampling":
                         report.completions(rollouts.rewards, rollouts.lengths, before=True)
 
             board = Board(shards, missing, report, shards.is_made, show)
-            while board.missing and current() == step:
+            while board.missing:
                 yield
                 board.look_now_and_then()
-            board.look()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,39 +37,17 @@ if TYPE_CHECKING:
 _CLEARLY_NEGLIGIBLE = NEGLIGIBLE_CHI_SQUARED / 100
 
 
-@dataclass(frozen=True)
-class ScoredTokens:
-    """Rollouts with the statistics of their tokens, from a forward pass."""
+class _Scored(SimpleNamespace):
+    """Completions with what is known of their tokens before gradients are measured."""
 
     rollouts: Rollouts
-    logprobs: list[np.ndarray]  # for each, (T_i,) log-probabilities under the scored policy
-    entropy: list[np.ndarray]  # for each, (T_i,) entropies of the scored distribution, in nats
-    metadata: Mapping[str, object]  # the scored policy, as a measurement records it
-    # for each, (T_i,) log-probabilities under the reference policy; None where there is none
-    ref_logprobs: list[np.ndarray] | None = None
-    # for each, (T_i,) sums of squared probabilities of the scored distribution
-    sum_pi_squared: list[np.ndarray] | None = None
 
-    @classmethod
-    def of(cls, session: MeasuringSession, rollouts: Rollouts) -> ScoredTokens:
-        """Score rollouts by a forward pass."""
-        found = session.token_statistics(rollouts)
-        beside = found.get("ref_logprobs"), found["sum_pi_squared"]
-        return cls(rollouts, found["logprobs"], found["entropy"], session.metadata, *beside)
 
-    @property
-    def old_logprobs(self) -> list[np.ndarray] | None:
-        """The sampler's log-probabilities, where it recorded them."""
-        return self.rollouts.recorded_logprobs("sampler_logprobs")
-
-    @property
-    def proximal_logprobs(self) -> list[np.ndarray] | None:
-        """Those of the trainer's policy as the step began, where it recorded them."""
-        return self.rollouts.recorded_logprobs("proximal_logprobs")
-
-    def batch(self) -> Batch:
-        """Return the batch of everything that is known before the gradients are measured."""
-        return Batch.from_measurement(self)
+def scored_batch(session: MeasuringSession, rollouts: Rollouts) -> Batch:
+    """Return the batch of everything that is known before gradients are measured, from a forward pass."""
+    columns = {"old_logprobs": "sampler_logprobs", "proximal_logprobs": "proximal_logprobs"}
+    recorded = {field: rollouts.recorded_logprobs(column) for field, column in columns.items()}
+    return Batch.from_measurement(_Scored(rollouts=rollouts, **recorded, **session.token_statistics(rollouts)))
 
 
 @dataclass(frozen=True)
@@ -140,7 +119,7 @@ def needed_weightings(
     """
     if possible.off_policy == possible.always or any("sampler_logprobs" not in table.frame for table in tables):
         return possible.of_equal_ratios
-    recorded = (recorded_differences(ScoredTokens(table, [], [], metadata)) for table in tables)
+    recorded = (recorded_differences(_Scored(rollouts=table, metadata=metadata)) for table in tables)
     if target == "importance" or (target == "auto" and any(recorded)):
         return possible.of_any_ratios
     drawn_by_it = all(same_weights_recorded(table.metadata.get("policy"), metadata.get("policy")) for table in tables)
@@ -157,7 +136,7 @@ def needed_weightings(
 
 def spread_of_ratios(session: MeasuringSession, rollouts: Rollouts) -> float:
     """Return the greatest :math:`χ^2` of some completions times their number, from a forward pass."""
-    return largest_chi_squared(ScoredTokens.of(session, rollouts).batch()) * len(rollouts)
+    return largest_chi_squared(scored_batch(session, rollouts)) * len(rollouts)
 
 
 def weightings_of(
@@ -173,7 +152,7 @@ def weightings_of(
     names = tuple(names)
     found: dict[str, list[np.ndarray]] = {}
     if others := tuple(name for name in names if not is_of_estimator(name)):
-        found |= _ragged(rollouts, weightings_by_name(others, ScoredTokens.of(session, rollouts).batch()))
+        found |= _ragged(rollouts, weightings_by_name(others, scored_batch(session, rollouts)))
     found |= advantages_of(rollouts, filter(is_of_estimator, names), values or {})
     return {name: found[name] for name in names} or None
 

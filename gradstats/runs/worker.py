@@ -62,9 +62,7 @@ def main(file: Path) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except (Exception, SystemExit) as error:  # sys.exit in a user's function
-        if n_ranks() > 1 and " by peer" in str(
-            error
-        ):  # another rank has ended, as torchrun reports before it ends this
+        if n_ranks() > 1 and " by peer" in str(error):  # another rank has ended: torchrun says so, and ends this one
             time.sleep(30)
         try:
             with file.with_suffix(".error").open("xb") as out:

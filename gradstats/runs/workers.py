@@ -83,10 +83,13 @@ class Task:
 
 
 class LocalWorker:
-    """A worker on this machine, with the numbers of its GPUs; None leaves it those that this process sees."""
+    """A worker on this machine, with the numbers of its GPUs; None leaves it those that this process sees.
 
-    def __init__(self, task: Task, gpus: str | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="gradstats-worker-"))
+    What it is told, and what it says, lies in the run, whose next process removes what a killed one leaves.
+    """
+
+    def __init__(self, task: Task, run: Path, gpus: str | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=".worker-", suffix=".partial", dir=run))
         file = self._folder / "work"
         file.write_bytes(task.work)
         self._said = (self._folder / "said").open("wb")
@@ -136,10 +139,17 @@ class LocalWorker:
 
 def local_workers(run: RunDirectory) -> list[Worker]:
     """Start the workers of a run on this machine."""
-    import torch
-
-    n_gpus = torch.cuda.device_count()
+    n_gpus = _n_gpus()
     settled = run.experiment.execution.with_gpus(run.experiment.policy.device, n_gpus)
     settled.require_gpus(n_gpus)
     task, each = Task.of(run, settled), settled.gpus_per_worker or 0
-    return [LocalWorker(task, gpus_of_worker(k, each, n_gpus)) for k in range(settled.workers)]
+    return [LocalWorker(task, run.path.resolve(), gpus_of_worker(k, each, n_gpus)) for k in range(settled.workers)]
+
+
+def _n_gpus() -> int:
+    """Return how many GPUs there are; torch, which the workers wait for, is asked where there is a driver of any."""
+    if not any(next(Path("/dev").glob(node), None) for node in ("nvidia[0-9]*", "kfd", "dxg")):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

@@ -96,7 +96,7 @@ def atomic_path(path: str | os.PathLike[str], *, replace_folder: bool = False) -
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_of(path)
     old = _partial_of(path)
-    there = _identity(path)
+    there = identity(path)
     named = False
     try:
         with naming_full_disk(path):
@@ -134,7 +134,7 @@ def _give_name(partial: Path, path: Path, there: tuple[int, ...] | None, old: Pa
         f"{path} was created or changed by another process while it was being written, and is not replaced: choose "
         "another path, or repeat the command"
     )
-    if _identity(path) not in (None, there):
+    if identity(path) not in (None, there):
         raise appeared
     if path.is_dir():
         path.rename(old)
@@ -146,7 +146,7 @@ def _give_name(partial: Path, path: Path, there: tuple[int, ...] | None, old: Pa
         raise appeared from error
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
+def identity(path: Path) -> tuple[int, ...] | None:
     """Return what distinguishes a file or folder from another, or a changed one, of the same name; None for none."""
     try:
         found = path.lstat()

@@ -43,14 +43,14 @@ class HeldError(LockedError):
 
 
 @contextmanager
-def only_writer(folder: str | os.PathLike[str]) -> Iterator[None]:
+def only_writer(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
     """Prevent other processes of this program from writing to a folder while the context is open.
 
     The lock file of a killed process of this host is taken over; one that another host left is respected, since not
-    every file system passes locks on.
+    every file system passes locks on. ``wait``: for the processes that are writing to it, instead of an error.
     """
     path = Path(folder) / LOCK
-    file = _acquired(path)
+    file = _acquired(path, wait=wait)
     try:
         yield
     finally:
@@ -155,9 +155,7 @@ def _acquired(
         file = os.fdopen(descriptor, "r+b", buffering=0)  # unbuffered: closing must not fail for what is not written
         try:
             holds = _try_lock(file, shared=shared, wait=wait)
-            if holds and not _same_file(
-                file, path
-            ):  # its holder removed it meanwhile, and someone may have made another
+            if holds and not _same_file(file, path):  # its holder removed it, and someone may have made another
                 file.close()
                 continue
             holder = _holder(file)

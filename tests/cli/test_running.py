@@ -108,12 +108,19 @@ def test_what_is_wrong_without_a_file_is_said_by_option(monkeypatch, capsys, tmp
     assert message in err
 
 
-def test_a_process_that_is_not_the_last_of_a_run_says_so(monkeypatch, capsys, run_directory, tmp_path):
-    monkeypatch.setattr("gradstats.runs.pipeline.run_experiment", lambda *_, **__: None)
-    code, out, err = run(monkeypatch, capsys, "run", run_directory / "tiny.yaml", "--out", tmp_path / "out")
+@pytest.mark.parametrize(
+    ("patched", "vary", "said"),
+    [
+        ("pipeline.run_experiment", "", "another process analyses the run, or has just done so"),
+        ("sweep.run_sweep", "vary: {sampling.seed: [0, 1]}\n", "another process of the sweep still works on it"),
+    ],
+)
+def test_a_process_that_is_not_the_last_says_so(monkeypatch, capsys, run_directory, tmp_path, patched, vary, said):
+    monkeypatch.setattr(f"gradstats.runs.{patched}", lambda *_, **__: None)
+    (tmp_path / "e.yaml").write_text((run_directory / "tiny.yaml").read_text() + vary)
+    code, out, err = run(monkeypatch, capsys, "run", tmp_path / "e.yaml", "--out", tmp_path / "out")
     assert (code, out) == (0, "")
-    assert "nothing is missing in" in err
-    assert "another process of the run is still there, and analyses it" in " ".join(err.split())
+    assert said in " ".join(err.split())
 
 
 def test_settings_without_set_are_refused_with_the_remedy(monkeypatch, capsys, run_directory, tmp_path):

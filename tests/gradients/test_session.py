@@ -229,7 +229,7 @@ def test_memory_that_never_suffices_for_the_self_check_is_an_error_with_a_remedy
         opened_where(lambda chunk: False, monkeypatch, ragged_rollouts(3), recompute=recompute)
 
 
-def test_memory_that_runs_out_in_the_later_check_is_saved(monkeypatch):
+def test_memory_that_runs_out_in_the_later_check_loses_no_measurement(monkeypatch):
     rollouts, ran = ragged_rollouts(9), []
 
     def check(policy, rollouts, result, *others):
@@ -243,12 +243,12 @@ def test_memory_that_runs_out_in_the_later_check_is_saved(monkeypatch):
         return gradients.MeasuringSession.open(tiny_model("qwen2"), rollouts, section)
 
     monkeypatch.setattr("gradstats.gradients.session.check_result", check)
-    with pytest.warns(RuntimeWarning, match="memory ran out in the check of a later sequence: repeating it with"):
+    with pytest.warns(RuntimeWarning, match=r"in the check of a later sequence \(CUDA out of .*\): repeating it with"):
         assert len(session("auto").measure(rollouts)) == 9
     assert ran == [False, True]
-    remedy = r'in the check of a later sequence .*: measure with recompute="on", fewer'
-    with pytest.warns(RuntimeWarning, match="repeating it"), pytest.raises(RuntimeError, match=remedy):
-        session("off").measure(rollouts)
+    left_out = r"\(CUDA out of .*\): it is measured, and not compared with a plain pass"
+    with pytest.warns(RuntimeWarning, match="repeating it"), pytest.warns(RuntimeWarning, match=left_out):
+        assert len(session("off").measure(rollouts)) == 9
 
 
 def test_memory_that_runs_out_while_tokens_are_scored_halves_the_chunks(monkeypatch):

@@ -1,12 +1,16 @@
 """The memory of devices that are shared, and work that continues in smaller parts when memory runs out."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
-from gradstats.policy.memory import hardware_of, in_parts_that_fit, planned_memory_gib
+from gradstats.policy.memory import (
+    hardware_of,
+    in_parts_that_fit,
+    memory_shared_by,
+    planned_memory_gib,
+    total_memory_gib,
+)
 from gradstats.runs.cost import _left_by_others
 
 CPU = torch.device("cpu")
@@ -43,19 +47,29 @@ def test_a_single_one_that_does_not_fit_and_other_errors_are_raised():
         parts(4, 2, ValueError("shapes do not match"))
 
 
-@pytest.mark.parametrize(("others", "planned"), [(0, 80), (16, 80), (17, 40), (40, 40), (41, 20), (80, 5)])
-def test_a_gpu_that_others_use_counts_as_the_part_that_they_leave(monkeypatch, others, planned):
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+@pytest.mark.parametrize(
+    ("others", "n_processes", "planned"),
+    [(0, 1, 80), (16, 1, 80), (17, 1, 40), (40, 1, 40), (41, 1, 20), (80, 1, 5), (0, 2, 40), (16, 3, 20), (41, 2, 20)],
+)
+def test_an_accelerator_that_others_use_counts_as_the_part_that_they_leave(
+    monkeypatch, kind, others, n_processes, planned
+):
     """Of 80 GiB this process holds 10, its weights for example, which are no one else's."""
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30), raising=False
-    )
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: min(10, 80 - others) * 2**30)
-    monkeypatch.setattr(
-        torch.cuda, "mem_get_info", lambda device: ((80 - others - min(10, 80 - others)) * 2**30, 80 * 2**30)
-    )
-    assert planned_memory_gib(torch.device("cuda", 0)) == planned
-    said = f"other processes hold {others} of the 80 GiB of the GPU: planned with {planned} GiB"
-    assert _left_by_others(torch.device("cuda", 0)) == (said if planned < 80 else "")
+    device, own = torch.device(kind, 0), min(10, 80 - others)
+    module = torch.get_device_module(device)
+    monkeypatch.setattr(module, "memory_reserved", lambda device: own * 2**30)
+    monkeypatch.setattr(module, "mem_get_info", lambda device: ((80 - others - own) * 2**30, 80 * 2**30))
+    with memory_shared_by(n_processes):
+        assert planned_memory_gib(device) == planned
+    if n_processes == 1:
+        said = f"other processes hold {others} of the 80 GiB of the GPU: planned with {planned} GiB"
+        assert _left_by_others(device) == (said if planned < 80 else "")
+
+
+def test_a_device_without_memory_of_its_own_has_that_of_the_machine():
+    with memory_shared_by(2):
+        assert {planned_memory_gib(torch.device(kind)) for kind in ("cpu", "mps")} == {total_memory_gib(CPU)}
 
 
 def test_the_hardware_is_named_whatever_the_accelerator(monkeypatch):

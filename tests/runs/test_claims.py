@@ -1,6 +1,7 @@
 """Processes that make a run together by claiming its shards: every one is made once, whoever dies."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,7 +13,7 @@ from killed_runs import MOMENTS, contents, forked, in_new_process
 
 from gradstats.runs import claims
 from gradstats.runs.claims import Board, Spent, make_missing
-from gradstats.runs.pipeline import opened_run
+from gradstats.runs.pipeline import run_experiment
 from gradstats.system.lock import holder_of, together
 from gradstats.system.shards import Shards
 
@@ -162,22 +163,21 @@ def test_a_first_ctrl_c_stops_after_the_current_shard_and_a_second_at_once(board
         assert not one.claim_of(1).exists()
 
 
-def test_a_process_that_begins_during_the_analysis_waits_for_its_end(experiment, tmp_path, capsys):
-    alone = []
-
-    def begin():
-        with opened_run(experiment, tmp_path) as (run, _):
-            alone.append(run.alone)
-
-    thread = threading.Thread(target=begin)
-    with together(tmp_path) as company:
+@pytest.mark.usefixtures("no_analysis")
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_process_that_begins_during_the_analysis_waits_for_its_results(experiment, finished, tmp_path, capsys, ends):
+    run, found = shutil.copytree(finished.run.path, tmp_path / "run"), []
+    thread = threading.Thread(target=lambda: found.append(run_experiment(experiment, run, progress=False)))
+    with together(run) as company:
         company.share()
         assert company.becomes_only()
         thread.start()
         time.sleep(2 * claims.BETWEEN_LOOKS)
-        assert alone == []
+        assert found == []
+        if ends:  # not where the process dies
+            (run / "report.html").write_bytes((run / "report.html").read_bytes())
     thread.join()
-    assert alone == [True]
+    assert [result is None for result in found] == [ends]
     assert "note: waiting, since another process is working on" in (said := capsys.readouterr().err)
     assert "choose another folder" not in said  # which is for an error
 

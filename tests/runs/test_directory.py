@@ -2,13 +2,17 @@
 
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 
+from gradstats.policy.memory import planned_memory_gib
 from gradstats.runs.directory import ANALYSIS, CALLS, RunDirectory
 from gradstats.runs.pipeline import regrade_run, run_experiment
 from gradstats.system.files import write_json
@@ -153,3 +157,20 @@ def test_a_wrong_setting_of_an_earlier_run_is_reported_with_its_file(experiment,
     message = f"the experiment file {path} has wrong settings: prompts.source is missing"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         RunDirectory.open(run.path, experiment) if call == "open" else regrade_run(run.path, trust=True, progress=False)
+
+
+def test_processes_of_a_run_that_use_one_gpu_plan_with_their_share_of_it(experiment, tmp_path, monkeypatch):
+    """Also before the others load anything; those of other GPUs, and those that have ended, take nothing."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 2**30, 80 * 2**30))
+    runs = [RunDirectory.open(tmp_path, experiment, alone=not number) for number in range(4)]
+    write_json(tmp_path / ".call-ended.json", {"card": "a", "pid": ended.pid})
+    planned = []
+    for run, card in zip(runs, "aaba", strict=True):
+        monkeypatch.setattr("gradstats.policy.memory.card_of", lambda device, card=card: card)
+        with run.loaded(lambda: planned_memory_gib(torch.device("cuda"))) as gib:
+            planned.append(gib)
+    assert planned == [80, 40, 80, 20]

@@ -36,7 +36,7 @@ def test_a_run_leaves_the_whole_directory(drawn):
     settings = drawn.run.experiment.model_dump(exclude={"execution"})
     assert yaml.safe_load((path / "experiment.yaml").read_text()) == settings
     assert manifest["execution"]["executor"] == "local"
-    assert manifest["execution"]["processor_seconds"]["parts"] > 0
+    assert manifest["execution"]["processor_seconds"]["shards"] > 0
 
 
 def test_its_numbers_are_those_of_the_public_functions(finished, experiment):

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,8 @@ from gradstats.runs import sweep
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.sweep import check_cells, draws_alike
 from gradstats.sampling.plan import SamplingPlan
-from gradstats.system.files import write_json
-from gradstats.system.lock import LockedError, only_writer
+from gradstats.system.files import read_json, remove_path, write_json
+from gradstats.system.lock import together
 
 
 def write_sweep(experiment, folder):
@@ -246,11 +248,37 @@ def test_a_link_in_the_folder_of_a_sweep_is_not_followed(file, tmp_path, link):
     assert not list(elsewhere.iterdir())
 
 
-def test_a_second_process_on_a_sweep_is_refused(file, tmp_path):
-    (tmp_path / "out").mkdir()
-    with only_writer(tmp_path / "out"), pytest.raises(LockedError, match="another process is working on .*out"):
-        gs.run_sweep(file, out=tmp_path / "out", progress=False)
-    assert not list((tmp_path / "out").iterdir())
+def test_the_last_of_several_processes_joins_a_sweep_and_the_others_repeat_no_cell(out, file, monkeypatch):
+    missing, ran = load_sweep(file).cells[-1].name, []
+    for name in (missing, "sweep.csv"):
+        remove_path(out / name)
+    own = sweep.run_experiment
+    monkeypatch.setattr(
+        sweep, "run_experiment", lambda one, path, **how: ran.append(path.name) or own(one, path, **how)
+    )
+    with together(out) as another:
+        another.share()
+        assert gs.run_sweep(file, out=out, progress=False) is None
+        assert ran == [missing]
+        assert not (out / "sweep.csv").exists()
+    assert not gs.run_sweep(file, out=out, progress=False).missing
+    assert len(ran) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_that_start_one_sweep_at_once_share_its_shards(made, file, tmp_path):
+    words = [sys.executable, "-m", "gradstats", "run", file, "--out", tmp_path / "two", "--no-progress"]
+    tests = os.pathsep.join([*sys.path, str(Path(__file__).parents[1])])
+    started = [subprocess.Popen(words, env=os.environ | {"PYTHONPATH": tests}) for _ in range(2)]
+    assert [process.wait() for process in started] == [0, 0]
+    for name in (*made[1].settings, "."):
+        table = "sweep.csv" if name == "." else "variance.csv"
+        assert (tmp_path / "two" / name / table).read_bytes() == (made[0] / name / table).read_bytes()
+    assert not list((tmp_path / "two").rglob(".*"))
+    hosts = [read_json(tmp_path / "two" / name / "manifest.json")["execution"] for name in made[1].settings]
+    # Both temperatures are drawn and all four cells measured once; what cells draw alike is linked.
+    assert sum(sum(one["shards_by_host"].values()) for one in hosts) == 2 * 4 + 4 * 4
 
 
 @pytest.mark.slow

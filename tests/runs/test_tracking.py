@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gradstats.report.result_values import completion_values, result_values
 from gradstats.runs import tracking
 from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.sweep import run_sweep
-from gradstats.runs.tracking import completion_values, result_values
 from gradstats.system.files import read_json
 
 

@@ -1,6 +1,7 @@
 """Workers on this machine, of ray and as ranks: their deaths, errors and interrupts, and the files of one process."""
 
 import os
+import shutil
 import time
 
 import pytest
@@ -12,11 +13,12 @@ from gradstats.config.sections import ExecutionSection
 from gradstats.config.validation import WrongSetting, WrongSettingsError
 from gradstats.gradients.distributed import GroupMemoryError
 from gradstats.runs import ray_workers, workers
+from gradstats.runs.directory import RunDirectory
 from gradstats.runs.pipeline import run_experiment
 from gradstats.runs.ray_workers import connected, make_shards
 from gradstats.runs.sweep import run_sweep
 from gradstats.runs.worker import portable
-from gradstats.runs.workers import Task, require_execution
+from gradstats.runs.workers import LocalWorker, Task, require_execution
 from gradstats.system.environment import gpus_of_worker
 from gradstats.system.files import read_json
 
@@ -62,8 +64,25 @@ def test_workers_leave_the_files_of_one_process(by, finished, tmp_path, executio
     assert result.run.remarks == finished.run.remarks
     recorded = result.run.read_manifest()["execution"]
     assert recorded.items() >= execution.items()
-    assert sum(recorded["parts_by_host"].values()) == 8
-    assert recorded["processor_seconds"]["parts"] > 0
+    assert sum(recorded["shards_by_host"].values()) == 8
+    assert recorded["processor_seconds"]["shards"] > 0
+
+
+@pytest.mark.usefixtures("no_analysis")
+def test_no_worker_is_started_where_nothing_is_missing(by, finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("gradstats.runs.pipeline.let_workers_make", lambda *_: pytest.fail("a worker is started"))
+    run = shutil.copytree(finished.run.path, tmp_path / "run")
+    assert run_experiment(by(**TWO), run, progress=False) is not None
+
+
+def test_the_next_process_removes_what_a_killed_one_told_its_workers(experiment, tmp_path, monkeypatch):
+    run = RunDirectory.open(tmp_path / "run", experiment)
+    with monkeypatch.context() as killed:
+        killed.setattr(workers.shutil, "rmtree", lambda *_, **__: None)
+        LocalWorker(Task.of(run, experiment.execution), run.path).kill()
+    assert list(run.path.glob(".worker-*"))
+    RunDirectory.open(run.path, experiment)
+    assert not list(run.path.glob(".worker-*"))
 
 
 @pytest.mark.slow
