@@ -24,7 +24,6 @@ from .declaration import Column as Column
 from .declaration import FurtherTable as FurtherTable
 from .drift import Drift as Drift
 from .drift import drift as drift
-from .drift import plot_drift as plot_drift
 from .group_sizes import EquivalentGroupSize as EquivalentGroupSize
 from .group_sizes import GroupSizes as GroupSizes
 from .group_sizes import equivalent_group_size as equivalent_group_size
@@ -36,10 +35,8 @@ from .length_reward import length_reward_correlation as length_reward_correlatio
 from .length_reward import plot_length_reward as plot_length_reward
 from .log_lengths import LogLengths as LogLengths
 from .log_lengths import log_lengths as log_lengths
-from .log_lengths import plot_log_lengths as plot_log_lengths
 from .mismatch import Mismatch as Mismatch
 from .mismatch import mismatch as mismatch
-from .mismatch import plot_mismatch as plot_mismatch
 from .on_policy import OnPolicyCheck as OnPolicyCheck
 from .on_policy import check_on_policy as check_on_policy
 from .optimal_baselines import OptimalBaselines as OptimalBaselines
@@ -64,7 +61,6 @@ from .sampler_gap import sampler_gap as sampler_gap
 from .shift import ImpliedShift as ImpliedShift
 from .shift import implied_shift as implied_shift
 from .silent_groups import SilentGroups as SilentGroups
-from .silent_groups import plot_silent_groups as plot_silent_groups
 from .silent_groups import silent_groups as silent_groups
 from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success

@@ -105,8 +105,8 @@ def without_steps(log: Log) -> str:
 def drift(log: Log) -> Drift:
     r"""Describe a log step by step: rewards, silent groups, lengths, truncation, entropy, Σπ² and the gap of sampler.
 
-    The sentence compares the first quarter of the steps with the last one, as if they were independent. Intervals are by
-    delete-one-prompt jackknife within a step or a quarter.
+    The sentence compares the first quarter of the steps with the last one, as if they were independent. Intervals are
+    by delete-one-prompt jackknife within a step or a quarter.
 
     Args:
         log: of :func:`gradstats.read_log`, with several steps.
@@ -116,6 +116,14 @@ def drift(log: Log) -> Drift:
 
     Raises:
         ValueError: for a log of one step.
+
+    Example:
+        >>> import pandas as pd
+        >>> import gradstats as gs
+        >>> columns = {"step": [1] * 4 + [2] * 4, "prompt": [0, 0, 1, 1] * 2, "group": [0, 0, 1, 1, 2, 2, 3, 3]}
+        >>> log = gs.rollouts.Log(pd.DataFrame(columns | {"reward": [1, 1, 0, 1, 0, 1, 1, 0]}), "made up")
+        >>> [row.silent.value for row in gs.analyses.drift(log).rows]
+        [0.5, 0.0]
     """
     if why := without_steps(log):
         raise ValueError(why)
@@ -192,6 +200,8 @@ def plot_drift(table: WithFrame | pd.DataFrame) -> list[Axes]:
     at = frame["step"].to_numpy(dtype=float)
     for ax, name in zip(axes, drawn, strict=True):
         value, low, high = estimates_of(frame, name).T
+        if _SAID[name][1]:  # a share
+            low, high = np.fmax(low, 0.0), np.fmin(high, 1.0)
         draw_intervals(ax, at, value, low, high, ink())
         ax.plot(at, value, marker="o", markersize=2.5, linewidth=0.8, color=ink(), zorder=3)
         ax.set_ylabel(_SAID[name][0].replace(" of trainer and sampler", ""))

@@ -93,12 +93,15 @@ class LogLengths(Result):
             low, high = self.correlation.confidence_interval(confidence_level)
             number = format_estimate(value, low, high, limits=(-1.0, 1.0))
             trend = "more" if low > 0 else "less" if high < 0 else ""
-            said = f"Longer completions of a group earn {trend}" if trend else "No trend of reward with length is resolved"
+            said = (
+                f"Longer completions of a group earn {trend}" if trend else "No trend of reward with length is resolved"
+            )
             said += f" (correlation within groups {number})"
         if self.truncated is None:
             return f"{said}; the log does not say which were cut off."
-        said += f". {_share(self.truncated)} are cut off"
-        if self.truncated.value > 0 and len(self.by_reward) > 1:
+        cut = self.truncated.value > 0
+        said += f". {_share(self.truncated)} are cut off" if cut else ". None is cut off"
+        if cut and len(self.by_reward) > 1:
             ends = (self.by_reward[0], self.by_reward[-1])
             texts = [f"{_share(one.truncated)} with reward {reward_range(one.rewards)}" for one in ends]
             said += f": {texts[0]}, {texts[1]}"
@@ -129,8 +132,8 @@ def log_lengths(log: Log, *, n_bins: int = 5) -> LogLengths:
     r"""Describe rewards by length and lengths by reward, and which completions were cut off.
 
     Between prompts length and reward are correlated because hard problems need long answers; what moves the length of a
-    policy is the correlation among completions of a group, :math:`\sum δT δR/\sqrt{\sum δT² \sum δR²}`. Intervals are by
-    delete-one-prompt jackknife, that of the correlation by delete-one-group.
+    policy is the correlation among completions of a group, :math:`\sum δT δR/\sqrt{\sum δT² \sum δR²}`. Intervals are
+    by delete-one-prompt jackknife, that of the correlation by delete-one-group.
 
     Args:
         log: of :func:`gradstats.read_log`.
@@ -141,6 +144,15 @@ def log_lengths(log: Log, *, n_bins: int = 5) -> LogLengths:
 
     Raises:
         ValueError: for a log without lengths, or fewer than one bin.
+
+    Example:
+        >>> import pandas as pd
+        >>> import gradstats as gs
+        >>> columns = {"step": [1] * 4 + [2] * 4, "prompt": [0, 0, 1, 1] * 2, "group": [0, 0, 1, 1, 2, 2, 3, 3]}
+        >>> columns |= {"reward": [1, 0, 0, 1, 1, 0, 1, 0], "length": [3, 9, 7, 4, 3, 8, 4, 6]}
+        >>> log = gs.rollouts.Log(pd.DataFrame(columns), "made up")
+        >>> [round(row.within.value, 2) for row in gs.analyses.log_lengths(log, n_bins=2).rows]
+        [0.5, -0.5]
     """
     if why := without_lengths(log):
         raise ValueError(why)

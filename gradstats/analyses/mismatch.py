@@ -81,14 +81,16 @@ class Mismatch(Result):
         row = self.rows[0]
         if self.negligible:
             gap = format_number(row.gap.with_interval(confidence_level)[0], 1)
-            return f"Trainer and sampler agree (a token's log-probability differs by {gap} on average): nothing to correct."
+            return (
+                f"Trainer and sampler agree (mean difference of a token's log-probability {gap}): nothing to correct."
+            )
         value, low, high = (row.n * one for one in row.effective.with_interval(confidence_level))
         worth = f"{value:,.0f} [{low:,.0f}, {min(high, row.n):,.0f}]" if np.isfinite(low) else f"{value:,.0f}"
         shares = [one.with_interval(confidence_level)[0] for one in (row.capped, row.outside, row.masked)]
         tis, icepop, masked = (percentage_at_most(one, 1) for one in shares)
         said = (
-            f"Weighted by their ratios, {row.n:,} completions are worth {worth}. TIS caps {tis} of the tokens, IcePop masks "
-            f"{icepop}, TRL's sequence mask {masked} of the completions"
+            f"Weighted by their ratios, {row.n:,} completions are worth {worth}. TIS caps {tis} of the tokens, IcePop "
+            f"masks {icepop}, TRL's sequence mask {masked} of the completions"
         )
         if np.isfinite(self.growth.value):
             said += f"; the log-ratio grows as T^{format_estimate(*self.growth.with_interval(confidence_level))}"
@@ -108,10 +110,11 @@ def without_ratios(log: Log) -> str:
 def mismatch(log: Log, *, n_bins: int = 4) -> Mismatch:
     r"""Describe the ratios :math:`ρ = π_\mathrm{trainer}/π_\mathrm{sampler}` of a log, and what corrections reach.
 
-    Of whole completions, :math:`\prod_t ρ_t`, the effective sample size :math:`(\sumρ)²/\sumρ²` and the root mean square
-    of the logarithm; of tokens the mean absolute log-ratio and the shares that truncated importance sampling (TIS)
+    Of whole completions, :math:`\prod_t ρ_t`, the effective sample size :math:`(\sumρ)²/\sumρ²` and the root mean
+    square of the logarithm; of tokens the mean absolute log-ratio and the shares that truncated importance sampling (TIS)
     caps and IcePop masks, at the defaults of the recipes ``tis`` and ``icepop``; of completions those that TRL's
-    ``sequence_mask`` masks. The log-ratio grows as T^½ where tokens differ independently, as T where they drift.
+    ``sequence_mask`` masks. The log-ratio grows with the root of the length where tokens differ
+    independently, and with the length where they drift.
     Intervals are by delete-one-prompt jackknife.
 
     Args:
@@ -123,6 +126,16 @@ def mismatch(log: Log, *, n_bins: int = 4) -> Mismatch:
 
     Raises:
         ValueError: without log-probabilities of both, or for fewer than one bin.
+
+    Example:
+        >>> import pandas as pd
+        >>> import gradstats as gs
+        >>> columns = {"step": [1] * 4 + [2] * 4, "prompt": [0, 0, 1, 1] * 2, "group": [0, 0, 1, 1, 2, 2, 3, 3]}
+        >>> columns |= {"reward": 1.0, "log_ratio": [0.0, 1.2, 0.1, -0.2, 0.0, 0.3, -0.1, 0.2], "n_ratios": 5}
+        >>> columns |= {"abs_gap": 1.0, "n_capped": 0, "n_outside": 0}
+        >>> log = gs.rollouts.Log(pd.DataFrame(columns), "made up")
+        >>> round(8 * gs.analyses.mismatch(log).rows[0].effective.value, 2)
+        6.15
     """
     if why := without_ratios(log):
         raise ValueError(why)
@@ -139,7 +152,9 @@ def mismatch(log: Log, *, n_bins: int = 4) -> Mismatch:
         every = np.ones(len(logs), dtype=bool)
         for name, some in (("all", every), *(("these", bins == one) for one in np.unique(bins))):
             weight = some.astype(float)
-            size = ratio_spread("product", logs[some], prompts[some], tokens[some].astype(np.int64)).effective_sample_size
+            size = ratio_spread(
+                "product", logs[some], prompts[some], tokens[some].astype(np.int64)
+            ).effective_sample_size
             shares = [mean_of(values, weight * tokens, prompts) for values in of_tokens.values()]
             square = mean_of(logs**2, weight, prompts)
             yield MismatchRow(
@@ -148,7 +163,9 @@ def mismatch(log: Log, *, n_bins: int = 4) -> Mismatch:
                 n=int(some.sum()),
                 effective=replace(size, value=size.value / some.sum()),
                 gap=shares[0],
-                spread=Estimate(np.sqrt(square.value), square.stderr / (2.0 * np.sqrt(square.value)), "raw", square.degrees)
+                spread=Estimate(
+                    np.sqrt(square.value), square.stderr / (2.0 * np.sqrt(square.value)), "raw", square.degrees
+                )
                 if square.value > 0
                 else square,
                 capped=shares[1],
@@ -222,7 +239,9 @@ ANALYSIS = Analysis(
     columns=MismatchRow.columns(),
     row_name=lambda row: "all" if row["of"] == "all" else f"{row['length_low']:,.0f}–{row['length_high']:,.0f} tokens",
     row_heading="completions",
-    caption=lambda frame: f"Ratios of the trainer's policy to the sampler's, with {level_of(frame)}intervals over prompts.",
+    caption=lambda frame: (
+        f"Ratios of the trainer's policy to the sampler's, with {level_of(frame)}intervals over prompts."
+    ),
     figures=(
         AnalysisFigure(
             "mismatch",

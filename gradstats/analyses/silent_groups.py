@@ -110,7 +110,9 @@ class SilentGroups(Result):
     def sentence(self, confidence_level: float = CONFIDENCE_LEVEL) -> str:
         """State the share of silent groups, of which kinds, and how many completions would leave few."""
         row, binary = self.drawn, self.values == 2
-        silent, right, wrong = (one.with_interval(confidence_level) for one in (row.silent, row.all_right, row.all_wrong))  # pyright: ignore[reportOptionalMemberAccess]
+        silent, right, wrong = (
+            one.with_interval(confidence_level) for one in (row.silent, row.all_right, row.all_wrong)
+        )  # pyright: ignore[reportOptionalMemberAccess]
         said = f"{_share(silent)} of the groups of {self.group_size} are silent"
         if row.silent_tokens is not None:
             said += f", with {row.silent_tokens.with_interval(confidence_level)[0]:.0%} of the tokens"
@@ -123,13 +125,15 @@ class SilentGroups(Result):
         wanted = f"{self.needed.most_silent:.0%}"
         least = None if self.needed.at_least is None else self.needed.at_least.with_interval(confidence_level)
         if self.needed.completions is None:
-            bound = "no number is known to" if least is None or not np.isfinite(least[1]) else f"{least[1]:,.0f} or more"
-            return f"Fewer than {wanted} would take {bound} completions a prompt, whatever the distribution of rewards."
+            if least is None or not np.isfinite(least[1]):
+                return f"No number of completions is known to leave fewer than {wanted}."
+            return f"Fewer than {wanted} would take {least[1]:,.0f} completions a prompt or more."
         value, low, high = self.needed.completions.with_interval(confidence_level)
         if value <= self.group_size:
             return f"Fewer than {wanted} take {_count(value, low, high)} completions a prompt, as counted."
         assumed = "a rough beta distribution" if self.misses else "a beta distribution"
-        text = f"Fewer than {wanted} would take {_count(value, low, high)} completions a prompt if success rates follow {assumed}"
+        text = f"Fewer than {wanted} would take {_count(value, low, high)} completions a prompt if success rates follow"
+        text += f" {assumed}"
         if least is not None and np.isfinite(least[1]):
             text += f", and {least[1]:,.0f} at the very least"
         return f"{text}."
@@ -159,8 +163,8 @@ def silent_groups(log: Log, *, most_silent: float = 0.1, rng: int = 0) -> Silent
     averaged over groups, this is without bias and without a model. Tokens are those of such subsets.
 
     Beyond the size drawn the share is not determined by the data. Where rewards have two values it follows
-    :math:`s(N) = E[p^N + (1-p)^N]` with the rate of success p of a prompt taken as **beta-distributed**, with the mean and
-    the share s(n) that were counted; the note says where that distribution misses the share counted at n/2.
+    :math:`s(N) = E[p^N + (1-p)^N]` with the rate of success p of a prompt taken as **beta-distributed**, with the mean
+    and the share s(n) that were counted; the note says where that distribution misses the share counted at n/2.
     ``at_least`` assumes nothing but independent completions: s is log-convex. Rewards of more values have that bound
     alone. Intervals are over prompts: jackknife for what is counted, percentiles of 1000 resamples for the rest.
 
@@ -174,6 +178,14 @@ def silent_groups(log: Log, *, most_silent: float = 0.1, rng: int = 0) -> Silent
 
     Raises:
         ValueError: for a log without groups, or a share outside (0, 1).
+
+    Example:
+        >>> import pandas as pd
+        >>> import gradstats as gs
+        >>> columns = {"step": [1] * 4 + [2] * 4, "prompt": [0, 0, 1, 1] * 2, "group": [0, 0, 1, 1, 2, 2, 3, 3]}
+        >>> log = gs.rollouts.Log(pd.DataFrame(columns | {"reward": [1, 1, 0, 1, 1, 1, 1, 1]}), "made up")
+        >>> gs.analyses.silent_groups(log).drawn.silent.value
+        0.75
     """
     if not 0.0 < most_silent < 1.0:
         raise ValueError(f"most_silent={most_silent} must lie between 0 and 1, for example 0.1")
@@ -206,8 +218,8 @@ def silent_groups(log: Log, *, most_silent: float = 0.1, rng: int = 0) -> Silent
         )
     if misses:
         notes.append(
-            f"at {needed.checked_size:g} completions that distribution has {_value(needed.predicted):.0%} silent groups, "
-            f"where {needed.counted:.0%} are counted: what it says of larger groups is rough"
+            f"at {needed.checked_size:g} completions that distribution has {_value(needed.predicted):.0%} silent "
+            f"groups, where {needed.counted:.0%} are counted: what it says of larger groups is rough"
         )
     if counted.values > 2:
         notes.append(
@@ -361,8 +373,8 @@ def _caption(frame: pd.DataFrame) -> str:
     level = percent(frame.attrs["confidence_level"])
     return (
         f"Groups whose rewards are all equal, with {level} intervals over prompts; drawn are groups of "
-        f"{frame.attrs['group_size']}. Smaller ones are counted in subsets, larger ones follow from a beta distribution "
-        "of success rates."
+        f"{frame.attrs['group_size']}. Smaller ones are counted in subsets, larger ones follow from a beta "
+        "distribution of success rates."
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.options import Advanced, All, AsJson, Level, Notes, Overwrite, Positional, Progress, one_or_more
+from gradstats.cli.options import All, AsJson, Level, Notes, Overwrite, Positional, Progress, one_or_more
 from gradstats.config.options import CONFIDENCE_LEVEL, RewardNames
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -54,8 +53,8 @@ class Log:
 
     Attributes:
         frame: a row per completion: ``step``, ``prompt`` and ``group`` (numbers from 0), ``reward``; where known
-            ``length``, ``truncated``, ``entropy`` and ``sum_pi_squared`` (means over its tokens); with log-probabilities
-            of sampler and trainer ``log_ratio`` (Σ log π_trainer/π_sampler, NaN where tokens are unknown), ``n_ratios``
+            ``length``, ``truncated``, ``entropy`` and ``sum_pi_squared`` (means over its tokens); with
+            log-probabilities of sampler and trainer ``log_ratio`` (Σ log π_trainer/π_sampler, NaN where tokens are unknown), ``n_ratios``
             (tokens with both), ``abs_gap`` (Σ|log ratio|), ``n_capped`` (ratios above :data:`CAP`) and ``n_outside``
             (ratios outside :data:`BAND`).
         name: of what was read.
@@ -133,7 +132,7 @@ def read_log(
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "log.csv"
-        >>> _ = path.write_text("prompt_id,reward\\na,1\\na,0\\nb,1\\nb,1\\n")
+        >>> pd.DataFrame({"prompt_id": ["a", "a", "b", "b"], "reward": [1, 0, 1, 1]}).to_csv(path)
         >>> read_log(path)
         <Log: 4 completions of 2 prompts in 2 groups>
     """
@@ -143,7 +142,9 @@ def read_log(
     files = [file for path in given for file in _files(Path(path))]
     if not files:
         raise ValueError("paths is empty: give at least one file of a log")
-    repeated = next((file for at, file in enumerate(files) if file.resolve() in {one.resolve() for one in files[:at]}), None)
+    repeated = next(
+        (file for at, file in enumerate(files) if file.resolve() in {one.resolve() for one in files[:at]}), None
+    )
     if repeated is not None:
         raise ValueError(f"{repeated} is given twice: give each file once")
     reader = _Reader(
@@ -155,7 +156,9 @@ def read_log(
             for table in _tables(file, reader):
                 reader.add(table, file)
             bar.advance()
-    return reader.log(", ".join(Path(path).name or str(path) for path in given[:3]) + ", …" * (len(given) > 3), group_size)
+    return reader.log(
+        ", ".join(Path(path).name or str(path) for path in given[:3]) + ", …" * (len(given) > 3), group_size
+    )
 
 
 def _weights_of(reward: str | Sequence[str] | Mapping[str, float] | None) -> dict[str, float]:
@@ -167,7 +170,9 @@ def _weights_of(reward: str | Sequence[str] | Mapping[str, float] | None) -> dic
 def _files(path: Path) -> list[Path]:
     """Return the files of a path, those of a folder in the order of their numbers; of a run those of its rollouts."""
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give the files of a log ({', '.join(_ENDINGS)}) or their folder")
+        raise FileNotFoundError(
+            f"{path} does not exist: give the files of a log ({', '.join(_ENDINGS)}) or their folder"
+        )
     if not path.is_dir():
         return [path]
     inner = next((path / name for name in ("rollouts", "completions") if (path / name).is_dir()), path)
@@ -191,7 +196,9 @@ def _tables(file: Path, reader: _Reader) -> Iterator[pa.Table]:
 
             with pq.ParquetFile(file) as opened:
                 reader.choose(opened.schema_arrow.names, file)
-                wanted = [name for name in opened.schema_arrow.names if name in reader.wanted(opened.schema_arrow.names)]
+                wanted = [
+                    name for name in opened.schema_arrow.names if name in reader.wanted(opened.schema_arrow.names)
+                ]
                 for batch in opened.iter_batches(_ROWS, columns=wanted):
                     yield pa.Table.from_batches([batch])
         elif file.suffix == ".jsonl":
@@ -251,8 +258,8 @@ class _Reader:
                 found[part] = name
         if "prompt" not in found and not self.by_order:
             raise ValueError(
-                f"{file} has no column that names prompts {has}: name it with prompt, or give group_size where the rows "
-                "stand in the order of groups"
+                f"{file} has no column that names prompts {has}: name it with prompt, or give group_size where the "
+                "rows stand in the order of groups"
             )
         if missing := [name for name in self.weights if name not in there]:
             raise ValueError(f"{file} has no column {missing[0]!r} for the reward {has}")
@@ -308,7 +315,9 @@ class _Reader:
             drawn, sizes = _flat(of_part["sampler"])
             scored, others = _flat(of_part["trainer"])
             if (odd := sizes != others).any():
-                raise ValueError(f"{where.row(odd)} has {self.chosen['sampler']} and {self.chosen['trainer']} of different lengths")
+                raise ValueError(
+                    f"{where.row(odd)} has {self.chosen['sampler']} and {self.chosen['trainer']} of different lengths"
+                )
             rows |= _ratios(scored - drawn, mask_of(sizes), np.repeat(np.arange(n), sizes), n)
         self.parts.append(rows)
         self.n_rows += n
@@ -343,7 +352,9 @@ class _Reader:
         if "end" in of_part:
             end = of_part["end"]
             if pa.types.is_string(end.type) or pa.types.is_large_string(end.type):
-                found["truncated"] = np.array([str(one) in ("length", "True", "true") for one in end.to_pylist()], dtype=float)
+                found["truncated"] = np.array(
+                    [str(one) in ("length", "True", "true") for one in end.to_pylist()], dtype=float
+                )
             else:
                 found["truncated"] = _numbers(end, self.chosen["end"], where)
         elif self.cap is not None and self.unit == "tokens" and "length" in found:
@@ -364,8 +375,8 @@ class _Reader:
             repeated = frame.duplicated(["step", "prompt", "sample"]).to_numpy()
             if repeated.any():
                 raise ValueError(
-                    f"{name} holds {int(repeated.sum()):,} completions twice, with the same step, prompt and sample_id: "
-                    "give each file once"
+                    f"{name} holds {int(repeated.sum()):,} completions twice, with the same step, prompt and sample_id"
+                    ": give each file once"
                 )
         if "prompt" not in frame:
             frame["prompt"] = _in_order(frame["step"].to_numpy(), group_size or 2)
@@ -380,8 +391,8 @@ class _Reader:
             usual = int(sizes.argmax())
             span = f"{np.flatnonzero(sizes)[0]} to {len(sizes) - 1}"
             notes.append(
-                f"groups have {span} completions, {usual} in {sizes[usual] / sizes.sum():.0%} of them: smaller ones are "
-                "left out of what is said of larger groups"
+                f"groups have {span} completions, {usual} in {sizes[usual] / sizes.sum():.0%} of them: smaller ones "
+                "are left out of what is said of larger groups"
             )
         if self.unit == "letters":
             notes.append("the log holds no tokens: lengths are those of texts, in letters")
@@ -426,8 +437,8 @@ def _numbers(column: pa.ChunkedArray, name: str, where: _Place) -> Float[np.ndar
                 float(value if value is not None else "nan")
             except (TypeError, ValueError):
                 raise ValueError(
-                    f"row {where.first + row + 1} of {where.file} has {name}={str(value)[:60]!r}, which is not a number: "
-                    "name another column"
+                    f"row {where.first + row + 1} of {where.file} has {name}={str(value)[:60]!r}, which is not a number"
+                    ": name another column"
                 ) from None
         return np.array([np.nan if one is None else float(one) for one in column.to_pylist()])
 
@@ -467,13 +478,15 @@ def _flat_sizes(column: pa.ChunkedArray) -> Float[np.ndarray, " n"]:
 def _codes(column: pa.ChunkedArray, known: dict[str, int], part: str, where: _Place) -> Int[np.ndarray, " n"]:
     """Return the number of each name; names are numbered in order of appearance."""
     if pa.types.is_nested(column.type):
-        texts = pa.chunked_array([pa.array([json.dumps(one, sort_keys=True, default=str) for one in column.to_pylist()])])
+        texts = pa.chunked_array(
+            [pa.array([json.dumps(one, sort_keys=True, default=str) for one in column.to_pylist()])]
+        )
     else:
         texts = column.cast(pa.string())
     missing = column.is_null(nan_is_null=True).to_numpy()
     if missing.any():
         raise ValueError(
-            f"{where.row(missing)} has no {part} ({int(missing.sum()):,} rows lack it): name the prompt of each completion"
+            f"{where.row(missing)} has no {part} ({int(missing.sum()):,} rows lack it): name that of each completion"
         )
     encoded = texts.combine_chunks().dictionary_encode()
     numbers = [known.setdefault(_key(one), len(known)) for one in encoded.dictionary.to_pylist()]

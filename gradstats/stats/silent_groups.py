@@ -148,4 +148,5 @@ def resampled_means(
     """
     rows, counts = np.unique(sums, axis=0, return_counts=True)
     n = len(sums)
-    return np.array([rng.multinomial(n, counts / n) @ rows for _ in range(n_resamples)]).reshape(n_resamples, -1) / n
+    draws = [rng.multinomial(n, counts / n) @ rows / n for _ in range(n_resamples)]
+    return np.array(draws).reshape(n_resamples, sums.shape[1])
