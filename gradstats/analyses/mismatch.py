@@ -111,8 +111,8 @@ def mismatch(log: Log, *, n_bins: int = 4) -> Mismatch:
     r"""Describe the ratios :math:`ρ = π_\mathrm{trainer}/π_\mathrm{sampler}` of a log, and what corrections reach.
 
     Of whole completions, :math:`\prod_t ρ_t`, the effective sample size :math:`(\sumρ)²/\sumρ²` and the root mean
-    square of the logarithm; of tokens the mean absolute log-ratio and the shares that truncated importance sampling (TIS)
-    caps and IcePop masks, at the defaults of the recipes ``tis`` and ``icepop``; of completions those that TRL's
+    square of the logarithm; of tokens the mean absolute log-ratio and the shares that truncated importance sampling
+    (TIS) caps and IcePop masks, at the defaults of the recipes ``tis`` and ``icepop``; of completions those that TRL's
     ``sequence_mask`` masks. The log-ratio grows with the root of the length where tokens differ
     independently, and with the length where they drift.
     Intervals are by delete-one-prompt jackknife.

@@ -331,7 +331,7 @@ def _beyond(
         off = Resampled(0.0, predicted.draws - shares[1:, int(half) - 2]).with_interval(CONFIDENCE_LEVEL)
         misses = abs(predicted.value - at_half) > _MISSED and not off[1] <= 0.0 <= off[2]
     larger = []
-    for number in (size * one for one in _MULTIPLES):
+    for number in () if few[0].any() else (size * one for one in _MULTIPLES):
         draws = beta_silent(rates, concentration, float(number))
         larger.append(SizeOfGroup(number, BETA, Resampled(draws[0], draws[1:]), None, None, None, 0, 0))
     return larger, found, misses

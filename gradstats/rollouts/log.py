@@ -41,8 +41,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 #: The greatest weight of truncated importance sampling (TIS), and the band of token ratios that IcePop keeps.
 CAP, BAND = 2.0, (0.5, 5.0)
 _ENDINGS = (".parquet", ".jsonl", ".csv", ".tsv")
-# Rows that are in memory as Arrow at a time.
-_ROWS = 2**16
+# Rows that are in memory as Arrow at a time: of numbers and texts, and of lists of tokens.
+_ROWS, _ROWS_OF_LISTS = 2**16, 2**10
 # Longer names of prompts, as their texts, are kept as digests.
 _LONGEST_NAME = 64
 
@@ -54,9 +54,9 @@ class Log:
     Attributes:
         frame: a row per completion: ``step``, ``prompt`` and ``group`` (numbers from 0), ``reward``; where known
             ``length``, ``truncated``, ``entropy`` and ``sum_pi_squared`` (means over its tokens); with
-            log-probabilities of sampler and trainer ``log_ratio`` (Σ log π_trainer/π_sampler, NaN where tokens are unknown), ``n_ratios``
-            (tokens with both), ``abs_gap`` (Σ|log ratio|), ``n_capped`` (ratios above :data:`CAP`) and ``n_outside``
-            (ratios outside :data:`BAND`).
+            log-probabilities of sampler and trainer ``log_ratio``, the sum of log π_trainer/π_sampler (NaN where tokens
+            are unknown), ``n_ratios`` (tokens with both), ``abs_gap`` (the sum of absolute values), ``n_capped``
+            (ratios above :data:`CAP`) and ``n_outside`` (ratios outside :data:`BAND`).
         name: of what was read.
         unit: of lengths, "tokens" or "letters".
         notes: what was assumed and left out, one sentence each.
@@ -199,11 +199,12 @@ def _tables(file: Path, reader: _Reader) -> Iterator[pa.Table]:
                 wanted = [
                     name for name in opened.schema_arrow.names if name in reader.wanted(opened.schema_arrow.names)
                 ]
-                for batch in opened.iter_batches(_ROWS, columns=wanted):
+                lists = any(pa.types.is_nested(opened.schema_arrow.field(name).type) for name in wanted)
+                for batch in opened.iter_batches(_ROWS_OF_LISTS if lists else _ROWS, columns=wanted):
                     yield pa.Table.from_batches([batch])
         elif file.suffix == ".jsonl":
             lines = read_json_lines(file)
-            while rows := list(islice(lines, _ROWS)):
+            while rows := list(islice(lines, 4 * _ROWS_OF_LISTS)):
                 names = list(dict.fromkeys(name for _, row in rows for name in row))
                 reader.choose(names, file)
                 wanted = [name for name in names if name in reader.wanted(names)]
@@ -346,6 +347,8 @@ class _Reader:
         if "mask" in of_part:
             values, sizes = _flat(of_part["mask"])
             found["length"] = np.bincount(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))
+        elif "sampler" in of_part and _is_list(of_part["sampler"]) and not _counts_tokens(of_part.get("length")):
+            found["length"] = _flat_sizes(of_part["sampler"])
         elif "length" in of_part:
             found["length"], in_letters = _lengths_of(of_part["length"], self.chosen["length"], where)
             self.unit = "letters" if in_letters else "tokens"
@@ -461,12 +464,19 @@ def _lengths_of(column: pa.ChunkedArray, name: str, where: _Place) -> tuple[Floa
 
     if _is_number(column):
         return _numbers(column, name, where), False
-    if _is_list(column) and not pa.types.is_struct(column.type.value_type):
+    if _counts_tokens(column):
         return _flat_sizes(column), False
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return pc.fill_null(pc.call_function("utf8_length", [column]), 0).to_numpy().astype(np.float64), True
     said = [[message.get("content") or "" for message in turns or ()] for turns in column.to_pylist()]
     return np.array([float(sum(map(len, map(str, texts)))) for texts in said]), True
+
+
+def _counts_tokens(column: pa.ChunkedArray | None) -> bool:
+    """Whether a column holds numbers or lists of tokens."""
+    return column is not None and (
+        _is_number(column) or (_is_list(column) and not pa.types.is_struct(column.type.value_type))
+    )
 
 
 def _flat_sizes(column: pa.ChunkedArray) -> Float[np.ndarray, " n"]:

@@ -123,7 +123,7 @@ def least_size(
 
 @dataclass(frozen=True)
 class Resampled:
-    """An estimate with the percentiles of its values in resamples of prompts."""
+    """An estimate with the percentiles of its values in resamples of prompts, or itself where it lies beyond them."""
 
     value: float
     draws: Float[np.ndarray, " r"]
@@ -136,7 +136,7 @@ class Resampled:
         ordered = np.sort(self.draws)
         last = len(ordered) - 1
         low, high = ordered[int(np.floor(tail * last))], ordered[int(np.ceil((1.0 - tail) * last))]
-        return self.value, float(low), float(high)
+        return self.value, float(min(low, self.value)), float(max(high, self.value))
 
 
 def resampled_means(
