@@ -97,7 +97,7 @@ class Drift(Result):
 
 def without_steps(log: Log) -> str:
     """Return why there is no series; "" where there is."""
-    if log.frame["step"].nunique() > 1:
+    if log.count("step") > 1:
         return ""
     return "the log holds one step: give the files of several, or a column step"
 
@@ -193,7 +193,7 @@ def plot_drift(table: WithFrame | pd.DataFrame) -> list[Axes]:
 
     frame = as_frame(table)
     require_columns(frame, ["step", "reward", "silent"], "draw what drift() gives")
-    drawn = [name for name in _SAID if frame[name].notna().any()]
+    drawn = [name for name in _SAID if bool(frame[name].notna().to_numpy().any())]
     width, height = mpl.rcParams["figure.figsize"]
     _, both = plt.subplots(len(drawn), 1, figsize=(width, (0.25 + 0.45 * len(drawn)) * height), sharex=True)
     axes = [ax for ax in np.ravel(both) if isinstance(ax, plt.Axes)]

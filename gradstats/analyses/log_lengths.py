@@ -18,7 +18,7 @@ from gradstats.plots.marks import WithFrame, as_frame, draw_intervals, estimates
 from gradstats.plots.style import ink
 from gradstats.plots.variance import draw_landmark
 from gradstats.rollouts.log import Log, read_log
-from gradstats.stats.jackknife import Estimate, Estimated, ratio_of_sums
+from gradstats.stats.jackknife import Estimate, ratio_of_sums
 from gradstats.stats.silent_groups import ROUNDING
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE
 from gradstats.system.lazy_imports import pd
@@ -36,12 +36,12 @@ class LengthBin(Row):
 
     length: tuple[float, float] = span("range of lengths", short=True)
     n: int = column("completions")
-    reward: Estimated = estimate("mean reward", "mean reward", short=True)
-    within: Estimated = estimate(
+    reward: Estimate = estimate("mean reward", "mean reward", short=True)
+    within: Estimate = estimate(
         "mean reward less that of the completion's group", "reward less the group's mean", short=True
     )
-    truncated: Estimated | None = estimate("share cut off at the limit", "cut off", short=True, limits=SHARE)
-    tokens: Estimated = estimate("share of all tokens", "tokens", short=True, limits=SHARE)
+    truncated: Estimate | None = estimate("share cut off at the limit", "cut off", short=True, limits=SHARE)
+    tokens: Estimate = estimate("share of all tokens", "tokens", short=True, limits=SHARE)
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class RewardBin(Row):
 
     rewards: tuple[float, float] = span("range of rewards")
     n: int = column("completions")
-    mean_length: Estimated = estimate("mean length", "mean length", limits=NOT_NEGATIVE)
-    truncated: Estimated | None = estimate("share cut off at the limit", "cut off", limits=SHARE)
+    mean_length: Estimate = estimate("mean length", "mean length", limits=NOT_NEGATIVE)
+    truncated: Estimate | None = estimate("share cut off at the limit", "cut off", limits=SHARE)
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,7 +117,7 @@ def reward_range(ends: tuple[float, float]) -> str:
     return " to ".join(dict.fromkeys(f"{one:g}".replace("-", "−") for one in ends))
 
 
-def _share(one: Estimated | None) -> str:
+def _share(one: Estimate | None) -> str:
     return "–" if one is None else f"{one.with_interval(CONFIDENCE_LEVEL)[0]:.1%}"
 
 

@@ -18,7 +18,7 @@ from gradstats.estimators.ratios import NEGLIGIBLE_CHI_SQUARED
 from gradstats.plots.marks import WithFrame, as_frame, draw_intervals, estimates_of, require_columns, with_ends
 from gradstats.plots.style import ink
 from gradstats.rollouts.log import BAND, CAP, Log, read_log
-from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, Estimated, mean_statistic
+from gradstats.stats.jackknife import NOT_ESTIMATED, Estimate, mean_statistic
 from gradstats.stats.ratios import ratio_spread
 from gradstats.stats.variance.quantities import NOT_NEGATIVE, SHARE
 from gradstats.system.lazy_imports import pd
@@ -37,21 +37,21 @@ class MismatchRow(Row):
     of: str = column("all completions, or those of these lengths")
     length: tuple[float, float] = span("range of the numbers of tokens")
     n: int = column("completions")
-    effective: Estimated = estimate(
+    effective: Estimate = estimate(
         "effective sample size of completions weighted by their ratios, over their number", "effective share",
         short=True, limits=SHARE, file="stats/ratios.py",
     )  # fmt: skip
-    gap: Estimated = estimate(
+    gap: Estimate = estimate(
         "mean |log π_trainer − log π_sampler| of a token", "gap of a token", short=True, limits=NOT_NEGATIVE
     )
-    spread: Estimated = estimate(
+    spread: Estimate = estimate(
         "root mean square of the log-ratio of completions", "log-ratio of a completion", short=True, limits=NOT_NEGATIVE
     )
-    capped: Estimated = estimate(f"tokens that TIS caps (ratio above {CAP:g})", "TIS caps", short=True, limits=SHARE)
-    outside: Estimated = estimate(
+    capped: Estimate = estimate(f"tokens that TIS caps (ratio above {CAP:g})", "TIS caps", short=True, limits=SHARE)
+    outside: Estimate = estimate(
         f"tokens that IcePop masks (ratio outside {BAND[0]:g} to {BAND[1]:g})", "IcePop masks", short=True, limits=SHARE
     )
-    masked: Estimated = estimate(
+    masked: Estimate = estimate(
         f"completions that TRL's sequence_mask masks (ratio above {LARGEST_KEPT:g})", "TRL masks", short=True,
         limits=SHARE,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.plots.marks import WithFrame, as_frame, draw_intervals, estimates_of, require_columns, with_ends
 from gradstats.plots.style import ink, muted, paper, stroke
 from gradstats.rollouts.log import Log, read_log
-from gradstats.stats.jackknife import Estimate, Estimated, ratio_of_sums
+from gradstats.stats.jackknife import UNKNOWN, Estimate, Estimated, ratio_of_sums
 from gradstats.stats.silent_groups import (
     ROUNDING,
     EqualRewards,
@@ -111,8 +111,9 @@ class SilentGroups(Result):
         """State the share of silent groups, of which kinds, and how many completions would leave few."""
         row, binary = self.drawn, self.values == 2
         silent, right, wrong = (
-            one.with_interval(confidence_level) for one in (row.silent, row.all_right, row.all_wrong)
-        )  # pyright: ignore[reportOptionalMemberAccess]
+            UNKNOWN if one is None else one.with_interval(confidence_level)
+            for one in (row.silent, row.all_right, row.all_wrong)
+        )
         said = f"{_share(silent)} of the groups of {self.group_size} are silent"
         if row.silent_tokens is not None:
             said += f", with {row.silent_tokens.with_interval(confidence_level)[0]:.0%} of the tokens"
@@ -278,8 +279,8 @@ class _Counted:
             length = self.equal.size / self.equal.of * self.equal.length  # whose sum is the mean of the group
             tokens = share(chance * self.equal.length, self.by_prompt(length * enough))
         parts = (chance, chance * self.right, chance * self.wrong)
-        shares = [share(one, groups) for one in parts]
-        return SizeOfGroup(number, source, shares[0], tokens, *shares[1:], int(groups.sum()), int(has.sum()))
+        silent, right, wrong = (share(one, groups) for one in parts)
+        return SizeOfGroup(number, source, silent, tokens, right, wrong, int(groups.sum()), int(has.sum()))
 
     def successes(self, size: int) -> tuple[Float[np.ndarray, " prompts"], Float[np.ndarray, " prompts"]]:
         """Return the groups of a size and larger of each prompt, and the sum of their shares of right completions."""

@@ -82,7 +82,7 @@ def log(
     else:
         leading = next(iter(answers))
         frame = answers[leading].frame
-        shown = frame.loc[[_is_short(int(size), read.group_size) for size in frame["group_size"]]]
+        shown = frame.loc[[_is_short(int(size), read.group_size) for size in frame["group_size"].tolist()]]
         shown = shown.reset_index(drop=True)
         shown.attrs = frame.attrs
         closing = terminal.hidden_content_hint(len(said), notes, everything, [confidence_level])
@@ -117,7 +117,7 @@ def _answers(
     from gradstats.report.verdict import LOG
 
     about = {LOG: read.summary(), "source": read.name, "command": command}
-    about |= {"n_prompts": int(read.frame["prompt"].nunique()), "n_completions": len(read.frame)}
+    about |= {"n_prompts": read.count("prompt"), "n_completions": len(read.frame)}
     answers, missing = {}, []
     for name in registry.OF_LOGS:
         analysis = registry.get(name)

@@ -73,7 +73,7 @@ class Log:
 
     def summary(self) -> str:
         """Return the numbers of steps, prompts, groups and completions, in words."""
-        steps, prompts, groups = (self.frame[name].nunique() for name in ("step", "prompt", "group"))
+        steps, prompts, groups = map(self.count, ("step", "prompt", "group"))
         over = f" over {steps:,} steps" if steps > 1 else ""
         return f"{len(self.frame):,} completions of {prompts:,} prompts in {groups:,} groups{over}"
 
@@ -84,6 +84,10 @@ class Log:
     def labels(self, name: str) -> Int[np.ndarray, " n"]:
         """Return ``step``, ``prompt`` or ``group`` of each completion."""
         return self.frame[name].to_numpy(dtype=np.int64)
+
+    def count(self, name: str) -> int:
+        """Return the number of steps, prompts or groups."""
+        return len(np.unique(self.labels(name)))
 
     @property
     def group_size(self) -> int:
@@ -113,8 +117,8 @@ def read_log(
     Args:
         paths: files, or folders of them; several steps are a series.
         prompt: the column that names the prompt.
-        reward: the column of the reward, or several with the trainer's weights; without a column of a usual name the
-            only column of numbers that has no other meaning.
+        reward: the column of the reward, or several with the trainer's weights, as in ``"format=0.5"``; without a
+            column of a usual name the only column of numbers that has no other meaning.
         length: the column of the number of tokens, of the tokens, or of the text.
         group_size: completions of a prompt that were drawn together, where prompts occur more than once in a step; a
             log without names of prompts is cut into such groups in the order of its rows.
@@ -138,6 +142,7 @@ def read_log(
     """
     if group_size is not None and group_size < 2:
         raise ValueError(f"group_size={group_size} must be at least 2: the trainer's completions for a prompt")
+    weights = _weights_of(reward)
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     files = [file for path in given for file in _files(Path(path))]
     if not files:
@@ -147,9 +152,7 @@ def read_log(
     )
     if repeated is not None:
         raise ValueError(f"{repeated} is given twice: give each file once")
-    reader = _Reader(
-        {"prompt": prompt, "length": length}, _weights_of(reward), group_size is not None, max_completion_length
-    )
+    reader = _Reader({"prompt": prompt, "length": length}, weights, group_size is not None, max_completion_length)
     with progress_bar("reading", len(files), shown=progress) as bar:
         for number, file in enumerate(files):
             reader.step_of_file = _step_in_name(file, number) if len(files) > 1 else 0
@@ -164,7 +167,14 @@ def read_log(
 def _weights_of(reward: str | Sequence[str] | Mapping[str, float] | None) -> dict[str, float]:
     if reward is None or isinstance(reward, Mapping):
         return dict(reward or {})
-    return dict.fromkeys([reward] if isinstance(reward, str) else reward, 1.0)
+    weights: dict[str, float] = {}
+    for word in [reward] if isinstance(reward, str) else reward:
+        name, equals, weight = word.rpartition("=")
+        try:
+            weights[name if equals else word] = float(weight) if equals else 1.0
+        except ValueError:
+            raise ValueError(f"reward {word!r} has a weight that is not a number: write it as NAME=0.5") from None
+    return weights
 
 
 def _files(path: Path) -> list[Path]:
@@ -297,11 +307,11 @@ class _Reader:
             if part in of_part:
                 rows[part] = _numbers(of_part[part], part, where)
         rows |= self._lengths(of_part, where)
-        counted, rows_of_mask = _flat(of_part["mask"]) if "mask" in of_part else (None, None)
+        counted, sizes_of_mask = _flat(of_part["mask"]) if "mask" in of_part else (np.zeros(0), None)
 
         def mask_of(sizes: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " tokens"]:
-            same = counted is not None and np.array_equal(sizes, rows_of_mask)
-            return counted > 0 if same else np.ones(int(sizes.sum()), dtype=bool)  # pyright: ignore[reportOptionalOperand]
+            same = sizes_of_mask is not None and np.array_equal(sizes, sizes_of_mask)
+            return counted > 0 if same else np.ones(int(sizes.sum()), dtype=bool)
 
         for part in ("entropy", "sum_pi_squared"):
             if part in of_part and _is_list(of_part[part]):
@@ -401,10 +411,10 @@ class _Reader:
             notes.append("the log holds no tokens: lengths are those of texts, in letters")
         if self.chosen.get("prompt") in GROUP_COLUMNS:
             notes.append(f"prompts are named by {self.chosen['prompt']}, so that every group counts as another prompt")
-        if "truncated" in frame and frame["truncated"].isna().any():
+        if "truncated" in frame and bool(frame["truncated"].isna().to_numpy().any()):
             frame = frame.drop(columns="truncated")
         kept = [one for one in frame if one not in ("sample", "advantage", *GROUP_COLUMNS)]
-        return Log(frame[kept], name, self.unit, tuple(notes))
+        return Log(pd.DataFrame(frame[kept]), name, self.unit, tuple(notes))
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def test_more_than_the_last_unknown_token_leaves_the_ratio_unknown(tmp_path):
 
 def test_rewards_are_weighted_and_missing_ones_left_out(tmp_path):
     (tmp_path / "log.csv").write_text("uid,a,b\nx,1,2\nx,,4\ny,,\ny,3,\n")
-    log = read_log(tmp_path / "log.csv", reward={"a": 1.0, "b": 0.5})
+    log = read_log(tmp_path / "log.csv", reward=["a", "b=0.5"])
+    assert log.frame.equals(read_log(tmp_path / "log.csv", reward={"a": 1.0, "b": 0.5}).frame)
     assert log.frame["reward"].tolist() == [2.0, 2.0, 3.0]
     assert any("1 of 4 completions have no finite reward" in note for note in log.notes)
     assert any("groups have 1 to 2 completions" in note for note in log.notes)
@@ -161,6 +162,8 @@ def test_paths_and_options_are_refused_before_anything_is_read(tmp_path):
         read_log(tmp_path)
     with pytest.raises(ValueError, match="group_size=1 must be at least 2"):
         read_log(tmp_path, group_size=1)
+    with pytest.raises(ValueError, match="reward 'a=half' has a weight that is not a number"):
+        read_log(tmp_path, reward="a=half")
     with pytest.raises(ValueError, match="paths is empty"):
         read_log([])
     plain(tmp_path)
