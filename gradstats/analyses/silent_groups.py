@@ -329,8 +329,9 @@ def _beyond(
     found = Needed(most_silent, Resampled(needed[0], needed[1:]), bound, half, at_half, predicted)
     misses = False
     if predicted is not None and not few[0].any() and len(shares) > 1:
-        off = Resampled(0.0, predicted.draws - shares[1:, int(half) - 2]).with_interval(CONFIDENCE_LEVEL)
-        misses = abs(predicted.value - at_half) > _MISSED and not off[1] <= 0.0 <= off[2]
+        off = Resampled(predicted.value - at_half, predicted.draws - shares[1:, int(half) - 2])
+        difference, low, high = off.with_interval(CONFIDENCE_LEVEL)
+        misses = abs(difference) > _MISSED and not low <= 0.0 <= high
     larger = []
     for number in () if few[0].any() else (size * one for one in _MULTIPLES):
         draws = beta_silent(rates, concentration, float(number))

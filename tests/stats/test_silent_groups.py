@@ -117,6 +117,17 @@ def test_the_sentence_says_what_the_log_allows(groups, sentence):
     assert re.search(sentence, found.sentence()), found.sentence()
 
 
+def test_a_beta_distribution_that_misses_smaller_groups_is_said_to():
+    rng = np.random.default_rng(0)
+    rates = np.where(rng.random(600) < 0.4, 0.0, 0.5)[:, None]  # two kinds of prompts
+    found = silent_groups(log_of(rng.random((600, 8)) < rates))
+    assert found.misses
+    assert "if success rates follow a rough beta distribution" in found.sentence()
+    assert any(re.search(r"^at 4 completions .* is rough$", note) for note in found.notes)
+    smooth = silent_groups(log_of(rng.random((600, 8)) < rng.beta(0.5, 0.5, (600, 1))))
+    assert not smooth.misses
+
+
 def test_what_cannot_be_asked_is_refused():
     with pytest.raises(ValueError, match="most_silent=1.5 must lie between 0 and 1"):
         silent_groups(log_of([np.array([0, 1])]), most_silent=1.5)
@@ -136,4 +147,5 @@ def test_the_interval_of_the_completions_needed_covers(a, b, n_prompts, size):
         assert isinstance(needed, Resampled)
         _, low, high = needed.with_interval(0.95)
         inside.append(low <= truth <= high)
-    assert 0.9 <= np.mean(inside) <= 0.99
+    # Whole numbers of few completions are wide steps, so that the interval covers more often there.
+    assert 0.9 <= np.mean(inside) <= (0.99 if truth > 20 else 1.0)
