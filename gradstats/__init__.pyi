@@ -8,6 +8,7 @@ from .policy import load_policy as load_policy
 from .sampling import sample as sample
 from .rollouts import Rollouts as Rollouts
 from .rollouts import read_rollouts as read_rollouts
+from .rollouts import read_log as read_log
 
 # their gradients
 from .gradients import measure as measure

@@ -22,6 +22,8 @@ from .declaration import Analysis as Analysis
 from .declaration import AnalysisFigure as AnalysisFigure
 from .declaration import Column as Column
 from .declaration import FurtherTable as FurtherTable
+from .drift import Drift as Drift
+from .drift import drift as drift
 from .group_sizes import EquivalentGroupSize as EquivalentGroupSize
 from .group_sizes import GroupSizes as GroupSizes
 from .group_sizes import equivalent_group_size as equivalent_group_size
@@ -31,6 +33,10 @@ from .length_bins import variance_by_length as variance_by_length
 from .length_reward import LengthRewardCorrelation as LengthRewardCorrelation
 from .length_reward import length_reward_correlation as length_reward_correlation
 from .length_reward import plot_length_reward as plot_length_reward
+from .log_lengths import LogLengths as LogLengths
+from .log_lengths import log_lengths as log_lengths
+from .mismatch import Mismatch as Mismatch
+from .mismatch import mismatch as mismatch
 from .on_policy import OnPolicyCheck as OnPolicyCheck
 from .on_policy import check_on_policy as check_on_policy
 from .optimal_baselines import OptimalBaselines as OptimalBaselines
@@ -54,6 +60,8 @@ from .sampler_gap import SamplerGap as SamplerGap
 from .sampler_gap import sampler_gap as sampler_gap
 from .shift import ImpliedShift as ImpliedShift
 from .shift import implied_shift as implied_shift
+from .silent_groups import SilentGroups as SilentGroups
+from .silent_groups import silent_groups as silent_groups
 from .success_bins import SuccessBins as SuccessBins
 from .success_bins import variance_by_success as variance_by_success
 from .tokens import ProxyQuality as ProxyQuality

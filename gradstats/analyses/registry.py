@@ -38,6 +38,8 @@ ANALYSES = (
     "profile",
     "plan",
 )
+#: The questions of a trainer's log, a file each as well, in the order in which ``gradstats log`` answers them.
+OF_LOGS = ("silent_groups", "log_lengths", "mismatch", "drift")
 #: The entry points by which an installed package declares analyses of its own: name = "module:ANALYSIS".
 _ENTRY_POINTS = "gradstats.analyses"
 #: The questions whose answers lie in the folder of a run itself, those of all others in its ``tables``.
@@ -75,7 +77,7 @@ def get(name: str) -> Analysis:
     """
     from gradstats.analyses.declaration import Analysis
 
-    if name in ANALYSES:
+    if name in ANALYSES or name in OF_LOGS:
         return import_module(f"gradstats.analyses.{name}").ANALYSIS
     if ":" in name:
         found = import_function(name, "question")
@@ -101,11 +103,12 @@ def of_answer(question: str) -> Analysis | FurtherTable | None:
     A user's own is known where this process has imported it: a run may come from someone else, and reading its answers
     runs no code that it names. None for one that is not known.
     """
-    if question in ANALYSES or question in _installed():
+    if question in ANALYSES or question in OF_LOGS or question in _installed():
         return get(question)
     if ":" in question:
         return _own.get(question)
-    tables = (table for one in [*all_analyses(), *_own.values()] for table in one.further)
+    every = [*all_analyses(), *map(get, OF_LOGS), *_own.values()]
+    tables = (table for one in every for table in one.further)
     return next((table for table in tables if table.name == question), None)
 
 

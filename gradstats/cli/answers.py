@@ -88,6 +88,13 @@ def answer_screen(answer: str, table: ShortTable | None = None, closing: Sequenc
     return [*lines, *([""] if closing else []), *closing]
 
 
+def log_screen(headline: str, verdicts: Sequence[Verdict], table: ShortTable, closing: Sequence[str]) -> list[str]:
+    """Return the lines of the answers to a log, with a short table below them."""
+    lines = [*first_screen(headline, verdicts), ""]
+    lines += _table(table, LINES - len(lines) - len(closing) - _AROUND_TABLE + 1)
+    return [*lines, *([""] if closing else []), *closing]
+
+
 def _table(table: ShortTable, room: int) -> list[str]:
     """Return headings and rows of a short table, of which the last are left out where the room is too small.
 

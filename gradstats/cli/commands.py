@@ -48,6 +48,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "ask": {
         "alpha": ("ask:ask_question", "how do gradients grow with length?"),
         "variance": ("ask:ask_question", "which estimator takes the fewest samples?"),
+        "log": ("log:log", "what does a trainer's log say, without a model?"),
         "ask": ("ask:ask", "every other question: gradstats ask lists them"),
         "plan": ("ask:ask_question", "how many prompts are needed?"),
     },

@@ -260,8 +260,13 @@ def print_json(entries: Mapping[str, Any]) -> None:
 
 def print_answer(answer: Answer, declared: Analysis) -> None:
     """Print what the files of an answer hold as JSON, with the tables beside it that ``--all`` shows."""
+    print_json(answer_entries(answer, declared))
+
+
+def answer_entries(answer: Answer, declared: Analysis) -> dict[str, Any]:
+    """Return what the files of an answer hold, with the tables beside it that ``--all`` shows."""
     shown = [one.name for one in declared.further if one.shown_in("terminal") and one.name in answer.further]
-    print_json(_entries(answer) | {"further": {name: _entries(answer.further[name]) for name in shown}})
+    return _entries(answer) | {"further": {name: _entries(answer.further[name]) for name in shown}}
 
 
 def _entries(answer: Answer) -> dict[str, Any]:

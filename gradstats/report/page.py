@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import SETTLED, Analysis, FurtherTable
@@ -29,9 +29,11 @@ from gradstats.report.run_tables import level_of
 from gradstats.report.saved_results import SavedResults, read_results, refuse_inside_run, writing_into
 from gradstats.report.tables import Table
 from gradstats.report.verdict import (
+    LOG,
     Verdict,
     headline,
     left_out,
+    log_verdicts,
     sentence_of,
     verdicts,
     what_is_open,
@@ -295,7 +297,8 @@ def questions_on_page(run: SavedResults, drawn: Collection[str] = ()) -> list[Qu
         run: the run.
         drawn: names of its figures.
     """
-    answers: dict[str, Answer | None] = dict.fromkeys(registry.OF_EVERY_RUN) | dict(run.answers)
+    every = () if _log_of(run) else registry.OF_EVERY_RUN
+    answers: dict[str, Answer | None] = dict.fromkeys(every) | dict(run.answers)
     found = [
         _question(run, name, declared, answer, drawn)
         for name, answer in answers.items()
@@ -381,7 +384,7 @@ def _names_of(run: SavedResults, answer: Answer) -> dict[str, str]:
 def _command(run: SavedResults, analysis: Analysis, answer: Answer | None) -> str:
     """Return the command that gives this answer again; "" where it needs arguments that the answer does not state."""
     words = [] if answer is None else analysis.command_line(answer)
-    if words is None:
+    if words is None or (answer is not None and LOG in answer.about):
         return ""
     level = CONFIDENCE_LEVEL if answer is None else level_of(answer)
     of_run = run.level_of_alpha if analysis.section == "length_scaling" else run.confidence_level
@@ -401,11 +404,16 @@ def _as_given(path: Path) -> str:
     return str(path if path.name else path.resolve())
 
 
+def _log_of(run: SavedResults) -> Mapping[str, Any]:
+    """Return what the answers to a trainer's log are about; nothing for a run."""
+    return next((answer.about for answer in run.answers.values() if LOG in answer.about), {})
+
+
 def _headline(run: SavedResults) -> str:
     """Return the line above the verdicts, below the name of the run; "" where it recorded no completions."""
     points = run.points
     if points is None:
-        return ""
+        return str(_log_of(run).get(LOG, ""))
     return headline(
         "",
         len(set(points["prompt_id"])),
@@ -418,6 +426,8 @@ def _headline(run: SavedResults) -> str:
 
 def _verdicts(run: SavedResults) -> list[Verdict]:
     """Return the verdicts with which the terminal begins as well, with estimators named in words."""
+    if _log_of(run):
+        return log_verdicts(run.answers)
     comparison = run.answers.get("variance")
     names = {} if comparison is None else _names_of(run, comparison)
 
@@ -468,6 +478,7 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
     manifest, settings = run.manifest, run.settings
     policy, mean_reward = manifest.get("policy") or {}, manifest.get("mean_reward")
     rows = [
+        ("log", _log_of(run).get("source")),
         ("policy", policy.get("name") or settings.get("policy.name")),
         ("revision", policy.get("revision")),
         ("parameters", f"{policy['n_parameters']:,}" if policy.get("n_parameters") else None),
@@ -488,6 +499,8 @@ def _what_was_measured(run: SavedResults) -> list[tuple[str, str]]:
 def _commands(run: SavedResults) -> list[tuple[str, str]]:
     folder = shlex.quote(_as_given(run.path))
     again = shlex.quote(f"{_as_given(run.path)}-again")
+    if command := _log_of(run).get("command"):
+        return [("the answers again", str(command)), ("this page", f"gradstats report {folder}")]
     return [
         ("the whole run, from its own experiment file", f"gradstats run {folder}/experiment.yaml --out {again}"),
         ("figures and tables at another venue's width", f"gradstats export {folder} --venue neurips --column full"),

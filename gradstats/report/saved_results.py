@@ -256,7 +256,7 @@ def answer_stems(run: Path) -> dict[Path, str]:
     found: dict[Path, tuple[int, str]] = {}
     questions: dict[Path, str] = {}
     beside: set[Path] = set()
-    order = {name: at for at, name in enumerate(registry.names())}
+    order = {name: at for at, name in enumerate([*registry.names(), *registry.OF_LOGS])}
     for state in states:
         try:
             entries = read_json(state) if state.is_file() else {}

@@ -291,6 +291,12 @@ def mean_statistic(values: Float[np.ndarray, " m"], sketch: np.ndarray | SharedE
     return Statistic(float(values.mean()), others, sketch)
 
 
+def ratio_of_sums(parts: Float[np.ndarray, " m"], wholes: Float[np.ndarray, " m"]) -> Estimate:
+    """Return Σ parts / Σ wholes over prompts, without an interval where every prompt has the same ratio."""
+    found = (mean_statistic(parts) / mean_statistic(wholes)).estimate()
+    return replace(found, stderr=np.nan) if found.stderr == 0.0 else found
+
+
 def added_variance(slopes: Float[np.ndarray, "f ..."] | SharedError) -> float:
     """Return the variance that a sketch adds to an expectation, from the slopes of disjoint folds of prompts.
 

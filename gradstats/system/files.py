@@ -311,18 +311,19 @@ def _without_nan(value: Any) -> Any:
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the number and content of each line that is not blank."""
-    # Split at line feeds only: JSON strings may contain the other characters at which str.splitlines splits.
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"line {number} of {path} is not UTF-8 ({error}): copy the file again") from error
-        except json.JSONDecodeError as error:
-            cut = ": the file is truncated; drop the line" if number == len(lines) else ""
-            raise ValueError(f"line {number} of {path} is not JSON ({error}){cut}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} of {path} is not a JSON object: {str(row)[:60]!r}")
-        yield number, row
+    # Only line feeds end the lines of a binary file: JSON strings may contain the other characters at which
+    # str.splitlines splits.
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"line {number} of {path} is not UTF-8 ({error}): copy the file again") from error
+            except json.JSONDecodeError as error:
+                cut = "" if line.endswith(b"\n") else ": the file is truncated; drop the line"
+                raise ValueError(f"line {number} of {path} is not JSON ({error}){cut}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {path} is not a JSON object: {str(row)[:60]!r}")
+            yield number, row

@@ -148,6 +148,18 @@ def printed(tmp_path_factory) -> dict[str, set[str]]:
         "cell_differences": set(paired_differences({}).columns),
         "sweep": set(SweepResult(folder, "s", ["x"], {"c": {"x": 1}}, {"c": run}).to_frame()) - {"x"},
     }
+    columns = {
+        "step": [1, 1, 2, 2],
+        "prompt": 0,
+        "group": [0, 0, 1, 1],
+        "reward": [1.0, 0.0, 1.0, 1.0],
+        "n_ratios": 9.0,
+    }
+    ratios_of_tokens = dict.fromkeys(("log_ratio", "abs_gap", "n_capped", "n_outside"), 0.1)
+    log = gs.rollouts.Log(pd.DataFrame(columns | ratios_of_tokens | {"length": 9.0}), "log")
+    for name in registry.OF_LOGS:
+        answer = registry.get(name).answer_of(registry.get(name)(log), 0.95)
+        found |= {one.question: set(one.frame.columns) for one in (answer, *answer.further.values())}
     found["tokens"] = set(quality.to_frame().columns)
     found |= {name: set(tokens[name].frame.columns) for name in ("token_traces", "token_sample")}
     return found

@@ -1,0 +1,87 @@
+"""``gradstats log``: one screen, ``--json``, a page that is read back, and no torch."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from command_line import run
+
+from gradstats.analyses import registry
+from gradstats.answers import Answer
+from gradstats.report.saved_results import read_results
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A log as verl writes it, of four steps."""
+    path, rng = tmp_path_factory.mktemp("log") / "rollouts-of-verl", np.random.default_rng(0)
+    path.mkdir()
+    for step in range(1, 5):
+        rows = []
+        for at in range(64):
+            drawn = rng.normal(-2.0, 0.2, rng.integers(5, 40))
+            row = {"input": f"question {at // 8}", "output": "x", "step": step, "rollout_log_probs": drawn.tolist()}
+            row |= {"score": float(rng.random() < (at // 8) / 8), "response_mask": [1] * drawn.size}
+            rows.append(row | {"old_log_probs": (drawn + rng.normal(0.0, 0.1, drawn.size)).tolist()})
+        (path / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_screen_the_json_and_the_page_are_of_the_same_answers(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "answers"
+    code, printed, err = run(monkeypatch, capsys, "log", folder, "--out", out, width=80)
+    assert code == 0, err
+    screen = printed.splitlines()
+    assert len(screen) <= 26  # with the path of the page
+    assert max(map(len, screen[:-1])) <= 80
+    assert screen[0].startswith("rollouts-of-verl   256 completions of 8 prompts in 32 groups over 4 steps")
+    answers = read_results(out).answers
+    assert [name for name in answers if name in registry.OF_LOGS] == [*registry.OF_LOGS]
+    page = (out / "report.html").read_text("utf-8")
+    said = " ".join(" ".join(line[9:] if at else line for at, line in enumerate(screen)).split())
+    for name in registry.OF_LOGS:
+        assert answers[name].sentence in said
+        assert f'id="{name}"' in page
+        assert (out / "figures" / f"{name}.pdf").is_file()
+        assert Answer.read(out / "tables" / name) == answers[name]
+    assert "8, drawn" in printed
+    assert "α" not in page.partition('id="terms"')[0]  # nor sections of a run
+    code, printed, err = run(monkeypatch, capsys, "log", folder, "--json")
+    assert code == 0, err
+    found = json.loads(printed)
+    assert list(found["answers"]) == [*registry.OF_LOGS]
+    assert found["answers"]["drift"]["sentence"] == answers["drift"].sentence
+    assert len(found["answers"]["silent_groups"]["rows"]) == len(answers["silent_groups"].frame)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_rows_notes_and_figures_are_given_on_request(folder, tmp_path, monkeypatch, capsys):
+    words = ["--all", "--notes", "--most-silent", "0.3", "--figures", tmp_path / "figures"]
+    code, printed, err = run(monkeypatch, capsys, "log", folder / "1.jsonl", *words)
+    assert code == 0, err
+    assert "7, counted" in printed
+    assert "note: drift: the log holds one step" in " ".join(printed.split())
+    assert "Fewer than 30%" in " ".join(printed.split())
+    assert {path.stem for path in tmp_path.glob("figures/*.pdf")} == {"silent_groups", "log_lengths", "mismatch"}
+
+
+def test_wrong_folders_are_refused_before_the_log_is_read(folder, tmp_path, monkeypatch, capsys):
+    code, _, err = run(monkeypatch, capsys, "log", tmp_path / "none.parquet")
+    assert code == 1
+    assert "does not exist: give the files of a log" in " ".join(err.split())
+    code, _, err = run(monkeypatch, capsys, "ask", folder, "silent_groups")
+    assert code == 1
+    assert f"silent_groups is asked of a log: gradstats log {folder}" in " ".join(err.split())
+
+
+def test_no_torch_is_loaded(folder):
+    code = (
+        "import sys; sys.argv[1:] = ['log', sys.argv[1]]\n"
+        "from gradstats.cli.commands import main\nmain()\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,178 @@
+"""Logs of trainers as tables of numbers: what each format says, and what is refused."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gradstats.estimators import recipes
+from gradstats.rollouts import Rollouts, read_log
+from gradstats.rollouts.log import BAND, CAP
+
+MESSAGES = [{"role": "assistant", "content": "four"}]
+SAMPLER, TRAINER = [[-1.0, -2.0, -0.5], [-0.1, -3.0]], [[-1.1, -1.0, -0.5], [-0.1, -5.0]]
+
+
+def trl(folder):
+    """Two steps as TRL writes them, with messages; the prompt of the second was drawn for two groups."""
+    asked = [{"role": "user", "content": "2 + 2"}]
+    for step, rewards in ((1, [1.0, 0.0]), (2, [1.0, 0.0, 0.0, 1.0])):
+        groups = np.reshape(rewards, (-1, 2))
+        advantages = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-4)).ravel()
+        columns = {"step": step, "prompt": [asked] * len(rewards), "completion": [MESSAGES] * len(rewards)}
+        frame = pd.DataFrame(columns | {"accuracy_reward": rewards, "advantage": advantages})
+        frame.to_parquet(folder / f"completions_{step:05d}.parquet")
+
+
+def verl(folder):
+    """Two steps as verl writes them, files numbered without zeros, with the optional fields of tokens."""
+    for step in (2, 10):
+        rows = [
+            {"input": "q", "output": "ab", "score": at, "rollout_log_probs": drawn, "old_log_probs": scored}
+            | {"response_mask": [1] * (len(drawn) - at) + [0] * at, "entropy": [0.5 + at] * len(drawn)}
+            for at, (drawn, scored) in enumerate(zip(SAMPLER, TRAINER, strict=True))
+        ]
+        (folder / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def own(folder):
+    """Rollouts of gradstats, as in a run."""
+    rollouts = Rollouts.from_sequences(
+        [[5]] * 2, [[1, 2, 3], [1, 2]], [1.0, 0.0], ["q", "q"], sampler_logprobs=SAMPLER, proximal_logprobs=TRAINER,
+        completion_mask=[[True] * 3, [True, False]], finish_reason=["stop", "length"],
+    )  # fmt: skip
+    (folder / "rollouts").mkdir()
+    rollouts.to_parquet(folder / "rollouts" / "0.parquet")
+
+
+def plain(folder):
+    """A table with names that say what they are, and a name of a prompt that is a number."""
+    (folder / "log.csv").write_text("prompt_id,reward,length,is_truncated\n007,1,3,False\n007,0,1,True\n")
+
+
+LENGTHS = {trl: [4] * 6, verl: [3, 1, 3, 1], own: [3, 1], plain: [3, 1]}
+GROUPS = {trl: [0, 0, 1, 1, 2, 2], verl: [0, 0, 1, 1], own: [0, 0], plain: [0, 0]}
+
+
+@pytest.mark.parametrize("write", LENGTHS)
+def test_every_format_is_the_same_table(write, tmp_path):
+    write(tmp_path)
+    log = read_log(tmp_path)
+    assert log.frame["length"].tolist() == LENGTHS[write]
+    assert log.frame["group"].tolist() == GROUPS[write]
+    assert log.unit == ("letters" if write is trl else "tokens")
+    assert set(log.frame["prompt"]) == {0}
+    assert log.frame["step"].tolist() == {trl: [1] * 2 + [2] * 4, verl: [2, 2, 10, 10]}.get(write, [0, 0])
+    if write is own or write is plain:
+        assert log.frame["truncated"].tolist() == [0.0, 1.0]
+    if write is verl:
+        assert log.frame["entropy"].tolist() == [0.5, 1.5] * 2
+
+
+@pytest.mark.parametrize("write", [verl, own])
+def test_ratios_are_those_of_a_loop_over_counted_tokens(write, tmp_path):
+    write(tmp_path)
+    found = read_log(tmp_path).frame.iloc[:2]
+    counted = [[0, 1, 2], [0]]
+    pairs = zip(SAMPLER, TRAINER, counted, strict=True)
+    gaps = [[np.float32(new[t]) - np.float32(old[t]) for t in at] for old, new, at in pairs]
+    np.testing.assert_allclose(found["log_ratio"], [sum(one) for one in gaps], atol=1e-6)
+    np.testing.assert_allclose(found["abs_gap"], [sum(map(abs, one)) for one in gaps], atol=1e-6)
+    assert found["n_ratios"].tolist() == [3, 1]
+    assert found["n_capped"].tolist() == [sum(np.exp(gap) > 2 for gap in one) for one in gaps] == [1, 0]
+    assert found["n_outside"].tolist() == [0, 0]
+
+
+def test_more_than_the_last_unknown_token_leaves_the_ratio_unknown(tmp_path):
+    nan = float("nan")
+    rows = [([-1.0, nan], [-2.0, -1.0]), ([nan, nan, -1.0], [-1.0, -1.0, -3.0]), ([nan], [-1.0])]
+    frame = pd.DataFrame({"prompt": "q", "reward": 1.0, "sampler_logprobs": [drawn for drawn, _ in rows]})
+    frame.assign(trainer_logprobs=[scored for _, scored in rows]).to_parquet(tmp_path / "log.parquet")
+    assert read_log(tmp_path / "log.parquet").frame["log_ratio"].fillna(9).tolist() == [-1.0, 9.0, 9.0]
+
+
+def test_rewards_are_weighted_and_missing_ones_left_out(tmp_path):
+    (tmp_path / "log.csv").write_text("uid,a,b\nx,1,2\nx,,4\ny,,\ny,3,\n")
+    log = read_log(tmp_path / "log.csv", reward=["a", "b=0.5"])
+    assert log.frame.equals(read_log(tmp_path / "log.csv", reward={"a": 1.0, "b": 0.5}).frame)
+    assert log.frame["reward"].tolist() == [2.0, 2.0, 3.0]
+    assert any("1 of 4 completions have no finite reward" in note for note in log.notes)
+    assert any("groups have 1 to 2 completions" in note for note in log.notes)
+    assert any("prompts are named by uid" in note for note in log.notes)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "in order"])
+def test_uids_tell_the_groups_of_one_prompt_apart(order, tmp_path):
+    uids = [f"g{at // 4}" for at in range(16)]
+    rows = pd.DataFrame({"prompt": [f"p{at // 8}" for at in range(16)], "uid": uids, "reward": [0, 1] * 8})
+    rows = rows.sample(frac=1.0, random_state=0) if order == "shuffled" else rows
+    rows.to_json(tmp_path / "log.jsonl", orient="records", lines=True)
+    groups = read_log(tmp_path / "log.jsonl").frame["group"]
+    assert len(set(zip(rows["uid"], groups, strict=True))) == groups.nunique() == 4
+
+
+def test_a_log_without_names_is_cut_into_groups_in_its_order(tmp_path):
+    (tmp_path / "log.csv").write_text("reward\n" + "1\n0\n" * 4)
+    log = read_log(tmp_path / "log.csv", group_size=4)
+    assert log.frame["group"].tolist() == [0] * 4 + [1] * 4
+    assert log.notes == ("prompts have no names: rows are cut into groups of 4 in their order",)
+    with pytest.raises(ValueError, match="step 0 has 8 completions, which is not a multiple of group_size=3"):
+        read_log(tmp_path / "log.csv", group_size=3)
+
+
+def test_many_files_are_one_log_and_one_given_twice_is_refused(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"part{number}.csv").write_text("prompt,reward\nq,1\nq,0\n")
+    files = [tmp_path / "part1.csv", tmp_path / "part2.csv"]
+    assert read_log(files).frame["step"].tolist() == [1, 1, 2, 2]
+    with pytest.raises(ValueError, match=r"part1.csv is given twice"):
+        read_log([*files, tmp_path])
+
+
+REFUSED = [
+    ("log.csv", "reward\n1\n", "has no column that names prompts .*name it with prompt, or give group_size"),
+    ("log.csv", "prompt,reward\n,1\nq,1\n", "row 1 of .* has no prompt"),
+    ("log.csv", "prompt,reward\nq,good\nq,1\n", "row 1 of .* has reward='good', which is not a number"),
+    ("log.csv", "prompt,a,b\nq,1,2\nq,0,1\n", r"exactly one column of numbers that may be the reward \(a, b\)"),
+    ("log.csv", "prompt,reward\nq,1\n", "holds 1 completions with a reward: at least two"),
+    ("log.csv", "prompt,sample_id,reward\nq,0,1\nq,0,1\n", "holds 1 completions twice"),
+    ("log.csv", "prompt,reward,step\nq,1,1.5\nq,1,2\n", "row 1 of .* has the step 1.5"),
+    ("log.jsonl", '{"prompt": "q", "reward": 1}\n{"prom', "line 2 of .* is not JSON .*truncated"),
+    ("log.parquet", "no table", "cannot be read as a table"),
+    (
+        "log.jsonl",
+        '{"prompt": "q", "reward": 1, "rollout_log_probs": [0.1], "old_log_probs": [0.1, 0.2]}\n' * 2,
+        "row 1 of .* has rollout_log_probs and old_log_probs of different lengths",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "message"), REFUSED)
+def test_what_is_wrong_is_named_with_the_remedy(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_log(tmp_path / name)
+
+
+def test_paths_and_options_are_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist: give the files of a log"):
+        read_log(tmp_path / "none.csv")
+    with pytest.raises(FileNotFoundError, match="holds no table"):
+        read_log(tmp_path)
+    with pytest.raises(ValueError, match="group_size=1 must be at least 2"):
+        read_log(tmp_path, group_size=1)
+    with pytest.raises(ValueError, match="reward 'a=half' has a weight that is not a number"):
+        read_log(tmp_path, reward="a=half")
+    with pytest.raises(ValueError, match="paths is empty"):
+        read_log([])
+    plain(tmp_path)
+    with pytest.raises(ValueError, match=r"has no column 'x' for the prompt \(it has prompt_id, reward"):
+        read_log(tmp_path, prompt="x")
+    with pytest.raises(ValueError, match=r"has no column 'x' for the reward"):
+        read_log(tmp_path, reward="x")
+
+
+def test_the_bounds_of_corrections_are_those_of_the_recipes():
+    tis, icepop = (recipes.get(name).correction.parameters for name in ("tis", "icepop"))
+    assert (tis["cap"], icepop["low"], icepop["high"]) == (CAP, *BAND)
