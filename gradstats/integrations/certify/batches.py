@@ -16,7 +16,7 @@ from gradstats.estimators import Batch
 from gradstats.reference.enumerated import EnumeratedPolicy, GradientMoments, multisets
 
 #: Deviations up to this share of the largest weight are rounding.
-ROUNDING = 1e-9
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,7 @@ class Completions:
 
     Attributes:
         rewards: (B,).
+        greedy_rewards: of the greedy completion of the same prompt, (B,).
         groups: the prompt's place in the batch, (B,).
         tokens: which columns a completion fills, (B, T).
         mask: which tokens count, (B, T): fewer than ``tokens`` where a completion is masked as truncated.
@@ -33,9 +34,11 @@ class Completions:
         ref_logprobs: log π of a reference policy, (B, T).
         entropy: of the trained policy at each token, (B, T).
         sum_pi_squared: Σ_v π(v)² there, (B, T).
+        values: the expected reward before each token, (B, T).
     """
 
     rewards: Float[Tensor, "b"]
+    greedy_rewards: Float[Tensor, "b"]
     groups: np.ndarray
     tokens: Bool[Tensor, "b t"]
     mask: Bool[Tensor, "b t"]
@@ -44,16 +47,20 @@ class Completions:
     ref_logprobs: Float[Tensor, "b t"]
     entropy: Float[Tensor, "b t"]
     sum_pi_squared: Float[Tensor, "b t"]
+    values: Float[Tensor, "b t"]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Completions:
         """Return the batch with every array of tokens changed in the same way."""
-        of_tokens = [one.name for one in fields(self) if one.name not in ("rewards", "groups")]
+        of_rows = ("rewards", "greedy_rewards", "groups")
+        of_tokens = [one.name for one in fields(self) if one.name not in of_rows]
         return replace(self, **{name: change(getattr(self, name)) for name in of_tokens})
 
     def rows(self, chosen: np.ndarray) -> Completions:
         """Return some of the rows, in the order given."""
-        picked = self.each(lambda values: values[torch.as_tensor(chosen)])
-        return replace(picked, rewards=self.rewards[torch.as_tensor(chosen)], groups=self.groups[chosen])
+        places = torch.as_tensor(chosen)
+        picked = self.each(lambda values: values[places])
+        of_rows = {"rewards": self.rewards[places], "greedy_rewards": self.greedy_rewards[places]}
+        return replace(picked, groups=self.groups[chosen], **of_rows)
 
 
 #: Completions of each prompt in a batch.
@@ -64,9 +71,9 @@ _REWARDS = (
     {(0,): 1.0, (1, 0): 0.8, (1, 1, 0): 0.7, (1, 1, 1): 0.0},
 )
 _THETA = np.array([0.4, -0.3, 0.2, 0.1, -0.2])
-_OLDER = np.array([0.25, -0.2, -0.3, 0.3, 0.2])  # what the older sampler lacks of these
-#: Batches whose weights are compared with labels, evenly spaced among all, and those that invariances are tried on.
-_N_PROBES, _N_TRIED = 40, 3
+_OLDER = np.array([0.45, -0.36, -0.54, 0.54, 0.36])  # what the older sampler lacks of these
+#: Batches that invariances are tried on.
+_N_TRIED = 2
 
 
 @cache
@@ -77,7 +84,9 @@ def policy(sampler: str, max_length: int = 3) -> EnumeratedPolicy:
     """
     older = None if sampler == "on-policy" else _THETA - _OLDER
     if max_length == 1:
-        return EnumeratedPolicy(vocabulary=4, max_length=1, reward=lambda *_: 0.0, dimension=5, theta=_THETA, old_theta=older)
+        return EnumeratedPolicy(
+            vocabulary=4, max_length=1, reward=lambda *_: 0.0, dimension=5, theta=_THETA, old_theta=older
+        )
     return EnumeratedPolicy(
         vocabulary=2, max_length=3, dimension=5, n_prompts=2, theta=_THETA, old_theta=older,
         reward=lambda prompt, tokens: _REWARDS[prompt][tokens],
@@ -118,11 +127,6 @@ class Batches:
         return np.repeat(np.arange(self.policy.n_prompts), GROUP_SIZE)
 
     @property
-    def probes(self) -> Int[np.ndarray, "p"]:
-        """The batches whose weights are compared with those of labels."""
-        return np.unique(np.linspace(0, len(self.rows) - 1, _N_PROBES).astype(int))
-
-    @property
     def tried(self) -> Int[np.ndarray, "k"]:
         """The likeliest batches in which no two rewards of a group are equal, for the invariances."""
         rewards = self.policy.rewards[self.rows].reshape(len(self.rows), -1, GROUP_SIZE)
@@ -132,13 +136,11 @@ class Batches:
     @cache  # noqa: B019 # there are four of them
     def completions(self, number: int) -> Completions:
         """Return a batch as a trainer holds it."""
-        rows, of = self.rows[number], torch.from_numpy
-        mask = of(self.policy.mask[rows])
-        return Completions(
-            of(self.policy.rewards[rows]), self.groups, mask, mask, of(self.policy.logprobs[rows]),
-            of(self.policy.old_logprobs[rows]), of(self.reference.old_logprobs[rows]), of(self.policy.entropy[rows]),
-            of(self.policy.sum_pi_squared[rows]),
-        )  # fmt: skip
+        rows, made = self.rows[number], self.policy
+        mask, reference = torch.from_numpy(made.mask[rows]), torch.from_numpy(self.reference.old_logprobs[rows])
+        names = ("rewards", "greedy_rewards", "logprobs", "old_logprobs", "entropy", "sum_pi_squared", "values")
+        known = {name: torch.from_numpy(getattr(made, name)[rows]) for name in names}
+        return Completions(groups=self.groups, tokens=mask, mask=mask, ref_logprobs=reference, **known)
 
     def moments(self, weights: Float[np.ndarray, "m b t"]) -> GradientMoments:
         """Return the exact moments of the gradient of a batch with these weights of its tokens' scores."""

@@ -10,8 +10,9 @@ import torch
 
 from gradstats.integrations.certify.batches import ROUNDING, Batches, Completions
 from gradstats.integrations.certify.invariances import INVARIANCES, Invariance, Subject, length_scaled
-from gradstats.integrations.certify.labels import Catalogue, label_weights
+from gradstats.integrations.certify.labels import Catalogue
 from gradstats.reference.enumerated import GradientMoments
+
 
 @dataclass(frozen=True)
 class Row:
@@ -30,7 +31,6 @@ class Row:
         deviations: name of an invariance → how far it is from holding, as a share of the largest weight.
         own_length: what twice the tokens multiply the weight of each of a completion's tokens by.
         other_length: what they multiply the weights of all other completions by.
-        kl: cosine of the expected gradient of a KL term with that of KL(π‖π_ref) of one token.
         error: of the trainer, where it refuses.
     """
 
@@ -46,7 +46,6 @@ class Row:
     deviations: dict[str, float] | None = None
     own_length: float = np.nan
     other_length: float = np.nan
-    kl: float = np.nan
     error: str = ""
 
     @property
@@ -97,6 +96,8 @@ def _certified(subject: Subject, catalogues: dict[tuple[str, bool], Catalogue]) 
     tried = [batches.completions(int(number)) for number in batches.tried]
     found = {name: [_tried(check, subject, batch) for batch in tried] for name, check in INVARIANCES.items()}
     deviations = {name: float(np.max(values)) for name, values in found.items()}
+    if subject.has_kl:
+        deviations["KL term"] = 1 - _kl_cosine(subject)
     ordered = not deviations["order of rows"] <= ROUNDING  # a multiset then stands for several groups
     key = subject.sampler, ordered
     if key not in catalogues:
@@ -112,7 +113,6 @@ def _certified(subject: Subject, catalogues: dict[tuple[str, bool], Catalogue]) 
     return Row(
         subject.name, subject.sampler, moments.coefficient, _relative_bias(moments), moments.cosine,
         moments.matched_trace_cov / reference.trace_cov, label, factor, likeness, deviations, own, others,
-        _kl_cosine(subject),
     )  # fmt: skip
 
 

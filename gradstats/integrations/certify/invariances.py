@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradstats.integrations.certify.batches import ROUNDING, Completions
+from gradstats.integrations.certify.batches import Completions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +22,14 @@ class Subject:
         sampler: "on-policy", or "older" where old log-probabilities differ.
         parameters: values that labels are tried with, by the parameter names of :mod:`gradstats.estimators`.
         contiguous: whether groups are runs of rows, and not known by their names.
+        has_kl: whether the loss has a KL term.
     """
 
     setting: Mapping[str, str]
     sampler: str = "on-policy"
     parameters: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     contiguous: bool = False
+    has_kl: bool = False
 
     @property
     def name(self) -> str:
@@ -134,16 +136,20 @@ def masked_row(subject: Subject, batch: Completions) -> float:
 
 def group_of_one(subject: Subject, batch: Completions) -> float:
     """Return 0 where a completion that is alone in its group has finite weights, else NaN."""
-    alone = replace(batch, groups=np.array([-1, *batch.groups[1:]]))
+    alone = replace(batch, groups=np.array([batch.groups.max() + 1, *batch.groups[1:]]))
     if subject.contiguous:  # groups have one size
         alone = batch.rows(np.array([0]))
     return 0.0 if bool(subject.gradient(alone).isfinite().all()) else float("nan")
 
 
 def equal_rewards(subject: Subject, batch: Completions) -> float:
-    """Return the largest advantage where all rewards are 0.1, rounded as in float32."""
-    equal = torch.full_like(batch.rewards, 0.1).float()
-    return float(subject.advantages(replace(batch, rewards=equal)).abs().max())
+    """Return the largest advantage in float32 where all rewards are one of 0.1, 0.3, 0.7 and 0.9."""
+    single = batch.each(lambda values: values.float() if values.is_floating_point() else values)
+    found = []
+    for reward in (0.1, 0.3, 0.7, 0.9):
+        equal = torch.full_like(batch.rewards, reward).float()
+        found.append(float(subject.advantages(replace(single, rewards=equal, greedy_rewards=equal)).abs().max()))
+    return worst(*found)
 
 
 def nan_of_masked_tokens(subject: Subject, batch: Completions) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter, signature
 from itertools import product
@@ -18,12 +18,14 @@ from gradstats.estimators.by_label import get
 from gradstats.estimators.estimator import Estimator, NamedFunction, Weighting
 from gradstats.estimators.recipes.components import COMPONENTS, DEFAULT_COMPONENTS, Component, Kind, get_component
 from gradstats.estimators.recipes.recipe import CUSTOM, PREFIX
-from gradstats.integrations.certify.batches import ROUNDING, Batches
+from gradstats.integrations.certify.batches import Batches
 
 #: Batches that all labels are tried on, evenly spaced.
 _N_PROBES = 20
 #: How close to 1 a cosine is in float32 where weights may be equal, and how many such labels are tried on all batches.
 _ALIKE, _N_VERIFIED = 1e-5, 12
+#: Differences of weights that count as equal: trainers add 1e-8 to some denominators.
+_EQUAL = 1e-6
 
 
 def label_weights(batches: Batches, estimator: Weighting, numbers: Int[np.ndarray, "k"]) -> Float[np.ndarray, "k b t"]:
@@ -49,6 +51,7 @@ class Catalogue:
 
     batches: Batches
     parameters: Mapping[str, tuple[object, ...]]
+    _known: dict[str, np.ndarray] = field(default_factory=dict)  # label → weights in all batches
 
     @cached_property
     def reference(self) -> Float[np.ndarray, "m b t"]:
@@ -56,7 +59,9 @@ class Catalogue:
         return self._everywhere("recipe:rloo_is" if self.batches.policy.off_policy else "rloo")
 
     def _everywhere(self, label: str) -> Float[np.ndarray, "m b t"]:
-        return label_weights(self.batches, get(label), np.arange(len(self.batches.rows)))
+        if label not in self._known:
+            self._known[label] = label_weights(self.batches, get(label), np.arange(len(self.batches.rows)))
+        return self._known[label]
 
     def nearest(self, weights: Float[np.ndarray, "m b t"]) -> tuple[str, float, float]:
         """Return the label whose weights are equal, else nearest: the label, the factor, and the cosine of weights."""
@@ -71,10 +76,10 @@ class Catalogue:
         for at in [*alike[:_N_VERIFIED], int(cosines.argmax())]:
             other = self._everywhere(labels[at])
             factor = float((weights * other).sum() / (other * other).sum())
-            if np.abs(weights - factor * other).max() <= ROUNDING * np.abs(weights).max():
+            if np.abs(weights - factor * other).max() <= _EQUAL * np.abs(weights).max():
                 return labels[at], factor, 1.0
         likeness = (weights * other).sum() / np.linalg.norm(weights) / np.linalg.norm(other)
-        return labels[at], factor, min(float(likeness), 1 - ROUNDING)
+        return labels[at], factor, min(float(likeness), 1 - _EQUAL)
 
     @property
     def _probes(self) -> Int[np.ndarray, "p"]:
@@ -154,16 +159,18 @@ class Catalogue:
 
     def _components(self, kind: Kind) -> Iterator[Component]:
         """Yield the components of a kind with their parameters; those of ratios only where ratios differ from 1."""
+        batch = self.batches.batch(self._probes[:1])
         for name, definition in COMPONENTS[kind].items():
             if name != "none" and (kind == "ratio" or definition.of_ratios) and not self.batches.policy.off_policy:
                 continue
             for given in self._given(definition, definition.skip):
                 try:
                     made = get_component(kind, name, **given)
-                except (TypeError, ValueError):
+                    batch.require(definition.needs, name)
+                    made(*[np.zeros(batch.mask.shape)] * (definition.skip - 1), batch)
+                except (TypeError, ValueError):  # values that do not go together
                     continue
-                if all(map(self.batches.batch(self._probes[:1]).has, definition.needs)):
-                    yield made
+                yield made
 
     def _given(self, definition: NamedFunction, skip: int) -> Iterator[dict[str, object]]:
         """Yield values of a function's parameters: the default of each, and those that are to be tried."""

@@ -28,6 +28,8 @@ ARGUMENTS = {
     "steps": "the number of accumulation steps, of which the function is called once for each",
 }
 _OF_LOSS = ("advantages", "logprobs")
+#: What labels are tried with beside their defaults.
+_PARAMETERS = {"scope": ("batch",), "rescale": (False,), "eps": (1e-4,), "eps_low": (0.2,), "eps_high": (0.2,)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +112,12 @@ def own_subjects(label: str) -> list[Subject]:
         raise TypeError(f"{label} {lacking}: what a function may take is {listed}; it returns advantages or a loss")
 
     subjects: list[Subject] = [
-        OwnFunction(setting={"function": label}, sampler=sampler, function=function, label=label, takes=tuple(ours))
+        OwnFunction(
+            setting={"function": label}, sampler=sampler, function=function, label=label, takes=tuple(ours),
+            parameters=_PARAMETERS, has_kl="ref_logprobs" in ours,
+        )
         for sampler in ("on-policy", "older")
-    ]
+    ]  # fmt: skip
     for subject in subjects:  # what it returns is refused here
         subject.gradient(Batches.of(subject.sampler).completions(0))
     return subjects
