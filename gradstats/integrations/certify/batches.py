@@ -1,4 +1,4 @@
-"""Every batch that two enumerated prompts can give, with its probability: as trainers hold it, and as labels read it."""
+"""Every batch that two enumerated prompts can give, with its probability, as a trainer holds it or a label reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must leave a gradient as it is: padding, the order of rows, how a batch is split, rows and tokens that are masked."""
+"""What must leave a gradient as it is: padding, the order of rows, how a batch is split, what is masked."""
 
 from __future__ import annotations
 

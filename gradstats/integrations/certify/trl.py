@@ -31,7 +31,7 @@ _PARAMETERS = {
 
 
 class _Processes:
-    """An accelerator of several processes, of which one runs after the other: a first round records what they gather."""
+    """An accelerator of processes that run one after the other: a first round records what they gather."""
 
     def __init__(self, number: int, of_one: Any) -> None:
         self.num_processes, self.process_index, self._of_one = number, 0, of_one
@@ -177,7 +177,7 @@ def _trainer() -> Any:
 
     words = {str(number): number for number in range(_FIRST_ROW + _N_ROWS)}
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=str(_WORD)))
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     trainer = trl.GRPOTrainer(
         model=transformers.Qwen2ForCausalLM(
             transformers.Qwen2Config(vocab_size=len(words), num_key_value_heads=1, **sizes)
@@ -193,6 +193,7 @@ def _trainer() -> Any:
         reward_funcs=lambda completions, **_: [0.0 for _ in completions],
         train_dataset=datasets.Dataset.from_dict({"prompt": ["0", "1"]}),
     )  # fmt: skip
+    assert trainer.model is not None
     trainer.model.train()
     trainer.vllm_importance_sampling_correction = True
     trainer.ref_model = object()

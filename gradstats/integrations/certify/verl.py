@@ -1,4 +1,4 @@
-"""verl's advantage estimators and policy losses as what is certified, called as its trainer and its workers call them."""
+"""verl's advantage estimators and policy losses as what is certified, called as its trainer and workers call them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-toke
 _KL_KINDS = ("kl", "abs", "mse", "low_var_kl", "kl+", "low_var_kl+")
 _OFF = "–"
 #: The losses with options of their own, behind their name.
-_BYPASS = {f"bypass_mode {kind} {level}": (kind, level) for kind, level in (("reinforce", "token"), ("reinforce", "sequence"), ("ppo_clip", ""))}  # fmt: skip
+_BYPASS = {
+    "bypass_mode reinforce token": ("reinforce", "token"),
+    "bypass_mode reinforce sequence": ("reinforce", "sequence"),
+    "bypass_mode ppo_clip": ("ppo_clip", None),
+}
 #: What labels are tried with beside their defaults: verl's own values.
 _PARAMETERS = {
     "scope": ("batch",), "dual_clip": (3.0,), "eps_low": (0.2,), "eps_high": (0.2,), "cap": (2.0,),
@@ -76,7 +80,7 @@ class _Verl(Subject):
         return _in_float64(lambda: get_adv_estimator_fn(name)(**given)[0])
 
     def weights(self, batch: Completions, advantages: Tensor, steps: int = 1, processes: int = 1) -> Tensor:
-        """Differentiate the loss of each micro-batch, normalised by the whole batch; gradients of processes are averaged."""
+        """Differentiate the loss of each micro-batch, normalised by the whole batch, and average over processes."""
         logprobs = batch.logprobs.clone().requires_grad_()
         config = ActorConfig(
             strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, loss_agg_mode=self.aggregation,
@@ -96,7 +100,7 @@ class _Verl(Subject):
         made = PolicyLossConfig(loss_mode=self.loss.split()[0], dro_beta=0.1)
         if self.loss in _BYPASS:
             kind, level = _BYPASS[self.loss]
-            correction = replace(made.rollout_correction, loss_type=kind, rollout_is=level or None, bypass_mode=True)
+            correction = replace(made.rollout_correction, loss_type=kind, rollout_is=level, bypass_mode=True)
             made = replace(made, rollout_correction=correction)
         return made
 
