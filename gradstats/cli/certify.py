@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from gradstats.cli import terminal
-from gradstats.cli.answers import LINES, WIDTH
 from gradstats.cli.options import All, AsJson, Positional, Progress
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 #: The trainers that are known by name.
 _TRAINERS = ("trl", "verl")
+#: Columns and lines of a screen, and values that are named as moved.
+_WIDTH, _LINES = 80, 25
 #: Numbers that differ by less, relative to the larger, have not moved.
 _TOLERANCE = 1e-5
 _NUMBERS = ("scale", "bias", "cosine", "variance", "own_length", "other_length")
@@ -60,7 +61,7 @@ def certify(
     else:
         terminal.show(_screen(title, rows))
     if before is not None and (moved := _moved(before, found["rows"])):
-        for line in moved[:LINES]:
+        for line in moved[:_LINES]:
             terminal.note(line)
         terminal.fail(f"{len(moved)} values moved from {expect}: look at them, then write it again with --json")
         sys.exit(1)
@@ -174,13 +175,13 @@ def _screen(title: str, rows: Sequence[Row]) -> list[str]:
         for name in row.failing:
             fails.setdefault(name, []).append(row)
     below = [_failure(name, failing) for name, failing in sorted(fails.items(), key=lambda one: -len(one[1]))]
-    lines = [*textwrap.wrap(head, WIDTH), "", f"  {'setting':<45}{'sampler':<10}{'scale':>7}{'cosine':>7}{'var.':>7}"]
+    lines = [*textwrap.wrap(head, _WIDTH), "", f"  {'setting':<45}{'sampler':<10}{'scale':>7}{'cosine':>7}{'var.':>7}"]
     distinct = _distinct(rows)
-    room = (LINES - len(lines) - len(below) - 4) // 2
+    room = (_LINES - len(lines) - len(below) - 4) // 2
     for row in distinct[:room]:
         scale, cosine, variance = _cells(row)
         lines.append(f"  {_cut(row.setting, 44):<45}{row.sampler:<10}{scale:>7}{cosine:>7}{variance:>7}")
-        lines.append(_cut(f"    {_says(row)}", WIDTH))
+        lines.append(_cut(f"    {_says(row)}", _WIDTH))
     more = [f"  … {len(distinct) - room} more that differ: --all"] if len(distinct) > room else []
     return [
         *lines,
@@ -194,7 +195,7 @@ def _screen(title: str, rows: Sequence[Row]) -> list[str]:
 def _failure(name: str, rows: Sequence[Row]) -> str:
     """Return a line on an invariance that fails: in how many settings, and how far in the worst of them."""
     worst = max(rows, key=lambda row: (row.deviations or {})[name])
-    return _cut(f"  {name:<22}{len(rows):>4} × {_deviation(worst, name):<9} {worst.setting} ({worst.sampler})", WIDTH)
+    return _cut(f"  {name:<22}{len(rows):>4} × {_deviation(worst, name):<9} {worst.setting} ({worst.sampler})", _WIDTH)
 
 
 def _cut(text: str, width: int) -> str:
