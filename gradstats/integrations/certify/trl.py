@@ -95,7 +95,8 @@ class _Grpo(Subject):
         try:
             for known, (process, rows) in product((False, True), enumerate(shares)):
                 trainer.accelerator.begin(process, known)
-                with self._ready(batch, logprobs, rows, steps):
+                with torch.random.fork_rng(devices=[]), self._ready(batch, logprobs, rows, steps):
+                    torch.manual_seed(0)  # a trainer shuffles the rows
                     parts = []
                     for trainer._step in range(steps):
                         parts.append(trainer._prepare_inputs(_prompts(rows)))
@@ -156,9 +157,7 @@ class _Grpo(Subject):
         dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                yield
+            yield
         finally:
             torch.set_default_dtype(dtype)
             trainer._metrics["train"].clear()
