@@ -180,7 +180,7 @@ def _screen(title: str, rows: Sequence[Row]) -> list[str]:
     room = (_LINES - len(lines) - len(below) - 4) // 2
     for row in distinct[:room]:
         scale, cosine, variance = _cells(row)
-        lines.append(f"  {_cut(row.setting, 44):<45}{row.sampler:<10}{scale:>7}{cosine:>7}{variance:>7}")
+        lines.append(f"  {_ends(row.setting, 44):<45}{row.sampler:<10}{scale:>7}{cosine:>7}{variance:>7}")
         lines.append(_cut(f"    {_says(row)}", _WIDTH))
     more = [f"  … {len(distinct) - room} more that differ: --all"] if len(distinct) > room else []
     return [
@@ -196,6 +196,11 @@ def _failure(name: str, rows: Sequence[Row]) -> str:
     """Return a line on an invariance that fails: in how many settings, and how far in the worst of them."""
     worst = max(rows, key=lambda row: (row.deviations or {})[name])
     return _cut(f"  {name:<22}{len(rows):>4} × {_deviation(worst, name):<9} {worst.setting} ({worst.sampler})", _WIDTH)
+
+
+def _ends(text: str, width: int) -> str:
+    """Return a setting of which, where it is too long, the middle is left out."""
+    return text if len(text) <= width else f"{text[: width // 2 - 1]}…{text[-width // 2 :]}"
 
 
 def _cut(text: str, width: int) -> str:
