@@ -149,7 +149,7 @@ def _distinct(rows: Sequence[Row]) -> list[Row]:
 
 
 def _all_of(row: Row) -> list[str]:
-    numbers = dict(zip(("scale", "cosine", "variance"), _cells(row), strict=True))
+    numbers: dict[str, str] = dict(zip(_HEADINGS[2:5], _cells(row), strict=True))
     if not math.isnan(row.own_length):
         numbers["length twice: own weights ×"] = f"{row.own_length:.2g}, others × {row.other_length:.2g}"
     fails = [f"{name} {_deviation(row, name)}" for name in row.failing]

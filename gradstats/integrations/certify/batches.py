@@ -131,7 +131,7 @@ class Batches:
         """The likeliest batches whose rewards differ within a group, and whose groups differ in length."""
         by_group = self.rows.reshape(len(self.rows), -1, GROUP_SIZE)
         lengths = self.policy.lengths[by_group].sum(axis=2)
-        differ = (np.diff(np.sort(self.policy.rewards[by_group]), axis=2) > 0).all(axis=2).all(axis=1)
+        differ = (np.diff(np.sort(self.policy.rewards[by_group]), axis=2) > 0).all(axis=(1, 2))
         differ &= lengths[:, 0] != lengths[:, -1]
         return np.argsort(np.where(differ, -self.probabilities, 0.0), kind="stable")[:_N_TRIED]
 

@@ -135,7 +135,7 @@ class Catalogue:
             for scale, part in parts["scale"].items():
                 scaled = over(part, part.across_groups, plain)
                 scaled = np.where(whole.mask, scaled if scaled.ndim == 2 else scaled[:, None], 0.0)
-                weighted: dict[tuple[Kind, str], np.ndarray] = {
+                weighted = {
                     ("ratio", label): over(by, by.across_groups, scaled, rho) for label, by in parts["ratio"].items()
                 }
                 weighted |= {key: scaled * other for key, other in others.items()}
@@ -183,8 +183,8 @@ class Catalogue:
             yield dict(zip(tried, values, strict=True))
 
 
-def _label_of(advantage: str, components: Mapping[Kind, str]) -> str:
+def _label_of(advantage: str, components: Mapping[str, str]) -> str:
     """Return the label of a recipe of these components, without those that do nothing."""
-    stated = {kind: label for kind, label in components.items() if label != DEFAULT_COMPONENTS[kind]}
+    stated = {kind: label for kind, label in components.items() if (kind, label) not in DEFAULT_COMPONENTS.items()}
     texts = [f"{kind}={written(label)}" for kind, label in {"advantage": advantage, **stated}.items()]
     return f"{PREFIX}{CUSTOM}({', '.join(texts)})" if stated else advantage

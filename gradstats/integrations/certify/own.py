@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ class OwnFunction(Subject):
             found[torch.as_tensor(rows)] = -gradient / (processes if "steps" in self.takes else parts)
         return found
 
-    def _call(self, batch: Completions, given: Mapping[str, object]) -> object:
+    def _call(self, batch: Completions, given: dict[str, Any]) -> object:
         known = {name: getattr(batch, name) for name in ("old_logprobs", "ref_logprobs")} | given
         known |= {"mask": batch.mask.to(batch.logprobs.dtype), "tokens": batch.tokens.to(batch.logprobs.dtype)}
         with errors_of_own_code(self.function, self.label):
