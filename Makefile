@@ -59,8 +59,8 @@ test-all: $(VENV)/.dev  ## run the test suite including the slow tests, with sha
 	@touch $@
 
 test-trainers: $(VENV)/.dev .venv-verl/.verl  ## compare with TRL's and verl's own functions; verl in .venv-verl, since it pins other versions
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 0 tests/integrations/trl
-	@OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest tests/integrations/test_verl.py tests/integrations/test_verl_advantages.py
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n 0 tests/integrations/trl tests/integrations/certify/test_certified_trl.py
+	@OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest tests/integrations/test_verl.py tests/integrations/test_verl_advantages.py tests/integrations/certify/test_certified_verl.py
 
 lint: $(VENV)/.dev  ## run ruff and pyright
 	@$(BIN)/ruff check .

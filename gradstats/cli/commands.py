@@ -59,6 +59,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "look": {
         "list": ("installation:list_things", "experiments, estimators, data, rewards, terms, quantities"),
         "check": ("installation:check", "is this installation sound? are the gradients right?"),
+        "certify": ("certify:certify", "what does a trainer's own code estimate, exactly?"),
     },
 }
 COMMANDS = {name: function for group in GROUPS.values() for name, (function, _) in group.items()}

@@ -175,7 +175,7 @@ INTO_THE_RUN = {
 }
 #: Commands that write nothing, or only where --out says.
 WRITE_ELSEWHERE = {"init", "sample", "measure", "variance", "alpha", "plan"}
-READ = {"check", "list"}
+READ = {"check", "list", "certify"}
 
 
 def test_every_command_is_known_to_write_or_not_to():

@@ -1,0 +1,66 @@
+"""GRPOTrainer's own code under certify: settings whose weights are known, and what its splits must not change."""
+
+import numpy as np
+import pytest
+
+from gradstats.estimators import get
+from gradstats.integrations.certify.batches import Batches
+from gradstats.integrations.certify.invariances import accumulation_steps, deviation, masked_row, processes
+from gradstats.integrations.certify.labels import label_weights
+from gradstats.integrations.certify.trl import trl_subjects
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: Setting and sampler → the label with the same weights.
+EQUAL = {
+    ("grpo, group, token, off", "on-policy"): "recipe:grpo(scale=group_std(eps=1e-4))",
+    ("dapo, none, token, off", "older"): (
+        "recipe:custom(advantage=group_mean, ratio=token_clip, aggregation=token_mean(scope=batch))"
+    ),
+    ("grpo, none, sequence, off", "older"): (
+        "recipe:custom(advantage=group_mean, ratio=sequence_clip(eps_low=0.2, eps_high=0.2), aggregation=sequence_mean)"
+    ),
+    ("dr_grpo, none, token, token_truncate", "older"): (
+        "recipe:custom(advantage=group_mean, correction=truncate_tokens(cap=3), aggregation=constant(max_tokens=3))"
+    ),
+    ("luspo, batch, token, sequence_truncate", "older"): (
+        "recipe:custom(advantage=group_mean, scale=batch_std(eps=1e-4), correction=truncate_completions(cap=3))"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def subjects():
+    return {(one.name, one.sampler): one for one in trl_subjects()}
+
+
+def test_every_setting_is_listed(subjects):
+    assert {name.split(", ")[0].split()[0] for name, _ in subjects} >= {
+        "grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo",
+    }  # fmt: skip
+    assert len(subjects) == 9 * 3 * 2 * (2 + 4) + 8
+
+
+@pytest.mark.parametrize("setting", EQUAL)
+def test_weights_are_those_of_the_label(subjects, setting):
+    batches, label = Batches.of(setting[1]), get(EQUAL[setting])
+    numbers = np.arange(3, 400, 80)
+    found = np.stack([subjects[setting].gradient(batches.completions(number)).numpy() for number in numbers])
+    np.testing.assert_allclose(found, label_weights(batches, label, numbers), rtol=1e-6, atol=1e-12)
+
+
+def test_cispo_with_the_default_bound_multiplies_every_ratio_to_at_most_a_fifth(subjects):
+    batch = Batches.of("on-policy").completions(150)
+    low, high = (
+        subjects[f"{name}, none, token, off", "on-policy"].gradient(batch) for name in ("cispo", "cispo ε_high=5")
+    )
+    assert deviation(low * 5, high) < 1e-12
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo", "bnpo"])
+def test_only_the_local_token_mean_depends_on_how_a_batch_is_split(subjects, loss):
+    batches = Batches.of("older")
+    subject, batch = subjects[f"{loss}, group, token, off", "older"], batches.completions(int(batches.tried[0]))
+    for check in (accumulation_steps, processes):
+        assert (check(subject, batch) > 1e-2) == (loss == "bnpo")
+    assert masked_row(subject, batch) < 1e-12
