@@ -23,7 +23,7 @@ from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.estimators.display_names import GREEK, distinct_names, in_words
 from gradstats.estimators.recipes.recipe import PREFIX
 from gradstats.plots.names import LABELS
-from gradstats.plots.variance import rows_in_best_set
+from gradstats.plots.variance import rows_shown_below
 from gradstats.report.tables import Table
 from gradstats.stats.length_scaling.alpha import LengthScalingFit
 from gradstats.stats.variance.best_set import EQUAL, equal_by_construction
@@ -80,8 +80,7 @@ def variance_table(
 ) -> Table:
     """Return the variance of estimators, one row each, in the comparison's order, named in words as in figures.
 
-    The best set is bold: the estimators that may have the lowest relative noise, as the comparison decides pair by pair
-    (its column ``in_best_set``).
+    Bold is a relative noise that is shown to be below that of the reference, corrected for comparing all rows.
 
     Args:
         comparison: a :class:`gradstats.analyses.VarianceComparison` or its frame.
@@ -127,7 +126,7 @@ def table_of(
     sentences = {shown: declares[name].sentence(frame) for name, shown in headings.items() if name in declares}
     sentences = {shown: sentence for shown, sentence in sentences.items() if sentence}
     # Bold only where the caption says of what: a single estimator is compared with none.
-    bold = rows_in_best_set(frame) if _BEST in declares and headings.get(JUDGED.name) in sentences else []
+    bold = rows_shown_below(frame) if _BEST in declares and headings.get(JUDGED.name) in sentences else []
     return Table(
         caption=" ".join(filter(None, [declared.caption(named), *dict.fromkeys(sentences.values())])),
         heading=heading if isinstance(heading, str) else heading(named),

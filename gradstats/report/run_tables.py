@@ -174,7 +174,11 @@ def _compared_table(frame: pd.DataFrame, levels: str) -> Table:
     shown = [name for name in shown_in("paper") if name != "trace_cov" or OR not in str(frame.attrs.get("metric"))]
     table = variance_table(frame, columns=shown)
     rows = tuple(f"{name}, {run}" for name, run in zip(named["estimator"], frame["run"], strict=True))
-    bold = {JUDGED.heading: "Bold: the best set of each run, of its resolved rows."} if table.bold else {}
+    bold = (
+        {JUDGED.heading: "Bold: shown to be below 1, corrected for comparing all rows of the run."}
+        if table.bold
+        else {}
+    )
     caption = (
         f"Variance of one prompt group's gradient in each run, {levels} intervals over its prompts; ratios to "
         f"{named.attrs.get('reference', 'the reference')} are those of the same run. No interval compares two runs."
