@@ -187,7 +187,7 @@ class VarianceComparison(RemarkedResult):
 
     question: ClassVar[str] = "variance"
 
-    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "matched_ratio", "cosine", "matched_bias_share")
+    printed_columns: ClassVar[tuple[str, ...]] = ("estimator", "matched_ratio", "cosine", "trace_cov")
     printed_limits: ClassVar[Mapping[str, Limits]] = {name: quantity.limits for name, quantity in QUANTITIES.items()}
 
     rows: tuple[EstimatorVariance, ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 
 from gradstats.analyses.alpha import ANALYSIS as ALPHA
@@ -138,6 +139,26 @@ def table_of(
         names=headings,
         first=tuple(headings[name] for name in (*short, *_NARROW_FIRST) if name in headings),
         about=sentences,
+    )
+
+
+def equal_rows_once(table: Table) -> Table:
+    """Return a table of estimators in which those that are equal by construction share a row, by all their names.
+
+    All of their cells are equal; the numbers in full keep a row for each.
+    """
+    cells = np.array([list(column) for column in table.columns.values()], dtype=float)
+    groups = equal_by_construction(cells.transpose(1, 0, 2).reshape(len(table.rows), -1).tolist())
+    # Of what has no numbers no one knows whether it is equal.
+    groups = sorted(
+        part for group in groups for part in ([group] if np.isfinite(cells[:, group]).any() else [[at] for at in group])
+    )
+    places = {group[0]: row for row, group in enumerate(groups)}
+    return replace(
+        table,
+        rows=tuple(" = ".join(table.rows[at] for at in group) for group in groups),
+        columns={name: [column[at] for at in places] for name, column in table.columns.items()},
+        bold=frozenset((places[row], at) for row, at in table.bold if row in places),
     )
 
 

@@ -16,7 +16,7 @@ from gradstats.analyses.variance import COMPARED_ROWS
 from gradstats.answers import Answer
 from gradstats.config.options import CONFIDENCE_LEVEL
 from gradstats.config.sections import FiguresSection
-from gradstats.report.analysis_tables import alpha_table, frame_in_words, table_of, variance_table
+from gradstats.report.analysis_tables import alpha_table, equal_rows_once, frame_in_words, table_of, variance_table
 from gradstats.report.figures import OR, chosen_rows, stacked
 from gradstats.report.latex import Layout
 from gradstats.report.saved_results import ENDS, SavedResults, completion_means
@@ -48,8 +48,10 @@ def run_tables(
                 if by_value:
                     frame = frame.sort_values(JUDGED.name, kind="stable", ignore_index=True)
                 frame.attrs[COMPARED_ROWS] = answer.frame["estimator"].nunique()
+            table = table_of(declared, frame)
+            table = equal_rows_once(table) if declared.name == "variance" else table
             # Of a question that was asked several times each file has a table of its own.
-            tables[file] = replace(table_of(declared, frame), label=f"tab:{file.replace('_', '-')}")
+            tables[file] = replace(table, label=f"tab:{file.replace('_', '-')}")
     return tables
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from saved_runs import ESTIMATORS, forget, save_answer, save_run, saved_answer
+from saved_runs import ESTIMATORS, change_frame, forget, save_answer, save_run, saved_answer
 
 from gradstats.analyses import registry
 from gradstats.analyses.declaration import Analysis, Column
@@ -168,6 +168,21 @@ def test_estimators_stand_together_run_by_run_and_are_bold_where_shown_to_be_bel
     assert best.caption.endswith(
         "No interval compares two runs. Bold: shown to be below 1, corrected for comparing all rows of the run."
     )
+
+
+def test_estimators_that_are_equal_by_construction_share_a_row(tmp_path):
+    def doubled(frame):
+        kept = frame[frame["estimator"].isin(ESTIMATORS[:2])]
+        again = kept[:1].assign(estimator="recipe:cispo")
+        unknown = kept[:1].assign(estimator="gae").assign(**dict.fromkeys(kept.select_dtypes("number"), math.nan))
+        return pd.concat([kept, again, unknown, unknown.assign(estimator="recipe:ppo")], ignore_index=True)
+
+    folder = save_run(tmp_path / "run")
+    change_frame(folder, "variance", doubled)
+    table = run_tables(read_results(folder).answers, "run", FiguresSection())["variance"]
+    assert table.rows == ("RLOO = CISPO", "REINFORCE", "GAE", "PPO")
+    assert {len(column) for column in table.columns.values()} == {4}
+    assert len(table.source) == 5
 
 
 def test_runs_of_an_estimator_are_sorted_by_value_where_asked(runs):
