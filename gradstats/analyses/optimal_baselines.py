@@ -468,7 +468,7 @@ ANALYSIS = Analysis(
     figures=(
         AnalysisFigure(
             "optimal_baselines",
-            "Variance of learned and published baselines over that of the oracle, which knows the measured norms and is "
+            "Variance of learned and published baselines over that of the oracle, which knows measured norms and is "
             "no bound; thin bars hold for all rows at once.",
             partial(plot_variance, value="ratio"),
         ),
